@@ -1,0 +1,59 @@
+"""Interactive distributed PyTorch from a notebook: persistent ranks, cell by cell.
+
+`start` gives a `Mesh`; ``%load_ext cellmesh`` gives the magics. Importing this package imports neither
+torch nor ZeroMQ: the names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from .controller.mesh import Mesh as Mesh
+    from .controller.mesh import start as start
+    from .controller.results import Results as Results
+    from .controller.run import Run as Run
+    from .errors import CellmeshError as CellmeshError
+    from .errors import RankDied as RankDied
+    from .errors import RankFailure as RankFailure
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Mesh": ".controller.mesh",
+    "start": ".controller.mesh",
+    "Results": ".controller.results",
+    "Run": ".controller.run",
+    "CellmeshError": ".errors",
+    "RankDied": ".errors",
+    "RankFailure": ".errors",
+}
+
+__all__ = [*_HOMES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics (``%load_ext cellmesh``)."""
+    from .magics.extension import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Remove the magics and stop the mesh that they started (``%unload_ext cellmesh``)."""
+    from .magics.extension import unload
+
+    unload(shell)

@@ -1,0 +1,1 @@
+"""The notebook's side: meshes, runs, output. Never imports the workers' side."""

@@ -1,0 +1,255 @@
+"""Folding: what ranks print alike is shown once, as ``[0-7] step 3``.
+
+Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
+tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue, or when it
+has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes first, so that one odd
+line does not unfold all that follow. Unfinished lines (progress bars) live in a block that is redrawn.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..wire.messages import Display, DisplayKind, Failed, Output, Skipped, StreamName
+
+HOLD_S = 0.1
+_LOOK_AHEAD = 32
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A whole line of text, without its newline."""
+
+    stream: StreamName
+    text: str
+
+
+@dataclass(frozen=True)
+class Rich:
+    """Something displayed; `bundle` is JSON."""
+
+    kind: DisplayKind
+    bundle: bytes
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An exception that ended a rank's run."""
+
+    type_name: str
+    text: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Output that is only in the log."""
+
+    num_lines: int
+    num_bytes: int
+
+
+Item = Line | Rich | Trace | Gap
+
+
+@dataclass(frozen=True)
+class Block:
+    """An item to show, the ranks that it came from, and their ids for it where it is a display."""
+
+    ranks: Ranks
+    item: Item
+    display_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Live:
+    """Unfinished lines, to be redrawn in place; `closed` when they will not change any more."""
+
+    lines: tuple[tuple[Ranks, str], ...]
+    closed: bool
+
+
+@dataclass
+class _Queued:
+    item: Item
+    arrived_at: float
+    display_id: str = ""
+
+
+class Folder:
+    """Folds the output of one run.
+
+    Args:
+        ranks: the ranks that run it.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._running = set(ranks)
+        self._queues: dict[int, collections.deque[_Queued]] = {}
+        self._partial: dict[tuple[int, StreamName], str] = {}
+        self._partial_since: dict[tuple[int, StreamName], float] = {}
+        self._live: dict[tuple[int, StreamName], str] = {}
+        self._open: set[tuple[int, StreamName]] = set()
+        self._live_changed = False
+        self._ready: list[Block | Live] = []
+
+    def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
+        """Take in what these ranks said."""
+        match verb:
+            case Output():
+                if self._all_alike(ranks, verb.text):
+                    lines = verb.text[:-1].split("\n")
+                    self._ready += [Block(ranks, Line(verb.stream, line)) for line in lines]
+                    return
+                for rank in ranks:
+                    self._feed_text(rank, verb.stream, verb.text, now)
+            case Skipped():
+                self._queue(ranks, Gap(verb.num_lines, verb.num_bytes), now)
+            case Display():
+                for rank in ranks:
+                    self._finish_partials(rank, now)
+                self._queue(ranks, Rich(verb.kind, verb.bundle), now, verb.display_id)
+            case Failed():
+                for rank in ranks:
+                    self._finish_partials(rank, now)
+                self._queue(ranks, Trace(verb.type_name, verb.text, verb.traceback), now)
+
+    def leave(self, ranks: Iterable[int], now: float) -> None:
+        """These ranks have ended the run: nobody waits for their output any longer."""
+        for rank in ranks:
+            self._finish_partials(rank, now)
+            self._running.discard(rank)
+
+    def take(self, now: float, everything: bool = False) -> list[Block | Live]:
+        """What is to be shown now.
+
+        Args:
+            now: seconds, the clock of `feed`.
+            everything: hold nothing back; the run is over.
+        """
+        while group := self._choose(now, everything):
+            first = self._queues[group[0]][0]
+            ids = tuple(self._queues[rank].popleft().display_id for rank in group)
+            self._ready.append(Block(group, first.item, ids))
+            for rank in group:
+                if not self._queues[rank]:
+                    del self._queues[rank]
+        self._update_live(now, everything)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def deadline(self) -> float | None:
+        """When `take` will have more, if nothing comes; None if nothing is held."""
+        if self._ready or self._live_changed:
+            return 0.0
+        times = [queue[0].arrived_at for queue in self._queues.values()]
+        times += [since for key, since in self._partial_since.items() if key not in self._open]
+        return min(times) + HOLD_S if times else None
+
+    # ---- text
+
+    def _all_alike(self, ranks: Ranks, text: str) -> bool:
+        """Whether whole lines came from all at once, and nothing is in the way: no queues needed."""
+        return (
+            not self._queues
+            and not self._partial
+            and not self._live
+            and text.endswith("\n")
+            and "\r" not in text
+            and self._running.issubset(ranks)
+        )
+
+    def _feed_text(self, rank: int, stream: StreamName, text: str, now: float) -> None:
+        key = (rank, stream)
+        *lines, rest = (self._partial.pop(key, "") + text).replace("\r\n", "\n").split("\n")
+        for line in lines:
+            self._end_line(key, _after_returns(line), now)
+        self._partial_since.pop(key, None) if lines else None
+        if rest:
+            self._partial[key] = _after_returns(rest, keep_return=True)
+            self._partial_since.setdefault(key, now)
+            if key in self._open:
+                self._live[key] = _after_returns(rest)
+                self._live_changed = True
+
+    def _end_line(self, key: tuple[int, StreamName], line: str, now: float) -> None:
+        if key in self._open:
+            self._open.discard(key)
+            self._live[key] = line
+            self._live_changed = True
+        else:
+            self._queue((key[0],), Line(key[1], line), now)
+
+    def _finish_partials(self, rank: int, now: float) -> None:
+        for key in [key for key in self._partial if key[0] == rank]:
+            self._partial_since.pop(key, None)
+            self._end_line(key, _after_returns(self._partial.pop(key)), now)
+
+    def _update_live(self, now: float, everything: bool) -> None:
+        for key, since in self._partial_since.items():
+            if key not in self._open and now >= since + HOLD_S:
+                self._open.add(key)
+                self._live[key] = _after_returns(self._partial[key])
+                self._live_changed = True
+        if not self._live_changed:
+            return
+        self._live_changed = False
+        by_text: dict[str, list[int]] = {}
+        for (rank, _), text in sorted(self._live.items()):
+            by_text.setdefault(text, []).append(rank)
+        lines = tuple((tuple(ranks), text) for text, ranks in by_text.items())
+        closed = everything or not self._open
+        self._ready.append(Live(lines, closed))
+        if closed:
+            self._live.clear()
+            self._open.clear()
+
+    # ---- queues
+
+    def _queue(self, ranks: Ranks, item: Item, now: float, display_id: str = "") -> None:
+        for rank in ranks:
+            queue = self._queues.setdefault(rank, collections.deque())
+            queue.append(_Queued(item, now, display_id))
+
+    def _choose(self, now: float, everything: bool) -> Ranks:
+        """The ranks whose equal heads are to be shown next; empty when it is better to wait."""
+        if not self._queues:
+            return ()
+        groups: dict[Item, list[int]] = {}
+        oldest = now
+        for rank, queue in self._queues.items():
+            groups.setdefault(queue[0].item, []).append(rank)
+            oldest = min(oldest, queue[0].arrived_at)
+        silent = self._running - self._queues.keys()
+        if silent and not everything and now < oldest + HOLD_S:
+            return ()
+        if len(groups) == 1:
+            return tuple(sorted(next(iter(groups.values()))))
+        return tuple(sorted(min(groups.items(), key=lambda pair: self._reluctance(*pair))[1]))
+
+    def _reluctance(self, item: Item, ranks: list[int]) -> tuple[int, int]:
+        """How many other ranks have the item further back, then the lowest rank."""
+        others = [rank for rank in self._queues if rank not in ranks]
+        coming = sum(
+            any(
+                queued.item == item
+                for queued, _ in zip(self._queues[rank], range(_LOOK_AHEAD), strict=False)
+            )
+            for rank in others
+        )
+        return coming, min(ranks)
+
+
+def _after_returns(text: str, keep_return: bool = False) -> str:
+    """What a terminal would show of a line with carriage returns: its last rewrite."""
+    if "\r" not in text:
+        return text
+    ends = text.endswith("\r")
+    parts = [part for part in text.split("\r") if part]
+    last = parts[-1] if parts else ""
+    return last + "\r" if ends and keep_return else last

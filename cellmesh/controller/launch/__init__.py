@@ -1,0 +1,1 @@
+"""Ways to start an agent; each only has to run one process a host."""

@@ -1,0 +1,190 @@
+"""The link to an agent: one thread that owns the socket and carries out what `Core` decides."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import zmq
+
+from ..errors import ProtocolError
+from ..wire import transport
+from ..wire.framing import Parcel, at_controller, encode
+from ..wire.messages import PROTOCOL, Died, Done, Failed, Hello
+from .core import Answer, Change, Core, Deliver, Effect, Finish, Send, Waits
+from .printer import Printer
+from .run import Run
+
+# Output may come long after its run (threads); the printers of the newest runs are kept for it.
+_MAX_PRINTERS = 256
+
+Command = Callable[[Core, float], Sequence[Effect]]
+
+
+class Link:
+    """Connects to an agent and serves runs.
+
+    Args:
+        endpoint: the agent's.
+        key: the mesh's secret, hex.
+        core: decides; used on the link's thread only.
+        agent_pid: the agent's process; its end ends the mesh.
+        on_change: told of every change of the mesh's state, on the link's thread.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        key: str,
+        core: Core,
+        agent_pid: int,
+        on_change: Callable[[Change], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._key = bytes.fromhex(key)
+        self._core = core
+        self._on_change = on_change
+        self._runs: dict[int, Run[Any]] = {}
+        self._printers: dict[int, Printer] = {}
+        self._timed: dict[int, Printer] = {}
+        self._answers: dict[int, Future[Any]] = {}
+        self._commands: list[Command] = []
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._agent = os.pidfd_open(agent_pid)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
+        self._thread.start()
+
+    # ---- from any thread
+
+    def post(self, command: Command) -> None:
+        """Have the core do something; returns at once."""
+        with self._lock:
+            self._commands.append(command)
+            if len(self._commands) == 1:
+                os.eventfd_write(self._wake, 1)
+
+    def start_run(self, run: Run[Any], command: Command) -> None:
+        """Register a run, then post the command that sends it."""
+
+        def start(core: Core, now: float) -> Sequence[Effect]:
+            self._runs[run.number] = run
+            self._printers[run.number] = run.printer
+            while len(self._printers) > _MAX_PRINTERS:
+                del self._printers[next(iter(self._printers))]
+            return command(core, now)
+
+        self.post(start)
+
+    def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Future[Any]:
+        """Post a question; the future has its answer, or None if the mesh ended."""
+        future: Future[Any] = Future()
+
+        def put(core: Core, now: float) -> Sequence[Effect]:
+            request, effects = question(core, now)
+            self._answers[request] = future
+            return effects
+
+        self.post(put)
+        return future
+
+    def close(self) -> None:
+        """End the thread and close the socket; waits for both. Not from the link's own thread."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+
+    # ---- the link's thread
+
+    def _serve(self) -> None:
+        context: zmq.Context[transport.Socket] = zmq.Context()
+        socket = transport.connect_dealer(context, self._endpoint)
+        transport.send(socket, encode([Parcel(Hello(self._key, PROTOCOL, os.getpid()))]))
+        codec = at_controller()
+        poller = zmq.Poller()
+        for what in (socket, self._wake, self._agent):
+            poller.register(what, zmq.POLLIN)
+        while not self._closing:
+            ready = dict(poller.poll(self._timeout_ms()))
+            now = time.monotonic()
+            effects: list[Effect] = []
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+                with self._lock:
+                    commands, self._commands = self._commands, []
+                for command in commands:
+                    effects += command(self._core, now)
+            if socket in ready:
+                for frames in transport.drain(socket):
+                    try:
+                        for parcel in codec.decode(frames):
+                            effects += self._core.receive(parcel, now)
+                    except ProtocolError as error:
+                        effects += self._core.agent_ended(str(error))
+            elif self._agent in ready:  # only once nothing is left to read
+                poller.unregister(self._agent)
+                effects += self._core.agent_ended("its agent's process ended")
+            effects += self._core.tick(now)
+            self._carry_out(effects, socket, now)
+        socket.close(linger=200)
+        context.term()
+        os.close(self._wake)
+        os.close(self._agent)
+
+    def _timeout_ms(self) -> float | None:
+        times = [printer.deadline() for printer in self._timed.values()]
+        deadlines = [at for at in (self._core.deadline(), *times) if at is not None]
+        if not deadlines:
+            return None
+        return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1)
+
+    def _carry_out(
+        self, effects: Sequence[Effect], socket: transport.Socket, now: float
+    ) -> None:
+        outgoing = [effect.parcel for effect in effects if type(effect) is Send]
+        if outgoing:
+            transport.send(socket, encode(outgoing))
+        for effect in effects:
+            match effect:
+                case Deliver(number, ranks, parcel):
+                    self._deliver(number, ranks, parcel, now)
+                case Finish(number):
+                    self._runs.pop(number).finish(now)
+                case Waits(number, states):
+                    run = self._runs[number]
+                    run.printer.show(now)
+                    run.report_waiting(states)
+                case Answer(request, value):
+                    future = self._answers.pop(request, None)
+                    if future is not None:
+                        future.set_result(value)
+                case Change():
+                    if effect.state == "ended":
+                        for future in self._answers.values():
+                            future.set_result(None)
+                        self._answers.clear()
+                    self._on_change(effect)
+        for number, printer in list(self._timed.items()):
+            due = printer.deadline()
+            if due is not None and due <= now:
+                printer.show(now)
+                due = printer.deadline()
+            if due is None:
+                del self._timed[number]
+
+    def _deliver(
+        self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float
+    ) -> None:
+        if type(parcel.verb) in (Done, Failed, Died):
+            self._runs[number].settle(ranks, parcel, now)
+            if type(parcel.verb) is Done:
+                return
+        elif number in self._printers:
+            self._printers[number].feed(ranks, parcel.verb, now)
+        if number in self._printers:
+            self._timed[number] = self._printers[number]

@@ -1,0 +1,409 @@
+"""The mesh, as users hold it.
+
+`start` gives a `Mesh`; ``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of it with the same methods.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from ..errors import MeshUsageError
+from ..wire import payload
+from ..wire.facts import Facts
+from ..wire.framing import Frame
+from ..wire.messages import (
+    HostReport,
+    Inspect,
+    LogText,
+    Peek,
+    PullNames,
+    PushNames,
+    RankInfo,
+    RankState,
+    RunCall,
+    RunCell,
+    SetMesh,
+    Work,
+)
+from .core import encode_work
+from .options import check_mesh, make_options, parse_mesh, ranks_at, read_project_options
+from .printer import Printer
+from .results import Results
+from .run import Run
+from .session import Progress, Session
+from .sinks import SilentSink, Sink, current_sink
+from .source import check_source
+
+
+class Ranks:
+    """Some ranks of a mesh, and what can be done on them.
+
+    Args:
+        session: the mesh that they belong to.
+        ranks: which.
+        single: results are the one rank's value, not `Results`.
+    """
+
+    def __init__(self, session: Session, ranks: Sequence[int], single: bool = False) -> None:
+        self._session = session
+        self._single = single
+        self.ranks = tuple(ranks)
+
+    # ---- choosing ranks
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, index: int | slice | Iterable[int]) -> Ranks:
+        """One rank (``mesh[0]``), a slice or a list of them, by position among these ranks."""
+        if isinstance(index, int):
+            try:
+                return Ranks(self._session, (self.ranks[index],), single=True)
+            except IndexError:
+                raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
+        if isinstance(index, slice):
+            chosen = self.ranks[index]
+        else:
+            chosen = tuple(self.ranks[i] for i in index)
+        if not chosen:
+            raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
+        return Ranks(self._session, chosen)
+
+    def at(self, **coordinate: int) -> Ranks:
+        """The ranks at a mesh coordinate.
+
+        Args:
+            coordinate: indices in some of the mesh's dims, as in ``mesh.at(tp=0)``.
+
+        Returns:
+            Those of these ranks whose coordinate agrees.
+
+        Raises:
+            MeshUsageError: no such dim, no such index in it, or none of these ranks is there.
+        """
+        chosen = set(ranks_at(self._session.dims, coordinate)) & set(self.ranks)
+        if not chosen:
+            raise MeshUsageError(f"none of {self.ranks} is at {coordinate}")
+        return Ranks(self._session, sorted(chosen))
+
+    # ---- running things
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on every rank, and wait.
+
+        Args:
+            function: anything that cloudpickle can pickle. Names that it does not find in the notebook are
+                looked up in the rank's namespace.
+            args, kwargs: its arguments.
+
+        Returns:
+            `Results` (rank -> value), or the value itself on ``mesh[i]``.
+
+        Raises:
+            RankFailure: it raised on some ranks; the group holds the original exceptions.
+            UnpicklableError: function or arguments cannot be pickled.
+        """
+        return self.submit(function, *args, **kwargs).result()
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Run[Any]:
+        """As `run`, without waiting.
+
+        Returns:
+            The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
+        """
+        name = getattr(function, "__qualname__", type(function).__name__)
+        pickled, buffers = payload.dumps((function, args, kwargs), name)
+        return self._start(lambda number: RunCall(number, pickled), buffers, name)
+
+    def cell(self, source: str) -> Any:
+        """Run source in the ranks' namespace, as a notebook's cell, and wait.
+
+        Args:
+            source: Python, with IPython's magics if wanted.
+
+        Raises:
+            RankFailure: it raised on some ranks.
+            SyntaxError: it does not parse; no rank has run anything.
+        """
+        self.submit_cell(source).result()
+
+    def submit_cell(
+        self, source: str, *, execution_count: int = 0, quiet: bool = False, sink: Sink | None = None
+    ) -> Run[None]:
+        """As `cell`, without waiting.
+
+        Args:
+            source: the cell.
+            execution_count: what ``In[n]`` shows in tracebacks; 0 counts by itself.
+            quiet: show nothing but errors.
+            sink: where output goes; None for the calling notebook cell or the console.
+        """
+        check_source(source, execution_count)
+        count = execution_count or self._session.count_cell()
+        sink = sink or current_sink()
+        return self._start(
+            lambda number: RunCell(number, source, count, quiet),
+            title=f"cell {count}",
+            sink=SilentSink(sink) if quiet else sink,
+        )
+
+    # ---- values
+
+    def push(self, **names: Any) -> None:
+        """Bind names in the ranks' namespace, and wait.
+
+        Args:
+            names: name -> value; the value is copied to each rank.
+
+        Raises:
+            UnpicklableError: a value cannot be pickled; says which, and which part of it.
+        """
+        for name in names:
+            if not name.isidentifier():
+                raise MeshUsageError(f"{name!r} is no name")
+        for name, value in names.items():
+            if isinstance(value, Ranks):
+                raise MeshUsageError(
+                    f"{name!r} is the notebook's handle of the mesh and stays there; on the ranks, `mesh` is "
+                    "the DeviceMesh"
+                )
+        pickled, buffers = _dump_names(names)
+        self._start(lambda number: PushNames(number, pickled), buffers, "push").result()
+
+    def pull(self, expression: str) -> Any:
+        """Evaluate an expression on every rank and bring the values here. Blocks.
+
+        Args:
+            expression: a name, or any Python expression.
+
+        Returns:
+            `Results`, or the value itself on ``mesh[i]``. CUDA tensors come as CPU tensors.
+
+        Raises:
+            RankFailure: a rank could not evaluate or pickle it.
+        """
+        _check_expression(expression)
+        return self._start(lambda number: PullNames(number, expression), title=expression).result()
+
+    def inspect(self, expression: str) -> Results[Facts]:
+        """Describe a value on every rank: shape, dtype, placements, statistics, digest.
+
+        Ranks that are busy answer from their control thread, if the expression is only a path of names,
+        attributes and indices.
+
+        Raises:
+            RankFailure: a rank could not evaluate it.
+        """
+        _check_expression(expression)
+        busy = self._session.busy_ranks()
+        asked: list[Run[Facts]] = []
+        for control, ranks in (
+            (False, [rank for rank in self.ranks if rank not in busy]),
+            (True, [rank for rank in self.ranks if rank in busy]),
+        ):
+            if ranks:
+                asked.append(
+                    Ranks(self._session, ranks)._start(
+                        lambda number, verb=Peek if control else Inspect: verb(number, expression),
+                        title=expression,
+                        channel="control" if control else "work",
+                    )
+                )
+        found: dict[int, Facts] = {}
+        for run in asked:
+            found.update(run.result())
+        return Results(found)
+
+    def states(self) -> Mapping[int, RankState]:
+        """What each rank is doing now, from its control thread. Waits at most a second.
+
+        Returns:
+            rank -> state; ranks that are dead or did not answer are missing.
+        """
+        return self._session.states(self.ranks)
+
+    def interrupt(self) -> None:
+        """Interrupt what these ranks run and what waits behind it. Does not wait."""
+        for run in self._session.runs_on(self.ranks):
+            run.interrupt()
+
+    def __repr__(self) -> str:
+        return f"<ranks {self.ranks} of {self._session!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "the notebook's handle of the mesh stays in the notebook; on the ranks, `mesh` is the DeviceMesh"
+        )
+
+    def _start(
+        self,
+        verb: Callable[[int], Work | Peek],
+        buffers: Sequence[Frame] = (),
+        title: str = "",
+        sink: Sink | None = None,
+        channel: Literal["work", "control"] = "work",
+    ) -> Run[Any]:
+        printer = Printer(self.ranks, sink or current_sink())
+        return self._session.start_run(
+            self.ranks,
+            self._single,
+            printer,
+            title or "the call",
+            lambda number: encode_work(verb(number), buffers),
+            channel,
+        )
+
+
+class Mesh(Ranks):
+    """A mesh of persistent ranks; ends with `stop`, with its ``with`` block, or with this process.
+
+    Made by `start`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, range(session.num_ranks))
+
+    @property
+    def name(self) -> str:
+        """Its name, as ``cellmesh ps`` lists it."""
+        return self._session.name
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The DeviceMesh's dims: name -> size."""
+        return dict(self._session.dims)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there to run things."""
+        return self._session.state == "ready"
+
+    def reshape(self, dims: Mapping[str, int] | str) -> None:
+        """Give ``mesh`` on every rank other dims. Blocks; waits for what the ranks are running.
+
+        Args:
+            dims: name -> size, or ``dp=2,tp=4``; the product is the number of ranks.
+
+        Raises:
+            MeshUsageError: the product is another number.
+        """
+        shape = check_mesh(parse_mesh(dims) if isinstance(dims, str) else dims, len(self))
+        self._start(
+            lambda number: SetMesh(number, tuple(shape), tuple(shape.values())), title="reshape"
+        ).result()
+        self._session.dims = shape
+
+    def report(self) -> Sequence[RankInfo]:
+        """Each rank's process, device and memory, from the agent."""
+        answer: HostReport | None = self._session.ask_host()
+        return answer.ranks if answer is not None else ()
+
+    def read_log(self, rank: int, num_bytes: int = 1 << 20) -> LogText | None:
+        """The end of everything that a rank has printed.
+
+        Args:
+            rank: which.
+            num_bytes: how much of it.
+
+        Returns:
+            The text and how much lies before it; None if the mesh has ended.
+
+        Raises:
+            MeshUsageError: there is no such rank.
+        """
+        if rank not in self.ranks:
+            raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
+        return self._session.ask_log(rank, num_bytes)
+
+    def restart(self, timeout_s: float = 60.0) -> None:
+        """Replace every rank by a new one, forked from the zygote. What they held is gone. Blocks."""
+        self._session.restart(timeout_s)
+
+    def stop(self) -> None:
+        """End every process of the mesh and wait until they have gone. Calling it again does nothing."""
+        self._session.stop()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return repr(self._session)
+
+
+@overload
+def start(
+    num_ranks: int | None = None,
+    *,
+    mesh: Mapping[str, int] | str | None = None,
+    backend: str = "auto",
+    preload: Iterable[str] | str = (),
+    name: str = "",
+    timeout_s: float = 120.0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Mesh: ...
+@overload
+def start(num_ranks: int | None = None, **options: Any) -> Mesh: ...
+def start(
+    num_ranks: int | None = None,
+    *,
+    timeout_s: float = 120.0,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Mesh:
+    """Start a mesh on this machine, and wait until every rank has answered.
+
+    Options that are not given come from the ``[tool.cellmesh]`` table of the nearest ``pyproject.toml``.
+
+    Args:
+        num_ranks: number of ranks; may be left out where `mesh` gives it.
+        mesh: dims of the DeviceMesh, ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``; by default one, ``dp``.
+        backend: ``auto`` (NCCL where each rank has a GPU of its own, else gloo), ``gloo`` or ``nccl``.
+        preload: modules to import once, before the ranks are forked.
+        name: for ``cellmesh ps``; by default one of its own.
+        timeout_s: how long the start may take, in seconds.
+        on_progress: told how far it has come; called on another thread.
+
+    Returns:
+        The mesh, ready.
+
+    Raises:
+        MeshUsageError: an option is wrong.
+        HostError: this machine cannot give what the mesh needs.
+    """
+    known = {"mesh", "backend", "preload", "name"}
+    for key in options:
+        if key not in known:
+            raise TypeError(f"start() has no option {key!r} ({', '.join(sorted(known))})")
+    project = read_project_options(Path.cwd())
+    if num_ranks is not None or options.get("mesh") is not None:
+        # What the call says of the mesh's size replaces all that the project says of it.
+        project.pop("num_ranks", None)
+        project.pop("mesh", None)
+    merged = {**project, **{key: value for key, value in options.items() if value is not None}}
+    if num_ranks is not None:
+        merged["num_ranks"] = num_ranks
+    session = Session(make_options(**merged), on_progress)
+    session.wait_until_ready(timeout_s)
+    return Mesh(session)
+
+
+def _dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
+    try:
+        return payload.dumps(dict(names), "push")
+    except MeshUsageError:
+        for name, value in names.items():  # say which one it was
+            payload.dumps(value, name)
+        raise
+
+
+def _check_expression(expression: str) -> None:
+    try:
+        ast.parse(expression.strip(), mode="eval")
+    except SyntaxError as e:
+        raise MeshUsageError(f"{expression!r} is no expression: {e.msg}") from e

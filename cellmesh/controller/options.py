@@ -1,0 +1,203 @@
+"""What a mesh is to be: options checked before anything is started."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import MeshUsageError
+
+BACKENDS = ("auto", "gloo", "nccl")
+MAX_RANKS = 1024
+DEFAULT_DIM = "dp"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or "" where nothing known is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to start.
+
+    Args:
+        num_ranks: number of ranks.
+        mesh: DeviceMesh dims, name -> size; their product is `num_ranks`.
+        backend: ``auto``, ``gloo`` or ``nccl``.
+        preload: modules imported once, before the ranks are forked.
+        name: the mesh's name; "" for one of its own.
+    """
+
+    num_ranks: int
+    mesh: Mapping[str, int]
+    backend: str = "auto"
+    preload: tuple[str, ...] = ()
+    name: str = ""
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Read mesh dims as people write them.
+
+    Args:
+        text: ``dp=2,tp=4`` or ``dp=2 tp=4``.
+
+    Raises:
+        MeshUsageError: it is not of that form.
+    """
+    dims: dict[str, int] = {}
+    for part in re.split(r"[,\s]+", text.strip()):
+        name, equals, size = part.partition("=")
+        if not (name.isidentifier() and equals and size.isdecimal() and int(size) > 0):
+            raise MeshUsageError(f"{part!r} is no mesh dim: write them like dp=2,tp=4")
+        if name in dims:
+            raise MeshUsageError(f"mesh dim {name!r} is given twice")
+        dims[name] = int(size)
+    return dims
+
+
+def check_mesh(dims: Mapping[str, int], num_ranks: int) -> dict[str, int]:
+    """Check that dims make a mesh of so many ranks.
+
+    Raises:
+        MeshUsageError: their product is another number.
+    """
+    product = math.prod(dims.values())
+    if product != num_ranks:
+        spelled = " x ".join(f"{name}={size}" for name, size in dims.items())
+        raise MeshUsageError(
+            f"{spelled} makes {product} ranks, and the mesh has {num_ranks}: the dims' product must be "
+            "the number of ranks"
+        )
+    return dict(dims)
+
+
+def make_options(
+    num_ranks: Any = None,
+    *,
+    mesh: Mapping[str, int] | str | None = None,
+    backend: str = "auto",
+    preload: Iterable[str] | str = (),
+    name: str = "",
+) -> Options:
+    """Check what a user asked for.
+
+    Args:
+        num_ranks: number of ranks; None for the product of `mesh`.
+        mesh: dims, as a mapping or as text (``dp=2,tp=4``); None for one dim of all ranks, ``dp``.
+        backend: ``auto``, ``gloo`` or ``nccl``.
+        preload: modules, or their names joined by commas.
+        name: letters, digits, ``-`` and ``_``.
+
+    Raises:
+        MeshUsageError: something in it cannot be.
+    """
+    dims = parse_mesh(mesh) if isinstance(mesh, str) else dict(mesh or {})
+    if num_ranks is None and dims:
+        num_ranks = math.prod(dims.values())
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
+        raise MeshUsageError(
+            f"the number of ranks must be a whole number, not {num_ranks!r}: say how many, like 8"
+        )
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise MeshUsageError(f"the number of ranks must be 1 to {MAX_RANKS}, not {num_ranks}")
+    dims = check_mesh(dims or {DEFAULT_DIM: num_ranks}, num_ranks)
+    if backend not in BACKENDS:
+        raise MeshUsageError(
+            f"there is no backend {backend!r} (auto, gloo or nccl){did_you_mean(backend, BACKENDS)}"
+        )
+    names = preload.split(",") if isinstance(preload, str) else list(preload)
+    modules = tuple(module.strip() for module in names if module.strip())
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise MeshUsageError(f"--preload {module!r} is no module's name")
+    if name and not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+        raise MeshUsageError(f"{name!r} is no name: letters, digits, - and _, at most 40")
+    return Options(num_ranks, dims, backend, modules, name)
+
+
+def read_project_options(start: Path) -> dict[str, Any]:
+    """The ``[tool.cellmesh]`` table of the nearest ``pyproject.toml``.
+
+    Args:
+        start: the directory to begin at; its parents follow.
+
+    Returns:
+        Keyword arguments for `make_options`; empty where there is no such table.
+
+    Raises:
+        MeshUsageError: the file does not parse, or the table has a key that is no option.
+    """
+    for directory in (start, *start.parents):
+        path = directory / "pyproject.toml"
+        if path.is_file():
+            break
+    else:
+        return {}
+    try:
+        table = tomllib.loads(path.read_text()).get("tool", {}).get("cellmesh", {})
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise MeshUsageError(f"{path}: {e}") from e
+    known = [field.name for field in fields(Options)]
+    for key in table:
+        if key not in known:
+            raise MeshUsageError(
+                f"{path}: [tool.cellmesh] has {key!r}, which is no option "
+                f"({', '.join(known)}){did_you_mean(key, known)}"
+            )
+    return dict(table)
+
+
+def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[int, ...]:
+    """The ranks at a mesh coordinate (row-major, as torch's DeviceMesh numbers them).
+
+    Args:
+        dims: mesh dims, name -> size.
+        coordinate: some dims' indices, name -> index.
+
+    Returns:
+        The ranks whose coordinate agrees, ascending.
+
+    Raises:
+        MeshUsageError: there is no such dim, or no such index in it.
+    """
+    for name, index in coordinate.items():
+        if name not in dims:
+            raise MeshUsageError(
+                f"the mesh has no dim {name!r}: its dims are "
+                f"{', '.join(f'{dim}={size}' for dim, size in dims.items())}{did_you_mean(name, dims)}"
+            )
+        if not 0 <= index < dims[name]:
+            raise MeshUsageError(
+                f"{name}={index}: dim {name!r} has {dims[name]} indices, 0-{dims[name] - 1}"
+            )
+    ranks = []
+    for rank in range(math.prod(dims.values())):
+        place, left = {}, rank
+        for name, size in reversed(list(dims.items())):
+            left, place[name] = divmod(left, size)
+        if all(place[name] == index for name, index in coordinate.items()):
+            ranks.append(rank)
+    return tuple(ranks)
+
+
+def parse_coordinate(text: str) -> dict[str, int]:
+    """Read a coordinate: ``tp=0`` or ``dp=1,tp=0``.
+
+    Raises:
+        MeshUsageError: it is not of that form.
+    """
+    coordinate = {}
+    for part in text.split(","):
+        name, equals, index = part.strip().partition("=")
+        if not (name.isidentifier() and equals and index.isdecimal()):
+            raise MeshUsageError(f"{part!r} is no mesh coordinate: write it like tp=0 or dp=1,tp=0")
+        coordinate[name] = int(index)
+    return coordinate

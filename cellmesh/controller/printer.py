@@ -1,0 +1,52 @@
+"""Shows one run's output: folds it, holds it as long as folding needs, passes it to its sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import RankDied
+from ..wire.messages import Died, Failed
+from .fold import Folder, Ranks
+from .sinks import Sink
+
+
+class Printer:
+    """The output of one run; used on the link's thread. It outlives the run, for threads that print late.
+
+    Args:
+        ranks: who runs it.
+        sink: where the output goes.
+    """
+
+    def __init__(self, ranks: Sequence[int], sink: Sink) -> None:
+        self._folder = Folder(ranks)
+        self._sink = sink
+
+    def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
+        """These ranks printed or displayed something."""
+        self._folder.feed(ranks, verb, now)
+
+    def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
+        """These ranks have ended the run, in this way."""
+        if type(verb) is Failed:
+            self._folder.feed(ranks, verb, now)
+        self._folder.leave(ranks, now)
+        if type(verb) is Died:
+            self.note(str(RankDied(verb.rank, verb.reason, verb.last_output)), now)
+
+    def note(self, text: str, now: float | None = None) -> None:
+        """Show a remark, after the output that is due."""
+        if now is not None:
+            self.show(now)
+        self._sink.note(text)
+
+    def show(self, now: float, everything: bool = False) -> None:
+        """Show what is due."""
+        blocks = self._folder.take(now, everything)
+        if blocks:
+            self._sink.show(blocks)
+
+    def deadline(self) -> float | None:
+        """When `show` has more; None: not before something is fed."""
+        return self._folder.deadline()

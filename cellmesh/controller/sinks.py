@@ -1,0 +1,261 @@
+"""Where folded output goes: stdout and stderr, or the output area of a notebook's cell."""
+
+from __future__ import annotations
+
+import html
+import json
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TextIO
+
+from ..wire.ranks import format_ranks
+from .fold import Block, Gap, Line, Live, Ranks, Rich, Trace
+
+
+class Sink(Protocol):
+    """Takes what is to be shown; called from the link's thread, in order."""
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        """Show these now."""
+
+    def note(self, text: str) -> None:
+        """Show a remark of cellmesh's own."""
+
+
+def label(ranks: Ranks) -> str:
+    """``[0-3,5]``."""
+    return f"[{format_ranks(ranks)}]"
+
+
+def as_text(block: Block) -> tuple[str, str]:
+    """A block as plain text: (stream, text with newline)."""
+    mark = label(block.ranks)
+    match block.item:
+        case Line(stream, text):
+            return stream, f"{mark} {text}\n"
+        case Gap(num_lines, num_bytes):
+            rank = block.ranks[0]
+            return "stdout", (
+                f"{mark} … {num_lines:,} lines ({num_bytes / 1e6:.1f} MB) not shown; "
+                f"all of it: %dist_logs {rank}\n"
+            )
+        case Trace(_, _, traceback):
+            return "stderr", f"{mark} {traceback.rstrip()}\n"
+        case Rich(kind, bundle):
+            if kind == "clear":
+                return "stdout", ""
+            text = str(json.loads(bundle)["data"].get("text/plain", ""))
+            return "stdout", f"{mark}\n{text}\n" if "\n" in text else f"{mark} {text}\n"
+    raise AssertionError(block.item)
+
+
+class ConsoleSink:
+    """Plain text on stdout and stderr.
+
+    Args:
+        out: where stdout goes; None for ``sys.stdout`` as it is at the time.
+        err: likewise for stderr.
+    """
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._out, self._err = out, err
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        pieces: list[tuple[str, str]] = []
+        for block in blocks:
+            if isinstance(block, Block):
+                pieces.append(as_text(block))
+            elif block.closed:
+                pieces += [("stdout", f"{label(ranks)} {text}\n") for ranks, text in block.lines]
+        for stream, text in join_streams(pieces):
+            self._write(stream, text)
+
+    def note(self, text: str) -> None:
+        self._write("stderr", text + "\n")
+
+    def _write(self, stream: str, text: str) -> None:
+        file = (self._out or sys.stdout) if stream == "stdout" else (self._err or sys.stderr)
+        file.write(text)
+        file.flush()
+
+
+class SilentSink:
+    """Shows nothing but errors and remarks (``-q``).
+
+    Args:
+        sink: where those go.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        self._sink.show(
+            [b for b in blocks if isinstance(b, Block) and isinstance(b.item, Trace)]
+        )
+
+    def note(self, text: str) -> None:
+        self._sink.note(text)
+
+
+Publish = Callable[[str, dict[str, Any]], None]
+
+
+class CellSink:
+    """The output area of one notebook cell, however late the output comes.
+
+    Args:
+        publish: sends an iopub message (type, content) with that cell as its parent.
+    """
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._live_id = ""
+        # A rank's own display ids, as (rank, id), and ours for the display that was shown for them.
+        self._display_ids: dict[tuple[int, str], str] = {}
+        self._owners: dict[str, int] = {}
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        texts: list[tuple[str, str]] = []
+        for block in blocks:
+            if isinstance(block, Block) and _is_textual(block):
+                texts.append(as_text(block))
+                continue
+            self._write(texts)
+            texts = []
+            if isinstance(block, Live):
+                self._show_live(block)
+            elif isinstance(block.item, Trace):
+                self._show_trace(block.ranks, block.item)
+            elif isinstance(block.item, Rich):
+                self._show_rich(block, block.item)
+        self._write(texts)
+
+    def note(self, text: str) -> None:
+        self._publish("stream", {"name": "stderr", "text": text + "\n"})
+
+    def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
+        for stream, text in join_streams(pieces):
+            self._publish("stream", {"name": stream, "text": text})
+
+    def _show_trace(self, ranks: Ranks, trace: Trace) -> None:
+        self._publish(
+            "error",
+            {
+                "ename": f"{label(ranks)} {trace.type_name}",
+                "evalue": trace.text,
+                "traceback": [f"{label(ranks)}", *trace.traceback.rstrip().split("\n")],
+            },
+        )
+
+    def _show_live(self, live: Live) -> None:
+        text = "\n".join(f"{label(ranks)} {line}" for ranks, line in live.lines)
+        content: dict[str, Any] = {"data": {"text/plain": text}, "metadata": {}}
+        if self._live_id:
+            content["transient"] = {"display_id": self._live_id}
+            self._publish("update_display_data", content)
+        else:
+            self._live_id = uuid.uuid4().hex
+            content["transient"] = {"display_id": self._live_id}
+            self._publish("display_data", content)
+        if live.closed:
+            self._live_id = ""
+
+    def _show_rich(self, block: Block, rich: Rich) -> None:
+        if rich.kind == "clear":
+            if not self._owners or block.ranks[0] == min(block.ranks):
+                self._publish("clear_output", {"wait": rich.bundle == b"wait"})
+            return
+        content: dict[str, Any] = json.loads(rich.bundle)
+        if rich.kind == "update":
+            self._update(block, content)
+            return
+        known = [(r, i) for r, i in zip(block.ranks, block.display_ids, strict=True) if i]
+        if known:
+            ours = uuid.uuid4().hex
+            self._display_ids.update(dict.fromkeys(known, ours))
+            self._owners[ours] = block.ranks[0]
+            content["transient"] = {"display_id": ours}
+        self._publish("display_data", _labelled(content, block.ranks))
+
+    def _update(self, block: Block, content: dict[str, Any]) -> None:
+        # A display that several ranks share follows its lowest rank.
+        for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
+            ours = self._display_ids.get((rank, theirs))
+            if ours is not None and self._owners[ours] == rank:
+                labelled = _labelled(content, block.ranks)
+                self._publish(
+                    "update_display_data", {**labelled, "transient": {"display_id": ours}}
+                )
+
+
+def _is_textual(block: Block) -> bool:
+    """Whether a stream shows the block as well as a display would."""
+    if isinstance(block.item, Line | Gap):
+        return True
+    if not isinstance(block.item, Rich) or block.item.kind != "result":
+        return False
+    return list(json.loads(block.item.bundle)["data"]) == ["text/plain"]
+
+
+def _labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """The bundle with its ranks written over it, where its type has room for that."""
+    mark = label(ranks)
+    data = dict(content["data"])
+    if "text/html" in data:
+        data["text/html"] = f"{html_label(ranks)}{data['text/html']}"
+    elif "image/png" in data and isinstance(data["image/png"], str):
+        data["text/html"] = (
+            f'{html_label(ranks)}<img src="data:image/png;base64,{data["image/png"].strip()}"/>'
+        )
+        del data["image/png"]
+    elif "image/svg+xml" in data:
+        data["text/html"] = f"{html_label(ranks)}{data.pop('image/svg+xml')}"
+    elif "text/latex" in data or "text/markdown" in data:
+        text = data.pop("text/markdown", None) or data.pop("text/latex")
+        data["text/markdown"] = f"`{mark}`\n\n{text}"
+    if "text/plain" in data:
+        data["text/plain"] = f"{mark} {data['text/plain']}"
+    return {**content, "data": data}
+
+
+def html_label(ranks: Ranks) -> str:
+    """The label as HTML, a line of its own."""
+    return (
+        '<div style="font:11px monospace;opacity:.65;margin:2px 0">'
+        f"{html.escape(label(ranks))}</div>"
+    )
+
+
+def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join neighbours of the same stream; empty text goes."""
+    joined: list[tuple[str, list[str]]] = []
+    for stream, text in pieces:
+        if not text:
+            continue
+        if joined and joined[-1][0] == stream:
+            joined[-1][1].append(text)
+        else:
+            joined.append((stream, [text]))
+    return [(stream, "".join(texts)) for stream, texts in joined]
+
+
+def current_sink() -> Sink:
+    """The sink for the code that asks: its notebook cell in a Jupyter kernel, else the console."""
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive is not None else None
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or not hasattr(kernel, "iopub_socket"):
+        return ConsoleSink()
+    parent = kernel.get_parent()
+
+    def publish(kind: str, content: dict[str, Any]) -> None:
+        kernel.session.send(
+            kernel.iopub_socket, kind, content, parent=parent, ident=kernel.topic(kind)
+        )
+
+    # What the cell itself has printed so far waits in buffers, and comes before what the ranks print.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return CellSink(publish)

@@ -1,0 +1,140 @@
+"""The errors of cellmesh; the type tells whose fault it is.
+
+::
+
+    CellmeshError
+    +-- MeshUsageError      the user's call: a bad option, no mesh, a name that is not there
+    |   +-- NoMeshError         nothing to run on: start a mesh first
+    |   +-- UnpicklableError    a value that cannot travel; names the part that cannot
+    +-- RankFailure         the user's code on some ranks (an ExceptionGroup; rank -> exception)
+    +-- RankDied            a rank's process ended: signal or exit code, last output
+    +-- HostError           a host: directory, limits, process that will not start
+    +-- ProtocolError       a peer that does not speak the protocol, or not our version of it
+
+    RemoteError             stands in for a rank's exception that cannot be unpickled here
+    RanksInterrupted        (a KeyboardInterrupt) the user stopped the cell
+
+Every message says what was wrong, where, and what to type next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class CellmeshError(Exception):
+    """Base of all errors that cellmesh raises itself."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython's hook: the frames of our own machinery tell a notebook's user nothing.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class MeshUsageError(CellmeshError, ValueError):
+    """The call asked for something that cannot be done as written."""
+
+
+class NoMeshError(MeshUsageError):
+    """There is no running mesh to act on."""
+
+
+class UnpicklableError(MeshUsageError, TypeError):
+    """A value cannot be pickled, so it cannot travel between notebook and ranks."""
+
+
+class HostError(CellmeshError):
+    """The host cannot give what a mesh needs (directory, descriptors, memory, processes)."""
+
+
+class ProtocolError(CellmeshError):
+    """A peer sent what the wire protocol does not allow."""
+
+
+class RankDied(CellmeshError):
+    """A rank's process ended.
+
+    Args:
+        rank: the rank that ended.
+        reason: how it ended, in words (``killed by SIGKILL``, ``exited with code 3``).
+        last_output: the last lines that the process wrote.
+    """
+
+    def __init__(self, rank: int, reason: str, last_output: str = "") -> None:
+        self.rank, self.reason, self.last_output = rank, reason, last_output
+        text = f"rank {rank} {reason}"
+        if last_output:
+            text += "; its last lines:\n" + "\n".join(
+                f"    {line}" for line in last_output.splitlines()
+            )
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rank, self.reason, self.last_output)
+
+
+class RemoteError(Exception):
+    """Stands in for an exception that could not be pickled on its rank or unpickled here.
+
+    Args:
+        type_name: name of the original exception's type.
+        text: ``str()`` of the original exception.
+        why: why the original is not here.
+    """
+
+    def __init__(self, type_name: str, text: str, why: str = "") -> None:
+        self.type_name, self.text, self.why = type_name, text, why
+        super().__init__(f"{type_name}: {text}" + (f" ({why})" if why else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.type_name, self.text, self.why)
+
+
+class RankFailure(CellmeshError, ExceptionGroup[Exception]):
+    """Some ranks did not finish a cell or a call.
+
+    An ``ExceptionGroup``: ``except* ValueError`` finds the ranks' own exceptions. Exceptions that are
+    no ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) stand in the group as `RemoteError` and, as
+    themselves, in `exceptions`.
+
+    Attributes:
+        exceptions_by_rank: rank -> the original exception, for each rank that did not finish.
+        tracebacks: rank -> its traceback as text (with ANSI colours), where there is one.
+    """
+
+    exceptions_by_rank: Mapping[int, BaseException]
+    tracebacks: Mapping[int, str]
+
+    def __new__(
+        cls,
+        summary: str,
+        exceptions_by_rank: Mapping[int, BaseException],
+        tracebacks: Mapping[int, str] | None = None,
+    ) -> RankFailure:
+        members: list[Exception] = [
+            exc if isinstance(exc, Exception) else RemoteError(type(exc).__name__, str(exc))
+            for _, exc in sorted(exceptions_by_rank.items())
+        ]
+        self = super().__new__(cls, summary, members)
+        self.exceptions_by_rank = dict(sorted(exceptions_by_rank.items()))
+        self.tracebacks = dict(tracebacks or {})
+        return self
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(self.message, self.exceptions)
+
+    def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:  # type: ignore[override]
+        return ExceptionGroup(self.message, list(excs))
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.exceptions_by_rank, self.tracebacks)
+
+
+class RanksInterrupted(KeyboardInterrupt):
+    """The user interrupted the cell; says what each rank was doing."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]

@@ -1,0 +1,1 @@
+"""What both sides speak: messages, framing, payloads, transport, tickets."""

@@ -1,0 +1,125 @@
+"""Messages as ZeroMQ frames.
+
+A ZeroMQ message is one or more *batches*, one after the other. A batch is a header frame, a msgpack list of
+verbs, followed by the buffers that the verbs' payloads announce, in order. As each header tells how many
+buffers follow, batches can be concatenated without being decoded: the agent does so when it relays.
+
+Decoding validates: a frame that is no list of the expected verbs, or announces more buffers than there are,
+raises `ProtocolError`, and nothing has been unpickled by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from ..errors import ProtocolError
+from .messages import FromRank, Ranked, Relay, ToAgent, ToController, ToRank, Verb
+
+V = TypeVar("V")
+Frame = bytes | bytearray | memoryview
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Parcel(NamedTuple, Generic[V]):
+    """A verb and the frames that came with it."""
+
+    verb: V
+    buffers: tuple[Frame, ...] = ()
+
+
+def encode(parcels: Iterable[Parcel[Any]]) -> list[Frame]:
+    """Encode one batch.
+
+    Args:
+        parcels: verbs with the buffers that belong to them.
+
+    Returns:
+        The header frame, then all buffers.
+    """
+    verbs: list[Verb] = []
+    frames: list[Frame] = [b""]
+    for verb, buffers in parcels:
+        verbs.append(verb)
+        frames.extend(buffers)
+    frames[0] = _encoder.encode(verbs)
+    return frames
+
+
+def num_buffers(verb: Any) -> int:
+    """Number of frames that follow the header for this verb."""
+    if type(verb) is Ranked:
+        verb = verb.verb
+    if type(verb) is Relay:
+        return verb.num_frames
+    payload = getattr(verb, "payload", None)
+    return 0 if payload is None else payload.num_buffers
+
+
+class Codec(Generic[V]):
+    """Decodes the messages of one direction.
+
+    Args:
+        union: the union of verbs that may come.
+        peer: who sends them, for errors.
+    """
+
+    def __init__(self, union: Any, peer: str) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[union])
+        self._peer = peer
+
+    def decode(self, frames: Sequence[Frame]) -> list[Parcel[V]]:
+        """Decode a message.
+
+        Args:
+            frames: the frames as received, without routing identity.
+
+        Returns:
+            Verbs with their buffers, in order.
+
+        Raises:
+            ProtocolError: the message is not one of this direction's.
+        """
+        parcels: list[Parcel[V]] = []
+        at = 0
+        while at < len(frames):
+            try:
+                verbs = self._decoder.decode(frames[at])
+            except msgspec.MsgspecError as e:
+                raise ProtocolError(f"{self._peer} sent a header that does not decode: {e}") from e
+            at += 1
+            for verb in verbs:
+                count = num_buffers(verb)
+                if count == 0:
+                    parcels.append(Parcel(verb))
+                    continue
+                if count < 0 or at + count > len(frames):
+                    raise ProtocolError(
+                        f"{self._peer} announced {count} buffers and sent {len(frames) - at}"
+                    )
+                parcels.append(Parcel(verb, tuple(frames[at : at + count])))
+                at += count
+        return parcels
+
+
+def at_agent_from_controller() -> Codec[ToAgent]:
+    """Decoder of what controllers send to an agent."""
+    return Codec(ToAgent, "a controller")
+
+
+def at_agent_from_rank() -> Codec[FromRank]:
+    """Decoder of what ranks send to an agent."""
+    return Codec(FromRank, "a rank")
+
+
+def at_rank() -> Codec[ToRank]:
+    """Decoder of what reaches a rank."""
+    return Codec(ToRank, "the controller")
+
+
+def at_controller() -> Codec[ToController]:
+    """Decoder of what agents send to the controller."""
+    return Codec(ToController, "the agent")

@@ -1,0 +1,152 @@
+"""Values as pickles: cloudpickle, protocol 5, large buffers out of band.
+
+Pickle is chosen as users push functions, classes and closures of their notebook. It runs code on loading, so
+`loads` is called only on what came from an authenticated peer in a message that decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+
+from ..errors import UnpicklableError
+from .framing import Frame
+from .messages import Pickled
+
+# Smaller buffers cost less copied into the stream than sent as a frame.
+OUT_OF_BAND_BYTES = 64 * 1024
+_MAX_DEPTH = 6
+
+Reducer = Callable[[Any], Any]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's pickler, with one more say in how objects reduce."""
+
+    def __init__(self, file: io.BytesIO, reducer: Reducer | None, **kwargs: Any) -> None:
+        super().__init__(file, **kwargs)
+        self._reducer = reducer
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self._reducer is not None:
+            reduced = self._reducer(obj)
+            if reduced is not NotImplemented:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickled, list[Frame]]:
+    """Pickle a value.
+
+    Args:
+        value: any object that cloudpickle can pickle.
+        name: what the user calls it, for the error.
+        reducer: asked first how an object reduces (as ``pickle.Pickler.reducer_override``); may return
+            ``NotImplemented``, or raise `UnpicklableError` with a hint.
+
+    Returns:
+        The pickle, and its out-of-band buffers, each a frame.
+
+    Raises:
+        UnpicklableError: it cannot be pickled; names the part of it that cannot.
+    """
+    buffers: list[Frame] = []
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous
+            return True
+        if raw.nbytes < OUT_OF_BAND_BYTES:
+            return True
+        buffers.append(raw)
+        return False
+
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, reducer, protocol=5, buffer_callback=keep_in_band).dump(value)
+    except UnpicklableError as e:
+        raise UnpicklableError(f"{name!r}: {e}") from e
+    except RecursionError as e:
+        raise UnpicklableError(f"{name!r} cannot be pickled: it nests too deeply") from e
+    except Exception as e:
+        path, part = _find_culprit(value, name, reducer)
+        reason = f"{type(e).__name__}: {e}"
+        where = "" if path == name else f": {path} is what cannot"
+        raise UnpicklableError(
+            f"{name!r} cannot be pickled{where} (a {_type_name(part)}; {reason})"
+        ) from e
+    return Pickled(stream.getvalue(), len(buffers)), buffers
+
+
+def loads(payload: Pickled, buffers: Sequence[Frame]) -> Any:
+    """Unpickle what `dumps` made.
+
+    Args:
+        payload: the pickle.
+        buffers: its out-of-band buffers, in order. They become the memory of the arrays inside.
+
+    Returns:
+        The value.
+    """
+    return pickle.loads(payload.stream, buffers=buffers)
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _fails(value: Any, reducer: Reducer | None) -> bool:
+    try:
+        _Pickler(io.BytesIO(), reducer, protocol=5).dump(value)
+    except Exception:
+        return True
+    return False
+
+
+def _find_culprit(value: Any, path: str, reducer: Reducer | None) -> tuple[str, Any]:
+    """The innermost part that cannot be pickled on its own, and the way to it."""
+    for _ in range(_MAX_DEPTH):
+        for step, part in _parts(value):
+            if part is not value and _fails(part, reducer):
+                path, value = path + step, part
+                break
+        else:
+            break
+    return path, value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from (("{...}", part) for part in value)
+    elif isinstance(value, types.FunctionType):
+        yield from _closure(value)
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif hasattr(value, "__dict__"):
+        yield from ((f".{key}", part) for key, part in list(vars(value).items()))
+
+
+def _closure(function: types.FunctionType) -> Iterable[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f" -> closure variable {name}", cell.cell_contents
+        except ValueError:  # not yet bound
+            continue
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f" -> global {name}", function.__globals__[name]

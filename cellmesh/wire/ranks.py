@@ -1,0 +1,71 @@
+"""Sets of ranks, as people write them: ``0,2-5``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import MeshUsageError
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks the short way.
+
+    Args:
+        ranks: ranks in any order.
+
+    Returns:
+        ``"0,2-5"`` for 0, 2, 3, 4, 5.
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
+    """Read a set of ranks.
+
+    Args:
+        text: ``0``, ``0,2-5`` or ``all``; negative numbers do not count from the end.
+        world_size: number of ranks of the mesh.
+
+    Returns:
+        The ranks, ascending, each once.
+
+    Raises:
+        MeshUsageError: the text is no set of ranks, or names a rank that the mesh does not have.
+    """
+    if text.strip() == "all":
+        return tuple(range(world_size))
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise MeshUsageError(
+                f"{text!r} is no set of ranks: write it like 0,2-3 (ranks are 0-{world_size - 1})"
+            )
+        low, high = int(first), int(last if dash else first)
+        if low > high:
+            raise MeshUsageError(f"{part.strip()!r} runs backwards: write {high}-{low}")
+        if high >= world_size:
+            raise MeshUsageError(
+                f"there is no rank {high}: the mesh has {world_size}, 0-{world_size - 1}"
+            )
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def describe_ranks(ranks: Iterable[int]) -> str:
+    """Name ranks in a sentence.
+
+    Args:
+        ranks: at least one rank.
+
+    Returns:
+        ``"rank 3"`` or ``"ranks 0-2,4"``.
+    """
+    text = format_ranks(ranks)
+    return f"rank {text}" if text.isdecimal() else f"ranks {text}"

@@ -1,0 +1,198 @@
+"""Tickets: the file by which an agent learns what to start, and others find the mesh.
+
+Every mesh has a directory of mode 0700 under Jupyter's runtime directory::
+
+    cellmesh/<name>/ticket.json   mode 0600: the key, the processes, what to start
+                   /agent.sock    the agent's socket for controllers
+                   /ranks.sock    the agent's socket for ranks
+                   /logs/         rank0.log ...; agent.log, zygote.log
+
+Whoever may read the ticket may run code on the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from ..errors import HostError
+
+# sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
+_MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one mesh is made of.
+
+    Attributes:
+        name: the mesh's name, also of its directory.
+        key: shared secret (hex) that authenticates controllers and ranks to the agent.
+        directory: the mesh's own directory.
+        num_ranks: number of ranks.
+        backend: ``auto``, ``gloo`` or ``nccl``.
+        mesh_dim_names: names of the DeviceMesh's dims.
+        mesh_shape: sizes of the DeviceMesh's dims.
+        preload: modules that the zygote imports besides torch.
+        sys_path: the notebook's ``sys.path``.
+        cwd: the notebook's working directory.
+        controller_pid: the process whose end ends the mesh.
+        created_at: seconds since the epoch.
+        agent_pid: the agent's process, 0 until it runs.
+    """
+
+    name: str
+    key: str
+    directory: str
+    num_ranks: int
+    backend: str
+    mesh_dim_names: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+    preload: tuple[str, ...]
+    sys_path: tuple[str, ...]
+    cwd: str
+    controller_pid: int
+    created_at: float
+    agent_pid: int = 0
+
+    @property
+    def agent_endpoint(self) -> str:
+        """Where controllers connect."""
+        return f"ipc://{self.directory}/agent.sock"
+
+    @property
+    def ranks_endpoint(self) -> str:
+        """Where ranks connect."""
+        return f"ipc://{self.directory}/ranks.sock"
+
+    @property
+    def path(self) -> Path:
+        """The ticket's own file."""
+        return Path(self.directory) / "ticket.json"
+
+    @property
+    def logs(self) -> Path:
+        """The directory of the logs."""
+        return Path(self.directory) / "logs"
+
+
+def new_key() -> str:
+    """A fresh secret, 256 bits, hex."""
+    return secrets.token_hex(32)
+
+
+def runtime_root() -> Path:
+    """The directory that holds all meshes of this user.
+
+    Jupyter's runtime directory, or, where that is too long for a socket's address, one under the
+    temporary directory with the user's id in its name.
+    """
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    root = Path(jupyter_runtime_dir()) / "cellmesh"
+    if len(os.fsencode(root)) + len("/mesh-4294967-zzzz") <= _MAX_DIRECTORY_BYTES:
+        return root
+    return Path(tempfile.gettempdir()) / f"cellmesh-{os.getuid()}"
+
+
+def make_directory(root: Path, name: str) -> Path:
+    """Make a mesh's directory.
+
+    Args:
+        root: as `runtime_root` gives.
+        name: the mesh's name.
+
+    Returns:
+        The directory, mode 0700, with ``logs`` in it.
+
+    Raises:
+        HostError: it cannot be made, or somebody else owns the root.
+    """
+    directory = root / name
+    if len(os.fsencode(directory)) > _MAX_DIRECTORY_BYTES:
+        raise HostError(
+            f"{directory} is too long for a socket's address (at most {_MAX_DIRECTORY_BYTES} bytes): "
+            "choose a shorter --name or a shorter JUPYTER_RUNTIME_DIR"
+        )
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = root.stat()
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+            raise HostError(
+                f"{root} must belong to you alone (mode 0700): `chmod 700 {root}`, or set "
+                "JUPYTER_RUNTIME_DIR to a directory of yours"
+            )
+        directory.mkdir(mode=0o700)
+        (directory / "logs").mkdir(mode=0o700)
+    except FileExistsError as e:
+        raise HostError(
+            f"{e.filename} is in the way: is a mesh of this name running? (`cellmesh ps`)"
+        ) from e
+    except OSError as e:
+        raise _cannot_write(directory, e) from e
+    return directory
+
+
+def write_ticket(ticket: Ticket) -> Path:
+    """Write a ticket to its place, mode 0600, whole or not at all.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    path = ticket.path
+    draft = path.with_suffix(".new")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(ticket)))
+        draft.replace(path)
+    except OSError as e:
+        raise _cannot_write(path, e) from e
+    return path
+
+
+def read_ticket(path: Path) -> Ticket:
+    """Read a ticket.
+
+    Raises:
+        HostError: it cannot be read, is no ticket, or others may read it.
+    """
+    try:
+        facts = path.stat()
+        text = path.read_bytes()
+    except OSError as e:
+        raise HostError(f"cannot read {path}: {e.strerror}") from e
+    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise HostError(f"{path} is not yours alone (owner {facts.st_uid}): not used")
+    try:
+        return msgspec.json.decode(text, type=Ticket)
+    except msgspec.MsgspecError as e:
+        raise HostError(f"{path} is no ticket of this version of cellmesh: {e}") from e
+
+
+def find_tickets(root: Path) -> list[Ticket]:
+    """The tickets under a root, oldest first; files that are no tickets are passed over."""
+    tickets = []
+    for path in root.glob("*/ticket.json"):
+        try:
+            tickets.append(read_ticket(path))
+        except HostError:
+            continue
+    return sorted(tickets, key=lambda ticket: ticket.created_at)
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a mesh's directory and what is in it."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _cannot_write(path: Path, error: OSError) -> HostError:
+    return HostError(
+        f"cannot write {path}: {error.strerror or error}. Free some space or make it writable, or set "
+        "JUPYTER_RUNTIME_DIR to another directory"
+    )

@@ -1,0 +1,91 @@
+"""ZeroMQ sockets, set up one way for both sides.
+
+Local meshes use ``ipc`` sockets in a directory of mode 0700. Queues are unbounded (`SNDHWM` 0): a ROUTER
+drops silently at its high-water mark, and what could flood (output) is bounded where it arises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import zmq
+
+from ..errors import HostError
+from .framing import Frame
+
+# A frame that declares more than this is refused before memory is asked for.
+MAX_FRAME_BYTES = 16 << 30
+# Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
+ZERO_COPY_BYTES = 256 * 1024
+
+Socket = zmq.Socket[bytes]
+
+
+def _configure(socket: Socket) -> Socket:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    return socket
+
+
+def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
+    """A bound ROUTER.
+
+    Args:
+        context: the process's ZeroMQ context.
+        endpoint: ``ipc://...`` or ``tcp://...``.
+
+    Raises:
+        HostError: the endpoint cannot be bound.
+    """
+    socket = _configure(context.socket(zmq.ROUTER))
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as e:
+        socket.close()
+        raise HostError(f"cannot bind {endpoint}: {e}") from e
+    return socket
+
+
+def connect_dealer(context: zmq.Context[Socket], endpoint: str) -> Socket:
+    """A DEALER connected to an agent's ROUTER; the endpoint need not exist yet."""
+    socket = _configure(context.socket(zmq.DEALER))
+    # The agent binds some milliseconds after its launcher returns; the default of 100 ms would show.
+    socket.setsockopt(zmq.RECONNECT_IVL, 5)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+    socket.connect(endpoint)
+    return socket
+
+
+def send(socket: Socket, frames: list[Frame]) -> None:
+    """Send one message; never blocks, as queues are unbounded."""
+    if len(frames) == 1:
+        socket.send(frames[0])
+        return
+    last = len(frames) - 1
+    for index, frame in enumerate(frames):
+        large = len(frame) >= ZERO_COPY_BYTES
+        socket.send(frame, zmq.SNDMORE if index < last else 0, copy=not large, track=False)
+
+
+def drain(socket: Socket, limit: int = 1000) -> Iterator[list[Frame]]:
+    """The messages that have arrived, without waiting; at most `limit`, to be fair to other sockets."""
+    for _ in range(limit):
+        try:
+            yield receive(socket, zmq.DONTWAIT)
+        except zmq.Again:
+            return
+
+
+def receive(socket: Socket, flags: int = 0) -> list[Frame]:
+    """Receive one message; waits unless `flags` has ``DONTWAIT``."""
+    first = socket.recv(flags)
+    if not socket.getsockopt(zmq.RCVMORE):
+        return [first]
+    frames: list[Frame] = [first]
+    while socket.getsockopt(zmq.RCVMORE):
+        # Arrays are rebuilt on this memory: it must be writable, which `bytes` is not.
+        frame = socket.recv(copy=False).buffer
+        frames.append(bytearray(frame) if len(frame) < ZERO_COPY_BYTES else frame)
+    return frames

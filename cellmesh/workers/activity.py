@@ -1,0 +1,63 @@
+"""What a rank's main thread is doing, seen from its control thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from dataclasses import dataclass
+
+from .shell import RankShell
+
+# Files of torch whose outermost frame is what the user called, and names in them that only wrap.
+_COLLECTIVES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+)
+_WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The interesting facts of a stack.
+
+    Attributes:
+        execution_count: the cell that runs (0: unknown).
+        line: its line (0: unknown).
+        where: innermost function, with its module.
+        collective: the ``torch.distributed`` call it is in, "" if none.
+    """
+
+    execution_count: int
+    line: int
+    where: str
+    collective: str
+
+
+def look_at_main_thread(shell: RankShell) -> Activity:
+    """Read the main thread's stack.
+
+    Args:
+        shell: knows which files are cells.
+
+    Returns:
+        Where it is. It may have moved on by the time the caller reads this.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _read(frame, shell)
+
+
+def _read(frame: types.FrameType | None, shell: RankShell) -> Activity:
+    where = ""
+    collective = ""
+    while frame is not None:
+        code = frame.f_code
+        if not where:
+            where = f"{frame.f_globals.get('__name__', '?')}.{code.co_name}"
+        if code.co_filename.endswith(_COLLECTIVES) and code.co_name not in _WRAPPERS:
+            collective = code.co_name
+        count = shell.cell_of(code.co_filename)
+        if count:
+            return Activity(count, frame.f_lineno, where, collective)
+        frame = frame.f_back
+    return Activity(0, 0, where, collective)

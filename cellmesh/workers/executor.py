@@ -1,0 +1,165 @@
+"""Runs work on the rank's main thread and answers it."""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..errors import CellmeshError, UnpicklableError
+from ..wire import payload
+from ..wire.framing import Frame, Parcel
+from ..wire.messages import (
+    Done,
+    Failed,
+    Inspect,
+    PullNames,
+    PushNames,
+    RunCall,
+    RunCell,
+    SetMesh,
+    Work,
+)
+from .groups import Groups
+from .inspection import describe
+from .interrupts import Interrupts
+from .processes import flush_c_stdio
+from .shell import RankShell
+from .streams import Pump, RunTracker
+
+
+class Executor:
+    """Executes work, one piece after another.
+
+    Args:
+        shell: runs cells; its namespace is the rank's.
+        groups: the rank's process groups.
+        pump: takes answers, after all output.
+        tracker: told which run executes.
+        interrupts: told which run may be interrupted.
+    """
+
+    def __init__(
+        self,
+        shell: RankShell,
+        groups: Groups,
+        pump: Pump,
+        tracker: RunTracker,
+        interrupts: Interrupts,
+    ) -> None:
+        self._shell = shell
+        self._groups = groups
+        self._pump = pump
+        self._tracker = tracker
+        self._interrupts = interrupts
+
+    def execute(self, parcel: Parcel[Work], more_follows: bool) -> None:
+        """Run one piece of work and send its answer, whatever happens in it.
+
+        Args:
+            parcel: the work.
+            more_follows: another piece waits behind it.
+        """
+        work, buffers = parcel
+        self._tracker.enter(work.run)
+        answer: Parcel[Done | Failed]
+        try:
+            try:
+                self._interrupts.begin(work.run)
+                answer = self._perform(work, buffers)
+            finally:
+                self._interrupts.end()
+        except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
+            answer = self._failure(work.run, error)
+        if type(work) is RunCell:
+            flush_c_stdio()
+        self._tracker.enter(-1)
+        self._pump.send(answer, ends_run=True, more_follows=more_follows)
+
+    def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done | Failed]:
+        match work:
+            case RunCall():
+                function, args, kwargs = payload.loads(work.payload, buffers)
+                _bind_missing_names(function, self._shell.user_ns)
+                return self._value(work.run, function(*args, **kwargs), "the result")
+            case RunCell():
+                error = self._shell.run_source(work.source, work.execution_count, work.quiet)
+                return Parcel(Done(work.run)) if error is None else self._failure(work.run, error)
+            case PushNames():
+                names = payload.loads(work.payload, buffers)
+                for value in names.values():
+                    _bind_missing_names(value, self._shell.user_ns)
+                self._shell.user_ns.update(names)
+                return Parcel(Done(work.run))
+            case PullNames():
+                return self._value(work.run, self._evaluate(work.expression), work.expression)
+            case Inspect():
+                facts = describe(self._evaluate(work.expression))
+                return self._value(work.run, facts, work.expression)
+            case SetMesh():
+                mesh = self._groups.build_mesh(work.mesh_dim_names, work.mesh_shape)
+                self._shell.user_ns["mesh"] = mesh
+                return Parcel(Done(work.run))
+
+    def _evaluate(self, expression: str) -> Any:
+        return eval(compile(expression.strip(), "<expression>", "eval"), self._shell.user_ns)
+
+    def _value(self, run: int, value: Any, name: str) -> Parcel[Done | Failed]:
+        pickled, buffers = payload.dumps(value, name, reduce_for_notebook)
+        return Parcel(Done(run, pickled), tuple(buffers))
+
+    def _failure(self, run: int, error: BaseException) -> Parcel[Done | Failed]:
+        text = _text_of(error)
+        line = self._shell.line_in_cell(error.__traceback__)
+        if isinstance(error, CellmeshError):
+            traceback = f"{type(error).__name__}: {text}"
+        else:
+            traceback = self._shell.render_traceback(error)
+        kind = type(error).__name__
+        try:
+            pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
+        except UnpicklableError as why:
+            return Parcel(Failed(run, kind, text, traceback, line, None, str(why)))
+        return Parcel(Failed(run, kind, text, traceback, line, pickled), tuple(buffers))
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as e:
+        return f"<its str() raised {type(e).__name__}>"
+
+
+def reduce_for_notebook(value: Any) -> Any:
+    """How tensors travel to a process without GPUs and process groups (see `payload.dumps`)."""
+    if isinstance(value, torch.Tensor):
+        from torch.distributed.tensor import DTensor
+
+        if isinstance(value, DTensor):
+            raise UnpicklableError(
+                "a DTensor cannot leave its process group: pull `.to_local()` (each rank's part) or "
+                "`.full_tensor()` (the whole) of it"
+            )
+        if value.device.type not in ("cpu", "meta"):
+            return value.cpu().__reduce_ex__(5)
+    return NotImplemented
+
+
+def _bind_missing_names(function: Any, namespace: dict[str, Any]) -> None:
+    """Let a function that came by value find the rank's names that it did not bring along."""
+    if not isinstance(function, types.FunctionType) or function.__module__ != "__main__":
+        return
+    known = function.__globals__
+    for name in _names_of(function.__code__):
+        if name not in known and name in namespace and not hasattr(builtins, name):
+            known[name] = namespace[name]
+
+
+def _names_of(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_of(constant)

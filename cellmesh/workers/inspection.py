@@ -1,0 +1,124 @@
+"""Describe a value of the rank's namespace: tensors by their numbers, others by type and repr."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..wire.facts import Facts
+
+_TEXT_CHARS = 200
+# What may be evaluated beside a running main thread: it must not run user code that could block or write.
+_QUIET_NODES = (
+    ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Slice, ast.Tuple,
+    ast.UnaryOp, ast.USub, ast.Load,
+)  # fmt: skip
+
+
+def is_quiet(expression: str) -> bool:
+    """Whether an expression only follows names, attributes and indices."""
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except SyntaxError:
+        return False
+    return all(isinstance(node, _QUIET_NODES) for node in ast.walk(tree))
+
+
+def describe(value: Any) -> Facts:
+    """Describe one value.
+
+    Args:
+        value: anything; tensors, parameters and DTensors are described by their numbers, arrays likewise.
+
+    Returns:
+        The facts. No collective is run: a DTensor is described by the rank's part of it.
+    """
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    if isinstance(value, torch.Tensor):
+        return _describe_tensor(kind, value)
+    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
+        try:
+            return _describe_tensor(kind, torch.as_tensor(value))
+        except TypeError:  # strings, objects
+            pass
+    return Facts(
+        kind=kind, text=_short(value), digest=_digest(repr(value).encode(errors="replace"))
+    )
+
+
+def _describe_tensor(kind: str, value: torch.Tensor) -> Facts:
+    local, placements, shard = _local_part(value)
+    local = local.detach()
+    statistics = _statistics(local) if local.numel() and local.layout == torch.strided else {}
+    return Facts(
+        kind=kind,
+        shape=tuple(value.shape),
+        local_shape=tuple(local.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=str(local.device),
+        placements=placements,
+        requires_grad=value.requires_grad,
+        num_bytes=local.numel() * local.element_size(),
+        shard=shard,
+        digest=_digest_of_tensor(local),
+        **statistics,
+    )
+
+
+def _local_part(value: torch.Tensor) -> tuple[torch.Tensor, str, tuple[int, ...]]:
+    """The rank's own part, the placements, and which part it is."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(value, DTensor):
+        return value, "", ()
+    coordinate = value.device_mesh.get_coordinate() or []
+    shard = tuple(
+        -1 if isinstance(placement, Replicate) else index
+        for placement, index in zip(value.placements, coordinate, strict=False)
+    )
+    placements = ", ".join(str(placement) for placement in value.placements)
+    return value.to_local(), placements, shard
+
+
+def _statistics(local: torch.Tensor) -> Mapping[str, Any]:
+    if local.is_complex():
+        local = torch.view_as_real(local)
+    numbers = local.double() if local.numel() < 1 << 20 else local.float()
+    finite_mask = torch.isfinite(numbers)
+    finite = numbers if bool(finite_mask.all()) else numbers[finite_mask]
+    counts = {
+        "num_nan": int(torch.isnan(numbers).sum()),
+        "num_inf": int(torch.isinf(numbers).sum()),
+    }
+    if not finite.numel():
+        return counts
+    return {
+        "min": finite.min().item(),
+        "max": finite.max().item(),
+        "mean": finite.mean().item(),
+        "std": finite.std(correction=0).item(),
+        "norm": torch.linalg.vector_norm(finite).item(),
+        **counts,
+    }
+
+
+def _digest_of_tensor(local: torch.Tensor) -> str:
+    if local.layout != torch.strided or local.is_meta:
+        return ""
+    plain = local.resolve_conj().resolve_neg().contiguous().cpu()
+    raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
+    return _digest(memoryview(raw.numpy()))
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def _short(value: Any) -> str:
+    text = reprlib.repr(value)
+    return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"

@@ -1,0 +1,85 @@
+"""Stop one run, and only that run, with a KeyboardInterrupt in the main thread.
+
+SIGINT alone cannot say whom it means: it may arrive between two runs. So the control thread names the run
+first, then signals; the handler raises only while that very run executes. A run that is still queued is
+cancelled by its number.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import types
+
+# Answers to interrupts of runs that never come are forgotten beyond this.
+_MAX_CANCELLED = 1000
+
+
+class Interrupts:
+    """Who is to be interrupted. `begin`, `end` and the handler belong to the main thread."""
+
+    def __init__(self) -> None:
+        self.running = -1
+        self._wanted = -1
+        self._cancelled: dict[int, None] = {}
+        self._shields = 0
+        self._held_back = False
+        self._main = threading.main_thread().ident
+
+    def install(self) -> None:
+        """Take over SIGINT; call it on the main thread."""
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def begin(self, run: int) -> None:
+        """The main thread starts a run.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted while it waited.
+        """
+        if run in self._cancelled:
+            del self._cancelled[run]
+            raise KeyboardInterrupt
+        self.running = run
+
+    def end(self) -> None:
+        """The main thread is done with its run."""
+        self.running = self._wanted = -1
+        self._held_back = False
+
+    def request(self, run: int) -> bool:
+        """Interrupt a run, from any other thread.
+
+        Returns:
+            Whether it is running now; if not, it will not start.
+        """
+        if self.running != run:
+            self._cancelled[run] = None
+            while len(self._cancelled) > _MAX_CANCELLED:
+                del self._cancelled[next(iter(self._cancelled))]
+            return False
+        self._wanted = run
+        assert self._main is not None
+        signal.pthread_kill(self._main, signal.SIGINT)
+        return True
+
+    def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
+        if self.running < 0 or self.running != self._wanted:
+            return
+        if self._shields:
+            self._held_back = True
+            return
+        self._wanted = -1
+        raise KeyboardInterrupt
+
+    # A context manager for the few lines of ours that user code calls and that must not be cut in half.
+    def __enter__(self) -> None:
+        if threading.get_ident() == self._main:
+            self._shields += 1
+
+    def __exit__(self, *exc: object) -> None:
+        if threading.get_ident() == self._main:
+            self._shields -= 1
+            if self._held_back and not self._shields:
+                self._held_back = False
+                self._wanted = -1
+                raise KeyboardInterrupt

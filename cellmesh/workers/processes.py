@@ -1,0 +1,110 @@
+"""What Linux offers to supervise processes and Python does not wrap: prctl, and facts from /proc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants this process's children (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that ``ps`` and ``top`` show; cut to 15 bytes by the kernel."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def die_with(parent_pid: int, patience_s: float = 5.0) -> None:
+    """End this process with SIGKILL when `parent_pid` ends, whatever it is doing then.
+
+    The caller was forked twice: it waits until the middle process has gone and `parent_pid`, a subreaper,
+    is its parent; only then does PR_SET_PDEATHSIG speak of the right process.
+
+    Args:
+        parent_pid: the process to die with.
+        patience_s: how long the middle process may take to go.
+
+    Raises:
+        ProcessLookupError: it is not, or no longer, the parent.
+    """
+    deadline = time.monotonic() + patience_s
+    while os.getppid() != parent_pid:
+        if time.monotonic() > deadline:
+            raise ProcessLookupError(f"process {parent_pid} is not the parent")
+        time.sleep(0.001)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it went in between
+        raise ProcessLookupError(f"process {parent_pid} ended")
+
+
+def flush_c_stdio() -> None:
+    """Write out what C code has printed and libc still buffers."""
+    _libc.fflush(None)
+
+
+def describe_end(wait_status: int) -> str:
+    """How a process ended, in words, from `os.waitpid`'s status."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process, 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    yield int(entry), int(file.read().rsplit(")", 1)[1].split()[1])
+            except (OSError, IndexError):
+                continue
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below `pid`, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
+    """Signal processes; those already gone are passed over."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal_number)
+        except ProcessLookupError:
+            continue

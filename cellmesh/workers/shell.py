@@ -1,0 +1,194 @@
+"""The rank's IPython shell: cells run as users know them, and what they show becomes messages.
+
+Made in the zygote, before any fork, so that ranks inherit it warm; `RankShell.connect` gives it the rank's
+own way out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Any as AnyTrait
+from traitlets import Type
+from traitlets.config import Config
+
+from ..wire.messages import DisplayKind
+
+Show = Callable[[DisplayKind, bytes, str], None]
+
+
+def _to_bundle(data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
+    return json.dumps({"data": data, "metadata": metadata or {}}, default=_jsonable).encode()
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):  # images; Jupyter carries them as base64 text
+        import base64
+
+        return base64.b64encode(value).decode()
+    return repr(value)
+
+
+class RankDisplayHook(DisplayHook):
+    """Shows the value of a last expression."""
+
+    def quiet(self) -> bool:
+        shell: RankShell = self.shell
+        return shell.quiet_cell or self.semicolon_at_end_of_expression(shell.cell_source)
+
+    def start_displayhook(self) -> None: ...
+
+    def write_output_prompt(self) -> None: ...
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        self.shell.show("result", _to_bundle(format_dict, md_dict), "")
+
+    def finish_displayhook(self) -> None: ...
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """Shows what ``display(...)`` is given."""
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        source: Any = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        display_id = str((transient or {}).get("display_id", ""))
+        self.shell.show("update" if update else "display", _to_bundle(data, metadata), display_id)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.shell.show("clear", b"wait" if wait else b"", "")
+
+
+class RankShell(InteractiveShell):
+    """An InteractiveShell without a terminal."""
+
+    displayhook_class = Type(RankDisplayHook)
+    display_pub_class = Type(RankDisplayPublisher)
+    show: Show = AnyTrait()
+    cell_source = ""
+    quiet_cell = False
+
+    def connect(self, show: Show) -> None:
+        """Give the shell its way out, after the fork."""
+        self.show = show
+
+    def init_io(self) -> None: ...
+
+    def enable_gui(self, gui: Any = None) -> None: ...
+
+    def ask_exit(self) -> None:
+        print("the rank stays: end the mesh with %dist_stop", file=sys.stderr)
+
+    def raw_input(self, prompt: str = "") -> str:
+        raise RuntimeError(
+            "input() cannot ask on a rank: ask in the notebook (%%local) and send the answer with %dist_push"
+        )
+
+    # What IPython calls when user code raised. The cell's own exception is reported by the executor, with
+    # its traceback from `render_traceback`; others (a failing event hook) are shown as they come.
+    def showtraceback(
+        self,
+        exc_tuple: Any = None,
+        filename: str | None = None,
+        tb_offset: int | None = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
+    ) -> None:
+        if running_compiled_code or exception_only:
+            return
+        _, value, _ = self._get_exc_info(exc_tuple)
+        print(self.render_traceback(value), file=sys.stderr)
+
+    def showsyntaxerror(
+        self, filename: str | None = None, running_compiled_code: bool = False
+    ) -> None: ...
+
+    def showindentationerror(self) -> None: ...
+
+    def run_source(
+        self, source: str, execution_count: int, quiet: bool = False
+    ) -> BaseException | None:
+        """Run a cell.
+
+        Args:
+            source: as typed, magics and all.
+            execution_count: the notebook's ``In[n]``.
+            quiet: drop the value of a last expression.
+
+        Returns:
+            What it raised, or None.
+        """
+        self.execution_count = execution_count
+        self.cell_source, self.quiet_cell = source, quiet
+        result = self.run_cell(source, store_history=False)
+        return result.error_before_exec or result.error_in_exec  # type: ignore[no-any-return]
+
+    def render_traceback(self, error: BaseException) -> str:
+        """An exception's traceback as a notebook shows it, with ANSI colours; user code's frames only."""
+        if isinstance(error, UsageError):
+            return f"UsageError: {error}"
+        tb = _skip_machinery(error.__traceback__)
+        if isinstance(error, SyntaxError) and tb is None:
+            return self.InteractiveTB.stb2text(self.SyntaxTB.structured_traceback(type(error), error, []))
+        if isinstance(error, BaseExceptionGroup):
+            return "".join(traceback.format_exception(type(error), error, tb))
+        try:
+            lines = self.InteractiveTB.structured_traceback(type(error), error, tb, tb_offset=0)
+            return str(self.InteractiveTB.stb2text(lines))
+        except Exception:
+            return "".join(traceback.format_exception(type(error), error, tb))
+
+    def line_in_cell(self, tb: types.TracebackType | None) -> int:
+        """The innermost line of a cell in a traceback, 0 if there is none."""
+        line = 0
+        while tb is not None:
+            if tb.tb_frame.f_code.co_filename in self.compile._filename_map:
+                line = tb.tb_lineno
+            tb = tb.tb_next
+        return line
+
+    def cell_of(self, filename: str) -> int:
+        """The ``In[n]`` that a code object's file name stands for, 0 if none."""
+        return int(self.compile._filename_map.get(filename, 0))
+
+
+_MACHINERY = ("IPython.core.", "cellmesh.workers.")
+
+
+def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback from the first frame on that is not of IPython's or our own machinery."""
+    while tb is not None and tb.tb_frame.f_globals.get("__name__", "").startswith(_MACHINERY):
+        tb = tb.tb_next
+    return tb
+
+
+def make_shell() -> RankShell:
+    """The process's shell; starts no thread and opens no file. Call it once a process."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    warnings.filterwarnings("ignore", message="To exit: use")
+    user_module = types.ModuleType("__main__", doc="The namespace of a rank.")
+    shell = RankShell.instance(config=config, user_module=user_module)
+    shell.connect(lambda kind, bundle, display_id: None)
+    return shell
+
+

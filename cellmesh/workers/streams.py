@@ -1,0 +1,216 @@
+"""`sys.stdout` and `sys.stderr` of a rank, and which run a line belongs to.
+
+A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or an asyncio
+task, the run that started it, however late it prints. In a process that user code forked (a DataLoader's
+worker), the streams write to descriptors 1 and 2, which the agent reads.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import contextvars
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..wire.framing import Parcel
+from ..wire.messages import StreamName
+from .output import Gate, Log
+
+# How long text is gathered before it is sent, so that a loop of prints makes few messages.
+GATHER_S = 0.02
+_INLINE_FLUSH_BYTES = 1 << 20
+
+Post = Callable[[Sequence[Parcel[Any]]], None]
+
+_run_of_context: contextvars.ContextVar[int] = contextvars.ContextVar("cellmesh_run")
+
+
+class RunTracker:
+    """Knows which run the calling code belongs to."""
+
+    def __init__(self) -> None:
+        self.main_run = -1
+
+    def enter(self, run: int) -> None:
+        """The main thread begins a run; -1 when it ends one."""
+        self.main_run = run
+        _run_of_context.set(run)
+
+    def current(self) -> int:
+        """The run that the caller belongs to, -1 if none is known."""
+        run = _run_of_context.get(None)
+        if run is None:
+            run = getattr(threading.current_thread(), "_cellmesh_run", None)
+        return self.main_run if run is None else run
+
+    def follow_threads(self) -> None:
+        """From now on, let threads belong to the run that starts them."""
+        start = threading.Thread.start
+
+        def start_in_run(thread: threading.Thread) -> None:
+            thread._cellmesh_run = self.current()  # type: ignore[attr-defined]
+            start(thread)
+
+        threading.Thread.start = start_in_run  # type: ignore[method-assign]
+
+
+class Pump:
+    """Gathers what a rank prints, writes it to the log and posts what may be shown.
+
+    Args:
+        post: sends messages to the agent; called under the pump's lock, so their order is that of the calls.
+        log: the rank's log.
+        shield: entered around what an interrupt must not cut in half.
+    """
+
+    def __init__(
+        self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None
+    ) -> None:
+        self._shield = shield or contextlib.nullcontext()
+        self._post = post
+        self._log = log
+        self._gate = Gate(time.monotonic())
+        self._lock = threading.RLock()
+        self._pieces: list[tuple[int, StreamName, str]] = []
+        self._num_gathered = 0
+        self._flushed_at = 0.0
+        self._deferred: list[Parcel[Any]] = []
+        self._dirty = threading.Event()
+        self._owner = os.getpid()
+
+    def start(self) -> None:
+        """Start the thread that posts what has been gathered."""
+        threading.Thread(target=self._post_gathered, name="cellmesh-output", daemon=True).start()
+
+    def write(self, run: int, stream: StreamName, text: str) -> None:
+        """Take in a delta of text."""
+        if os.getpid() != self._owner:
+            os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
+            return
+        with self._shield, self._lock:
+            self._pieces.append((run, stream, text))
+            self._num_gathered += len(text)
+            if self._num_gathered >= _INLINE_FLUSH_BYTES:
+                self._flush()
+            elif time.monotonic() - self._flushed_at > GATHER_S:
+                self._flush()  # the first line after a pause is not kept waiting
+            elif not self._dirty.is_set():
+                self._dirty.set()
+
+    def send(self, parcel: Parcel[Any], ends_run: bool = False, more_follows: bool = False) -> None:
+        """Send a message after everything printed before it.
+
+        Args:
+            parcel: the message.
+            ends_run: it is the answer to a run.
+            more_follows: another run follows at once, so the message may wait for its answer.
+        """
+        with self._shield, self._lock:
+            if self._pieces or self._deferred:
+                self._flush(and_post=not more_follows)
+            if ends_run:
+                self._deferred += [Parcel(verb) for verb in self._gate.close()]
+            self._deferred.append(parcel)
+            if more_follows:
+                self._dirty.set()
+            else:
+                self._flush()
+
+    def _flush(self, and_post: bool = True) -> None:
+        if self._pieces:
+            pieces, self._pieces, self._num_gathered = self._pieces, [], 0
+            now = time.monotonic()
+            self._flushed_at = now
+            self._log.append("".join(text for _, _, text in pieces))
+            for run, stream, text in _join(pieces):
+                self._deferred += [
+                    Parcel(verb) for verb in self._gate.admit(run, stream, text, now)
+                ]
+        if and_post and self._deferred:
+            self._post(self._deferred)
+            self._deferred = []
+
+    def _post_gathered(self) -> None:
+        while True:
+            self._dirty.wait()
+            time.sleep(GATHER_S if self._pieces else 0.002)
+            self._dirty.clear()
+            with self._lock:
+                self._flush()
+
+
+def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, StreamName, str]]:
+    joined: list[tuple[int, StreamName, list[str]]] = []
+    for run, stream, text in pieces:
+        if joined and joined[-1][:2] == (run, stream):
+            joined[-1][2].append(text)
+        else:
+            joined.append((run, stream, [text]))
+    return [(run, stream, "".join(texts)) for run, stream, texts in joined]
+
+
+class RankStream(io.TextIOBase):
+    """A text stream whose lines go to the notebook, into the cell that caused them.
+
+    Args:
+        name: ``stdout`` or ``stderr``.
+        pump: where text goes.
+        tracker: says whose text it is.
+    """
+
+    def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
+        self._name: StreamName = name
+        self._pump = pump
+        self._tracker = tracker
+        self._bytes = _ByteStream(self)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "replace"
+
+    @property
+    def name(self) -> str:
+        return f"<{self._name}>"
+
+    @property
+    def buffer(self) -> io.RawIOBase:
+        """A binary stream onto the same place."""
+        return self._bytes
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor below, for subprocesses; the agent reads its other end."""
+        return 1 if self._name == "stdout" else 2
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text:
+            self._pump.write(self._tracker.current(), self._name, text)
+        return len(text)
+
+
+class _ByteStream(io.RawIOBase):
+    def __init__(self, stream: RankStream) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._stream.write(self._decoder.decode(view.tobytes()))
+        return view.nbytes

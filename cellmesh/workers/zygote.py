@@ -1,0 +1,267 @@
+"""The zygote: one interpreter with torch imported, from which ranks are forked.
+
+It has one thread, never touches CUDA, and talks to its agent over a socketpair: neither threads nor a ZeroMQ
+context may cross a fork. It forks twice, so that a rank is an orphan that its agent, a subreaper, takes in;
+the agent then has the exit status, and the zygote's own end costs no rank.
+
+When the agent goes without a word (kill -9), the zygote is what is left to tidy up: it ends what the ranks
+started and removes the mesh's directory.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from ..wire.ticket import read_ticket, remove_directory
+from .processes import die_with, name_process
+
+if TYPE_CHECKING:
+    from .rank import RankOptions
+    from .shell import RankShell
+
+_MAX_MESSAGE_BYTES = 1 << 20
+# SCM_RIGHTS carries at most 253 descriptors; a rank needs two.
+MAX_RANKS_A_MESSAGE = 64
+
+
+class ForkRanks(msgspec.Struct, frozen=True, tag=True):
+    """Fork these ranks (msgpack of RankOptions each); the stdout and stderr pipes come along, two a rank."""
+
+    options: list[msgspec.Raw]
+
+
+class ForkStore(msgspec.Struct, frozen=True, tag=True):
+    """Fork the c10d store's process; its listening socket comes along."""
+
+    port: int
+    agent_pid: int
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """This rank has ended and was reaped: its number may come to mean another process."""
+
+    pid: int
+
+
+class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
+    """Everything is imported."""
+
+    torch_version: str
+    num_gpus: int
+    num_threads: int
+
+
+class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
+    """An import failed; the zygote ends."""
+
+    text: str
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The processes forked, in the order asked for."""
+
+    pids: list[int]
+
+
+Request = ForkRanks | ForkStore | Forget
+Reply = ZygoteReady | ZygoteFailed | Forked
+
+
+def main(descriptor: int, ticket_path: str) -> None:
+    """Serve an agent until it goes.
+
+    Args:
+        descriptor: our end of the socketpair.
+        ticket_path: the mesh's ticket.
+    """
+    ticket = read_ticket(Path(ticket_path))
+    agent = socket.socket(fileno=descriptor)
+    agent.set_inheritable(False)
+    name_process("cellmesh-zygote")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.chdir(ticket.cwd)
+    sys.path[:] = list(dict.fromkeys([*ticket.sys_path, *sys.path]))
+    try:
+        shell = _import_all(ticket.preload)
+    except BaseException as error:
+        agent.send(msgspec.msgpack.encode(ZygoteFailed(f"{type(error).__name__}: {error}")))
+        raise
+    agent.send(
+        msgspec.msgpack.encode(
+            ZygoteReady(str(sys.modules["torch"].__version__), _count_gpus(), _count_threads())
+        )
+    )
+    children = _serve(agent, shell)
+    _tidy_up(children, Path(ticket.directory))
+
+
+def _import_all(preload: Sequence[str]) -> RankShell:
+    """Import what ranks need, once, and freeze it: frozen objects keep forked pages shared."""
+    gc.disable()
+    import torch
+    import torch.distributed
+    from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
+
+    from . import rank  # noqa: F401
+    from .shell import make_shell
+
+    for name in preload:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ImportError(f"--preload {name}: {error}") from error
+    shell = make_shell()
+    gc.collect()
+    gc.freeze()
+    return shell
+
+
+def _count_gpus() -> int:
+    """GPUs by NVML, as asking CUDA would initialise it and spoil every fork."""
+    import torch
+
+    if not torch.backends.cuda.is_built():
+        return 0
+    return max(0, torch.cuda._device_count_nvml())
+
+
+def _count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
+    """Fork on demand until the agent's end closes; returns the ranks forked."""
+    decoder = msgspec.msgpack.Decoder(Request)
+    children: list[int] = []
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(
+            agent, _MAX_MESSAGE_BYTES, 2 * MAX_RANKS_A_MESSAGE
+        )
+        if not data:
+            return children
+        match decoder.decode(data):
+            case ForkRanks(options):
+                pipes = [
+                    (descriptors[2 * i], descriptors[2 * i + 1]) for i in range(len(options))
+                ]
+                starts = [
+                    _rank_starter(raw, out, err, shell, agent)
+                    for raw, (out, err) in zip(options, pipes, strict=True)
+                ]
+                pids = _fork_orphans(starts)
+                children += pids
+            case ForkStore(port, agent_pid):
+                pids = _fork_orphans([_store_starter(port, descriptors[0], agent_pid, agent)])
+            case Forget(pid):
+                children = [child for child in children if child != pid]
+                continue
+        for number in descriptors:
+            os.close(number)
+        agent.send(msgspec.msgpack.encode(Forked(pids)))
+
+
+def _fork_orphans(starts: Sequence[Callable[[], None]]) -> list[int]:
+    """Run each start in a process whose parent is gone; returns their pids."""
+    read_end, write_end = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        pids = []
+        for start in starts:
+            pid = os.fork()
+            if pid == 0:
+                os.close(read_end)
+                os.close(write_end)
+                _run_in_child(start)
+            pids.append(pid)
+        os.write(write_end, msgspec.msgpack.encode(pids))
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()  # to its end, which comes when the middle process has gone
+    os.waitpid(middle, 0)
+    return msgspec.msgpack.decode(data, type=list[int])
+
+
+def _run_in_child(start: Callable[[], None]) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.enable()
+        start()
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(status)
+
+
+def _rank_starter(
+    raw: msgspec.Raw, out: int, err: int, shell: RankShell, agent: socket.socket
+) -> Callable[[], None]:
+    def start() -> None:
+        from .rank import RankOptions, run_rank
+
+        options: RankOptions = msgspec.msgpack.decode(raw, type=RankOptions)
+        agent.close()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.closerange(3, max(null, out, err) + 1)
+        run_rank(options, shell)
+
+    return start
+
+
+def _store_starter(
+    port: int, listener: int, agent_pid: int, agent: socket.socket
+) -> Callable[[], None]:
+    def start() -> None:
+        import torch.distributed as dist
+
+        agent.close()
+        die_with(agent_pid)
+        name_process("cellmesh-store")
+        # With a listening socket of ours it is bound to one interface; by itself it binds all.
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            None,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(listener),
+        )
+        while store is not None:
+            signal.pause()
+
+    return start
+
+
+def _tidy_up(sessions: Sequence[int], directory: Path) -> None:
+    """The agent is gone, and each rank with it; end the processes that the ranks started.
+
+    Each rank led a session and process group of its own, numbered by its pid.
+    """
+    for session in sessions:
+        try:
+            os.killpg(session, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    remove_directory(directory)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
