@@ -170,15 +170,6 @@ ToRank = Work | Control
 # ---------------------------------------------------------------- rank -> agent
 
 
-class RankHello(Verb, frozen=True):
-    """First message on each socket of a rank."""
-
-    key: bytes
-    rank: int
-    incarnation: int
-    channel: Literal["work", "control", "out"]
-
-
 class RankReady(Verb, frozen=True):
     """The rank has a process group and waits for work."""
 
@@ -254,8 +245,7 @@ class RankState(Verb, frozen=True):
 
 
 FromRank = (
-    RankHello
-    | RankReady
+    RankReady
     | RankUnready
     | Output
     | Skipped

@@ -4,7 +4,6 @@ Every mesh has a directory of mode 0700 under Jupyter's runtime directory::
 
     cellmesh/<name>/ticket.json   mode 0600: the key, the processes, what to start
                    /agent.sock    the agent's socket for controllers
-                   /ranks.sock    the agent's socket for ranks
                    /logs/         rank0.log ...; agent.log, zygote.log
 
 Whoever may read the ticket may run code on the ranks.
@@ -32,7 +31,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         name: the mesh's name, also of its directory.
-        key: shared secret (hex) that authenticates controllers and ranks to the agent.
+        key: shared secret (hex) that authenticates controllers to the agent.
         directory: the mesh's own directory.
         num_ranks: number of ranks.
         backend: ``auto``, ``gloo`` or ``nccl``.
@@ -64,11 +63,6 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def agent_endpoint(self) -> str:
         """Where controllers connect."""
         return f"ipc://{self.directory}/agent.sock"
-
-    @property
-    def ranks_endpoint(self) -> str:
-        """Where ranks connect."""
-        return f"ipc://{self.directory}/ranks.sock"
 
     @property
     def path(self) -> Path:

@@ -19,6 +19,8 @@ MAX_FRAME_BYTES = 16 << 30
 ZERO_COPY_BYTES = 256 * 1024
 
 Socket = zmq.Socket[bytes]
+# pyzmq's `getsockopt` wraps what it returns in enums, which costs more than the call itself.
+_get = zmq.backend.Socket.get
 
 
 def _configure(socket: Socket) -> Socket:
@@ -69,22 +71,23 @@ def send(socket: Socket, frames: list[Frame]) -> None:
         socket.send(frame, zmq.SNDMORE if index < last else 0, copy=not large, track=False)
 
 
+def readable(socket: Socket) -> bool:
+    """Whether a message has arrived. ZeroMQ's descriptor tells of changes only; this tells what is so."""
+    return bool(_get(socket, zmq.EVENTS) & zmq.PollEvent.POLLIN.value)
+
+
 def drain(socket: Socket, limit: int = 1000) -> Iterator[list[Frame]]:
     """The messages that have arrived, without waiting; at most `limit`, to be fair to other sockets."""
     for _ in range(limit):
-        try:
-            yield receive(socket, zmq.DONTWAIT)
-        except zmq.Again:
+        if not readable(socket):
             return
+        yield receive(socket)
 
 
-def receive(socket: Socket, flags: int = 0) -> list[Frame]:
-    """Receive one message; waits unless `flags` has ``DONTWAIT``."""
-    first = socket.recv(flags)
-    if not socket.getsockopt(zmq.RCVMORE):
-        return [first]
-    frames: list[Frame] = [first]
-    while socket.getsockopt(zmq.RCVMORE):
+def receive(socket: Socket) -> list[Frame]:
+    """Receive one message; waits for it."""
+    frames: list[Frame] = [socket.recv()]
+    while _get(socket, zmq.RCVMORE):
         # Arrays are rebuilt on this memory: it must be writable, which `bytes` is not.
         frame = socket.recv(copy=False).buffer
         frames.append(bytearray(frame) if len(frame) < ZERO_COPY_BYTES else frame)

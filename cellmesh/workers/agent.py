@@ -8,6 +8,7 @@ no torch and unpickles nothing.
 from __future__ import annotations
 
 import codecs
+import functools
 import os
 import select
 import signal
@@ -38,7 +39,6 @@ from ..wire.messages import (
     HostReport,
     Leave,
     LogText,
-    RankHello,
     ReadHost,
     ReadLog,
     Refused,
@@ -48,6 +48,7 @@ from ..wire.messages import (
     StreamName,
     Welcome,
 )
+from ..wire.stream import QueuedChannel
 from ..wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from . import processes
 from .output import Log, read_log
@@ -65,6 +66,7 @@ from .zygote import (
 
 _PIPE_BYTES = 64 * 1024
 _LAST_LINES = 12
+_MAX_EVENTS = 4096
 _FORK_S = 20.0
 _MASTER_ADDR = "127.0.0.1"
 
@@ -74,6 +76,31 @@ class _Pipe:
     rank: int
     stream: StreamName
     decoder: Any = field(default_factory=codecs.getincrementaldecoder("utf-8"))
+
+
+@dataclass(frozen=True)
+class _RankLink:
+    rank: int
+    channel: QueuedChannel
+
+
+@dataclass(frozen=True)
+class _RankEnds:
+    """What connects agent and rank: two pipes, (read, write), and two socketpairs, (ours, theirs)."""
+
+    out: tuple[int, int]
+    err: tuple[int, int]
+    work: tuple[socket.socket, socket.socket]
+    control: tuple[socket.socket, socket.socket]
+
+    def theirs(self) -> tuple[int, int, int, int]:
+        return self.out[1], self.err[1], self.work[1].fileno(), self.control[1].fileno()
+
+    def close_theirs(self) -> None:
+        os.close(self.out[1])
+        os.close(self.err[1])
+        self.work[1].close()
+        self.control[1].close()
 
 
 class Agent:
@@ -99,11 +126,10 @@ class Agent:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._pipes: dict[int, _Pipe] = {}
+        self._links: dict[int, _RankLink] = {}
+        self._channels: dict[tuple[int, Channel], QueuedChannel] = {}
         self._incarnation = 0
         self._num_gpus = 0
-        # Who speaks on which connection; whoever is in neither has not proved that he has the key.
-        self._speakers: dict[bytes, tuple[int, int]] = {}
-        self._listeners: dict[tuple[int, Channel], bytes] = {}
         self._controller: bytes | None = None
         self._controller_pid = 0
         self._done = False
@@ -111,7 +137,6 @@ class Agent:
         self._start_zygote()
         context: zmq.Context[transport.Socket] = zmq.Context()
         self._controllers = transport.bind_router(context, ticket.agent_endpoint)
-        self._rank_links = transport.bind_router(context, ticket.ranks_endpoint)
         self._from_controller = at_agent_from_controller()
         self._from_rank = at_agent_from_rank()
         self._logs = {
@@ -124,29 +149,28 @@ class Agent:
 
     def serve(self) -> None:
         """Supervise until the mesh has ended."""
-        poller = zmq.Poller()
-        for what in (self._controllers, self._rank_links, self._epoll.fileno()):
-            poller.register(what, zmq.POLLIN)
+        controllers = self._controllers
+        self._epoll.register(controllers.getsockopt(zmq.FD), select.EPOLLIN)
         while not self._done:
-            deadline = self._supervisor.deadline()
-            wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = dict(poller.poll(None if wait_s is None else wait_s * 1000 + 1))
-            # What a rank wrote before it answered is in its pipe by the time the answer is here: read the
-            # answers first, then the pipes, and handle the pipes first.
-            said = list(transport.drain(self._rank_links)) if self._rank_links in ready else []
-            events = [number for number, _ in self._epoll.poll(0)]
-            for number in events:
+            patience_s = 0 if transport.readable(controllers) else self._patience_s()
+            events = self._epoll.poll(patience_s, _MAX_EVENTS)
+            # What a rank wrote before it answered is in its pipe by the time the answer is here: pipes first.
+            for number, _ in events:
                 if number in self._pipes:
                     self._read_pipe(number)
-            for frames in said:
-                self._hear_rank(bytes(frames[0]), frames[1:])
-            for number in events:
+            for number, event in events:
+                if number in self._links:
+                    self._serve_rank(self._links[number], event)
+            for number, _ in events:
                 if number in self._handlers:
                     self._handlers[number]()
-            if self._controllers in ready:
-                for frames in transport.drain(self._controllers):
-                    self._hear_controller(bytes(frames[0]), frames[1:])
+            for frames in transport.drain(controllers):
+                self._hear_controller(bytes(frames[0]), frames[1:])
             self._act(self._supervisor.tick(time.monotonic()))
+
+    def _patience_s(self) -> float | None:
+        deadline = self._supervisor.deadline()
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -229,38 +253,39 @@ class Agent:
 
     # ---- ranks
 
-    def _hear_rank(self, identity: bytes, frames: Sequence[Frame]) -> None:
-        try:
-            parcels = self._from_rank.decode(frames)
-        except ProtocolError:
+    def _serve_rank(self, link: _RankLink, event: int) -> None:
+        if event & select.EPOLLOUT and link.channel.flush():
+            self._epoll.modify(link.channel.connection.fileno(), select.EPOLLIN)
+        if not event & ~select.EPOLLOUT:
             return
+        messages = link.channel.read()
+        if not messages and event & select.EPOLLHUP:
+            self._close_link(link)  # the rank ends; its pidfd tells how
         now = time.monotonic()
-        for parcel in parcels:
-            if type(parcel.verb) is RankHello:
-                self._greet_rank(identity, parcel.verb)
-                continue
-            rank, incarnation = self._speakers.get(identity, (-1, -1))
-            if rank >= 0 and incarnation == self._incarnation:
-                self._act(self._supervisor.from_rank(rank, parcel, now))
-
-    def _greet_rank(self, identity: bytes, hello: RankHello) -> None:
-        if hello.key != self._key or hello.rank not in self._logs:
-            return
-        self._speakers[identity] = (hello.rank, hello.incarnation)
-        if hello.channel != "out" and hello.incarnation == self._incarnation:
-            self._listeners[hello.rank, hello.channel] = identity
+        for frames in messages:
+            for parcel in self._from_rank.decode(frames):
+                self._act(self._supervisor.from_rank(link.rank, parcel, now))
 
     def _send_ranks(
         self, ranks: Sequence[int], channel: Channel, frames: Sequence[Frame]
     ) -> None:
         for rank in ranks:
-            identity = self._listeners.get((rank, channel))
-            if identity is not None:
-                transport.send(self._rank_links, [identity, *frames])
+            link = self._channels.get((rank, channel))
+            if link is not None and not link.send(frames):
+                self._epoll.modify(link.connection.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def _rank_ended(self, rank: int, pid: int, incarnation: int) -> None:
+    def _close_link(self, link: _RankLink) -> None:
+        self._epoll.unregister(link.channel.connection.fileno())
+        del self._links[link.channel.connection.fileno()]
+        self._channels = {k: c for k, c in self._channels.items() if c is not link.channel}
+        link.channel.connection.close()
+
+    def _rank_ended(self, rank: int, pid: int) -> None:
         for number in [n for n, pipe in self._pipes.items() if pipe.rank == rank]:
             self._read_pipe(number, to_the_end=True)
+        for link in [link for link in self._links.values() if link.rank == rank]:
+            while link.channel.connection.fileno() in self._links:  # its last words, to their end
+                self._serve_rank(link, select.EPOLLIN | select.EPOLLHUP)
         # What the rank started is in its process group, whose number is safe until the rank is reaped.
         try:
             os.killpg(pid, signal.SIGKILL)
@@ -268,10 +293,6 @@ class Agent:
             pass
         reason = _reap(pid)
         self._tell_zygote(Forget(pid))
-        for identity in [i for i, who in self._speakers.items() if who == (rank, incarnation)]:
-            del self._speakers[identity]
-        for channel in ("work", "control"):
-            self._listeners.pop((rank, channel), None)  # type: ignore[arg-type]
         text, _ = read_log(self._ticket.logs / f"rank{rank}.log", _PIPE_BYTES // 8)
         last_output = "\n".join(text.splitlines()[-_LAST_LINES:])
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
@@ -331,7 +352,7 @@ class Agent:
         self._store_port = 0
         self._handlers[ours.fileno()] = self._hear_zygote
         self._epoll.register(ours.fileno(), select.EPOLLIN)
-        self._watch_process(pid, lambda: self._zygote_ended(pid))
+        self._watch_process(pid, functools.partial(self._zygote_ended, pid))
 
     def _hear_zygote(self) -> None:
         data = self._zygote.recv(1 << 20)
@@ -394,31 +415,29 @@ class Agent:
                 ForkStore(self._store_port, os.getpid()), [listener.fileno()]
             )
         for pid in pids:
-            self._watch_process(pid, lambda pid=pid: self._store_ended(pid))
+            self._watch_process(pid, functools.partial(self._store_ended, pid))
 
     def _store_ended(self, pid: int) -> None:
         self._store_port = 0
         self._act(self._supervisor.store_ended(_reap(pid)))
 
     def _fork_ranks(self, ranks: Sequence[int]) -> None:
-        pipes = [(os.pipe(), os.pipe()) for _ in ranks]
-        write_ends = [end for out, err in pipes for end in (out[1], err[1])]
+        ends = [_RankEnds(os.pipe(), os.pipe(), socket.socketpair(), socket.socketpair()) for _ in ranks]
+        theirs = [number for own in ends for number in own.theirs()]
         pids = self._ask_zygote(
             ForkRanks([msgspec.Raw(msgspec.msgpack.encode(self._options(rank))) for rank in ranks]),
-            write_ends,
+            theirs,
         )
-        for end in write_ends:
-            os.close(end)
+        for own in ends:
+            own.close_theirs()
         if not pids:
             return
-        for rank, pid, (out, err) in zip(ranks, pids, pipes, strict=True):
-            self._add_pipe(out[0], _Pipe(rank, "stdout"))
-            self._add_pipe(err[0], _Pipe(rank, "stderr"))
-
-            def ended(rank: int = rank, pid: int = pid, incarnation: int = self._incarnation) -> None:
-                self._rank_ended(rank, pid, incarnation)
-
-            self._watch_process(pid, ended)
+        for rank, pid, own in zip(ranks, pids, ends, strict=True):
+            self._add_pipe(own.out[0], _Pipe(rank, "stdout"))
+            self._add_pipe(own.err[0], _Pipe(rank, "stderr"))
+            self._add_link(rank, "work", own.work[0])
+            self._add_link(rank, "control", own.control[0])
+            self._watch_process(pid, functools.partial(self._rank_ended, rank, pid))
         self._act(self._supervisor.forked(dict(zip(ranks, pids, strict=True))))
 
     def _options(self, rank: int) -> dict[str, Any]:
@@ -438,13 +457,17 @@ class Agent:
             "mesh_shape": ticket.mesh_shape,
             "master_addr": _MASTER_ADDR,
             "master_port": self._store_port,
-            "endpoint": ticket.ranks_endpoint,
-            "key": ticket.key,
             "incarnation": self._incarnation,
             "agent_pid": os.getpid(),
             "log_path": str(ticket.logs / f"rank{rank}.log"),
             "mesh_name": ticket.name,
         }
+
+    def _add_link(self, rank: int, channel: Channel, connection: socket.socket) -> None:
+        queued = QueuedChannel(connection)
+        self._links[connection.fileno()] = _RankLink(rank, queued)
+        self._channels[rank, channel] = queued
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _add_pipe(self, number: int, pipe: _Pipe) -> None:
         os.set_blocking(number, False)
@@ -498,7 +521,6 @@ class Agent:
         self._controllers.setsockopt(zmq.LINGER, 500)
         remove_directory(Path(self._ticket.directory))
         self._controllers.close()
-        self._rank_links.close()
         self._controllers.context.term()
 
 

@@ -108,6 +108,8 @@ class Executor:
         return eval(compile(expression.strip(), "<expression>", "eval"), self._shell.user_ns)
 
     def _value(self, run: int, value: Any, name: str) -> Parcel[Done | Failed]:
+        if value is None:
+            return Parcel(Done(run))
         pickled, buffers = payload.dumps(value, name, reduce_for_notebook)
         return Parcel(Done(run, pickled), tuple(buffers))
 

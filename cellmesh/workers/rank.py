@@ -1,7 +1,7 @@
 """A rank: the main thread executes work, a control thread answers while it is busy.
 
-Three sockets, all to the agent: ``work`` (read by the main thread), ``control`` (the control thread's own) and
-``out`` (everything the rank says of its own accord, under the pump's lock).
+Two sockets, both to the agent: ``work`` (the main thread reads it, the pump writes it, under its lock) and
+``control`` (the control thread's own).
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ from __future__ import annotations
 import faulthandler
 import os
 import random
+import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
-import zmq
 
 from ..errors import CellmeshError, ProtocolError
-from ..wire import payload, transport
+from ..wire import payload
 from ..wire.framing import Parcel, at_rank, encode
 from ..wire.messages import (
     Done,
@@ -31,11 +30,11 @@ from ..wire.messages import (
     Leave,
     Peek,
     Probe,
-    RankHello,
     RankReady,
     RankState,
     RankUnready,
 )
+from ..wire.stream import Channel
 from .activity import look_at_main_thread
 from .executor import Executor, reduce_for_notebook
 from .groups import Groups, choose_placement
@@ -64,42 +63,22 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     mesh_shape: tuple[int, ...]
     master_addr: str
     master_port: int
-    endpoint: str
-    key: str
     incarnation: int
     agent_pid: int
     log_path: str
     mesh_name: str
 
 
-class Links:
-    """The sockets of a rank."""
-
-    def __init__(self, options: RankOptions) -> None:
-        self._options = options
-        self._context: zmq.Context[transport.Socket] = zmq.Context()
-        self.work = self._open("work")
-        self.control = self._open("control")
-        self.out = self._open("out")
-
-    def _open(self, channel: Literal["work", "control", "out"]) -> transport.Socket:
-        options = self._options
-        socket = transport.connect_dealer(self._context, options.endpoint)
-        hello = RankHello(bytes.fromhex(options.key), options.rank, options.incarnation, channel)
-        transport.send(socket, encode([Parcel(hello)]))
-        return socket
-
-    def post(self, parcels: Sequence[Parcel[Any]]) -> None:
-        """Send on ``out``; the pump calls it under its lock."""
-        transport.send(self.out, encode(parcels))
-
-
-def run_rank(options: RankOptions, shell: RankShell) -> None:
+def run_rank(
+    options: RankOptions, shell: RankShell, work: socket.socket, control: socket.socket
+) -> None:
     """The life of a rank, from the fork to the end of its process; never returns.
 
     Args:
         options: who it is.
         shell: the shell that the zygote prepared.
+        work: our end of the socketpair for work.
+        control: our end of the socketpair for the control thread.
     """
     try:
         die_with(options.agent_pid)
@@ -111,10 +90,12 @@ def run_rank(options: RankOptions, shell: RankShell) -> None:
     torch.set_num_threads(options.num_threads)
     _reseed()
 
-    links = Links(options)
+    work_channel = Channel(work)
     tracker = RunTracker()
     interrupts = Interrupts()
-    pump = Pump(links.post, Log(Path(options.log_path)), interrupts)
+    pump = Pump(
+        lambda parcels: work_channel.send(encode(parcels)), Log(Path(options.log_path)), interrupts
+    )
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
     shell.connect(_shower(pump, tracker))
@@ -128,8 +109,10 @@ def run_rank(options: RankOptions, shell: RankShell) -> None:
     groups = Groups(
         options.rank, options.world_size, placement, options.master_port, options.incarnation
     )
-    control = _ControlThread(links, shell, groups, interrupts, placement.device)
-    threading.Thread(target=control.serve, name="cellmesh-control", daemon=True).start()
+    control_thread = _ControlThread(
+        Channel(control), shell, groups, interrupts, placement.device
+    )
+    threading.Thread(target=control_thread.serve, name="cellmesh-control", daemon=True).start()
     try:
         groups.initialize()
         mesh = groups.build_mesh(options.mesh_dim_names, options.mesh_shape)
@@ -146,14 +129,14 @@ def run_rank(options: RankOptions, shell: RankShell) -> None:
         dist=dist,
     )
     pump.send(Parcel(RankReady(str(placement.device), placement.backend)))
-    _work(links, Executor(shell, groups, pump, tracker, interrupts))
+    _work(work_channel, Executor(shell, groups, pump, tracker, interrupts))
 
 
-def _work(links: Links, executor: Executor) -> None:
+def _work(channel: Channel, executor: Executor) -> None:
     codec = at_rank()
     while True:
         try:
-            parcels = codec.decode(transport.receive(links.work))
+            parcels = codec.decode(channel.receive())
         except ProtocolError as error:
             print(error, file=sys.__stderr__)
             continue
@@ -169,13 +152,13 @@ class _ControlThread:
 
     def __init__(
         self,
-        links: Links,
+        channel: Channel,
         shell: RankShell,
         groups: Groups,
         interrupts: Interrupts,
         device: torch.device,
     ) -> None:
-        self._socket = links.control
+        self._channel = channel
         self._shell = shell
         self._groups = groups
         self._interrupts = interrupts
@@ -186,7 +169,7 @@ class _ControlThread:
         codec = at_rank()
         while True:
             try:
-                for verb, _ in codec.decode(transport.receive(self._socket)):
+                for verb, _ in codec.decode(self._channel.receive()):
                     self._handle(verb)
             except ProtocolError as error:
                 print(error, file=sys.__stderr__)
@@ -206,7 +189,7 @@ class _ControlThread:
                 _leave()
 
     def _answer(self, parcel: Parcel[Any]) -> None:
-        transport.send(self._socket, encode([parcel]))
+        self._channel.send(encode([parcel]))
 
     def _release_if_stuck(self, run: int) -> None:
         """The main thread may sit in C++ and not see its signal: then cut what it waits for."""

@@ -30,12 +30,18 @@ if TYPE_CHECKING:
     from .shell import RankShell
 
 _MAX_MESSAGE_BYTES = 1 << 20
-# SCM_RIGHTS carries at most 253 descriptors; a rank needs two.
-MAX_RANKS_A_MESSAGE = 64
+# What a rank gets: the pipes for its descriptors 1 and 2, its work and its control socket.
+DESCRIPTORS_A_RANK = 4
+# SCM_RIGHTS carries at most 253 descriptors.
+MAX_RANKS_A_MESSAGE = 60
+
+
+# Above every descriptor that the zygote has open while it forks.
+_SAFE = 512
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """Fork these ranks (msgpack of RankOptions each); the stdout and stderr pipes come along, two a rank."""
+    """Fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK descriptors come along for each."""
 
     options: list[msgspec.Raw]
 
@@ -145,18 +151,19 @@ def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
     children: list[int] = []
     while True:
         data, descriptors, _, _ = socket.recv_fds(
-            agent, _MAX_MESSAGE_BYTES, 2 * MAX_RANKS_A_MESSAGE
+            agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
         )
         if not data:
             return children
         match decoder.decode(data):
             case ForkRanks(options):
-                pipes = [
-                    (descriptors[2 * i], descriptors[2 * i + 1]) for i in range(len(options))
+                each = [
+                    descriptors[i : i + DESCRIPTORS_A_RANK]
+                    for i in range(0, len(descriptors), DESCRIPTORS_A_RANK)
                 ]
                 starts = [
-                    _rank_starter(raw, out, err, shell, agent)
-                    for raw, (out, err) in zip(options, pipes, strict=True)
+                    _rank_starter(raw, own, shell, agent)
+                    for raw, own in zip(options, each, strict=True)
                 ]
                 pids = _fork_orphans(starts)
                 children += pids
@@ -209,7 +216,7 @@ def _run_in_child(start: Callable[[], None]) -> NoReturn:
 
 
 def _rank_starter(
-    raw: msgspec.Raw, out: int, err: int, shell: RankShell, agent: socket.socket
+    raw: msgspec.Raw, descriptors: Sequence[int], shell: RankShell, agent: socket.socket
 ) -> Callable[[], None]:
     def start() -> None:
         from .rank import RankOptions, run_rank
@@ -217,11 +224,12 @@ def _rank_starter(
         options: RankOptions = msgspec.msgpack.decode(raw, type=RankOptions)
         agent.close()
         null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.closerange(3, max(null, out, err) + 1)
-        run_rank(options, shell)
+        for number, own in enumerate((null, *descriptors)):  # 0, 1, 2; work is 3, control is 4
+            os.dup2(own, number + _SAFE)
+        for number in range(1 + DESCRIPTORS_A_RANK):
+            os.dup2(number + _SAFE, number, inheritable=number < 3)
+        os.closerange(1 + DESCRIPTORS_A_RANK, _SAFE + 1 + DESCRIPTORS_A_RANK)
+        run_rank(options, shell, socket.socket(fileno=3), socket.socket(fileno=4))
 
     return start
 

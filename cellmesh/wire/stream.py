@@ -1,0 +1,191 @@
+"""Frames over a stream socket, between an agent and its ranks.
+
+They share a host, so a socketpair made before the fork serves them: nothing is bound that others could reach,
+no peer has to prove who it is, and no I/O thread stands between a message and the code that waits for it
+(docs/architecture.md has the measurement that decided against ZeroMQ here).
+
+A message is ``uint32 number of frames``, then a ``uint64 size`` for each, then the frames.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import socket
+import struct
+from collections.abc import Sequence
+
+from .framing import Frame
+
+_COUNT = struct.Struct("<I")
+_CHUNK_BYTES = 64 * 1024
+_JOIN_BYTES = 16 * 1024
+# Parts of one sendmsg; the system's own limit (IOV_MAX) is 1024.
+_MAX_PARTS = 512
+
+
+def _pack(frames: Sequence[Frame]) -> list[Frame]:
+    """The parts to send; small messages are joined, as one part is sent faster than several."""
+    sizes = struct.pack(f"<I{len(frames)}Q", len(frames), *map(len, frames))
+    if sum(map(len, frames)) < _JOIN_BYTES:
+        return [b"".join((sizes, *frames))]
+    return [sizes, *frames]
+
+
+class Reader:
+    """Cuts a stream into messages."""
+
+    def __init__(self) -> None:
+        # Received into and copied from: a fresh buffer a call costs more than the copy.
+        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
+        self._buffer = bytearray()
+        self._sizes: tuple[int, ...] | None = None
+        self._frames: list[Frame] = []
+        # A large frame is received straight into its own memory.
+        self._large: bytearray | None = None
+        self._num_large = 0
+
+    def read_from(self, connection: socket.socket) -> list[list[Frame]] | None:
+        """Receive once.
+
+        Args:
+            connection: blocking or not.
+
+        Returns:
+            The messages that are now complete; None at the end of the stream.
+
+        Raises:
+            BlockingIOError: there is nothing to read.
+        """
+        if self._large is not None:
+            view = memoryview(self._large)[self._num_large :]
+            count = connection.recv_into(view)
+            view.release()
+            if not count:
+                return None
+            self._num_large += count
+            if self._num_large < len(self._large):
+                return []
+            self._frames.append(self._large)
+            self._large = None
+        else:
+            count = connection.recv_into(self._chunk)
+            if not count:
+                return None
+            self._buffer += self._chunk[:count]
+        return self._cut()
+
+    def _cut(self) -> list[list[Frame]]:
+        messages: list[list[Frame]] = []
+        buffer, at = self._buffer, 0
+        while True:
+            if self._sizes is None:
+                if len(buffer) - at < 4:
+                    break
+                (count,) = _COUNT.unpack_from(buffer, at)
+                if len(buffer) - at < 4 + 8 * count:
+                    break
+                self._sizes = struct.unpack_from(f"<{count}Q", buffer, at + 4)
+                at += 4 + 8 * count
+            while len(self._frames) < len(self._sizes):
+                size = self._sizes[len(self._frames)]
+                if len(buffer) - at < size:
+                    if size > _CHUNK_BYTES:
+                        self._large = bytearray(size)
+                        self._num_large = len(buffer) - at
+                        self._large[: self._num_large] = buffer[at:]
+                        at = len(buffer)
+                    break
+                self._frames.append(buffer[at : at + size])
+                at += size
+            if len(self._frames) < len(self._sizes):
+                break
+            messages.append(self._frames)
+            self._frames, self._sizes = [], None
+        del buffer[:at]
+        return messages
+
+
+class Channel:
+    """One end of a socketpair, blocking; one thread may send while another receives.
+
+    Args:
+        connection: the socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        self._connection = connection
+        self._reader = Reader()
+        self._received: collections.deque[list[Frame]] = collections.deque()
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send a message; blocks while the other side is slow to read."""
+        parts = [memoryview(part) for part in _pack(frames)]
+        while parts:
+            parts = _advance(parts, self._connection.sendmsg(parts[:_MAX_PARTS]))
+
+    def receive(self) -> list[Frame]:
+        """Receive a message; waits for it.
+
+        Raises:
+            EOFError: the other side has gone.
+        """
+        while not self._received:
+            messages = self._reader.read_from(self._connection)
+            if messages is None:
+                raise EOFError("the agent has gone")
+            self._received.extend(messages)
+        return self._received.popleft()
+
+
+class QueuedChannel:
+    """One end of a socketpair that never blocks: what cannot be sent at once is queued.
+
+    Args:
+        connection: the socket; made non-blocking.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self._reader = Reader()
+        self._unsent: list[memoryview] = []
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Send or queue a message.
+
+        Returns:
+            Whether nothing is left in the queue; if not, call `flush` when the socket is writable.
+        """
+        self._unsent += [memoryview(part) for part in _pack(frames)]
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what is queued, as far as it goes; as `send`."""
+        while self._unsent:
+            try:
+                count = self.connection.sendmsg(self._unsent[:_MAX_PARTS])
+            except BlockingIOError:
+                return False
+            except OSError:  # the rank has gone; its pidfd tells the rest
+                self._unsent.clear()
+                return True
+            self._unsent = _advance(self._unsent, count)
+        return True
+
+    def read(self) -> list[list[Frame]]:
+        """The messages that one receive completes; none at the end of the stream, too."""
+        try:
+            return self._reader.read_from(self.connection) or []
+        except OSError:
+            return []
+
+
+def _advance(parts: list[memoryview], count: int) -> list[memoryview]:
+    """The parts without their first `count` bytes."""
+    for index, part in enumerate(parts):
+        if count < len(part):
+            return [part[count:], *itertools.islice(parts, index + 1, None)]
+        count -= len(part)
+    return []
