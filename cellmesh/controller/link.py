@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -150,32 +152,42 @@ class Link:
         if outgoing:
             transport.send(socket, encode(outgoing))
         for effect in effects:
-            match effect:
-                case Deliver(number, ranks, parcel):
-                    self._deliver(number, ranks, parcel, now)
-                case Finish(number):
-                    self._runs.pop(number).finish(now)
-                case Waits(number, states):
-                    run = self._runs[number]
-                    run.printer.show(now)
-                    run.report_waiting(states)
-                case Answer(request, value):
-                    future = self._answers.pop(request, None)
-                    if future is not None:
-                        future.set_result(value)
-                case Change():
-                    if effect.state == "ended":
-                        for future in self._answers.values():
-                            future.set_result(None)
-                        self._answers.clear()
-                    self._on_change(effect)
+            self._guard(self._apply, effect, now)
         for number, printer in list(self._timed.items()):
             due = printer.deadline()
             if due is not None and due <= now:
-                printer.show(now)
+                self._guard(printer.show, now)
                 due = printer.deadline()
             if due is None:
                 del self._timed[number]
+
+    def _guard(self, function: Callable[..., None], *args: Any) -> None:
+        """Call what ends in a front end or in a user's callback: its failure must not cost the link."""
+        try:
+            function(*args)
+        except Exception:
+            traceback.print_exc(file=sys.__stderr__)
+
+    def _apply(self, effect: Effect, now: float) -> None:
+        match effect:
+            case Deliver(number, ranks, parcel):
+                self._deliver(number, ranks, parcel, now)
+            case Finish(number):
+                self._runs.pop(number).finish(now)
+            case Waits(number, states):
+                run = self._runs[number]
+                run.printer.show(now)
+                run.report_waiting(states)
+            case Answer(request, value):
+                future = self._answers.pop(request, None)
+                if future is not None:
+                    future.set_result(value)
+            case Change():
+                if effect.state == "ended":
+                    for future in self._answers.values():
+                        future.set_result(None)
+                    self._answers.clear()
+                self._on_change(effect)
 
     def _deliver(
         self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float

@@ -281,6 +281,20 @@ class Mesh(Ranks):
         """Whether it is there to run things."""
         return self._session.state == "ready"
 
+    @property
+    def start_s(self) -> float:
+        """How long the start or the last restart took, in seconds."""
+        return self._session.start_s
+
+    @property
+    def ready_ranks(self) -> Sequence[RankInfo]:
+        """The ranks as they were when the mesh became ready."""
+        return self._session.ready_ranks
+
+    def log_path(self, rank: int) -> Path:
+        """The file with everything that a rank has printed; it goes when the mesh ends."""
+        return self._session.log_path(rank)
+
     def reshape(self, dims: Mapping[str, int] | str) -> None:
         """Give ``mesh`` on every rank other dims. Blocks; waits for what the ranks are running.
 
@@ -318,9 +332,20 @@ class Mesh(Ranks):
             raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
         return self._session.ask_log(rank, num_bytes)
 
-    def restart(self, timeout_s: float = 60.0) -> None:
-        """Replace every rank by a new one, forked from the zygote. What they held is gone. Blocks."""
-        self._session.restart(timeout_s)
+    def restart(
+        self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        """Replace every rank by a new one, forked from the zygote. What they held is gone. Blocks.
+
+        Args:
+            timeout_s: how long it may take, in seconds.
+            on_progress: told how far it has come; called on another thread.
+
+        Raises:
+            NoMeshError: the mesh has ended.
+            HostError: the new ranks did not come up; the mesh has ended.
+        """
+        self._session.restart(timeout_s, on_progress)
 
     def stop(self) -> None:
         """End every process of the mesh and wait until they have gone. Calling it again does nothing."""

@@ -138,8 +138,6 @@ class Run(Generic[T]):
             for rank, outcome in failed.items()
             if type(outcome.verb) is Failed
         }
-        for rank, text in tracebacks.items():
-            exceptions[rank].add_note(f"on rank {rank}:\n{text}")
         raise RankFailure(summary, exceptions, tracebacks)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
@@ -185,10 +183,12 @@ class Run(Generic[T]):
 
     def finish(self, now: float) -> None:
         """Every rank has ended it."""
-        self.printer.show(now, everything=True)
-        with self._lock:
-            self._ended.set()
-            callbacks, self._callbacks = self._callbacks, []
+        try:
+            self.printer.show(now, everything=True)
+        finally:
+            with self._lock:
+                self._ended.set()
+                callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 

@@ -18,6 +18,7 @@ from ..wire.messages import (
     HostReport,
     LogText,
     MeshReady,
+    RankInfo,
     RankState,
     Refused,
     StartFailed,
@@ -64,11 +65,13 @@ class Session:
     ) -> None:
         self.num_ranks = options.num_ranks
         self.dims: Mapping[str, int] = dict(options.mesh)
-        self.started_at = time.monotonic()
+        self._started_at = time.monotonic()
+        self.start_s = 0.0
         self._on_progress = on_progress
         self._ticket = make_ticket(options)
         self._owner_pid = os.getpid()
         self._core = Core(options.num_ranks)
+        self._state: State = "connecting"
         self._condition = threading.Condition()
         self._runs: dict[int, Run[Any]] = {}
         self._num_runs = 0
@@ -94,7 +97,16 @@ class Session:
     @property
     def state(self) -> State:
         """Where in its life it is."""
-        return self._core.state
+        return self._state
+
+    @property
+    def ready_ranks(self) -> tuple[RankInfo, ...]:
+        """The ranks as they were when the mesh became ready."""
+        return self._core.ranks
+
+    def log_path(self, rank: int) -> Path:
+        """A rank's log."""
+        return self._ticket.logs / f"rank{rank}.log"
 
     def busy_ranks(self) -> set[int]:
         """Ranks that have been given work and not ended it."""
@@ -184,6 +196,7 @@ class Session:
         except BaseException:  # Ctrl-C while it starts
             self.stop()
             raise
+        self._on_progress = None
         if self.state == "ready":
             return
         end = self._end
@@ -195,12 +208,15 @@ class Session:
             raise MeshUsageError(end.text) if end.fault == "user" else HostError(end.text)
         raise HostError(f"the mesh did not start: {getattr(end, 'reason', end)}. {log}".strip())
 
-    def restart(self, timeout_s: float) -> None:
+    def restart(
+        self, timeout_s: float, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
         """Replace every rank, and wait until the new ones have answered."""
         self._check_usable(())
+        self._on_progress = on_progress
         with self._condition:
-            self._core.state = "restarting"
-        self.started_at = time.monotonic()
+            self._state = "restarting"
+        self._started_at = time.monotonic()
         self._link.post(lambda core, now: core.restart())
         self.wait_until_ready(timeout_s)
 
@@ -250,15 +266,16 @@ class Session:
     def _note_change(self, change: Change) -> None:
         """The mesh's state changed; called on the link's thread."""
         cause = change.cause
+        elapsed_s = time.monotonic() - self._started_at
+        if isinstance(cause, MeshReady):
+            self.start_s = elapsed_s
+        if isinstance(cause, ProgressVerb) and self._on_progress is not None:
+            self._on_progress(Progress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s))
         with self._condition:
+            self._state = change.state
             if isinstance(cause, StartFailed | Refused | Stopped) and self._end is None:
                 self._end = cause
             self._condition.notify_all()
-        if isinstance(cause, ProgressVerb | MeshReady) and self._on_progress is not None:
-            stage = cause.stage if isinstance(cause, ProgressVerb) else "ready"
-            ready = cause.num_ready if isinstance(cause, ProgressVerb) else self.num_ranks
-            elapsed_s = time.monotonic() - self.started_at
-            self._on_progress(Progress(stage, ready, self.num_ranks, elapsed_s))
 
     def _read_agent_log(self) -> str:
         try:

@@ -22,6 +22,9 @@ class Sink(Protocol):
     def note(self, text: str) -> None:
         """Show a remark of cellmesh's own."""
 
+    def status(self, text: str, final: bool) -> None:
+        """Show a line that replaces the one before it, until one is `final`."""
+
 
 def label(ranks: Ranks) -> str:
     """``[0-3,5]``."""
@@ -74,6 +77,13 @@ class ConsoleSink:
     def note(self, text: str) -> None:
         self._write("stderr", text + "\n")
 
+    def status(self, text: str, final: bool) -> None:
+        out = self._out or sys.stdout
+        if out.isatty():
+            self._write("stdout", f"\r\x1b[K{text}" + ("\n" if final else ""))
+        elif final:
+            self._write("stdout", text + "\n")
+
     def _write(self, stream: str, text: str) -> None:
         file = (self._out or sys.stdout) if stream == "stdout" else (self._err or sys.stderr)
         file.write(text)
@@ -97,6 +107,9 @@ class SilentSink:
 
     def note(self, text: str) -> None:
         self._sink.note(text)
+
+    def status(self, text: str, final: bool) -> None:
+        self._sink.status(text, final)
 
 
 Publish = Callable[[str, dict[str, Any]], None]
@@ -135,6 +148,9 @@ class CellSink:
     def note(self, text: str) -> None:
         self._publish("stream", {"name": "stderr", "text": text + "\n"})
 
+    def status(self, text: str, final: bool) -> None:
+        self._redraw(text, final)
+
     def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
         for stream, text in join_streams(pieces):
             self._publish("stream", {"name": stream, "text": text})
@@ -151,15 +167,18 @@ class CellSink:
 
     def _show_live(self, live: Live) -> None:
         text = "\n".join(f"{label(ranks)} {line}" for ranks, line in live.lines)
-        content: dict[str, Any] = {"data": {"text/plain": text}, "metadata": {}}
-        if self._live_id:
-            content["transient"] = {"display_id": self._live_id}
-            self._publish("update_display_data", content)
-        else:
-            self._live_id = uuid.uuid4().hex
-            content["transient"] = {"display_id": self._live_id}
-            self._publish("display_data", content)
-        if live.closed:
+        self._redraw(text, live.closed)
+
+    def _redraw(self, text: str, final: bool) -> None:
+        kind = "update_display_data" if self._live_id else "display_data"
+        self._live_id = self._live_id or uuid.uuid4().hex
+        content = {
+            "data": {"text/plain": text},
+            "metadata": {},
+            "transient": {"display_id": self._live_id},
+        }
+        self._publish(kind, content)
+        if final:
             self._live_id = ""
 
     def _show_rich(self, block: Block, rich: Rich) -> None:
@@ -251,9 +270,8 @@ def current_sink() -> Sink:
     parent = kernel.get_parent()
 
     def publish(kind: str, content: dict[str, Any]) -> None:
-        kernel.session.send(
-            kernel.iopub_socket, kind, content, parent=parent, ident=kernel.topic(kind)
-        )
+        topic = f"kernel.{kernel.ident}.{kind}".encode()
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
 
     # What the cell itself has printed so far waits in buffers, and comes before what the ranks print.
     sys.stdout.flush()

@@ -14,6 +14,10 @@ def _transformer() -> Any:
     return TransformerManager()
 
 
+class CellSyntaxError(SyntaxError):
+    """A cell that was meant for the ranks does not parse."""
+
+
 def check_source(source: str, execution_count: int = 0) -> None:
     """Check that a cell parses, IPython's magics included.
 
@@ -22,7 +26,11 @@ def check_source(source: str, execution_count: int = 0) -> None:
         execution_count: the notebook's ``In[n]``, for the error.
 
     Raises:
-        SyntaxError: it does not parse.
+        CellSyntaxError: it does not parse.
     """
     name = f"In[{execution_count}]" if execution_count else "cell"
-    compile(_transformer().transform_cell(source), name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+    try:
+        compile(_transformer().transform_cell(source), name, "exec", flags, dont_inherit=True)
+    except SyntaxError as e:
+        raise CellSyntaxError(*e.args) from None

@@ -47,6 +47,23 @@ def look_at_main_thread(shell: RankShell) -> Activity:
     return _read(frame, shell)
 
 
+def describe_interruption(tb: types.TracebackType | None) -> str:
+    """Where a KeyboardInterrupt struck, in a few words: a collective, or the innermost function."""
+    collective = where = ""
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        if not collective and _is_collective(code):
+            collective = code.co_name
+        if not where or not collective:
+            where = code.co_name
+        tb = tb.tb_next
+    return f"interrupted in {collective or where}".replace("<module>", "the cell")
+
+
+def _is_collective(code: types.CodeType) -> bool:
+    return code.co_filename.endswith(_COLLECTIVES) and code.co_name not in _WRAPPERS
+
+
 def _read(frame: types.FrameType | None, shell: RankShell) -> Activity:
     where = ""
     collective = ""
@@ -54,7 +71,7 @@ def _read(frame: types.FrameType | None, shell: RankShell) -> Activity:
         code = frame.f_code
         if not where:
             where = f"{frame.f_globals.get('__name__', '?')}.{code.co_name}"
-        if code.co_filename.endswith(_COLLECTIVES) and code.co_name not in _WRAPPERS:
+        if _is_collective(code):
             collective = code.co_name
         count = shell.cell_of(code.co_filename)
         if count:

@@ -23,8 +23,9 @@ from ..wire.messages import (
     SetMesh,
     Work,
 )
+from .activity import describe_interruption
 from .groups import Groups
-from .inspection import describe
+from .inspection import describe, is_dtensor
 from .interrupts import Interrupts
 from .processes import flush_c_stdio
 from .shell import RankShell
@@ -116,7 +117,10 @@ class Executor:
     def _failure(self, run: int, error: BaseException) -> Parcel[Done | Failed]:
         text = _text_of(error)
         line = self._shell.line_in_cell(error.__traceback__)
-        if isinstance(error, CellmeshError):
+        if isinstance(error, KeyboardInterrupt):
+            text = text or describe_interruption(error.__traceback__)
+            traceback = f"{type(error).__name__}: {text}" + (f" at line {line}" if line else "")
+        elif isinstance(error, CellmeshError):
             traceback = f"{type(error).__name__}: {text}"
         else:
             traceback = self._shell.render_traceback(error)
@@ -138,9 +142,7 @@ def _text_of(error: BaseException) -> str:
 def reduce_for_notebook(value: Any) -> Any:
     """How tensors travel to a process without GPUs and process groups (see `payload.dumps`)."""
     if isinstance(value, torch.Tensor):
-        from torch.distributed.tensor import DTensor
-
-        if isinstance(value, DTensor):
+        if is_dtensor(value):
             raise UnpicklableError(
                 "a DTensor cannot leave its process group: pull `.to_local()` (each rank's part) or "
                 "`.full_tensor()` (the whole) of it"

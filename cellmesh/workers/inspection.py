@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import reprlib
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from ..wire.facts import Facts
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _TEXT_CHARS = 200
 # What may be evaluated beside a running main thread: it must not run user code that could block or write.
@@ -70,12 +74,18 @@ def _describe_tensor(kind: str, value: torch.Tensor) -> Facts:
     )
 
 
+def is_dtensor(value: Any) -> TypeGuard[DTensor]:
+    """Whether a value is a DTensor; imports DTensor only if something else has."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def _local_part(value: torch.Tensor) -> tuple[torch.Tensor, str, tuple[int, ...]]:
     """The rank's own part, the placements, and which part it is."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    if not isinstance(value, DTensor):
+    if not is_dtensor(value):
         return value, "", ()
+    from torch.distributed.tensor import Replicate
+
     coordinate = value.device_mesh.get_coordinate() or []
     shard = tuple(
         -1 if isinstance(placement, Replicate) else index

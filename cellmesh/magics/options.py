@@ -1,0 +1,136 @@
+"""The magics' options: declared with click, which reads them, explains them and names the nearest valid one."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+from ..errors import MeshUsageError
+
+
+def _command(name: str, summary: str, example: str, *params: click.Parameter) -> click.Command:
+    command = click.Command(name, params=list(params), help=f"{summary}\n\n\b\nExample:\n{example}")
+    command.params.append(
+        click.Option(["--help", "-h"], is_flag=True, is_eager=True, help="Show this.", expose_value=True)
+    )
+    return command
+
+
+_RANKS = click.Option(["--ranks"], metavar="SET", help="Ranks, like 0,2-3.")
+_AT = click.Option(["--at"], metavar="COORD", help="A mesh coordinate, like tp=0 or dp=1,tp=0.")
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        _command(
+            "dist_start",
+            "Start a mesh of persistent ranks on this machine.",
+            "  %dist_start 8 --mesh dp=2,tp=4",
+            click.Argument(["num_ranks"], type=int, required=False),
+            click.Option(["--mesh"], metavar="DIMS", help="Dims of the DeviceMesh, like dp=2,tp=4."),
+            click.Option(["--backend"], metavar="NAME", help="auto, gloo or nccl."),
+            click.Option(["--preload"], metavar="MODULES", help="Import these once for all ranks: a,b,c."),
+            click.Option(["--name"], help="A name for `cellmesh ps`."),
+        ),
+        _command(
+            "dist",
+            "Run this cell on the ranks.",
+            "  %%dist --ranks 0,2-3\n  print(rank)",
+            _RANKS,
+            _AT,
+            click.Option(["--nowait"], is_flag=True, help="Return a Run at once; output comes here as it comes."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Show nothing but errors."),
+        ),
+        _command(
+            "dist_auto",
+            "Run every cell on the ranks from here on; %%local and %dist... cells stay here.",
+            "  %dist_auto on",
+            click.Argument(["switch"], type=click.Choice(["on", "off"])),
+        ),
+        _command("local", "Run this cell in the notebook's own process.", "  %%local\n  import os"),
+        _command(
+            "dist_mesh",
+            "Give `mesh` on every rank other dims; without dims, show them.",
+            "  %dist_mesh dp=2 tp=4",
+            click.Argument(["dims"], nargs=-1),
+        ),
+        _command(
+            "dist_push",
+            "Copy values of the notebook to the ranks, under the same names.",
+            "  %dist_push batch lr",
+            click.Argument(["names"], nargs=-1, required=True),
+            _RANKS,
+        ),
+        _command(
+            "dist_pull",
+            "Bring a value from the ranks into the notebook.",
+            "  %dist_pull loss --all",
+            click.Argument(["expression"], nargs=-1, required=True),
+            click.Option(["--rank"], type=int, help="Whose; 0 by default."),
+            click.Option(["--all"], is_flag=True, help="All ranks' values, as Results (rank -> value)."),
+            click.Option(["--as", "target"], metavar="NAME", help="Bind it to this name."),
+        ),
+        _command(
+            "dist_inspect",
+            "Describe a value on every rank: shape, dtype, placements, statistics, replicas equal or not.",
+            "  %dist_inspect model.weight",
+            click.Argument(["expression"], nargs=-1, required=True),
+            _RANKS,
+        ),
+        _command(
+            "dist_status",
+            "Show each rank: process, device, what it is doing, memory.",
+            "  %dist_status",
+        ),
+        _command(
+            "dist_logs",
+            "Show the end of all that ranks have printed, also what was too much for the notebook.",
+            "  %dist_logs 3 --lines 200",
+            click.Argument(["ranks"], required=False),
+            click.Option(["--lines"], type=click.IntRange(1), default=50, show_default=True, help="How much."),
+        ),
+        _command("dist_interrupt", "Interrupt what the ranks are running.", "  %dist_interrupt", _RANKS),
+        _command(
+            "dist_restart",
+            "Replace all ranks by new ones; what they held is gone.",
+            "  %dist_restart",
+        ),
+        _command("dist_stop", "End the mesh and everything in it.", "  %dist_stop"),
+    )
+}
+
+
+def describe(name: str, cell: bool) -> str:
+    """A magic's help, as ``%magic?`` shows it."""
+    command = COMMANDS[name]
+    prefix = "%%" if cell else "%"
+    with click.Context(command, info_name=f"{prefix}{name}", max_content_width=100) as context:
+        return command.get_help(context)
+
+
+def parse(name: str, line: str) -> dict[str, Any]:
+    """Read a magic's line.
+
+    Args:
+        name: the magic.
+        line: what follows it. Quotes are kept: arguments may be Python expressions.
+
+    Returns:
+        The options by name.
+
+    Raises:
+        MeshUsageError: an option is unknown, or its value is of the wrong kind.
+    """
+    command = COMMANDS[name]
+    try:
+        words = shlex.split(line, posix=False)
+    except ValueError:  # an expression with a lone quote in it
+        words = line.split()
+    try:
+        with command.make_context(name, words) as context:
+            return dict(context.params)
+    except click.UsageError as e:
+        mark = "%%" if name in ("dist", "local") else "%"
+        raise MeshUsageError(f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options)") from None

@@ -1,0 +1,165 @@
+"""Tables for notebooks (HTML) and terminals (text)."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..controller.run import describe_state
+from ..wire.facts import Facts
+from ..wire.messages import RankInfo, RankState
+from ..wire.ranks import format_ranks
+
+_CELL = "padding:2px 10px 2px 0;text-align:left;font-family:monospace;white-space:pre;vertical-align:top"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headers; shows itself as HTML or text.
+
+    Args:
+        headers: one a column.
+        rows: one text a column each.
+        caption: a sentence below.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+    def __repr__(self) -> str:
+        lines = [self.headers, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.headers))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*text, self.caption] if self.caption else text)
+
+    def _repr_html_(self) -> str:
+        def row(cells: Sequence[str], tag: str) -> str:
+            inner = "".join(f'<{tag} style="{_CELL}">{html.escape(cell)}</{tag}>' for cell in cells)
+            return f"<tr>{inner}</tr>"
+
+        body = "".join(row(cells, "td") for cells in self.rows)
+        caption = f"<div>{html.escape(self.caption)}</div>" if self.caption else ""
+        return (
+            f'<table class="cellmesh"><thead>{row(self.headers, "th")}</thead>'
+            f"<tbody>{body}</tbody></table>{caption}"
+        )
+
+
+def status_table(
+    title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]
+) -> Table:
+    """What ``%dist_status`` shows.
+
+    Args:
+        title: the mesh in a sentence.
+        infos: all ranks, as their agents know them.
+        states: what they are doing; ranks that do not answer are missing.
+    """
+    has_gpus = any(info.device.startswith("cuda") for info in infos)
+    headers = ["rank", "host", "pid", "device", "state", "memory", *(["GPU memory"] if has_gpus else [])]
+    rows = []
+    for info in infos:
+        state = states.get(info.rank)
+        row = [
+            str(info.rank),
+            info.host,
+            str(info.pid or "-"),
+            info.device or "-",
+            _doing(info, state),
+            _bytes(info.rss_bytes) if info.pid else "-",
+        ]
+        if has_gpus:
+            row.append(_bytes(state.device_bytes) if state is not None else "-")
+        rows.append(row)
+    return Table(headers, rows, title)
+
+
+def _doing(info: RankInfo, state: RankState | None) -> str:
+    if info.phase == "dead":
+        return f"dead: {info.ending}"
+    if state is None:
+        return f"{info.phase}, does not answer"
+    cell = f"In[{state.execution_count}]: " if state.execution_count else ""
+    return f"{cell}{describe_state(state)}"
+
+
+def facts_table(expression: str, facts: Mapping[int, Facts]) -> Table:
+    """What ``%dist_inspect`` shows: a row for each group of ranks that are alike.
+
+    Args:
+        expression: what was inspected.
+        facts: rank -> its view.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    tensors = any(fact.shape is not None for fact in facts.values())
+    for rank, fact in facts.items():
+        groups.setdefault(_tensor_row(fact) if tensors else (fact.kind, fact.text), []).append(rank)
+    headers = _TENSOR_HEADERS if tensors else ("type", "value")
+    rows = [(format_ranks(ranks), *row) for row, ranks in groups.items()]
+    headers, rows = _without_empty(("ranks", *headers), rows)
+    return Table(headers, rows, f"{expression}: {compare_replicas(facts)}")
+
+
+_TENSOR_HEADERS = (
+    "type", "shape", "here", "dtype", "device", "placements", "min", "max", "mean", "std", "norm", "NaN", "Inf",
+)  # fmt: skip
+
+
+def _tensor_row(fact: Facts) -> tuple[str, ...]:
+    if fact.shape is None:
+        return (fact.kind, fact.text, *[""] * (len(_TENSOR_HEADERS) - 2))
+    numbers = (fact.min, fact.max, fact.mean, fact.std, fact.norm)
+    return (
+        fact.kind.rpartition(".")[2],
+        str(tuple(fact.shape)),
+        "" if fact.local_shape == fact.shape else str(tuple(fact.local_shape or ())),
+        fact.dtype,
+        fact.device,
+        fact.placements,
+        *("" if number is None else f"{number:.4g}" for number in numbers),
+        str(fact.num_nan),
+        str(fact.num_inf),
+    )
+
+
+def _without_empty(
+    headers: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], list[list[str]]]:
+    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
+    return [headers[i] for i in keep], [[row[i] for i in keep] for row in rows]
+
+
+def compare_replicas(facts: Mapping[int, Facts]) -> str:
+    """Whether ranks that should hold the same values do, bit for bit, in words.
+
+    Args:
+        facts: rank -> its view.
+    """
+    if len(facts) == 1:
+        return "one rank"
+    shards: dict[tuple[int, ...], dict[str, list[int]]] = {}
+    for rank, fact in facts.items():
+        shards.setdefault(fact.shard, {}).setdefault(fact.digest, []).append(rank)
+    odd = [
+        " ≠ ".join(format_ranks(ranks) for ranks in digests.values())
+        for digests in shards.values()
+        if len(digests) > 1
+    ]
+    if odd:
+        return "replicas differ: ranks " + "; ".join(odd)
+    if all(len(ranks) == 1 for digests in shards.values() for ranks in digests.values()):
+        return "sharded: every rank holds a part of its own"
+    return "replicas are equal, bit for bit" if len(shards) == 1 else "sharded; replicas are equal, bit for bit"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError
