@@ -64,9 +64,7 @@ class RankDied(CellmeshError):
         self.rank, self.reason, self.last_output = rank, reason, last_output
         text = f"rank {rank} {reason}"
         if last_output:
-            text += "; its last lines:\n" + "\n".join(
-                f"    {line}" for line in last_output.splitlines()
-            )
+            text += "; its last lines:\n" + "\n".join(f"    {line}" for line in last_output.splitlines())
         super().__init__(text)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -249,9 +249,7 @@ class Core:
 
     # ---- inside
 
-    def _from_ranks(
-        self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float
-    ) -> list[Effect]:
+    def _from_ranks(self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> list[Effect]:
         verb = parcel.verb
         match verb:
             case Done() | Failed():
@@ -266,9 +264,7 @@ class Core:
                         return self._close_question(verb.request)
         return []
 
-    def _settle(
-        self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float
-    ) -> list[Effect]:
+    def _settle(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> list[Effect]:
         """These ranks have ended the run."""
         pending = self._pending.get(run)
         if pending is None:

@@ -16,6 +16,8 @@ from typing import Any
 from ..wire.messages import Display, DisplayKind, Failed, Output, Skipped, StreamName
 
 HOLD_S = 0.1
+# The value of a last expression ends its rank's cell: it may wait longer for its like.
+HOLD_RESULT_S = 1.0
 _LOOK_AHEAD = 32
 
 Ranks = tuple[int, ...]
@@ -147,9 +149,9 @@ class Folder:
         """When `take` will have more, if nothing comes; None if nothing is held."""
         if self._ready or self._live_changed:
             return 0.0
-        times = [queue[0].arrived_at for queue in self._queues.values()]
-        times += [since for key, since in self._partial_since.items() if key not in self._open]
-        return min(times) + HOLD_S if times else None
+        times = [_show_by(queue[0]) for queue in self._queues.values()]
+        times += [since + HOLD_S for key, since in self._partial_since.items() if key not in self._open]
+        return min(times, default=None)
 
     # ---- text
 
@@ -221,12 +223,10 @@ class Folder:
         if not self._queues:
             return ()
         groups: dict[Item, list[int]] = {}
-        oldest = now
         for rank, queue in self._queues.items():
             groups.setdefault(queue[0].item, []).append(rank)
-            oldest = min(oldest, queue[0].arrived_at)
         silent = self._running - self._queues.keys()
-        if silent and not everything and now < oldest + HOLD_S:
+        if silent and not everything and now < min(map(_show_by, (q[0] for q in self._queues.values()))):
             return ()
         if len(groups) == 1:
             return tuple(sorted(next(iter(groups.values()))))
@@ -237,12 +237,16 @@ class Folder:
         others = [rank for rank in self._queues if rank not in ranks]
         coming = sum(
             any(
-                queued.item == item
-                for queued, _ in zip(self._queues[rank], range(_LOOK_AHEAD), strict=False)
+                queued.item == item for queued, _ in zip(self._queues[rank], range(_LOOK_AHEAD), strict=False)
             )
             for rank in others
         )
         return coming, min(ranks)
+
+
+def _show_by(queued: _Queued) -> float:
+    is_result = isinstance(queued.item, Rich) and queued.item.kind == "result"
+    return queued.arrived_at + (HOLD_RESULT_S if is_result else HOLD_S)
 
 
 def _after_returns(text: str, keep_return: bool = False) -> str:

@@ -145,9 +145,7 @@ class Link:
             return None
         return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1)
 
-    def _carry_out(
-        self, effects: Sequence[Effect], socket: transport.Socket, now: float
-    ) -> None:
+    def _carry_out(self, effects: Sequence[Effect], socket: transport.Socket, now: float) -> None:
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]
         if outgoing:
             transport.send(socket, encode(outgoing))
@@ -189,9 +187,7 @@ class Link:
                     self._answers.clear()
                 self._on_change(effect)
 
-    def _deliver(
-        self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float
-    ) -> None:
+    def _deliver(self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> None:
         if type(parcel.verb) in (Done, Failed, Died):
             self._runs[number].settle(ranks, parcel, now)
             if type(parcel.verb) is Done:

@@ -246,7 +246,10 @@ class Ranks:
         sink: Sink | None = None,
         channel: Literal["work", "control"] = "work",
     ) -> Run[Any]:
-        printer = Printer(self.ranks, sink or current_sink())
+        probe = verb(0)
+        # A value that cannot be had is told once, by the exception; user code's tracebacks as they come.
+        shows_traces = isinstance(probe, RunCell | RunCall)
+        printer = Printer(self.ranks, sink or current_sink(), shows_traces)
         return self._session.start_run(
             self.ranks,
             self._single,
@@ -332,9 +335,7 @@ class Mesh(Ranks):
             raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
         return self._session.ask_log(rank, num_bytes)
 
-    def restart(
-        self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None
-    ) -> None:
+    def restart(self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Replace every rank by a new one, forked from the zygote. What they held is gone. Blocks.
 
         Args:

@@ -17,9 +17,11 @@ class Printer:
     Args:
         ranks: who runs it.
         sink: where the output goes.
+        shows_traces: whether exceptions are shown as they come, or only raised in the end.
     """
 
-    def __init__(self, ranks: Sequence[int], sink: Sink) -> None:
+    def __init__(self, ranks: Sequence[int], sink: Sink, shows_traces: bool = True) -> None:
+        self._shows_traces = shows_traces
         self._folder = Folder(ranks)
         self._sink = sink
 
@@ -29,7 +31,7 @@ class Printer:
 
     def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
         """These ranks have ended the run, in this way."""
-        if type(verb) is Failed:
+        if type(verb) is Failed and self._shows_traces:
             self._folder.feed(ranks, verb, now)
         self._folder.leave(ranks, now)
         if type(verb) is Died:

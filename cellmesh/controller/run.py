@@ -123,9 +123,7 @@ class Run(Generic[T]):
 
     def raise_failure(self) -> None:
         """Raise what happened on ranks that ended it with an exception; returns if none did."""
-        failed = {
-            rank: outcome for rank, outcome in self._outcomes.items() if type(outcome.verb) is not Done
-        }
+        failed = {rank: outcome for rank, outcome in self._outcomes.items() if type(outcome.verb) is not Done}
         if not failed:
             return
         exceptions = {rank: _exception(outcome) for rank, outcome in sorted(failed.items())}
@@ -134,9 +132,7 @@ class Run(Generic[T]):
         if self._interrupted and stopped:
             raise RanksInterrupted(summary)
         tracebacks = {
-            rank: outcome.verb.traceback
-            for rank, outcome in failed.items()
-            if type(outcome.verb) is Failed
+            rank: outcome.verb.traceback for rank, outcome in failed.items() if type(outcome.verb) is Failed
         }
         raise RankFailure(summary, exceptions, tracebacks)
 
@@ -171,9 +167,7 @@ class Run(Generic[T]):
         spots: dict[str, list[int]] = {}
         for rank, state in states.items():
             spots.setdefault(describe_state(state), []).append(rank)
-        waits = "; ".join(
-            f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items())
-        )
+        waits = "; ".join(f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items()))
         gone = [rank for rank in self.ranks if rank in self._outcomes and rank not in states]
         verb = "has" if len(gone) == 1 else "have"
         self.printer.note(
@@ -260,7 +254,8 @@ def describe_state(state: RankState) -> str:
     line = f" at line {state.line}" if state.line else ""
     if state.collective:
         return f"in {state.collective}{line}"
-    return f"running {state.where}{line}" if state.where else f"running{line}"
+    where = "" if state.where.endswith("<module>") else f" {state.where}"
+    return f"running{where}{line}"
 
 
 def _exception(outcome: Parcel[Any]) -> BaseException:
@@ -276,5 +271,3 @@ def _exception(outcome: Parcel[Any]) -> BaseException:
     if not isinstance(exc, BaseException):
         return RemoteError(verb.type_name, verb.text)
     return exc
-
-

@@ -60,9 +60,7 @@ class Session:
         HostError: the agent could not be started.
     """
 
-    def __init__(
-        self, options: Options, on_progress: Callable[[Progress], None] | None = None
-    ) -> None:
+    def __init__(self, options: Options, on_progress: Callable[[Progress], None] | None = None) -> None:
         self.num_ranks = options.num_ranks
         self.dims: Mapping[str, int] = dict(options.mesh)
         self._started_at = time.monotonic()
@@ -151,9 +149,7 @@ class Session:
         with self._condition:
             self._num_runs += 1
             number = self._num_runs
-        run: Run[Any] = Run(
-            number, ranks, single, printer, lambda: self._interrupt(number), title
-        )
+        run: Run[Any] = Run(number, ranks, single, printer, lambda: self._interrupt(number), title)
         work = frames(number)
         self._runs[number] = run
         run.on_end(lambda: self._runs.pop(number, None))
@@ -167,16 +163,14 @@ class Session:
 
     def ask_host(self) -> HostReport | None:
         """The agent's report; None if the mesh has ended."""
-        report: HostReport | None = self._link.ask(lambda core, now: core.ask_host()).result(
-            _ANSWER_S
-        )
+        report: HostReport | None = self._link.ask(lambda core, now: core.ask_host()).result(_ANSWER_S)
         return report
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
         """The end of a rank's log; None if the mesh has ended."""
-        text: LogText | None = self._link.ask(
-            lambda core, now: core.ask_log(rank, num_bytes)
-        ).result(_ANSWER_S)
+        text: LogText | None = self._link.ask(lambda core, now: core.ask_log(rank, num_bytes)).result(
+            _ANSWER_S
+        )
         return text
 
     # ---- life
@@ -208,9 +202,7 @@ class Session:
             raise MeshUsageError(end.text) if end.fault == "user" else HostError(end.text)
         raise HostError(f"the mesh did not start: {getattr(end, 'reason', end)}. {log}".strip())
 
-    def restart(
-        self, timeout_s: float, on_progress: Callable[[Progress], None] | None = None
-    ) -> None:
+    def restart(self, timeout_s: float, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Replace every rank, and wait until the new ones have answered."""
         self._check_usable(())
         self._on_progress = on_progress

@@ -101,9 +101,7 @@ class SilentSink:
         self._sink = sink
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
-        self._sink.show(
-            [b for b in blocks if isinstance(b, Block) and isinstance(b.item, Trace)]
-        )
+        self._sink.show([b for b in blocks if isinstance(b, Block) and isinstance(b.item, Trace)])
 
     def note(self, text: str) -> None:
         self._sink.note(text)
@@ -204,9 +202,7 @@ class CellSink:
             ours = self._display_ids.get((rank, theirs))
             if ours is not None and self._owners[ours] == rank:
                 labelled = _labelled(content, block.ranks)
-                self._publish(
-                    "update_display_data", {**labelled, "transient": {"display_id": ours}}
-                )
+                self._publish("update_display_data", {**labelled, "transient": {"display_id": ours}})
 
 
 def _is_textual(block: Block) -> bool:
@@ -241,10 +237,7 @@ def _labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
 
 def html_label(ranks: Ranks) -> str:
     """The label as HTML, a line of its own."""
-    return (
-        '<div style="font:11px monospace;opacity:.65;margin:2px 0">'
-        f"{html.escape(label(ranks))}</div>"
-    )
+    return f'<div style="font:11px monospace;opacity:.65;margin:2px 0">{html.escape(label(ranks))}</div>'
 
 
 def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

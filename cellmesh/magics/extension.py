@@ -42,9 +42,7 @@ class Extension:
             )
         sink = current_sink()
         chosen = {key: value for key, value in options.items() if value is not None}
-        self.mesh = start(
-            chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen
-        )
+        self.mesh = start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen)
         sink.status(self._describe_mesh(), True)
         if "mesh" not in self._shell.user_ns:
             self._shell.user_ns["mesh"] = self.mesh
@@ -78,8 +76,11 @@ class Extension:
         )
 
     def local(self, source: str) -> None:
-        result = self._shell.run_cell(source, store_history=False)
-        result.raise_error()
+        auto, self._auto = self._auto, False
+        try:
+            self._shell.run_cell(source, store_history=False).raise_error()
+        finally:
+            self._auto = auto
 
     def dist_mesh(self, options: dict[str, Any]) -> None:
         mesh = self._need_mesh()
@@ -93,9 +94,7 @@ class Extension:
         for name in options["names"]:
             if name not in namespace:
                 known = [key for key in namespace if not key.startswith("_")]
-                raise MeshUsageError(
-                    f"the notebook has no name {name!r}{did_you_mean(name, known)}"
-                )
+                raise MeshUsageError(f"the notebook has no name {name!r}{did_you_mean(name, known)}")
         ranks.push(**{name: namespace[name] for name in options["names"]})
 
     def dist_pull(self, options: dict[str, Any]) -> Any:
@@ -130,7 +129,9 @@ class Extension:
             if log is None:
                 raise NoMeshError("the mesh has ended, and its logs with it")
             lines = log.text.splitlines()
-            print(f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of {mesh.log_path(rank)}")
+            print(
+                f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of {mesh.log_path(rank)}"
+            )
             print("\n".join(lines[-options["lines"] :]))
 
     def dist_interrupt(self, options: dict[str, Any]) -> None:

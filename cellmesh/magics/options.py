@@ -40,7 +40,9 @@ COMMANDS = {
             "  %%dist --ranks 0,2-3\n  print(rank)",
             _RANKS,
             _AT,
-            click.Option(["--nowait"], is_flag=True, help="Return a Run at once; output comes here as it comes."),
+            click.Option(
+                ["--nowait"], is_flag=True, help="Return a Run at once; output comes here as it comes."
+            ),
             click.Option(["-q", "--quiet"], is_flag=True, help="Show nothing but errors."),
         ),
         _command(
@@ -89,7 +91,9 @@ COMMANDS = {
             "Show the end of all that ranks have printed, also what was too much for the notebook.",
             "  %dist_logs 3 --lines 200",
             click.Argument(["ranks"], required=False),
-            click.Option(["--lines"], type=click.IntRange(1), default=50, show_default=True, help="How much."),
+            click.Option(
+                ["--lines"], type=click.IntRange(1), default=50, show_default=True, help="How much."
+            ),
         ),
         _command("dist_interrupt", "Interrupt what the ranks are running.", "  %dist_interrupt", _RANKS),
         _command(
@@ -133,4 +137,6 @@ def parse(name: str, line: str) -> dict[str, Any]:
             return dict(context.params)
     except click.UsageError as e:
         mark = "%%" if name in ("dist", "local") else "%"
-        raise MeshUsageError(f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options)") from None
+        raise MeshUsageError(
+            f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options)"
+        ) from None

@@ -50,9 +50,7 @@ class Table:
         )
 
 
-def status_table(
-    title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]
-) -> Table:
+def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
     """What ``%dist_status`` shows.
 
     Args:
@@ -154,7 +152,9 @@ def compare_replicas(facts: Mapping[int, Facts]) -> str:
         return "replicas differ: ranks " + "; ".join(odd)
     if all(len(ranks) == 1 for digests in shards.values() for ranks in digests.values()):
         return "sharded: every rank holds a part of its own"
-    return "replicas are equal, bit for bit" if len(shards) == 1 else "sharded; replicas are equal, bit for bit"
+    return (
+        "replicas are equal, bit for bit" if len(shards) == 1 else "sharded; replicas are equal, bit for bit"
+    )
 
 
 def _bytes(number: float) -> str:

@@ -97,9 +97,7 @@ class Codec(Generic[V]):
                     parcels.append(Parcel(verb))
                     continue
                 if count < 0 or at + count > len(frames):
-                    raise ProtocolError(
-                        f"{self._peer} announced {count} buffers and sent {len(frames) - at}"
-                    )
+                    raise ProtocolError(f"{self._peer} announced {count} buffers and sent {len(frames) - at}")
                 parcels.append(Parcel(verb, tuple(frames[at : at + count])))
                 at += count
         return parcels

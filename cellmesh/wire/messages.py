@@ -244,16 +244,7 @@ class RankState(Verb, frozen=True):
     device_bytes: int
 
 
-FromRank = (
-    RankReady
-    | RankUnready
-    | Output
-    | Skipped
-    | Display
-    | Done
-    | Failed
-    | RankState
-)
+FromRank = RankReady | RankUnready | Output | Skipped | Display | Done | Failed | RankState
 
 
 # ---------------------------------------------------------------- agent -> controller

@@ -78,9 +78,7 @@ def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickle
         path, part = _find_culprit(value, name, reducer)
         reason = f"{type(e).__name__}: {e}"
         where = "" if path == name else f": {path} is what cannot"
-        raise UnpicklableError(
-            f"{name!r} cannot be pickled{where} (a {_type_name(part)}; {reason})"
-        ) from e
+        raise UnpicklableError(f"{name!r} cannot be pickled{where} (a {_type_name(part)}; {reason})") from e
     return Pickled(stream.getvalue(), len(buffers)), buffers
 
 
@@ -99,11 +97,7 @@ def loads(payload: Pickled, buffers: Sequence[Frame]) -> Any:
 
 def _type_name(value: Any) -> str:
     kind = type(value)
-    return (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _fails(value: Any, reducer: Reducer | None) -> bool:

@@ -124,9 +124,7 @@ def make_directory(root: Path, name: str) -> Path:
         directory.mkdir(mode=0o700)
         (directory / "logs").mkdir(mode=0o700)
     except FileExistsError as e:
-        raise HostError(
-            f"{e.filename} is in the way: is a mesh of this name running? (`cellmesh ps`)"
-        ) from e
+        raise HostError(f"{e.filename} is in the way: is a mesh of this name running? (`cellmesh ps`)") from e
     except OSError as e:
         raise _cannot_write(directory, e) from e
     return directory

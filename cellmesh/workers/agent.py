@@ -65,7 +65,7 @@ from .zygote import (
 )
 
 _PIPE_BYTES = 64 * 1024
-_LAST_LINES = 12
+_LAST_LINES = 8
 _MAX_EVENTS = 4096
 _FORK_S = 20.0
 _MASTER_ADDR = "127.0.0.1"
@@ -117,9 +117,7 @@ class Agent:
         self._ticket = ticket
         self._key = bytes.fromhex(ticket.key)
         self._host = socket.gethostname()
-        self._supervisor = Supervisor(
-            ticket.num_ranks, ticket.backend, self._host, time.monotonic()
-        )
+        self._supervisor = Supervisor(ticket.num_ranks, ticket.backend, self._host, time.monotonic())
         processes.become_subreaper()
         processes.name_process("cellmesh-agent")
 
@@ -139,9 +137,7 @@ class Agent:
         self._controllers = transport.bind_router(context, ticket.agent_endpoint)
         self._from_controller = at_agent_from_controller()
         self._from_rank = at_agent_from_rank()
-        self._logs = {
-            rank: Log(ticket.logs / f"rank{rank}.log") for rank in range(ticket.num_ranks)
-        }
+        self._logs = {rank: Log(ticket.logs / f"rank{rank}.log") for rank in range(ticket.num_ranks)}
         self._watch_process(ticket.controller_pid, self._controller_ended)
         self._watch_signals()
 
@@ -266,9 +262,7 @@ class Agent:
             for parcel in self._from_rank.decode(frames):
                 self._act(self._supervisor.from_rank(link.rank, parcel, now))
 
-    def _send_ranks(
-        self, ranks: Sequence[int], channel: Channel, frames: Sequence[Frame]
-    ) -> None:
+    def _send_ranks(self, ranks: Sequence[int], channel: Channel, frames: Sequence[Frame]) -> None:
         for rank in ranks:
             link = self._channels.get((rank, channel))
             if link is not None and not link.send(frames):
@@ -294,7 +288,8 @@ class Agent:
         reason = _reap(pid)
         self._tell_zygote(Forget(pid))
         text, _ = read_log(self._ticket.logs / f"rank{rank}.log", _PIPE_BYTES // 8)
-        last_output = "\n".join(text.splitlines()[-_LAST_LINES:])
+        lines = [line for line in text.splitlines() if line.strip()]
+        last_output = "\n".join(lines[-_LAST_LINES:])
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
 
     def _read_pipe(self, number: int, to_the_end: bool = False) -> None:
@@ -309,9 +304,7 @@ class Agent:
             text = pipe.decoder.decode(data, final=not data)
             if text:
                 self._logs[pipe.rank].append(text)
-                self._act(
-                    self._supervisor.from_pipe(pipe.rank, pipe.stream, text, time.monotonic())
-                )
+                self._act(self._supervisor.from_pipe(pipe.rank, pipe.stream, text, time.monotonic()))
             if not data:
                 self._epoll.unregister(number)
                 del self._pipes[number]
@@ -325,9 +318,7 @@ class Agent:
     def _start_zygote(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
-        log = os.open(
-            self._ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-        )
+        log = os.open(self._ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         # One thread: OpenBLAS starts its pool when numpy is imported, unless told not to.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         pid = os.posix_spawn(
@@ -411,9 +402,7 @@ class Agent:
     def _fork_store(self) -> None:
         with socket.create_server((_MASTER_ADDR, 0), backlog=1024) as listener:
             self._store_port = listener.getsockname()[1]
-            pids = self._ask_zygote(
-                ForkStore(self._store_port, os.getpid()), [listener.fileno()]
-            )
+            pids = self._ask_zygote(ForkStore(self._store_port, os.getpid()), [listener.fileno()])
         for pid in pids:
             self._watch_process(pid, functools.partial(self._store_ended, pid))
 

@@ -66,21 +66,22 @@ class Executor:
         """
         work, buffers = parcel
         self._tracker.enter(work.run)
-        answer: Parcel[Done | Failed]
+        outcome: Parcel[Done] | BaseException
         try:
             try:
                 self._interrupts.begin(work.run)
-                answer = self._perform(work, buffers)
+                outcome = self._perform(work, buffers)
             finally:
                 self._interrupts.end()
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
-            answer = self._failure(work.run, error)
+            outcome = error
+        answer = self._failure(work.run, outcome) if isinstance(outcome, BaseException) else outcome
         if type(work) is RunCell:
             flush_c_stdio()
         self._tracker.enter(-1)
         self._pump.send(answer, ends_run=True, more_follows=more_follows)
 
-    def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done | Failed]:
+    def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done] | BaseException:
         match work:
             case RunCall():
                 function, args, kwargs = payload.loads(work.payload, buffers)
@@ -88,7 +89,7 @@ class Executor:
                 return self._value(work.run, function(*args, **kwargs), "the result")
             case RunCell():
                 error = self._shell.run_source(work.source, work.execution_count, work.quiet)
-                return Parcel(Done(work.run)) if error is None else self._failure(work.run, error)
+                return Parcel(Done(work.run)) if error is None else error
             case PushNames():
                 names = payload.loads(work.payload, buffers)
                 for value in names.values():
@@ -108,13 +109,13 @@ class Executor:
     def _evaluate(self, expression: str) -> Any:
         return eval(compile(expression.strip(), "<expression>", "eval"), self._shell.user_ns)
 
-    def _value(self, run: int, value: Any, name: str) -> Parcel[Done | Failed]:
+    def _value(self, run: int, value: Any, name: str) -> Parcel[Done]:
         if value is None:
             return Parcel(Done(run))
         pickled, buffers = payload.dumps(value, name, reduce_for_notebook)
         return Parcel(Done(run, pickled), tuple(buffers))
 
-    def _failure(self, run: int, error: BaseException) -> Parcel[Done | Failed]:
+    def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
         text = _text_of(error)
         line = self._shell.line_in_cell(error.__traceback__)
         if isinstance(error, KeyboardInterrupt):

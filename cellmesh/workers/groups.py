@@ -92,9 +92,7 @@ class Groups:
 
     def build_mesh(self, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
         """Make a DeviceMesh over all ranks. Every rank must call it; blocks."""
-        return init_device_mesh(
-            self.placement.device.type, tuple(shape), mesh_dim_names=tuple(names)
-        )
+        return init_device_mesh(self.placement.device.type, tuple(shape), mesh_dim_names=tuple(names))
 
     def release(self) -> int:
         """Make blocked gloo collectives of this process raise; callable from any thread.
@@ -144,9 +142,7 @@ class Groups:
             if not dist.is_initialized():
                 # env:// takes its keys' prefix from here; keys of an earlier group must not be met again.
                 self._num_inits += 1
-                os.environ["TORCHELASTIC_RESTART_COUNT"] = (
-                    f"{self._incarnation}.{self._num_inits}"
-                )
+                os.environ["TORCHELASTIC_RESTART_COUNT"] = f"{self._incarnation}.{self._num_inits}"
                 if backend is None and "backend" not in kwargs:
                     backend = self.placement.backend
                 return init(backend, *args, **kwargs)

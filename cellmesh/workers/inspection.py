@@ -50,9 +50,7 @@ def describe(value: Any) -> Facts:
             return _describe_tensor(kind, torch.as_tensor(value))
         except TypeError:  # strings, objects
             pass
-    return Facts(
-        kind=kind, text=_short(value), digest=_digest(repr(value).encode(errors="replace"))
-    )
+    return Facts(kind=kind, text=_short(value), digest=_digest(repr(value).encode(errors="replace")))
 
 
 def _describe_tensor(kind: str, value: torch.Tensor) -> Facts:

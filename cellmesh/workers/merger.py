@@ -68,10 +68,7 @@ class Merger:
         """What is to be sent now: all that waits, or nothing."""
         if self._oldest is None or not (self._urgent or now >= self._oldest + HOLD_S):
             return []
-        parcels = [
-            Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers)
-            for slot in self._slots
-        ]
+        parcels = [Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers) for slot in self._slots]
         self._slots, self._latest_slot, self._last_of_rank = [], {}, {}
         self._oldest, self._urgent = None, False
         return parcels

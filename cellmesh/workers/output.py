@@ -30,9 +30,7 @@ class Gate:
         bytes_per_s: how much passes in the long run.
     """
 
-    def __init__(
-        self, now: float, burst_bytes: int = BURST_BYTES, bytes_per_s: int = BYTES_PER_S
-    ) -> None:
+    def __init__(self, now: float, burst_bytes: int = BURST_BYTES, bytes_per_s: int = BYTES_PER_S) -> None:
         self._burst = float(burst_bytes)
         self._rate = float(bytes_per_s)
         self._tokens = self._burst

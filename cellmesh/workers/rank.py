@@ -69,9 +69,7 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     mesh_name: str
 
 
-def run_rank(
-    options: RankOptions, shell: RankShell, work: socket.socket, control: socket.socket
-) -> None:
+def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, control: socket.socket) -> None:
     """The life of a rank, from the fork to the end of its process; never returns.
 
     Args:
@@ -93,9 +91,7 @@ def run_rank(
     work_channel = Channel(work)
     tracker = RunTracker()
     interrupts = Interrupts()
-    pump = Pump(
-        lambda parcels: work_channel.send(encode(parcels)), Log(Path(options.log_path)), interrupts
-    )
+    pump = Pump(lambda parcels: work_channel.send(encode(parcels)), Log(Path(options.log_path)), interrupts)
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
     shell.connect(_shower(pump, tracker))
@@ -106,12 +102,8 @@ def run_rank(
     placement = choose_placement(
         options.backend, options.local_rank, options.num_local_ranks, options.num_gpus
     )
-    groups = Groups(
-        options.rank, options.world_size, placement, options.master_port, options.incarnation
-    )
-    control_thread = _ControlThread(
-        Channel(control), shell, groups, interrupts, placement.device
-    )
+    groups = Groups(options.rank, options.world_size, placement, options.master_port, options.incarnation)
+    control_thread = _ControlThread(Channel(control), shell, groups, interrupts, placement.device)
     threading.Thread(target=control_thread.serve, name="cellmesh-control", daemon=True).start()
     try:
         groups.initialize()
@@ -178,9 +170,7 @@ class _ControlThread:
         match verb:
             case Interrupt():
                 if self._interrupts.request(verb.run):
-                    threading.Thread(
-                        target=self._release_if_stuck, args=(verb.run,), daemon=True
-                    ).start()
+                    threading.Thread(target=self._release_if_stuck, args=(verb.run,), daemon=True).start()
             case Probe():
                 self._answer(Parcel(self._state(verb.request)))
             case Peek():

@@ -50,9 +50,7 @@ class RankDisplayHook(DisplayHook):
 
     def write_output_prompt(self) -> None: ...
 
-    def write_format_data(
-        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
-    ) -> None:
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         self.shell.show("result", _to_bundle(format_dict, md_dict), "")
 
     def finish_displayhook(self) -> None: ...
@@ -118,15 +116,11 @@ class RankShell(InteractiveShell):
         _, value, _ = self._get_exc_info(exc_tuple)
         print(self.render_traceback(value), file=sys.stderr)
 
-    def showsyntaxerror(
-        self, filename: str | None = None, running_compiled_code: bool = False
-    ) -> None: ...
+    def showsyntaxerror(self, filename: str | None = None, running_compiled_code: bool = False) -> None: ...
 
     def showindentationerror(self) -> None: ...
 
-    def run_source(
-        self, source: str, execution_count: int, quiet: bool = False
-    ) -> BaseException | None:
+    def run_source(self, source: str, execution_count: int, quiet: bool = False) -> BaseException | None:
         """Run a cell.
 
         Args:
@@ -149,7 +143,8 @@ class RankShell(InteractiveShell):
         tb = _skip_machinery(error.__traceback__)
         if isinstance(error, SyntaxError) and tb is None:
             return self.InteractiveTB.stb2text(self.SyntaxTB.structured_traceback(type(error), error, []))
-        if isinstance(error, BaseExceptionGroup):
+        # IPython's rendering takes seconds for a thousand frames.
+        if isinstance(error, BaseExceptionGroup) or _depth(tb) > _MAX_RENDERED_FRAMES:
             return "".join(traceback.format_exception(type(error), error, tb))
         try:
             lines = self.InteractiveTB.structured_traceback(type(error), error, tb, tb_offset=0)
@@ -171,6 +166,16 @@ class RankShell(InteractiveShell):
         return int(self.compile._filename_map.get(filename, 0))
 
 
+_MAX_RENDERED_FRAMES = 100
+
+
+def _depth(tb: types.TracebackType | None) -> int:
+    depth = 0
+    while tb is not None:
+        depth, tb = depth + 1, tb.tb_next
+    return depth
+
+
 _MACHINERY = ("IPython.core.", "cellmesh.workers.")
 
 
@@ -190,5 +195,3 @@ def make_shell() -> RankShell:
     shell = RankShell.instance(config=config, user_module=user_module)
     shell.connect(lambda kind, bundle, display_id: None)
     return shell
-
-

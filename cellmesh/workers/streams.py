@@ -69,9 +69,7 @@ class Pump:
         shield: entered around what an interrupt must not cut in half.
     """
 
-    def __init__(
-        self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None
-    ) -> None:
+    def __init__(self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None) -> None:
         self._shield = shield or contextlib.nullcontext()
         self._post = post
         self._log = log
@@ -129,9 +127,7 @@ class Pump:
             self._flushed_at = now
             self._log.append("".join(text for _, _, text in pieces))
             for run, stream, text in _join(pieces):
-                self._deferred += [
-                    Parcel(verb) for verb in self._gate.admit(run, stream, text, now)
-                ]
+                self._deferred += [Parcel(verb) for verb in self._gate.admit(run, stream, text, now)]
         if and_post and self._deferred:
             self._post(self._deferred)
             self._deferred = []

@@ -32,8 +32,8 @@ from ..wire.messages import (
     Relay,
     Skipped,
     StartFailed,
-    StoreDied,
     Stopped,
+    StoreDied,
     StreamName,
 )
 from .merger import Merger
@@ -342,5 +342,3 @@ class Supervisor:
     def _close_gate(self, rank: int, now: float) -> None:
         for verb in self._ranks[rank].gate.close():
             self._merger.add(rank, Parcel(verb), now)
-
-

@@ -114,8 +114,6 @@ def main(descriptor: int, ticket_path: str) -> None:
 def _import_all(preload: Sequence[str]) -> RankShell:
     """Import what ranks need, once, and freeze it: frozen objects keep forked pages shared."""
     gc.disable()
-    import torch
-    import torch.distributed
     from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
 
     from . import rank  # noqa: F401
@@ -162,8 +160,7 @@ def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
                     for i in range(0, len(descriptors), DESCRIPTORS_A_RANK)
                 ]
                 starts = [
-                    _rank_starter(raw, own, shell, agent)
-                    for raw, own in zip(options, each, strict=True)
+                    _rank_starter(raw, own, shell, agent) for raw, own in zip(options, each, strict=True)
                 ]
                 pids = _fork_orphans(starts)
                 children += pids
@@ -234,9 +231,7 @@ def _rank_starter(
     return start
 
 
-def _store_starter(
-    port: int, listener: int, agent_pid: int, agent: socket.socket
-) -> Callable[[], None]:
+def _store_starter(port: int, listener: int, agent_pid: int, agent: socket.socket) -> Callable[[], None]:
     def start() -> None:
         import torch.distributed as dist
 

@@ -1,0 +1,38 @@
+# `make demo`, `make test`, `make check` on a fresh clone: each makes .venv first.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check lint types core venv bench clean
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m ipykernel install --sys-prefix --name python3 >/dev/null
+	touch $@
+
+test: venv lint types
+	$(BIN)/python -m pytest tests
+
+check: venv lint types core
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+core: venv
+	$(BIN)/python -m pytest tests/core tests/pair
+
+demo: venv
+	$(BIN)/python -m notebooks.demo
+
+bench: venv
+	$(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) build dist artifacts .mypy_cache .ruff_cache .pytest_cache
