@@ -1,9 +1,10 @@
 """Folding: what ranks print alike is shown once, as ``[0-7] step 3``.
 
 Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
-tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue, or when it
-has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes first, so that one odd
-line does not unfold all that follow. Unfinished lines (progress bars) live in a block that is redrawn.
+tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue, or when
+it has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes first, so that
+one odd line does not unfold all that follow. Unfinished lines (progress bars) live in a block that is
+redrawn.
 """
 
 from __future__ import annotations

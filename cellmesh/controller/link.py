@@ -138,12 +138,12 @@ class Link:
         os.close(self._wake)
         os.close(self._agent)
 
-    def _timeout_ms(self) -> float | None:
+    def _timeout_ms(self) -> int | None:
         times = [printer.deadline() for printer in self._timed.values()]
         deadlines = [at for at in (self._core.deadline(), *times) if at is not None]
         if not deadlines:
             return None
-        return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1)
+        return max(0, int((min(deadlines) - time.monotonic()) * 1000 + 1))
 
     def _carry_out(self, effects: Sequence[Effect], socket: transport.Socket, now: float) -> None:
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]

@@ -1,6 +1,7 @@
 """The mesh, as users hold it.
 
-`start` gives a `Mesh`; ``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of it with the same methods.
+`start` gives a `Mesh`; ``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of it with the same
+methods.
 """
 
 from __future__ import annotations
@@ -64,10 +65,8 @@ class Ranks:
                 return Ranks(self._session, (self.ranks[index],), single=True)
             except IndexError:
                 raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
-        if isinstance(index, slice):
-            chosen = self.ranks[index]
-        else:
-            chosen = tuple(self.ranks[i] for i in index)
+        positions = range(len(self))[index] if isinstance(index, slice) else index
+        chosen = tuple(self.ranks[position] for position in positions)
         if not chosen:
             raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
         return Ranks(self._session, chosen)
@@ -186,7 +185,7 @@ class Ranks:
             RankFailure: a rank could not evaluate or pickle it.
         """
         _check_expression(expression)
-        return self._start(lambda number: PullNames(number, expression), title=expression).result()
+        return self._start(lambda number: PullNames(number, expression)).result()
 
     def inspect(self, expression: str) -> Results[Facts]:
         """Describe a value on every rank: shape, dtype, placements, statistics, digest.
@@ -199,19 +198,13 @@ class Ranks:
         """
         _check_expression(expression)
         busy = self._session.busy_ranks()
+        idle = [rank for rank in self.ranks if rank not in busy]
         asked: list[Run[Facts]] = []
-        for control, ranks in (
-            (False, [rank for rank in self.ranks if rank not in busy]),
-            (True, [rank for rank in self.ranks if rank in busy]),
-        ):
-            if ranks:
-                asked.append(
-                    Ranks(self._session, ranks)._start(
-                        lambda number, verb=Peek if control else Inspect: verb(number, expression),
-                        title=expression,
-                        channel="control" if control else "work",
-                    )
-                )
+        if idle:
+            asked.append(Ranks(self._session, idle)._start(lambda n: Inspect(n, expression)))
+        if len(idle) < len(self.ranks):
+            others = Ranks(self._session, [rank for rank in self.ranks if rank in busy])
+            asked.append(others._start(lambda n: Peek(n, expression), channel="control"))
         found: dict[int, Facts] = {}
         for run in asked:
             found.update(run.result())

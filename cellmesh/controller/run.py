@@ -23,7 +23,8 @@ T = TypeVar("T")
 class Run(Generic[T]):
     """A cell or call in flight, or done.
 
-    Wait for it with `result`, ``await`` it, or iterate over ``(rank, value)`` as ranks finish. Made by `Mesh`.
+    Wait for it with `result`, ``await`` it, or iterate over ``(rank, value)`` as ranks finish. Made by
+    `Mesh`.
 
     Args:
         number: its number.
@@ -202,7 +203,7 @@ class Run(Generic[T]):
         waiter: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
+            loop.call_soon_threadsafe(_resolve, waiter)
 
         self.on_end(wake)
         await waiter
@@ -245,6 +246,11 @@ class Run(Generic[T]):
         if rest:
             parts.append(f"{describe_ranks(rest)} finished")
         return "; ".join(parts)
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def describe_state(state: RankState) -> str:

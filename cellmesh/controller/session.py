@@ -152,7 +152,7 @@ class Session:
         run: Run[Any] = Run(number, ranks, single, printer, lambda: self._interrupt(number), title)
         work = frames(number)
         self._runs[number] = run
-        run.on_end(lambda: self._runs.pop(number, None))
+        run.on_end(lambda: self._forget_run(number))
         self._link.start_run(run, lambda core, now: core.submit(number, run.ranks, work, channel))
         return run
 
@@ -231,6 +231,9 @@ class Session:
         return f"<cellmesh {self.name}: {self.num_ranks} ranks ({shape}), {self.state}>"
 
     # ---- inside
+
+    def _forget_run(self, number: int) -> None:
+        self._runs.pop(number, None)
 
     def _living_runs(self) -> list[Run[Any]]:
         return list(self._runs.copy().values())

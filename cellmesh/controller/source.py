@@ -11,7 +11,7 @@ from typing import Any
 def _transformer() -> Any:
     from IPython.core.inputtransformer2 import TransformerManager
 
-    return TransformerManager()
+    return TransformerManager()  # type: ignore[no-untyped-call]
 
 
 class CellSyntaxError(SyntaxError):

@@ -26,7 +26,7 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
 def stays_here(lines: list[str]) -> bool:
     """Whether a cell runs in the notebook's own process even in auto mode.
 
-    Those do: empty cells, cell magics of the notebook's own, help (``x?``), and cells that begin with one of our
+    Those do: empty cells, ``%%dist`` and ``%%local``, help (``x?``), and cells that begin with one of our
     line magics or with what manages extensions.
     """
     first = next((line.strip() for line in lines if line.strip()), "")
@@ -38,6 +38,6 @@ def stays_here(lines: list[str]) -> bool:
 
 
 def magics_inside(source: str) -> list[str]:
-    """Our line magics that stand on a line of their own in a cell meant for the ranks, where there are none."""
+    """Our line magics in a cell meant for the ranks, where there are none."""
     words = (line.split()[0] for line in source.splitlines() if line.strip())
     return [word for word in words if word.startswith("%dist_")]

@@ -78,7 +78,8 @@ class Extension:
     def local(self, source: str) -> None:
         auto, self._auto = self._auto, False
         try:
-            self._shell.run_cell(source, store_history=False).raise_error()
+            result = self._shell.run_cell(source, store_history=False)  # type: ignore[no-untyped-call]
+            result.raise_error()
         finally:
             self._auto = auto
 
@@ -165,7 +166,7 @@ class Extension:
         self._register(AUTO_MAGIC, "cell", lambda line, cell: self.auto_cell(cell))
         self._shell.input_transformers_cleanup.append(self._transformer)
         # IPython prints exception groups whole, frames of ours and all, unless told otherwise.
-        self._shell.set_custom_exc((RankFailure, CellSyntaxError), _show_failure)
+        self._shell.set_custom_exc((RankFailure, CellSyntaxError), _show_failure)  # type: ignore[no-untyped-call]
 
     def unregister(self) -> None:
         """Undo `register`, and stop the mesh."""
@@ -173,7 +174,7 @@ class Extension:
             self.mesh.stop()
             self.mesh = None
         self._shell.input_transformers_cleanup.remove(self._transformer)
-        self._shell.set_custom_exc((), None)
+        self._shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]
         for kind in self._shell.magics_manager.magics.values():
             for name in [name for name, function in kind.items() if getattr(function, "cellmesh", False)]:
                 del kind[name]
@@ -184,7 +185,7 @@ class Extension:
 
         magic.__doc__ = describe(name, kind != "line") if name != AUTO_MAGIC else "(auto mode)"
         magic.cellmesh = True  # type: ignore[attr-defined]
-        self._shell.register_magic_function(magic, "line_cell" if kind == "line_cell" else kind, name)
+        self._shell.register_magic_function(magic, kind, name)  # type: ignore[arg-type]
 
     def _line_magic(self, name: str, method: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
         def run(line: str) -> Any:
@@ -235,8 +236,8 @@ class Extension:
         devices = sorted({info.device.partition(":")[0] for info in infos})
         dims = ", ".join(f"{name}={size}" for name, size in mesh.dims.items())
         return (
-            f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s: {', '.join(backends)} on {', '.join(devices)}, "
-            f"mesh {dims}"
+            f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s: {', '.join(backends)} on "
+            f"{', '.join(devices)}, mesh {dims}"
         )
 
 
@@ -265,7 +266,7 @@ def _show_failure(
 ) -> list[str]:
     if isinstance(error, CellSyntaxError):
         kind = SyntaxError
-        lines = shell.SyntaxTB.structured_traceback(kind, error, [])
+        lines = shell.SyntaxTB.structured_traceback(kind, error, None)
     else:
         lines = error._render_traceback_()
     shell._showtraceback(kind, error, lines)
@@ -277,7 +278,7 @@ def load(shell: InteractiveShell) -> None:
     if getattr(shell, "cellmesh", None) is None:
         extension = Extension(shell)
         extension.register()
-        shell.cellmesh = extension
+        shell.cellmesh = extension  # type: ignore[attr-defined]
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -285,4 +286,4 @@ def unload(shell: InteractiveShell) -> None:
     extension: Extension | None = getattr(shell, "cellmesh", None)
     if extension is not None:
         extension.unregister()
-        shell.cellmesh = None
+        shell.cellmesh = None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The magics' options: declared with click, which reads them, explains them and names the nearest valid one."""
+"""The magics' options: declared with click, which reads and explains them and names the nearest valid one."""
 
 from __future__ import annotations
 

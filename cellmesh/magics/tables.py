@@ -97,14 +97,16 @@ def facts_table(expression: str, facts: Mapping[int, Facts]) -> Table:
     tensors = any(fact.shape is not None for fact in facts.values())
     for rank, fact in facts.items():
         groups.setdefault(_tensor_row(fact) if tensors else (fact.kind, fact.text), []).append(rank)
-    headers = _TENSOR_HEADERS if tensors else ("type", "value")
-    rows = [(format_ranks(ranks), *row) for row, ranks in groups.items()]
-    headers, rows = _without_empty(("ranks", *headers), rows)
+    headers, rows = _without_empty(
+        ("ranks", *(_TENSOR_HEADERS if tensors else ("type", "value"))),
+        [(format_ranks(ranks), *row) for row, ranks in groups.items()],
+    )
     return Table(headers, rows, f"{expression}: {compare_replicas(facts)}")
 
 
 _TENSOR_HEADERS = (
-    "type", "shape", "here", "dtype", "device", "placements", "min", "max", "mean", "std", "norm", "NaN", "Inf",
+    "type", "shape", "here", "dtype", "device", "placements",
+    "min", "max", "mean", "std", "norm", "NaN", "Inf",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from ..errors import ProtocolError
-from .messages import FromRank, Ranked, Relay, ToAgent, ToController, ToRank, Verb
+from .messages import Control, FromRank, Ranked, Relay, ToAgent, ToController, Verb, Work
 
 V = TypeVar("V")
 Frame = bytes | bytearray | memoryview
@@ -113,9 +113,14 @@ def at_agent_from_rank() -> Codec[FromRank]:
     return Codec(FromRank, "a rank")
 
 
-def at_rank() -> Codec[ToRank]:
-    """Decoder of what reaches a rank."""
-    return Codec(ToRank, "the controller")
+def at_rank_for_work() -> Codec[Work]:
+    """Decoder of what reaches a rank's main thread."""
+    return Codec(Work, "the controller")
+
+
+def at_rank_for_control() -> Codec[Control]:
+    """Decoder of what reaches a rank's control thread."""
+    return Codec(Control, "the controller")
 
 
 def at_controller() -> Codec[ToController]:

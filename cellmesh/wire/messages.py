@@ -3,12 +3,13 @@
 Three parties speak: the controller (in the notebook's kernel), one agent a host, and the ranks. The agent
 reads headers and never a payload: what passes between controller and rank goes through it as it came.
 
-======================  ===========================================================
-`ToAgent`               controller -> agent
-`ToRank`                controller -> rank (carried by `Relay`)
-`FromRank`              rank -> agent; most travel on to the controller in `Ranked`
-`ToController`          agent -> controller
-======================  ===========================================================
+=================  =============================================================
+`ToAgent`          controller -> agent
+`Work`             controller -> main thread of a rank (carried by `Relay`)
+`Control`          controller -> control thread of a rank (carried by `Relay`)
+`FromRank`         rank -> agent; most travel on to the controller in `Ranked`
+`ToController`     agent -> controller
+=================  =============================================================
 
 Structs are encoded as arrays (``array_like``): fields are positional, so their order is part of the
 protocol; `PROTOCOL` changes when it does.
@@ -164,7 +165,6 @@ class Leave(Verb, frozen=True):
 
 Work = RunCell | RunCall | PushNames | PullNames | Inspect | SetMesh
 Control = Interrupt | Probe | Peek | Leave
-ToRank = Work | Control
 
 
 # ---------------------------------------------------------------- rank -> agent

@@ -73,7 +73,7 @@ def send(socket: Socket, frames: list[Frame]) -> None:
 
 def readable(socket: Socket) -> bool:
     """Whether a message has arrived. ZeroMQ's descriptor tells of changes only; this tells what is so."""
-    return bool(_get(socket, zmq.EVENTS) & zmq.PollEvent.POLLIN.value)
+    return bool(int(_get(socket, zmq.EVENTS)) & zmq.PollEvent.POLLIN.value)
 
 
 def drain(socket: Socket, limit: int = 1000) -> Iterator[list[Frame]]:

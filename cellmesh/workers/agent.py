@@ -1,8 +1,8 @@
 """The agent: one process a host that supervises its ranks; the shell round `supervisor.Supervisor`.
 
-It relays between controller and ranks, joins equal answers, watches every process through its pidfd, reads the
-ranks' descriptors 1 and 2, and ends everything when told to or when the controller's process ends. It imports
-no torch and unpickles nothing.
+It relays between controller and ranks, joins equal answers, watches every process through its pidfd, reads
+the ranks' descriptors 1 and 2, and ends everything when told to or when the controller's process ends. It
+imports no torch and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Agent:
     def serve(self) -> None:
         """Supervise until the mesh has ended."""
         controllers = self._controllers
-        self._epoll.register(controllers.getsockopt(zmq.FD), select.EPOLLIN)
+        self._epoll.register(int(controllers.getsockopt(zmq.FD)), select.EPOLLIN)
         while not self._done:
             patience_s = 0 if transport.readable(controllers) else self._patience_s()
             events = self._epoll.poll(patience_s, _MAX_EVENTS)

@@ -149,7 +149,7 @@ def reduce_for_notebook(value: Any) -> Any:
                 "`.full_tensor()` (the whole) of it"
             )
         if value.device.type not in ("cpu", "meta"):
-            return value.cpu().__reduce_ex__(5)
+            return value.cpu().__reduce_ex__(5)  # type: ignore[no-untyped-call]
     return NotImplemented
 
 

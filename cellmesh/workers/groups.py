@@ -1,8 +1,8 @@
 """The rank's process group: made, shaped into a DeviceMesh, and freed when a collective must end.
 
-``ProcessGroupGloo.abort()`` frees nobody in torch 2.13, so a blocked gloo collective is freed by shutting down
-its connected sockets; they are told from others by having appeared while a group was made. The listening
-sockets are left alone: gloo ends the process when they go.
+``ProcessGroupGloo.abort()`` frees nobody in torch 2.13, so a blocked gloo collective is freed by shutting
+down its connected sockets; they are told from others by having appeared while a group was made. The
+listening sockets are left alone: gloo ends the process when they go.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 # A cell may take as long as it takes: torch's own time-out (30 min) would take the group away from a user
@@ -75,15 +76,13 @@ class Groups:
 
     def initialize(self) -> None:
         """Make the default process group. Every rank must call it; blocks until all have."""
-        store = dist.TCPStore(
-            os.environ["MASTER_ADDR"], self._port, None, is_master=False, timeout=_STORE_TIMEOUT
-        )
+        store = TCPStore(os.environ["MASTER_ADDR"], self._port, None, is_master=False, timeout=_STORE_TIMEOUT)
         self._watch("_new_process_group_helper")
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
         dist.init_process_group(
             self.placement.backend,
-            store=dist.PrefixStore(f"cellmesh/{self._incarnation}", store),
+            store=PrefixStore(f"cellmesh/{self._incarnation}", store),
             rank=self.rank,
             world_size=self.world_size,
             timeout=_TIMEOUT,

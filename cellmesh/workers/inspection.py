@@ -6,7 +6,7 @@ import ast
 import hashlib
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -84,7 +84,7 @@ def _local_part(value: torch.Tensor) -> tuple[torch.Tensor, str, tuple[int, ...]
         return value, "", ()
     from torch.distributed.tensor import Replicate
 
-    coordinate = value.device_mesh.get_coordinate() or []
+    coordinate: Sequence[int] = value.device_mesh.get_coordinate() or ()
     shard = tuple(
         -1 if isinstance(placement, Replicate) else index
         for placement, index in zip(value.placements, coordinate, strict=False)
@@ -120,7 +120,7 @@ def _digest_of_tensor(local: torch.Tensor) -> str:
         return ""
     plain = local.resolve_conj().resolve_neg().contiguous().cpu()
     raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
-    return _digest(memoryview(raw.numpy()))
+    return _digest(raw.numpy().data)
 
 
 def _digest(data: bytes | memoryview) -> str:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from ..errors import CellmeshError, ProtocolError
 from ..wire import payload
-from ..wire.framing import Parcel, at_rank, encode
+from ..wire.framing import Parcel, at_rank_for_control, at_rank_for_work, encode
 from ..wire.messages import (
     Done,
     Failed,
@@ -125,7 +125,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
 
 
 def _work(channel: Channel, executor: Executor) -> None:
-    codec = at_rank()
+    codec = at_rank_for_work()
     while True:
         try:
             parcels = codec.decode(channel.receive())
@@ -158,7 +158,7 @@ class _ControlThread:
 
     def serve(self) -> None:
         """Answer until the process ends."""
-        codec = at_rank()
+        codec = at_rank_for_control()
         while True:
             try:
                 for verb, _ in codec.decode(self._channel.receive()):
@@ -204,7 +204,7 @@ class _ControlThread:
         )
 
     def _device_bytes(self) -> int:
-        if self._device.type != "cuda" or not torch.cuda.is_initialized():
+        if self._device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return 0
         return torch.cuda.memory_reserved(self._device)
 

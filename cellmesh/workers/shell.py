@@ -43,14 +43,17 @@ class RankDisplayHook(DisplayHook):
     """Shows the value of a last expression."""
 
     def quiet(self) -> bool:
-        shell: RankShell = self.shell
-        return shell.quiet_cell or self.semicolon_at_end_of_expression(shell.cell_source)
+        shell = self.shell
+        assert isinstance(shell, RankShell)
+        ends_quietly = self.semicolon_at_end_of_expression(shell.cell_source)  # type: ignore[no-untyped-call]
+        return shell.quiet_cell or bool(ends_quietly)
 
     def start_displayhook(self) -> None: ...
 
     def write_output_prompt(self) -> None: ...
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+        assert isinstance(self.shell, RankShell)
         self.shell.show("result", _to_bundle(format_dict, md_dict), "")
 
     def finish_displayhook(self) -> None: ...
@@ -81,7 +84,7 @@ class RankShell(InteractiveShell):
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
-    show: Show = AnyTrait()
+    show: Show = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
 
@@ -113,7 +116,7 @@ class RankShell(InteractiveShell):
     ) -> None:
         if running_compiled_code or exception_only:
             return
-        _, value, _ = self._get_exc_info(exc_tuple)
+        _, value, _ = self._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
         print(self.render_traceback(value), file=sys.stderr)
 
     def showsyntaxerror(self, filename: str | None = None, running_compiled_code: bool = False) -> None: ...
@@ -133,8 +136,9 @@ class RankShell(InteractiveShell):
         """
         self.execution_count = execution_count
         self.cell_source, self.quiet_cell = source, quiet
-        result = self.run_cell(source, store_history=False)
-        return result.error_before_exec or result.error_in_exec  # type: ignore[no-any-return]
+        result = self.run_cell(source, store_history=False)  # type: ignore[no-untyped-call]
+        error: BaseException | None = result.error_before_exec or result.error_in_exec
+        return error
 
     def render_traceback(self, error: BaseException) -> str:
         """An exception's traceback as a notebook shows it, with ANSI colours; user code's frames only."""
@@ -142,7 +146,7 @@ class RankShell(InteractiveShell):
             return f"UsageError: {error}"
         tb = _skip_machinery(error.__traceback__)
         if isinstance(error, SyntaxError) and tb is None:
-            return self.InteractiveTB.stb2text(self.SyntaxTB.structured_traceback(type(error), error, []))
+            return self.InteractiveTB.stb2text(self.SyntaxTB.structured_traceback(type(error), error, None))
         # IPython's rendering takes seconds for a thousand frames.
         if isinstance(error, BaseExceptionGroup) or _depth(tb) > _MAX_RENDERED_FRAMES:
             return "".join(traceback.format_exception(type(error), error, tb))

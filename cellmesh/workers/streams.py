@@ -1,8 +1,8 @@
 """`sys.stdout` and `sys.stderr` of a rank, and which run a line belongs to.
 
-A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or an asyncio
-task, the run that started it, however late it prints. In a process that user code forked (a DataLoader's
-worker), the streams write to descriptors 1 and 2, which the agent reads.
+A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or an
+asyncio task, the run that started it, however late it prints. In a process that user code forked (a
+DataLoader's worker), the streams write to descriptors 1 and 2, which the agent reads.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RunTracker:
             thread._cellmesh_run = self.current()  # type: ignore[attr-defined]
             start(thread)
 
-        threading.Thread.start = start_in_run  # type: ignore[method-assign]
+        threading.Thread.start = start_in_run  # type: ignore[method-assign, assignment]
 
 
 class Pump:

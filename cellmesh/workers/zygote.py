@@ -134,7 +134,7 @@ def _count_gpus() -> int:
     """GPUs by NVML, as asking CUDA would initialise it and spoil every fork."""
     import torch
 
-    if not torch.backends.cuda.is_built():
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return 0
     return max(0, torch.cuda._device_count_nvml())
 
@@ -233,13 +233,13 @@ def _rank_starter(
 
 def _store_starter(port: int, listener: int, agent_pid: int, agent: socket.socket) -> Callable[[], None]:
     def start() -> None:
-        import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore
 
         agent.close()
         die_with(agent_pid)
         name_process("cellmesh-store")
         # With a listening socket of ours it is bound to one interface; by itself it binds all.
-        store = dist.TCPStore(
+        store = TCPStore(
             "127.0.0.1",
             port,
             None,
