@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from .controller.mesh import Mesh as Mesh
-    from .controller.mesh import start as start
     from .controller.results import Results as Results
     from .controller.run import Run as Run
+    from .controller.starting import start as start
     from .errors import CellmeshError as CellmeshError
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Mesh": ".controller.mesh",
-    "start": ".controller.mesh",
+    "start": ".controller.starting",
     "Results": ".controller.results",
     "Run": ".controller.run",
     "CellmeshError": ".errors",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from ..errors import MeshUsageError
 from ..wire import payload
@@ -30,7 +30,7 @@ from ..wire.messages import (
     Work,
 )
 from .core import encode_work
-from .options import check_mesh, make_options, parse_mesh, ranks_at, read_project_options
+from .options import check_mesh, parse_mesh, ranks_at
 from .printer import Printer
 from .results import Results
 from .run import Run
@@ -353,63 +353,6 @@ class Mesh(Ranks):
 
     def __repr__(self) -> str:
         return repr(self._session)
-
-
-@overload
-def start(
-    num_ranks: int | None = None,
-    *,
-    mesh: Mapping[str, int] | str | None = None,
-    backend: str = "auto",
-    preload: Iterable[str] | str = (),
-    name: str = "",
-    timeout_s: float = 120.0,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Mesh: ...
-@overload
-def start(num_ranks: int | None = None, **options: Any) -> Mesh: ...
-def start(
-    num_ranks: int | None = None,
-    *,
-    timeout_s: float = 120.0,
-    on_progress: Callable[[Progress], None] | None = None,
-    **options: Any,
-) -> Mesh:
-    """Start a mesh on this machine, and wait until every rank has answered.
-
-    Options that are not given come from the ``[tool.cellmesh]`` table of the nearest ``pyproject.toml``.
-
-    Args:
-        num_ranks: number of ranks; may be left out where `mesh` gives it.
-        mesh: dims of the DeviceMesh, ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``; by default one, ``dp``.
-        backend: ``auto`` (NCCL where each rank has a GPU of its own, else gloo), ``gloo`` or ``nccl``.
-        preload: modules to import once, before the ranks are forked.
-        name: for ``cellmesh ps``; by default one of its own.
-        timeout_s: how long the start may take, in seconds.
-        on_progress: told how far it has come; called on another thread.
-
-    Returns:
-        The mesh, ready.
-
-    Raises:
-        MeshUsageError: an option is wrong.
-        HostError: this machine cannot give what the mesh needs.
-    """
-    known = {"mesh", "backend", "preload", "name"}
-    for key in options:
-        if key not in known:
-            raise TypeError(f"start() has no option {key!r} ({', '.join(sorted(known))})")
-    project = read_project_options(Path.cwd())
-    if num_ranks is not None or options.get("mesh") is not None:
-        # What the call says of the mesh's size replaces all that the project says of it.
-        project.pop("num_ranks", None)
-        project.pop("mesh", None)
-    merged = {**project, **{key: value for key, value in options.items() if value is not None}}
-    if num_ranks is not None:
-        merged["num_ranks"] = num_ranks
-    session = Session(make_options(**merged), on_progress)
-    session.wait_until_ready(timeout_s)
-    return Mesh(session)
 
 
 def _dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:

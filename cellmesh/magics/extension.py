@@ -7,12 +7,13 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from ..controller.mesh import Mesh, Ranks, start
+from ..controller.mesh import Mesh, Ranks
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
 from ..controller.run import Run
 from ..controller.session import Progress
 from ..controller.sinks import Sink, current_sink
 from ..controller.source import CellSyntaxError
+from ..controller.starting import start
 from ..errors import MeshUsageError, NoMeshError, RankFailure
 from ..wire.ranks import parse_ranks
 from .auto import AUTO_MAGIC, magics_inside, make_transformer

@@ -1,0 +1,120 @@
+"""The agent's side of the zygote: start it, have it fork."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..wire.ticket import Ticket
+from . import processes
+from .zygote import MAX_RANKS_A_MESSAGE, Forget, Forked, ForkRanks, ForkStore, Reply
+
+# Forks take milliseconds; a zygote that needs longer than this hangs.
+_FORK_S = 20.0
+_MAX_MESSAGE_BYTES = 1 << 20
+
+
+class ZygoteClient:
+    """A zygote's process and the socketpair to it.
+
+    Args:
+        ticket: the mesh's.
+
+    Raises:
+        OSError: it could not be started.
+    """
+
+    def __init__(self, ticket: Ticket) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        os.set_inheritable(theirs.fileno(), True)
+        log = os.open(ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # One thread: OpenBLAS starts its pool when numpy is imported, unless told not to.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        code = (
+            f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+            "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
+        )
+        self.pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", code, str(theirs.fileno()), str(ticket.path)],
+            environment,
+            file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
+        )
+        os.close(log)
+        theirs.close()
+        self._socket = ours
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when it has something to say."""
+        return self._socket.fileno()
+
+    def receive(self) -> Reply | None:
+        """What it says of its own accord; None when it has gone."""
+        data = self._socket.recv(_MAX_MESSAGE_BYTES)
+        return msgspec.msgpack.decode(data, type=Reply) if data else None
+
+    def fork_store(self, port: int, listener: int) -> list[int]:
+        """Fork the c10d store's process.
+
+        Args:
+            port: where it listens.
+            listener: its listening socket.
+
+        Returns:
+            Its pid; empty if the zygote has gone.
+        """
+        return self._ask(ForkStore(port, os.getpid()), [listener])
+
+    def fork_ranks(self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]) -> list[int]:
+        """Fork ranks.
+
+        Args:
+            options: `rank.RankOptions` of each, as a dict, since that module imports torch.
+            ends: the descriptors of each.
+
+        Returns:
+            Their pids, in order; fewer if the zygote has gone.
+        """
+        pids: list[int] = []
+        for start in range(0, len(options), MAX_RANKS_A_MESSAGE):
+            part = slice(start, start + MAX_RANKS_A_MESSAGE)
+            raw = [msgspec.Raw(msgspec.msgpack.encode(each)) for each in options[part]]
+            pids += self._ask(ForkRanks(raw), [number for own in ends[part] for number in own])
+        return pids
+
+    def forget(self, pid: int) -> None:
+        """Tell it that a rank was reaped."""
+        self._tell(Forget(pid), ())
+
+    def close(self) -> None:
+        """Close the socketpair; the zygote takes that for the agent's end."""
+        self._socket.close()
+
+    def _tell(self, message: Any, descriptors: Sequence[int]) -> bool:
+        try:
+            socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
+        except OSError:  # it has ended; its pidfd tells
+            return False
+        return True
+
+    def _ask(self, message: Any, descriptors: Sequence[int]) -> list[int]:
+        """Ask for forks and wait for the answer: nothing could be done before it."""
+        if not self._tell(message, descriptors):
+            return []
+        self._socket.settimeout(_FORK_S)
+        try:
+            data = self._socket.recv(_MAX_MESSAGE_BYTES)
+        except TimeoutError:
+            processes.kill([self.pid])  # its end is noticed and reported
+            return []
+        except OSError:
+            return []
+        finally:
+            self._socket.settimeout(None)
+        return msgspec.msgpack.decode(data, type=Forked).pids if data else []
