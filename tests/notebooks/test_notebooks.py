@@ -1,0 +1,138 @@
+"""Every notebook, executed in a real kernel; and the demo that executes one for `make demo`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from traitlets.config import Config
+
+from cellmesh.wire.ticket import runtime_root
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# What is to end may take this long.
+END_S = 5.0
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory of the test's own: no file may be left in it, no process that was given it."""
+    with tempfile.TemporaryDirectory(prefix="cm-") as directory:  # short: sockets' addresses are
+        monkeypatch.setenv("JUPYTER_RUNTIME_DIR", directory)
+        assert runtime_root() == Path(directory) / "cellmesh"
+        yield Path(directory)
+        _, running = psutil.wait_procs(_started_with(directory), timeout=END_S)
+        assert running == []
+        left = [str(path) for path in Path(directory).rglob("*") if path != runtime_root()]
+        assert left == []
+
+
+def _started_with(directory: str) -> list[psutil.Process]:
+    """The processes with this runtime directory in their environment, orphans too."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("JUPYTER_RUNTIME_DIR") == directory:
+                found.append(process)
+        except psutil.Error:  # it has just ended
+            continue
+    return found
+
+
+def test_there_are_notebooks() -> None:
+    assert [path.name for path in NOTEBOOKS][:1] == ["01_quickstart.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_executes(path: Path, runtime_directory: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        config=Config({"KernelManager": {"transport_encryption": "auto"}}),
+    )
+    meshes: list[Path] = []
+    client.on_cell_executed = lambda **_: meshes.extend(runtime_root().glob("*"))
+    client.execute()
+    assert meshes, "the notebook started no mesh in the test's runtime directory"
+    assert list(runtime_root().glob("*")) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_committed_with_its_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    kinds = {output.output_type for cell in code for output in cell.outputs}
+    assert kinds <= {"stream", "display_data", "execute_result"}
+
+
+def test_quickstart_is_committed_with_its_plot() -> None:
+    cells = nbformat.read(ROOT / "notebooks" / "01_quickstart.ipynb", as_version=4).cells
+    (plot,) = (cell for cell in cells if cell.id == "plot")
+    assert "image/png" in plot.outputs[0].data
+
+
+def _demo(path: Path, html: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "notebooks.demo", str(path), "--html", str(html)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_demo_prints_and_writes_html(tmp_path: Path) -> None:
+    notebook = new_notebook(
+        cells=[
+            new_markdown_cell("# A heading\n\nprose"),
+            new_code_cell("%load_ext cellmesh\n%dist_start 2"),
+            new_code_cell("%%dist\nprint('loss', 0.25)"),
+            new_code_cell("%dist_inspect world_size"),
+        ]
+    )
+    path, html = tmp_path / "small.ipynb", tmp_path / "small.html"
+    nbformat.write(notebook, path)
+    source = path.read_bytes()
+    done = _demo(path, html)
+    assert done.returncode == 0, done.stderr
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert lines[:2] == ["", "A heading"]
+    assert "[0-1] loss 0.25" in lines
+    assert "0-1    int   2" in lines
+    assert f"Open it live:          .venv/bin/jupyter lab {path}" in lines
+    assert "[0-1] loss 0.25" in html.read_text()
+    assert path.read_bytes() == source, "only --save may change the notebook"
+
+
+def test_demo_fails_with_the_traceback_of_the_cell(tmp_path: Path) -> None:
+    notebook = new_notebook(
+        cells=[
+            new_code_cell("%load_ext cellmesh\n%dist_start 2"),
+            new_code_cell("%%dist\nif rank == 1:\n    raise ValueError('odd')"),
+            new_code_cell("print('not reached')"),
+        ]
+    )
+    path, html = tmp_path / "broken.ipynb", tmp_path / "broken.html"
+    nbformat.write(notebook, path)
+    done = _demo(path, html)
+    assert done.returncode == 1
+    assert "RankFailure: rank 1 raised ValueError: odd" in done.stderr
+    assert "not reached" not in done.stdout
+    assert "odd" in html.read_text()
