@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -155,9 +156,12 @@ def reduce_for_notebook(value: Any) -> Any:
 
 def _bind_missing_names(function: Any, namespace: dict[str, Any]) -> None:
     """Let a function that came by value find the rank's names that it did not bring along."""
-    if not isinstance(function, types.FunctionType) or function.__module__ != "__main__":
+    if not isinstance(function, types.FunctionType):
         return
     known = function.__globals__
+    module = sys.modules.get(function.__module__)
+    if module is not None and vars(module) is known:  # it came by reference: an importable function
+        return
     for name in _names_of(function.__code__):
         if name not in known and name in namespace and not hasattr(builtins, name):
             known[name] = namespace[name]

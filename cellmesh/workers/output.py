@@ -17,12 +17,15 @@ BURST_BYTES = 256 * 1024
 BYTES_PER_S = 32 * 1024
 # Once output is held back, it is shown again in samples of at least this much.
 SAMPLE_BYTES = 4 * 1024
+LINE_BYTES = 40
 TAIL_LINES = 20
 LOG_BYTES = 512 << 20
 
 
 class Gate:
     """A token bucket over text; what does not pass is counted, and its last lines are kept.
+
+    A line costs its length and `LINE_BYTES`: to a front end, many short lines are as bad as few long ones.
 
     Args:
         now: seconds, any clock that does not run backwards.
@@ -59,13 +62,12 @@ class Gate:
         if self._hidden_bytes and (run != self._hidden_run or stream != self._hidden_stream):
             shown += self.close()
         if not self._hidden_bytes:
-            if len(text) <= self._tokens:
-                self._tokens -= len(text)
+            if _cost(text) <= self._tokens:
+                self._tokens -= _cost(text)
                 shown.append(Output(run, stream, text))
                 return shown
-            cut = int(self._tokens)
-            cut = text.rfind("\n", 0, cut) + 1 or cut
-            self._tokens -= cut
+            cut = self._affordable(text)
+            self._tokens = 0.0
             if cut:
                 shown.append(Output(run, stream, text[:cut]))
             text = text[cut:]
@@ -82,17 +84,31 @@ class Gate:
         num_bytes = max(0, self._hidden_bytes - len(tail))
         num_lines = max(0, self._hidden_lines - tail.count("\n"))
         run, stream = self._hidden_run, self._hidden_stream
-        self._tokens = max(0.0, self._tokens - len(tail))
+        self._tokens = max(0.0, self._tokens - _cost(tail))
         self._hidden_lines = self._hidden_bytes = 0
         self._tail.clear()
         note = [Skipped(run, num_lines, num_bytes)] if num_bytes else []
         return [*note, Output(run, stream, tail)]
+
+    def _affordable(self, text: str) -> int:
+        """How many characters of a text that is too long may pass; whole lines, if any."""
+        left, at = self._tokens, 0
+        while (end := text.find("\n", at, at + int(left) + 1)) >= 0:
+            if end + 1 - at + LINE_BYTES > left:
+                return at
+            left -= end + 1 - at + LINE_BYTES
+            at = end + 1
+        return at or int(left)
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
         self._hidden_run, self._hidden_stream = run, stream
         self._hidden_lines += text.count("\n")
         self._hidden_bytes += len(text)
         self._tail.extend(text[-(2 * SAMPLE_BYTES) :].splitlines(keepends=True))
+
+
+def _cost(text: str) -> int:
+    return len(text) + LINE_BYTES * text.count("\n")
 
 
 class Log:

@@ -6,6 +6,7 @@ Two sockets, both to the agent: ``work`` (the main thread reads it, the pump wri
 
 from __future__ import annotations
 
+import builtins
 import faulthandler
 import os
 import random
@@ -95,6 +96,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
     shell.connect(_shower(pump, tracker))
+    builtins.input = shell.raw_input  # type: ignore[assignment]
     tracker.follow_threads()
     interrupts.install()
     pump.start()

@@ -198,4 +198,8 @@ def make_shell() -> RankShell:
     user_module = types.ModuleType("__main__", doc="The namespace of a rank.")
     shell = RankShell.instance(config=config, user_module=user_module)
     shell.connect(lambda kind, bundle, display_id: None)
+    # The first traceback costs ten times the others; each rank would pay it, in the middle of an error.
+    error = shell.run_source("raise ValueError", 0)
+    assert error is not None
+    shell.render_traceback(error)
     return shell

@@ -8,6 +8,7 @@ DataLoader's worker), the streams write to descriptors 1 and 2, which the agent 
 from __future__ import annotations
 
 import codecs
+import collections
 import contextlib
 import contextvars
 import io
@@ -25,6 +26,8 @@ from .output import Gate, Log
 # How long text is gathered before it is sent, so that a loop of prints makes few messages.
 GATHER_S = 0.02
 _INLINE_FLUSH_BYTES = 1 << 20
+# How long an answer waits for those of the runs behind it.
+_MORE_FOLLOWS_S = 0.002
 
 Post = Callable[[Sequence[Parcel[Any]]], None]
 
@@ -75,12 +78,15 @@ class Pump:
         self._log = log
         self._gate = Gate(time.monotonic())
         self._lock = threading.RLock()
-        self._pieces: list[tuple[int, StreamName, str]] = []
+        # Appended to without the lock, as a print must be cheap; `_flush` takes from the other end.
+        self._pieces: collections.deque[tuple[int, StreamName, str]] = collections.deque()
         self._num_gathered = 0
         self._flushed_at = 0.0
+        self._is_due = False
         self._deferred: list[Parcel[Any]] = []
-        self._dirty = threading.Event()
-        self._owner = os.getpid()
+        self._due = threading.Event()
+        self._forked = False
+        os.register_at_fork(after_in_child=self._note_fork)
 
     def start(self) -> None:
         """Start the thread that posts what has been gathered."""
@@ -88,18 +94,21 @@ class Pump:
 
     def write(self, run: int, stream: StreamName, text: str) -> None:
         """Take in a delta of text."""
-        if os.getpid() != self._owner:
+        if self._forked:
             os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
             return
+        self._pieces.append((run, stream, text))
+        self._num_gathered += len(text)
+        if self._is_due and self._num_gathered < _INLINE_FLUSH_BYTES:
+            return
         with self._shield, self._lock:
-            self._pieces.append((run, stream, text))
-            self._num_gathered += len(text)
-            if self._num_gathered >= _INLINE_FLUSH_BYTES:
+            # The first line after a pause is not kept waiting.
+            paused = time.monotonic() - self._flushed_at > GATHER_S
+            if paused or self._num_gathered >= _INLINE_FLUSH_BYTES:
                 self._flush()
-            elif time.monotonic() - self._flushed_at > GATHER_S:
-                self._flush()  # the first line after a pause is not kept waiting
-            elif not self._dirty.is_set():
-                self._dirty.set()
+            elif not self._is_due:
+                self._is_due = True
+                self._due.set()
 
     def send(self, parcel: Parcel[Any], ends_run: bool = False, more_follows: bool = False) -> None:
         """Send a message after everything printed before it.
@@ -116,13 +125,15 @@ class Pump:
                 self._deferred += [Parcel(verb) for verb in self._gate.close()]
             self._deferred.append(parcel)
             if more_follows:
-                self._dirty.set()
+                self._due.set()
             else:
                 self._flush()
 
     def _flush(self, and_post: bool = True) -> None:
+        self._is_due = False
         if self._pieces:
-            pieces, self._pieces, self._num_gathered = self._pieces, [], 0
+            pieces = [self._pieces.popleft() for _ in range(len(self._pieces))]
+            self._num_gathered = 0
             now = time.monotonic()
             self._flushed_at = now
             self._log.append("".join(text for _, _, text in pieces))
@@ -134,11 +145,14 @@ class Pump:
 
     def _post_gathered(self) -> None:
         while True:
-            self._dirty.wait()
-            time.sleep(GATHER_S if self._pieces else 0.002)
-            self._dirty.clear()
+            self._due.wait()
+            time.sleep(GATHER_S if self._pieces else _MORE_FOLLOWS_S)
+            self._due.clear()
             with self._lock:
                 self._flush()
+
+    def _note_fork(self) -> None:
+        self._forked = True
 
 
 def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, StreamName, str]]:

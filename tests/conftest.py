@@ -1,0 +1,61 @@
+"""What all tiers share: a runtime directory of the tests' own, and the check that nothing is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+LEFTOVER_S = 5.0
+
+
+@contextlib.contextmanager
+def own_runtime_dir() -> Iterator[Path]:
+    """A runtime directory for one mesh or test; a short path, as a socket's address holds 108 bytes."""
+    directory = Path(tempfile.mkdtemp(prefix="cm", dir="/tmp"))
+    before = os.environ.get("JUPYTER_RUNTIME_DIR")
+    os.environ["JUPYTER_RUNTIME_DIR"] = str(directory)
+    try:
+        yield directory
+    finally:
+        if before is None:
+            del os.environ["JUPYTER_RUNTIME_DIR"]
+        else:
+            os.environ["JUPYTER_RUNTIME_DIR"] = before
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_runtime_dir_of_the_users() -> Iterator[None]:
+    with own_runtime_dir():
+        yield
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A runtime directory of the test's own; see `check_nothing_left`."""
+    with own_runtime_dir() as directory:
+        yield directory
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Processes of meshes under a directory: their command lines name the ticket."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(f"{directory}/" in word for word in process.info["cmdline"] or ()):
+            found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def check_nothing_left(directory: Path) -> None:
+    """Fail if a mesh under a directory has a process or a file after `LEFTOVER_S`."""
+    _, alive = psutil.wait_procs(processes_of(directory), timeout=LEFTOVER_S)
+    assert not alive, f"still running: {[(p.pid, p.name(), p.status()) for p in alive]}"
+    files = sorted(directory.glob("cellmesh/*"))
+    assert not files, f"left behind: {files}"

@@ -1,0 +1,81 @@
+"""Real processes on gloo."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.fold import Block, Gap, Line, Live, Rich, Trace
+from tests.conftest import check_nothing_left, own_runtime_dir
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[cm.Mesh]:
+    """Four ranks, 2 x 2, shared by a module's tests."""
+    with own_runtime_dir() as directory:
+        with cm.start(4, mesh={"dp": 2, "tp": 2}) as started:
+            yield started
+        check_nothing_left(directory)
+
+
+@pytest.fixture
+def own_mesh(runtime_dir: Path) -> Iterator[cm.Mesh]:
+    """Two ranks for one test that harms them."""
+    started = cm.start(2)
+    yield started
+    started.stop()
+    check_nothing_left(runtime_dir)
+
+
+class Recorder:
+    """A sink that remembers, and wakes who waits for something to be shown."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block | Live] = []
+        self.notes: list[str] = []
+        self._changed = threading.Condition()
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        with self._changed:
+            self.blocks += blocks
+            self._changed.notify_all()
+
+    def note(self, text: str) -> None:
+        with self._changed:
+            self.notes.append(text)
+            self._changed.notify_all()
+
+    def status(self, text: str, final: bool) -> None:
+        self.note(text)
+
+    def lines(self) -> list[tuple[tuple[int, ...], str]]:
+        return [
+            (block.ranks, block.item.text)
+            for block in self.blocks
+            if isinstance(block, Block) and isinstance(block.item, Line)
+        ]
+
+    def items(self, kind: type[Rich] | type[Trace] | type[Gap]) -> list[Block]:
+        return [b for b in self.blocks if isinstance(b, Block) and isinstance(b.item, kind)]
+
+    def wait_for_line(self, text: str, timeout_s: float = 20.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(text == line for _, line in self.lines()), timeout_s), (
+                f"{text!r} was not shown: {self.lines()}"
+            )
+
+    def wait_for_note(self, part: str, timeout_s: float = 20.0) -> str:
+        with self._changed:
+            assert self._changed.wait_for(lambda: any(part in note for note in self.notes), timeout_s), (
+                f"{part!r} was not noted: {self.notes}"
+            )
+            return next(note for note in self.notes if part in note)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()

@@ -1,0 +1,285 @@
+"""What ends: ranks, agent, zygote, store, notebook; and what the stop button stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import cellmesh as cm
+from cellmesh.errors import NoMeshError, RanksInterrupted
+from tests.conftest import check_nothing_left, own_runtime_dir, processes_of
+
+from .conftest import Recorder
+
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def hardy() -> Iterator[cm.Mesh]:
+    """Three ranks that are interrupted and go on."""
+    with own_runtime_dir() as directory:
+        with cm.start(3) as started:
+            started.cell("kept = rank; import threading, time, subprocess, asyncio; gate = threading.Event()")
+            yield started
+        check_nothing_left(directory)
+
+
+def process_named(directory: Path, name: str) -> psutil.Process:
+    (found,) = [process for process in processes_of(directory) if process.name() == name]
+    return found
+
+
+# ---- deaths
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        ("import os; os._exit(3)", "exited with code 3"),
+    ],
+)
+def test_a_rank_that_dies_in_a_cell_is_reported_and_the_others_stay(
+    end: str, words: str, own_mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    own_mesh.cell("kept = rank")
+    source = f"import sys\nif rank == 1:\n    print('last words', file=sys.stderr, flush=True)\n    {end}"
+    run = own_mesh.submit_cell(source, sink=recorder)
+    with pytest.raises(cm.RankFailure, match=f"rank 1 {words}") as caught:
+        run.result(timeout_s=WAIT_S)
+    died = caught.value.exceptions_by_rank[1]
+    assert isinstance(died, cm.RankDied)
+    assert "last words" in died.last_output
+    assert own_mesh[0].pull("kept") == 0
+    with pytest.raises(cm.RankDied, match=r"dist_restart"):
+        own_mesh.cell("pass")
+    assert [info.phase for info in own_mesh.report()] == ["idle", "dead"]
+    own_mesh.restart()
+    assert own_mesh.pull("rank").list == [0, 1]
+
+
+def test_a_crash_below_python_leaves_its_stack(own_mesh: cm.Mesh) -> None:
+    run = own_mesh[1].submit_cell("import faulthandler; faulthandler._sigsegv()")
+    with pytest.raises(cm.RankFailure) as caught:
+        run.result(timeout_s=WAIT_S)
+    died = caught.value.exceptions_by_rank[1]
+    assert isinstance(died, cm.RankDied)
+    assert "Segmentation fault" in died.last_output or "Current thread" in died.last_output
+
+
+def test_a_rank_that_dies_idle_is_known(own_mesh: cm.Mesh) -> None:
+    pid = own_mesh.report()[0].pid
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=WAIT_S)
+    with pytest.raises((cm.RankDied, cm.RankFailure), match="SIGKILL"):
+        for _ in range(1000):
+            own_mesh[0].run(int)
+
+
+def test_what_a_dead_rank_started_ends_with_it(own_mesh: cm.Mesh) -> None:
+    own_mesh[0].cell("import subprocess, os; child = subprocess.Popen(['sleep', '1000']).pid")
+    child = psutil.Process(own_mesh[0].pull("child"))
+    with pytest.raises(cm.RankFailure):
+        own_mesh[0].cell("os._exit(1)")
+    gone, _ = psutil.wait_procs([child], timeout=WAIT_S)
+    assert gone
+
+
+def test_the_agents_death_ends_everything_and_is_told(runtime_dir: Path) -> None:
+    mesh = cm.start(2)
+    mesh.cell("import subprocess; child = subprocess.Popen(['sleep', '1000']).pid")
+    children = [psutil.Process(pid) for pid in mesh.pull("child").list]
+    run = mesh.submit_cell("import time; time.sleep(1000)")
+    process_named(runtime_dir, "cellmesh-agent").kill()
+    with pytest.raises(cm.RankFailure, match="agent"):
+        run.result(timeout_s=WAIT_S)
+    check_nothing_left(runtime_dir)
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+    with pytest.raises(NoMeshError, match="agent"):
+        mesh.run(int)
+    mesh.stop()
+
+
+def test_the_zygotes_death_costs_no_rank(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
+    own_mesh.cell("kept = rank")
+    zygote = process_named(runtime_dir, "cellmesh-zygote")
+    zygote.kill()
+    psutil.wait_procs([zygote], timeout=WAIT_S)
+    assert own_mesh.pull("kept").list == [0, 1]
+    own_mesh.restart()
+    own_mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
+    assert own_mesh.pull("t.item()").list == [2.0, 2.0]
+
+
+def test_the_stores_death_costs_a_restart(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
+    own_mesh.cell("kept = rank")
+    store = process_named(runtime_dir, "cellmesh-store")
+    store.kill()
+    psutil.wait_procs([store], timeout=WAIT_S)
+    assert own_mesh.pull("kept").list == [0, 1]
+    own_mesh.restart()
+    own_mesh.cell("g = dist.new_group([0, 1]); t = torch.ones(1); dist.all_reduce(t, group=g)")
+    assert own_mesh.pull("t.item()").list == [2.0, 2.0]
+
+
+SCRIPT = """
+import sys, time
+import cellmesh as cm
+mesh = cm.start(2)
+mesh.cell("import subprocess; child = subprocess.Popen(['sleep', '1000']).pid")
+run = mesh.submit_cell("while True: pass")
+print(*mesh.interrupt.__self__.ranks, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "exit", "exception"])
+def test_nothing_is_left_when_the_notebooks_process_ends(how: str, runtime_dir: Path) -> None:
+    script = SCRIPT + ("raise ValueError\n" if how == "exception" else "")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "0 1"
+    sleepers = [
+        child
+        for owned in processes_of(runtime_dir)
+        for child in owned.children(recursive=True)
+        if child.name() == "sleep"
+    ]
+    assert len({sleeper.pid for sleeper in sleepers}) == 2
+    if how.startswith("SIG"):
+        process.send_signal(getattr(signal, how))
+    process.stdin.close()
+    process.wait(WAIT_S)
+    process.stdout.close()
+    check_nothing_left(runtime_dir)
+    _, alive = psutil.wait_procs(sleepers, timeout=5)
+    assert not alive
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(runtime_dir: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import cellmesh as cm; cm.start(2, on_progress=lambda p: print(p.stage, flush=True))",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "importing" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.wait(WAIT_S)
+    process.stdout.close()
+    check_nothing_left(runtime_dir)
+
+
+# ---- interrupts
+
+BUSY = {
+    "python": "while True: pass",
+    "sleep": "time.sleep(1000)",
+    "lock": "gate.wait()",
+    "subprocess": "subprocess.run(['sleep', '1000'])",
+    "shell": "!sleep 1000",
+    "asyncio": "await asyncio.sleep(1000)",
+    "select": "import select; select.select([], [], [], 1000)",
+}
+
+
+@pytest.mark.parametrize("doing", BUSY)
+def test_an_interrupt_ends_the_cell_and_keeps_the_ranks(doing: str, hardy: cm.Mesh) -> None:
+    run = hardy.submit_cell(f"started = '{doing}'\n{BUSY[doing]}")
+    wait_until_busy(hardy, run)
+    run.interrupt()
+    with pytest.raises(RanksInterrupted):
+        run.result(timeout_s=WAIT_S)
+    assert hardy.pull("(kept, started)").list == [(0, doing), (1, doing), (2, doing)]
+
+
+def test_an_interrupt_reaches_runs_that_wait(hardy: cm.Mesh) -> None:
+    first = hardy.submit_cell("time.sleep(1000)")
+    second = hardy.submit_cell("never = True")
+    hardy.interrupt()
+    for run in (first, second):
+        with pytest.raises(RanksInterrupted):
+            run.result(timeout_s=WAIT_S)
+    assert not any(hardy.pull("'never' in globals()").list)
+
+
+def test_an_interrupt_that_comes_late_hits_nothing(hardy: cm.Mesh) -> None:
+    for _ in range(50):
+        run = hardy.submit(int)
+        run.interrupt()
+        run.wait(WAIT_S)
+        assert hardy.pull("rank").list == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        "dist.barrier()",
+        "dist.all_reduce(torch.ones(2))",
+        "dist.all_reduce(torch.ones(2), async_op=True).wait()",
+        "dist.recv(torch.ones(1), src=0)",
+        "ddp(torch.ones(1, 2)).sum().backward()",
+    ],
+)
+def test_the_stop_button_frees_ranks_from_a_collective(
+    collective: str, own_mesh: cm.Mesh, recorder: Recorder
+) -> None:
+    own_mesh.cell("kept = rank; ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))")
+    run = own_mesh.submit_cell(f"if rank == 0:\n    raise ValueError('boom')\n{collective}", sink=recorder)
+    note = recorder.wait_for_note("stop button")
+    assert "rank 1" in note
+    assert "line 3" in note
+    run.interrupt()
+    assert run.wait(WAIT_S)
+    with pytest.raises((RanksInterrupted, cm.RankFailure)):
+        run.result()
+    assert own_mesh.pull("kept").list == [0, 1]
+    own_mesh.restart()
+    own_mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
+    assert own_mesh.pull("t.item()").list == [2.0, 2.0]
+
+
+def test_ctrl_c_in_result_interrupts_the_ranks(hardy: cm.Mesh) -> None:
+    run = hardy.submit_cell("time.sleep(1000)")
+    wait_until_busy(hardy, run)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Thread(target=lambda: signal.pthread_kill(main, signal.SIGINT))
+    with pytest.raises(RanksInterrupted):
+        timer.start()
+        run.result(timeout_s=WAIT_S)
+    timer.join()
+    assert hardy.pull("kept").list == [0, 1, 2]
+
+
+def wait_until_busy(mesh: cm.Mesh, run: cm.Run[None]) -> None:
+    """Until every rank runs the cell's last line (its control thread says so)."""
+    for _ in range(2000):
+        states = mesh.states()
+        if len(states) == len(mesh) and all(
+            state.run == run.number and state.line in (1, 2) for state in states.values()
+        ):
+            return
+    raise AssertionError(mesh.states())

@@ -1,0 +1,157 @@
+"""Whoever reaches a socket of ours without the key gets nothing, and breaks nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+import cellmesh as cm
+from cellmesh.wire.framing import Parcel, encode
+from cellmesh.wire.messages import PROTOCOL, Hello, Relay, RunCell, Stop
+from cellmesh.wire.ticket import find_tickets, runtime_root
+
+pytestmark = pytest.mark.usefixtures("mesh")
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+def agent_socket() -> Path:
+    (ticket,) = find_tickets(runtime_root())
+    return Path(ticket.directory) / "agent.sock"
+
+
+def still_works(mesh: cm.Mesh) -> None:
+    mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
+    assert mesh.pull("t.item()").list == [4.0] * 4
+
+
+def test_files_and_sockets_are_the_users_alone(mesh: cm.Mesh) -> None:
+    directory = agent_socket().parent
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "ticket.json").stat().st_mode) == 0o600
+    bound = [path for path in directory.rglob("*") if stat.S_ISSOCK(path.stat().st_mode)]
+    assert bound == [directory / "agent.sock"]
+
+
+def malformed(tmp_path: Path) -> dict[str, list[bytes]]:
+    bomb = pickle.dumps(Bomb(tmp_path / "went off"))
+    hello = encode([Parcel(Hello(b"\0" * 32, PROTOCOL, os.getpid()))])
+    relay = Relay((0, 1, 2, 3), "work", 7, 1)
+    stolen = encode([Parcel(RunCell(7, "import os; os._exit(9)", 1))])
+    return {
+        "random bytes": [os.urandom(200)],
+        "nothing": [b""],
+        "a pickle": [bomb],
+        "a pickle behind a header": [msgspec.msgpack.encode([]), bomb],
+        "an unknown verb": [msgspec.msgpack.encode([["Explode", 1]])],
+        "a truncated header": [bytes(hello[0])[:-3]],
+        "a huge declared array": [b"\xdd\xff\xff\xff\xff"],
+        "a huge declared string": [b"\x91\x92\xdb\xff\xff\xff\xffabc"],
+        "buffers that do not come": [msgspec.msgpack.encode([["Relay", [0], "work", 1, 2**40]])],
+        "negative buffers": [msgspec.msgpack.encode([["Relay", [0], "work", 1, -1]])],
+        "a wrong key": [bytes(frame) for frame in hello],
+        "orders without a key": [bytes(f) for f in encode([Parcel(Stop())])],
+        "work without a key": [bytes(f) for f in encode([Parcel(relay, tuple(stolen))])],
+        "many frames": [b"x"] * 2000,
+    }
+
+
+@pytest.mark.parametrize("name", malformed(Path("/nowhere")))
+def test_messages_without_the_key_do_nothing(name: str, mesh: cm.Mesh, tmp_path: Path) -> None:
+    frames = malformed(tmp_path)[name]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 2000)
+        dealer.connect(f"ipc://{agent_socket()}")
+        for _ in range(3):
+            dealer.send_multipart(frames)
+        still_works(mesh)
+        assert not dealer.poll(0), "it was answered"
+    still_works(mesh)
+    assert not (tmp_path / "went off").exists()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        os.urandom(500),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        # A correct greeting (RFC 23, NULL mechanism), then a frame that declares 2**62 bytes.
+        b"\xff" + b"\0" * 8 + b"\x7f\x03\x00NULL" + b"\0" * 16 + b"\0" * 32
+        + b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
+        + b"\x02" + struct.pack(">Q", 1 << 62) + b"abc",
+    ],
+    ids=["random", "http", "huge frame"],
+)  # fmt: skip
+def test_raw_bytes_do_nothing(raw: bytes, mesh: cm.Mesh) -> None:
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(agent_socket()))
+            connection.sendall(raw)
+            still_works(mesh)
+    still_works(mesh)
+
+
+def test_a_right_key_of_another_protocol_is_told_so(mesh: cm.Mesh) -> None:
+    (ticket,) = find_tickets(runtime_root())
+    answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL + 1, os.getpid()))
+    assert b"Refused" in answer
+    assert f"speaks protocol {PROTOCOL}".encode() in answer
+
+
+def test_a_second_controller_is_refused_with_who_holds_the_mesh(mesh: cm.Mesh) -> None:
+    (ticket,) = find_tickets(runtime_root())
+    answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL, os.getpid()))
+    assert b"Refused" in answer
+    assert f"held by process {os.getpid()}".encode() in answer
+    still_works(mesh)
+
+
+def ask(hello: Hello) -> bytes:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(f"ipc://{agent_socket()}")
+        dealer.send_multipart([bytes(frame) for frame in encode([Parcel(hello)])])
+        assert dealer.poll(10_000), "no answer"
+        return dealer.recv_multipart()[0]
+
+
+def test_the_store_stands_garbage_and_is_bound_to_loopback(mesh: cm.Mesh) -> None:
+    port = int(mesh[0].pull("__import__('os').environ['MASTER_PORT']"))
+    for raw in (os.urandom(100), b"\xff" * 100, b"\0" * 8 + struct.pack("<Q", 1 << 62)):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(raw)
+    mesh.cell("g = dist.new_group([0, 1, 2, 3])")
+    still_works(mesh)
+    listening = {
+        line.split()[1].split(":")[0]
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and int(line.split()[1].split(":")[1], 16) == port
+    }
+    assert listening == {"0100007F"}
+
+
+def test_user_code_that_writes_into_our_socket_costs_its_own_rank_only(own_mesh: cm.Mesh) -> None:
+    with pytest.raises(cm.RankFailure, match="SIGKILL"):
+        own_mesh[1].submit_cell(
+            "import os, time; os.write(3, b'\\x01\\0\\0\\0\\x05' + b'\\0' * 7 + b'junk!'); time.sleep(1000)"
+        ).result(timeout_s=20)
+    assert own_mesh[0].run(lambda: 1) == 1

@@ -1,0 +1,241 @@
+"""Output: into the right cell, folded, bounded, from wherever it comes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.fold import Gap, Live, Rich, Trace
+
+from .conftest import Recorder
+
+ALL = (0, 1, 2, 3)
+
+
+def run_cell(mesh: cm.Ranks, source: str, recorder: Recorder, **options: Any) -> None:
+    mesh.submit_cell(source, sink=recorder, **options).result(timeout_s=90)
+
+
+def test_equal_lines_are_folded_and_odd_ones_marked(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(mesh, "print('step 1')\nprint('nan!' if rank == 3 else 'ok')\nprint('step 2')", recorder)
+    assert recorder.lines() == [
+        (ALL, "step 1"),
+        ((0, 1, 2), "ok"),
+        ((3,), "nan!"),
+        (ALL, "step 2"),
+    ]
+
+
+def test_output_comes_while_the_cell_runs(mesh: cm.Mesh, recorder: Recorder) -> None:
+    mesh.cell("import threading; gate = threading.Event()")
+    run = mesh.submit_cell("print('before'); gate.wait(); print('after')", sink=recorder)
+    recorder.wait_for_line("before")
+    assert not run.done()
+    run.interrupt()
+    run.wait(20)
+
+
+def test_stderr_and_streams_keep_their_order_on_a_rank(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(mesh[0], "import sys\nfor i in range(3): print(i); print(i, file=sys.stderr)", recorder)
+    assert [line for _, line in recorder.lines()] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_the_last_expression_is_shown_and_can_be_silenced(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(mesh, "1 + 1", recorder)
+    (block,) = recorder.items(Rich)
+    assert block.ranks == ALL
+    assert isinstance(block.item, Rich)
+    assert json.loads(block.item.bundle)["data"] == {"text/plain": "2"}
+    run_cell(mesh, "1 + 1;", recorder)
+    run_cell(mesh, "_ + 40", recorder, quiet=True)
+    assert len(recorder.items(Rich)) == 1
+    assert mesh[0].pull("_") == 2
+
+
+def test_rich_displays_arrive_with_their_types(mesh: cm.Mesh, recorder: Recorder) -> None:
+    source = """
+import pandas as pd, matplotlib.pyplot as plt
+from IPython.display import HTML, display
+display(HTML("<b>hi</b>"))
+plt.plot([1, 2]); plt.show()
+pd.DataFrame({"a": [1]})
+"""
+    run_cell(mesh[1], source, recorder)
+    kinds = [set(json.loads(b.item.bundle)["data"]) for b in recorder.items(Rich)]  # type: ignore[union-attr]
+    assert "text/html" in kinds[0]
+    assert "image/png" in kinds[1]
+    assert "text/html" in kinds[2]
+
+
+def test_ipythons_comforts_work(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(
+        mesh[2], "!echo shell $RANK\n%timeit -n1 -r1 pass\nimport asyncio\nawait asyncio.sleep(0)", recorder
+    )
+    lines = [line for _, line in recorder.lines()]
+    assert lines[0] == "shell 2"
+    assert "loop" in lines[1]
+
+
+def test_a_thread_prints_into_the_cell_that_started_it(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(
+        mesh,
+        "import threading\ngo = threading.Event()\n"
+        "thread = threading.Thread(target=lambda: (go.wait(), print('late')))\nthread.start()",
+        recorder,
+    )
+    other = Recorder()
+    run_cell(mesh, "print('other'); go.set(); thread.join()", other)
+    recorder.wait_for_line("late")
+    assert other.lines() == [(ALL, "other")]
+
+
+def test_text_from_below_python_is_the_ranks_and_the_cells(mesh: cm.Mesh, recorder: Recorder) -> None:
+    source = """
+import os, subprocess, ctypes
+os.write(1, b"descriptor\\n")
+subprocess.run(["echo", "child"])
+ctypes.CDLL(None).puts(b"libc")
+print("python")
+"""
+    run_cell(mesh[3], source, recorder)
+    lines = recorder.lines()
+    assert {ranks for ranks, _ in lines} == {(3,)}
+    assert {line for _, line in lines} == {"descriptor", "child", "libc", "python"}
+
+
+def test_workers_of_a_data_loader_print_too(mesh: cm.Mesh, recorder: Recorder) -> None:
+    source = """
+from torch.utils.data import DataLoader, Dataset
+class Numbers(Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, i):
+        print("item", i, flush=True)
+        return i
+total = sum(int(x) for x in DataLoader(Numbers(), num_workers=1))
+"""
+    run_cell(mesh[0], source, recorder)
+    assert {"item 0", "item 1"} <= {line for _, line in recorder.lines()}
+    assert mesh[0].pull("total") == 1
+
+
+def test_carriage_returns_update_one_line_for_each_rank(mesh: cm.Mesh, recorder: Recorder) -> None:
+    source = """
+import sys, time
+for i in range(4):
+    print(f"\\rstep {i} of {rank}", end="", file=sys.stderr)
+    time.sleep(0.15)
+print(file=sys.stderr)
+"""
+    run_cell(mesh, source, recorder)
+    live = [block for block in recorder.blocks if isinstance(block, Live)]
+    assert live[-1].closed
+    assert live[-1].lines == tuple(((rank,), f"step 3 of {rank}") for rank in ALL)
+    assert recorder.lines() == []
+
+
+def test_a_flood_is_bounded_and_whole_in_the_log(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(mesh, "for i in range(1_000_000): print(i)", recorder)
+    num_shown = len(recorder.lines())
+    skipped = sum(block.item.num_lines * len(block.ranks) for block in recorder.items(Gap))  # type: ignore[union-attr]
+    assert num_shown < 200_000
+    assert skipped > 1_000_000
+    assert recorder.lines()[-1][1] == "999999"
+    counted = subprocess.run(
+        ["grep", "-c", "^[0-9]*$", str(mesh.log_path(1))], capture_output=True, text=True, check=True
+    )
+    assert int(counted.stdout) >= 1_000_000
+    log = mesh.read_log(1, 100)
+    assert log is not None
+    assert log.text.endswith("999999\n")
+    assert log.num_dropped_bytes > 1_000_000
+
+
+def test_a_flood_from_below_python_is_bounded(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(mesh[0], "import subprocess; subprocess.run('yes | head -c 50000000', shell=True)", recorder)
+    assert len(recorder.lines()) < 100_000
+    assert recorder.items(Gap)
+
+
+def test_one_print_of_200_mb(mesh: cm.Mesh, recorder: Recorder) -> None:
+    run_cell(mesh[0], "print('x' * 200_000_000)\nprint('done')", recorder)
+    assert sum(len(line) for _, line in recorder.lines()) < 1_000_000
+    assert recorder.lines()[-1][1].endswith("done")
+    assert mesh.log_path(0).stat().st_size > 200_000_000
+
+
+def test_a_traceback_names_the_cell_and_its_line(mesh: cm.Mesh, recorder: Recorder) -> None:
+    with pytest.raises(cm.RankFailure, match=r"line 3"):
+        run_cell(mesh, "x = 1\n\nraise ValueError('boom')", recorder, execution_count=7)
+    (block,) = recorder.items(Trace)
+    assert block.ranks == ALL
+    assert isinstance(block.item, Trace)
+    assert "In[7]" in block.item.traceback
+    assert "site-packages" not in block.item.traceback
+
+
+def test_an_error_is_shown_while_others_wait(mesh: cm.Mesh, recorder: Recorder) -> None:
+    mesh.cell("gate = threading.Event()")
+    run = mesh.submit_cell("if rank == 1:\n    1 / 0\ngate.wait()", sink=recorder)
+    note = recorder.wait_for_note("stop button")
+    assert "rank 1 has ended" in note
+    assert "ranks 0,2-3" in note
+    assert "line 3" in note
+    assert recorder.items(Trace)[0].ranks == (1,)
+    run.interrupt()
+    assert run.wait(20)
+
+
+def test_a_syntax_error_is_one_error_and_nothing_runs(mesh: cm.Mesh) -> None:
+    mesh.cell("ran = False")
+    with pytest.raises(SyntaxError):
+        mesh.cell("ran = True\ndef f(:")
+    assert not any(mesh.pull("ran").list)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("def again(): again()\nagain()", "RecursionError"),
+        ("%no_such_magic", "UsageError"),
+        ("raise ExceptionGroup('several', [ValueError(1)])", "ExceptionGroup"),
+        ("input('name? ')", "RuntimeError"),
+    ],
+)
+def test_whatever_a_cell_raises_the_ranks_stay(
+    mesh: cm.Mesh, source: str, name: str, recorder: Recorder
+) -> None:
+    mesh.cell("kept = rank")
+    with pytest.raises(cm.RankFailure, match=name):
+        run_cell(mesh, source, recorder)
+    assert mesh.pull("kept").list == [0, 1, 2, 3]
+
+
+def test_outside_a_notebook_output_goes_to_stdout_and_stderr(
+    mesh: cm.Mesh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mesh.cell("import sys; print('out'); print('err', file=sys.stderr)")
+    captured = capsys.readouterr()
+    assert captured.out == "[0-3] out\n"
+    assert captured.err == "[0-3] err\n"
+
+
+def test_a_plain_script_works(tmp_path: Any, runtime_dir: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import cellmesh as cm\n"
+        "def f(): return rank * 2\n"
+        "if __name__ == '__main__':\n"
+        "    with cm.start(2) as mesh:\n"
+        "        print(mesh.run(f).list)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[0, 2]"

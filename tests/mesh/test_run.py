@@ -1,0 +1,221 @@
+"""Calls and values: results, errors, what travels and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import cellmesh as cm
+from cellmesh.errors import MeshUsageError, RanksInterrupted, RemoteError, UnpicklableError
+
+
+def test_run_returns_each_ranks_value(mesh: cm.Mesh) -> None:
+    results = mesh.run(lambda a, b=0: (a, b), 1, b=2)
+    assert dict(results) == dict.fromkeys(range(4), (1, 2))
+    assert mesh[3].run(lambda: "one") == "one"
+
+
+def test_names_a_function_does_not_bring_are_the_ranks_own(mesh: cm.Mesh) -> None:
+    mesh.cell("weights = [10, 20, 30, 40]")
+    assert mesh.run(lambda: weights[rank] + world_size).list == [14, 24, 34, 44]  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_closures_classes_and_functions_travel(mesh: cm.Mesh) -> None:
+    base = 5
+
+    class Point:
+        def __init__(self, x: int) -> None:
+            self.x = x
+
+    def move(point: Point) -> Point:
+        return Point(point.x + base)
+
+    assert [point.x for point in mesh.run(move, Point(1)).list] == [6] * 4
+    mesh.push(Point=Point, move=move, scale=lambda p: p.x * base)
+    mesh.cell("value = scale(move(Point(rank)))")
+    assert mesh.pull("value").list == [25, 30, 35, 40]
+
+
+def test_arrays_and_tensors_travel_both_ways_and_can_be_written(mesh: cm.Mesh) -> None:
+    array = np.arange(1_000_000, dtype=np.float64)
+    tensor = torch.arange(300_000, dtype=torch.bfloat16).reshape(3, -1)
+    small = np.arange(9_000, dtype=np.int64)
+    mesh.push(array=array, tensor=tensor, small=small)
+    mesh.cell("array += rank; tensor[0] = rank; small[0] = rank")
+    for rank, value in mesh.pull("array").items():
+        assert np.array_equal(value, np.arange(1_000_000) + rank)
+        value[0] = 7
+    assert [float(value[0, 0]) for value in mesh.pull("tensor").list] == [0, 1, 2, 3]
+    assert mesh[2].pull("small")[0] == 2
+    assert array[0] == 0
+
+
+def test_parameters_with_graphs_travel(mesh: cm.Mesh) -> None:
+    mesh.cell("layer = torch.nn.Linear(2, 2); loss = layer(torch.ones(2)).sum(); loss.backward()")
+    assert mesh[0].pull("layer.weight.grad").shape == (2, 2)
+    assert mesh[0].pull("loss").requires_grad
+    assert isinstance(mesh[0].pull("layer"), torch.nn.Linear)
+
+
+def test_a_dtensor_is_refused_with_what_to_pull_instead(mesh: cm.Mesh) -> None:
+    mesh.cell(
+        "from torch.distributed.tensor import distribute_tensor, Shard\n"
+        "d = distribute_tensor(torch.arange(8.), mesh['dp'], [Shard(0)])"
+    )
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.pull("d")
+    assert "full_tensor" in str(caught.value.exceptions_by_rank[0])
+    assert mesh[0].pull("d.to_local()").tolist() == [0, 1, 2, 3]
+
+
+def test_an_unpicklable_argument_is_named_with_its_part(mesh: cm.Mesh) -> None:
+    with pytest.raises(UnpicklableError, match=r"'bad'.*bad\['k'\]\[1\].*_thread.lock"):
+        mesh.push(fine=1, bad={"k": [0, threading.Lock()]})
+    assert mesh.pull("'fine' in globals()").list == [False] * 4
+    lock = threading.Lock()
+    with pytest.raises(UnpicklableError, match="closure variable lock"):
+        mesh.run(lambda: lock)
+    with pytest.raises(MeshUsageError, match="DeviceMesh"):
+        mesh.push(m=mesh)
+
+
+def test_an_unpicklable_result_is_named_on_its_rank(mesh: cm.Mesh) -> None:
+    mesh.cell("import threading; held = {'inside': threading.Lock()}")
+    with pytest.raises(cm.RankFailure, match="UnpicklableError") as caught:
+        mesh[1].pull("held")
+    assert "held['inside']" in str(caught.value.exceptions_by_rank[1])
+    assert mesh.pull("rank").list == [0, 1, 2, 3]
+
+
+def test_a_failure_carries_the_original_exceptions(mesh: cm.Mesh) -> None:
+    def fail() -> str:
+        if rank % 2:  # type: ignore[name-defined]  # noqa: F821
+            raise KeyError(f"on {rank}")  # type: ignore[name-defined]  # noqa: F821
+        return "fine"
+
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.run(fail)
+    failure = caught.value
+    assert {rank: type(exc) for rank, exc in failure.exceptions_by_rank.items()} == {1: KeyError, 3: KeyError}
+    assert failure.exceptions_by_rank[3].args == ("on 3",)
+    assert "KeyError" in failure.tracebacks[1]
+    assert "ranks 0,2 finished" in str(failure)
+    seen = []
+    try:
+        raise failure
+    except* KeyError as group:
+        seen = [exc.args[0] for exc in group.exceptions]
+    assert seen == ["on 1", "on 3"]
+
+
+def test_exceptions_that_do_not_travel_are_described(mesh: cm.Mesh) -> None:
+    mesh.cell(
+        "class Held(Exception):\n"
+        "    def __init__(self, text):\n"
+        "        super().__init__(text); self.lock = threading.Lock()\n"
+        "class Picky(Exception):\n"
+        "    def __init__(self, a, b):\n"
+        "        super().__init__(f'{a} {b}')\n"
+    )
+    for source, name in (("raise Held('stuck')", "Held"), ("raise Picky(1, 2)", "Picky")):
+        with pytest.raises(cm.RankFailure) as caught:
+            mesh.cell(source)
+        error = caught.value.exceptions_by_rank[2]
+        assert isinstance(error, RemoteError)
+        assert error.type_name == name
+        assert error.why
+
+
+def test_runs_are_done_in_the_order_sent(mesh: cm.Mesh) -> None:
+    mesh.cell("order = []")
+    runs = [mesh.submit(lambda i=i: order.append(i)) for i in range(200)]  # type: ignore[name-defined]  # noqa: F821
+    for run in runs:
+        run.result(timeout_s=30)
+    assert mesh[0].pull("order == list(range(200))")
+
+
+def test_a_run_is_iterated_as_ranks_finish(mesh: cm.Mesh) -> None:
+    # Rank 0 waits on the store for what rank 3 sets last: it cannot finish first.
+    def take_turns() -> int:
+        import torch.distributed as dist
+
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:  # type: ignore[name-defined]  # noqa: F821
+            store.get("turn")
+        return rank * 10  # type: ignore[name-defined,no-any-return]  # noqa: F821
+
+    run = mesh.submit(take_turns)
+    arrivals = iter(run)
+    first = [next(arrivals) for _ in range(3)]
+    assert sorted(first) == [(1, 10), (2, 20), (3, 30)]
+    assert not run.done()
+    mesh_store = "dist.distributed_c10d._get_default_store().set('turn', '1')"
+    mesh[3].submit_cell(mesh_store).result(timeout_s=20)
+    assert next(arrivals) == (0, 0)
+    assert run.result(timeout_s=20)[0] == 0
+
+
+def test_a_run_can_be_awaited(mesh: cm.Mesh) -> None:
+    async def main() -> list[int]:
+        run = mesh.submit(lambda: rank)  # type: ignore[name-defined]  # noqa: F821
+        values = [value async for _, value in mesh.submit(lambda: rank)]  # type: ignore[name-defined]  # noqa: F821
+        return [*(await run).list, *sorted(values)]
+
+    assert asyncio.run(main()) == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_time_out_leaves_the_run_alone(mesh: cm.Mesh) -> None:
+    mesh.cell("import threading; gate = threading.Event()")
+    run = mesh[1].submit_cell("gate.wait()")
+    with pytest.raises(TimeoutError, match="rank 1"):
+        run.result(timeout_s=0.05)
+    assert not run.done()
+    run.interrupt()
+    with pytest.raises(RanksInterrupted):
+        run.result(timeout_s=20)
+
+
+def test_pull_takes_expressions_and_refuses_what_is_none(mesh: cm.Mesh) -> None:
+    assert mesh.pull("  rank + 1 ").list == [1, 2, 3, 4]
+    with pytest.raises(MeshUsageError, match="no expression"):
+        mesh.pull("x = 1")
+    with pytest.raises(cm.RankFailure, match="NameError"):
+        mesh.pull("no_such_name")
+
+
+def test_inspection_tells_shape_statistics_and_whether_replicas_agree(mesh: cm.Mesh) -> None:
+    mesh.cell(
+        "from torch.distributed.tensor import distribute_tensor, Shard\n"
+        "w = torch.arange(6.).reshape(2, 3)\n"
+        "if rank == 2: w[0, 0] = float('nan')\n"
+        "s = distribute_tensor(torch.arange(10.), mesh['dp'], [Shard(0)])"
+    )
+    facts = mesh.inspect("w")
+    assert facts[0].shape == (2, 3)
+    assert (facts[0].min, facts[0].max, facts[0].mean, facts[2].num_nan) == (0.0, 5.0, 2.5, 1)
+    assert facts[0].digest == facts[1].digest != facts[2].digest
+    shards = mesh.inspect("s")
+    assert shards[0].shape == (10,)
+    assert shards[0].local_shape == (5,)
+    assert "S(0)" in shards[0].placements or "Shard" in shards[0].placements
+    assert shards[0].digest == shards[1].digest != shards[2].digest
+    assert shards[0].shard == shards[1].shard != shards[2].shard
+
+
+def test_busy_ranks_can_be_inspected(mesh: cm.Mesh) -> None:
+    mesh.cell("gate = threading.Event(); held = torch.ones(3)")
+    run = mesh.submit_cell("gate.wait()")
+    try:
+        assert mesh.inspect("held")[1].mean == 1.0
+        with pytest.raises(cm.RankFailure, match="while a cell runs"):
+            mesh.inspect("held.sum()")
+        states = mesh.states()
+        assert set(states) == {0, 1, 2, 3}
+        assert all(state.line == 1 and state.run == run.number for state in states.values())
+    finally:
+        run.interrupt()
+        run.wait(20)
