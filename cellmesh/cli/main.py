@@ -1,0 +1,206 @@
+"""The ``cellmesh`` command: what is running here, how to end it, and what this machine can run."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from .. import __version__
+from ..controller.options import MAX_RANKS, did_you_mean
+from ..errors import CellmeshError
+from ..wire.ticket import runtime_root
+from .doctor import examine
+from .ending import PATIENCE_S, end_mesh
+from .findings import format_bytes, plural
+from .meshes import Found, find_meshes, memory_bytes, sweep
+from .rendering import as_json, echo_findings, echo_meshes, echo_progress
+
+
+class _Commands(click.Group):
+    """A group whose commands' `CellmeshError` is a message and no traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CellmeshError as error:
+            raise click.ClickException(str(error)) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            ctx.fail(f"there is no command {args[0]!r} ({', '.join(known)}){did_you_mean(args[0], known)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, message="cellmesh %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Interactive distributed PyTorch in a notebook: see, end and check meshes from a terminal.
+
+    A mesh is started in a notebook (%load_ext cellmesh, then %dist_start 4) or in a script
+    (cellmesh.start(4)).
+
+    \b
+    Examples:
+      cellmesh doctor         what this machine can run, and how to mend what it cannot
+      cellmesh ps             the meshes that are running
+      cellmesh stop train     end one of them
+    """
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+@main.command()
+@click.option("--json", "wants_json", is_flag=True, help="Write JSON, for scripts.")
+def ps(wants_json: bool) -> None:
+    """List your meshes on this machine.
+
+    Each with its ranks, mesh dims, the processes of its agent and of its controller (the notebook's
+    kernel or the script that started it), its age, and the memory of all its processes together,
+    shared pages counted once.
+
+    What a crash has left of a mesh that is dead is removed, and said.
+
+    \b
+    Examples:
+      cellmesh ps
+      cellmesh ps --json | jq -r '.[].name'
+    """
+    found = find_meshes(runtime_root())
+    swept = {mesh.ticket.name for mesh in found if sweep(mesh)}
+    rows = [(mesh, memory_bytes(mesh.pids)) for mesh in found]
+    if wants_json:
+        click.echo(as_json([_describe(mesh, memory, swept) for mesh, memory in rows]))
+    else:
+        echo_meshes(rows, swept)
+
+
+def _describe(mesh: Found, memory: int, swept: set[str]) -> dict[str, Any]:
+    ticket = mesh.ticket
+    return {
+        "name": ticket.name,
+        "state": mesh.state,
+        "swept": ticket.name in swept,
+        "num_ranks": ticket.num_ranks,
+        "mesh": dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)),
+        "backend": ticket.backend,
+        "agent_pid": ticket.agent_pid,
+        "controller_pid": ticket.controller_pid,
+        "pids": mesh.pids,
+        "age_s": round(mesh.age_s, 3),
+        "memory_bytes": memory,
+        "cwd": ticket.cwd,
+        "directory": ticket.directory,
+    }
+
+
+def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    names = [mesh.ticket.name for mesh in find_meshes(runtime_root()) if mesh.living]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+@main.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
+@click.option("--all", "wants_all", is_flag=True, help="Stop all your meshes on this machine.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=PATIENCE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a mesh may take to end by itself before it is killed.",
+)
+def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
+    """Stop meshes: end all their processes and remove their files.
+
+    What their ranks hold in memory is lost. The notebook lives on and may start another mesh.
+
+    \b
+    Examples:
+      cellmesh stop train
+      cellmesh stop --all
+    """
+    if wants_all == bool(names):
+        raise click.UsageError("name the meshes to stop, or say --all (`cellmesh ps` lists them)")
+    found = [mesh for mesh in find_meshes(runtime_root()) if mesh.state != "elsewhere"]
+    if wants_all and not found:
+        click.echo("no mesh is running")
+    failures = []
+    for mesh in found if wants_all else _choose(names, found):
+        try:
+            _stop(mesh, timeout_s)
+        except CellmeshError as error:  # the others are stopped all the same
+            failures.append(str(error))
+    if failures:
+        raise click.ClickException("\n".join(failures))
+
+
+def _choose(names: tuple[str, ...], found: list[Found]) -> list[Found]:
+    by_name = {mesh.ticket.name: mesh for mesh in found}
+    for name in names:
+        if name not in by_name:
+            there = f"running: {', '.join(by_name)}" if by_name else "no mesh is running"
+            raise click.ClickException(f"there is no mesh {name!r}{did_you_mean(name, by_name)} ({there})")
+    return [by_name[name] for name in dict.fromkeys(names)]
+
+
+def _stop(mesh: Found, timeout_s: float) -> None:
+    name = mesh.ticket.name
+    if sweep(mesh):
+        click.echo(f"removed what was left of {name}; nothing of it was running")
+        return
+    memory = memory_bytes(mesh.pids)
+    how = "stopped" if end_mesh(mesh.ticket, timeout_s) == "ended" else "killed"
+    click.echo(
+        f"{how} {name}: {plural(mesh.ticket.num_ranks, 'rank')}, "
+        f"{plural(len(mesh.pids), 'process')}, {format_bytes(memory)}"
+    )
+
+
+@main.command()
+@click.option(
+    "-n",
+    "--ranks",
+    "num_ranks",
+    type=click.IntRange(1, MAX_RANKS),
+    metavar="N",
+    help="How many ranks you mean to run here; by default one a GPU, or one a core.",
+)
+@click.option("--no-start", is_flag=True, help="Do not start a mesh of 2 ranks to see that it works.")
+@click.option("--json", "wants_json", is_flag=True, help="Write findings and facts as JSON.")
+@click.pass_context
+def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json: bool) -> None:
+    """Check what this machine can run, and say how to mend what it cannot.
+
+    Looks at Python, torch and its backends, GPUs, cores, memory, limits, the runtime directory and
+    the network, and starts a mesh of 2 ranks. Nothing is changed. The exit code is 1 if there is a
+    problem, else 0; a warning is no problem.
+
+    \b
+    Examples:
+      cellmesh doctor
+      cellmesh doctor -n 64           is there enough for 64 ranks?
+      cellmesh doctor --json --no-start
+    """
+    from .gathering import gather
+
+    try:
+        facts = gather(num_ranks, not no_start, echo_progress)
+    finally:
+        echo_progress("")
+    findings = examine(facts)
+    if wants_json:
+        click.echo(as_json({"version": __version__, "findings": findings, "facts": facts}))
+    else:
+        echo_findings(findings)
+    if any(finding.status == "problem" for finding in findings):
+        ctx.exit(1)

@@ -1,0 +1,218 @@
+"""Meshes as others see them: found by their tickets, told apart by their processes.
+
+A mesh's agent, zygote, store and ranks all have the ticket's path among their arguments (the last two as
+forks of the zygote). A process counts as one of the mesh's by that, or by being below the agent, and never by
+its number alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from ..errors import HostError
+from ..wire.ticket import Ticket, find_tickets, read_ticket, remove_directory
+
+# An agent writes its number into the ticket within a second; a loaded machine may need longer.
+STARTING_S = 60.0
+
+# Where another host may have put a ticket, whose processes cannot be seen from here.
+SHARED_FILESYSTEMS = frozenset(
+    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "virtiofs")
+)
+
+# What the agent's and the zygote's commands import from.
+_PACKAGE = "cellmesh.workers"
+
+State = Literal["running", "starting", "stale", "leftover", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mesh whose ticket was found.
+
+    Attributes:
+        ticket: its ticket.
+        state: ``running``; ``starting``: its agent has not signed the ticket yet; ``stale``: nothing of it
+            runs, only its directory is left; ``leftover``: its agent is gone, but not all its processes;
+            ``elsewhere``: its agent is not seen here, and the directory is shared with other hosts.
+        pids: its processes; the agent first where it runs.
+        age_s: seconds since it was started.
+    """
+
+    ticket: Ticket
+    state: State
+    pids: tuple[int, ...]
+    age_s: float
+
+    @property
+    def living(self) -> bool:
+        """Whether it runs, or is about to."""
+        return self.state in ("running", "starting")
+
+
+def find_meshes(root: Path) -> list[Found]:
+    """The meshes under a root, oldest first.
+
+    Args:
+        root: as `runtime_root` gives.
+    """
+    # Tickets first: processes that start later than the look at /proc must not be missed as gone.
+    tickets = find_tickets(root)
+    if not tickets:
+        return []
+    carriers = _carriers(str(ticket.path) for ticket in tickets)
+    shared = filesystem_of(root) in SHARED_FILESYSTEMS
+    now = time.time()
+    found = []
+    for ticket in tickets:
+        pids = carriers.get(str(ticket.path), [])
+        age_s = max(0.0, now - ticket.created_at)
+        state = classify(ticket, pids, age_s)
+        # Nothing is called stale, and so removed, that may live on another host or in a container.
+        if state == "stale" and (shared or _is_moved(ticket, root) or _answers(ticket)):
+            state = "elsewhere"
+        if state == "running":
+            pids = [ticket.agent_pid, *_below(ticket.agent_pid)]
+        found.append(Found(ticket, state, tuple(pids), age_s))
+    return found
+
+
+def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
+    """Tell a mesh's state from what is seen of it here.
+
+    Args:
+        ticket: its ticket.
+        pids: its processes.
+        age_s: seconds since the ticket was made.
+    """
+    pids = set(pids)
+    if ticket.agent_pid in pids:
+        return "running"
+    if ticket.agent_pid == 0 and (pids or age_s < STARTING_S):
+        return "starting"
+    return "leftover" if pids else "stale"
+
+
+def sweep(found: Found) -> bool:
+    """Remove the directory of a stale mesh; whether it was one, and is removed."""
+    if found.state != "stale":
+        return False
+    try:
+        if read_ticket(found.ticket.path) != found.ticket:  # a new mesh of that name
+            return False
+    except HostError:  # somebody else has swept
+        return False
+    remove_directory(Path(found.ticket.directory))
+    return not os.path.lexists(found.ticket.directory)
+
+
+def find_strange(root: Path) -> list[tuple[Path, str]]:
+    """Directories under a root that hold no ticket of ours, with what is wrong with them.
+
+    Args:
+        root: as `runtime_root` gives.
+    """
+    strange = []
+    for directory in sorted(root.iterdir()) if root.is_dir() else []:
+        try:
+            read_ticket(directory / "ticket.json")
+        except HostError as error:
+            try:
+                age_s = time.time() - directory.stat().st_mtime
+            except OSError:  # it has gone meanwhile
+                continue
+            if age_s > STARTING_S:
+                strange.append((directory, str(error)))
+    return strange
+
+
+def memory_bytes(pids: Iterable[int]) -> int:
+    """Memory of processes, pages that several share counted once (PSS); RSS where that cannot be read.
+
+    Args:
+        pids: the processes; those that have gone count nothing.
+    """
+    total = 0
+    for pid in pids:
+        try:
+            total += _pss_bytes(pid)
+        except (OSError, ValueError):
+            try:
+                total += psutil.Process(pid).memory_info().rss
+            except psutil.Error:
+                continue
+    return total
+
+
+def filesystem_of(path: Path) -> str:
+    """The type of the file system that a path is on (``ext4``, ``tmpfs``, ``nfs4``); "" if unknown."""
+    real = Path(os.path.realpath(path))
+    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    for directory in (real, *real.parents):
+        if str(directory) in mounts:
+            return mounts[str(directory)]
+    return ""
+
+
+def processes_of(ticket: Ticket) -> set[int]:
+    """The processes of a mesh that are here, zombies excepted."""
+    path = str(ticket.path)
+    pids = set(_carriers([path]).get(path, []))
+    return pids.union(_below(ticket.agent_pid)) if ticket.agent_pid in pids else pids
+
+
+def _carriers(ticket_paths: Iterable[str]) -> dict[str, list[int]]:
+    """Processes of this user by the ticket's path among their arguments."""
+    wanted = set(ticket_paths)
+    carriers: dict[str, list[int]] = {}
+    uid = os.getuid()
+    for process in psutil.process_iter():
+        try:
+            arguments = process.cmdline() if process.uids().real == uid else []
+            if any(_PACKAGE in argument for argument in arguments):  # and no editor that has the file open
+                for path in wanted.intersection(arguments):
+                    carriers.setdefault(path, []).append(process.pid)
+        except psutil.Error:
+            continue
+    return carriers
+
+
+def _is_moved(ticket: Ticket, root: Path) -> bool:
+    """Whether a ticket found under a root speaks of another place, as one written in a container does."""
+    return os.path.realpath(root) != os.path.realpath(Path(ticket.directory).parent)
+
+
+def _answers(ticket: Ticket) -> bool:
+    """Whether somebody listens on the agent's socket, seen from here or not."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(ticket.agent_endpoint.removeprefix("ipc://"))
+        except BlockingIOError:  # its queue is full, so it has one
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _below(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _pss_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name == "Pss":
+                return int(rest.split()[0]) * 1024
+    raise ValueError("no Pss in smaps_rollup")

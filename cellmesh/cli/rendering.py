@@ -1,0 +1,131 @@
+"""What the commands write: tables, findings, progress, JSON. Colours reach terminals only."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from .findings import Finding, Status, format_bytes, format_seconds, plural
+from .meshes import Found
+
+_MAX_WIDTH = 110
+_STYLES: dict[Status, dict[str, Any]] = {
+    "ok": {"fg": "green"},
+    "warning": {"fg": "yellow"},
+    "problem": {"fg": "red", "bold": True},
+}
+_HEADERS = ("NAME", "STATE", "RANKS", "MESH", "AGENT", "CONTROLLER", "AGE", "MEMORY", "STARTED IN")
+
+
+def as_json(value: Any) -> str:
+    """A value of structs, dataclasses and containers as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def echo_meshes(rows: Sequence[tuple[Found, int]], swept: Collection[str]) -> None:
+    """Write a table of meshes, and remarks on those that are not running.
+
+    Args:
+        rows: each mesh with its memory in bytes.
+        swept: names of those whose directories were removed.
+    """
+    shown = [row for row in rows if row[0].ticket.name not in swept]
+    if any(mesh.state != "elsewhere" for mesh, _ in shown):
+        lines = [_HEADERS, *(_row(mesh, memory) for mesh, memory in shown if mesh.state != "elsewhere")]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADERS))]
+        for number, line in enumerate(lines):
+            text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            click.echo(click.style(text, bold=True) if number == 0 else text)
+    else:
+        click.echo("no mesh is running")
+    for mesh, _ in rows:
+        remark = _remark(mesh, mesh.ticket.name in swept)
+        if remark:
+            click.secho(remark, fg="yellow", err=True)
+
+
+def _row(mesh: Found, memory: int) -> tuple[str, ...]:
+    ticket = mesh.ticket
+    dims = zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
+    return (
+        ticket.name,
+        mesh.state,
+        str(ticket.num_ranks),
+        ",".join(f"{name}={size}" for name, size in dims),
+        str(ticket.agent_pid or "-"),
+        str(ticket.controller_pid),
+        format_seconds(mesh.age_s),
+        format_bytes(memory),
+        _short(ticket.cwd),
+    )
+
+
+def _remark(mesh: Found, swept: bool) -> str:
+    name, directory = mesh.ticket.name, mesh.ticket.directory
+    if swept:
+        return f"{name} is dead (its agent, process {mesh.ticket.agent_pid}, has gone): removed {directory}"
+    if mesh.state == "leftover":
+        pids = ", ".join(map(str, mesh.pids))
+        return f"{name}: its agent has gone, but not processes {pids}: `cellmesh stop {name}` ends them"
+    if mesh.state == "elsewhere":
+        return (
+            f"{name} is not seen from here; it may run on another host or in a container. If not: "
+            f"`rm -r {directory}`"
+        )
+    return f"{name} is dead, and {directory} could not be removed" if mesh.state == "stale" else ""
+
+
+def _short(path: str) -> str:
+    try:
+        return str("~" / Path(path).relative_to(Path.home()))
+    except (ValueError, RuntimeError):
+        return path
+
+
+def echo_findings(findings: Sequence[Finding]) -> None:
+    """Write findings, one a paragraph, and what they come to.
+
+    Args:
+        findings: as `examine` gives.
+    """
+    out = sys.stdout
+    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns) if out.isatty() else None
+    indent = max(len(finding.title) for finding in findings) + len("problem") + 4
+    for finding in findings:
+        mark = click.style(f"{finding.status:<7}", **_STYLES[finding.status])
+        head = f"{finding.title:<{indent - len('problem') - 2}}"
+        click.echo(f"{mark}  {head}{_hang(finding.text, indent, width)}")
+        if finding.remedy:
+            click.echo(" " * indent + _hang(f"mend: {finding.remedy}", indent, width))
+    counts = [
+        (sum(finding.status == status for finding in findings), status) for status in ("problem", "warning")
+    ]
+    said = [plural(count, status) for count, status in counts if count]
+    worst: Status = "problem" if counts[0][0] else "warning" if counts[1][0] else "ok"
+    click.echo()
+    click.secho(", ".join(said) if said else "all is well", **_STYLES[worst])
+
+
+def _hang(text: str, indent: int, width: int | None) -> str:
+    if width is None or width - indent < 20:
+        return text
+    return f"\n{' ' * indent}".join(
+        textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False)
+    )
+
+
+def echo_progress(text: str) -> None:
+    """Show on a terminal what is going on, in a line that the next one replaces.
+
+    Args:
+        text: what; "" when it is over.
+    """
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}" + (" ..." if text else ""), nl=False, err=True)
