@@ -1,0 +1,1 @@
+"""Measures cellmesh beside its peers and beside the floors that nothing can go under, in one run."""

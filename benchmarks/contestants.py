@@ -1,0 +1,55 @@
+"""Who is measured, by which driver, in which environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+# Peers get the torch that cellmesh is measured with; what a build is called after "+" differs by index.
+TORCH = "torch==" + version("torch").partition("+")[0]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another project, measured in an environment of its own.
+
+    Args:
+        name: of the environment's folder.
+        requirements: ``name==version`` or ``name``, for pip.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One driver, and how it is called.
+
+    Args:
+        name: in results and for ``--only``.
+        title: in tables.
+        driver: a module of `benchmarks.drivers`.
+        num_ranks: how many it starts.
+        peer: whose environment it needs; None for our own.
+    """
+
+    name: str
+    title: str
+    driver: str
+    num_ranks: int = 8
+    peer: Peer | None = None
+
+
+MONARCH = Peer("monarch", ("torchmonarch==0.7.0", TORCH, "numpy"))
+IPYPARALLEL = Peer("ipyparallel", ("ipyparallel==9.2.0", TORCH, "numpy"))
+
+CONTESTANTS = (
+    Contestant("torch-import", "one `import torch`", "torch_import"),
+    Contestant("zeromq-hop", "bare ZeroMQ hop", "zeromq_hop"),
+    Contestant("cellmesh", "cellmesh", "cellmesh_mesh"),
+    Contestant("cellmesh-cells", "cellmesh, cells in a kernel", "cellmesh_cells"),
+    Contestant("cellmesh-64", "cellmesh, 64 ranks", "cellmesh_mesh", num_ranks=64),
+    Contestant("monarch", "Monarch 0.7.0", "monarch_mesh", peer=MONARCH),
+    Contestant("ipyparallel", "ipyparallel 9.2.0", "ipyparallel_mesh", peer=IPYPARALLEL),
+)

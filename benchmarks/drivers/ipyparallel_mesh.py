@@ -1,0 +1,59 @@
+"""ipyparallel: a controller and an engine for each rank on this host, calls by a view, cells by `%%px`."""
+
+from __future__ import annotations
+
+import time
+
+from ..processes import own_tree_pss_bytes
+from .kernel import time_cells
+from .protocol import Counts, Sample, calls_per_s, main, summarize, time_calls
+
+_began = time.perf_counter()
+import ipyparallel  # type: ignore[import-not-found]  # noqa: E402
+
+_IMPORT_S = time.perf_counter() - _began
+
+
+def noop() -> None:
+    """What every rank is asked to do."""
+
+
+def import_torch() -> None:
+    """Ready means that torch is there."""
+    import torch  # noqa: F401
+
+
+def measure(num_ranks: int, counts: Counts) -> Sample:
+    """Ready means: torch imported in every engine, each of which has answered. There is no process group."""
+    began = time.perf_counter()
+    cluster = ipyparallel.Cluster(n=num_ranks, log_level=40)
+    client = cluster.start_and_connect_sync()
+    view = client[:]
+    view.apply_sync(import_torch)
+    start_s = time.perf_counter() - began
+    sample = {
+        "import_s": _IMPORT_S,
+        "start_s": start_s,
+        **summarize("call", time_calls(lambda: view.apply_sync(noop), counts)),
+        "pss_bytes": own_tree_pss_bytes(),
+        "calls_per_s": calls_per_s(lambda: view.apply_async(noop), lambda answer: answer.get(), counts),
+    }
+    sample.update(
+        time_cells(
+            setup=(
+                "import ipyparallel\n"
+                f"client = ipyparallel.Cluster.from_file({cluster.cluster_file!r}).connect_client_sync()\n"
+                "view = client[:]\nview.block = True\nview.activate()"
+            ),
+            magic="px",
+            teardown="client.close()",
+            counts=counts,
+        )
+    )
+    client.close()
+    cluster.stop_cluster_sync()
+    return sample
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,48 @@
+"""Monarch: an actor on each of `num_ranks` processes of this host."""
+
+from __future__ import annotations
+
+import time
+
+from ..processes import own_tree_pss_bytes
+from .protocol import Counts, Sample, calls_per_s, main, summarize, time_calls
+
+_began = time.perf_counter()
+from monarch.actor import Actor, endpoint, this_host  # type: ignore[import-not-found]  # noqa: E402
+
+_IMPORT_S = time.perf_counter() - _began
+
+
+class Worker(Actor):  # type: ignore[misc]
+    """Does nothing, on request."""
+
+    @endpoint  # type: ignore[untyped-decorator]
+    def noop(self) -> None:
+        """What every rank is asked to do."""
+
+    @endpoint  # type: ignore[untyped-decorator]
+    def import_torch(self) -> None:
+        """Ready means that torch is there."""
+        import torch  # noqa: F401
+
+
+def measure(num_ranks: int, counts: Counts) -> Sample:
+    """Ready means: torch imported in every process, each of which has answered. There is no process group."""
+    began = time.perf_counter()
+    processes = this_host().spawn_procs(per_host={"gpus": num_ranks})
+    workers = processes.spawn("workers", Worker)
+    workers.import_torch.call().get()
+    start_s = time.perf_counter() - began
+    sample = {
+        "import_s": _IMPORT_S,
+        "start_s": start_s,
+        **summarize("call", time_calls(lambda: workers.noop.call().get(), counts)),
+        "pss_bytes": own_tree_pss_bytes(),
+        "calls_per_s": calls_per_s(workers.noop.call, lambda future: future.get(), counts),
+    }
+    processes.stop().get()
+    return sample
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,30 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+
+def describe_machine() -> dict[str, str]:
+    """Facts without which a figure means nothing, by name."""
+    load_1min, _, _ = os.getloadavg()
+    return {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "CPU": _cpu_model(),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "torch": version("torch"),
+        "cellmesh": version("cellmesh"),
+        "load before": f"{load_1min:.1f} runnable processes in the minute before",
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
