@@ -36,8 +36,6 @@ class Target:
             return None, "not measured"
         met = value <= self.bound if self.at == "most" else value >= self.bound
         return value, "met" if met else "missed"
-            value <= self.bound if self.at == "most" else value >= self.bound
-        ) else "missed"
 
 
 def _own(measure: str, contestant: str = "cellmesh") -> Callable[[Figures], float]:
