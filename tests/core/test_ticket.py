@@ -1,0 +1,270 @@
+"""Tickets and the directories they lie in: who may read them, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.errors import HostError
+from cellmesh.wire.ticket import (
+    Ticket,
+    find_tickets,
+    make_directory,
+    new_key,
+    read_ticket,
+    remove_directory,
+    runtime_root,
+    write_ticket,
+)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A short path: pytest's own may be too long for a socket's address."""
+    with tempfile.TemporaryDirectory(prefix="cm") as directory:
+        yield Path(directory) / "root"
+
+
+def ticket_in(directory: Path, **changes: Any) -> Ticket:
+    fields: dict[str, Any] = {
+        "name": directory.name,
+        "key": new_key(),
+        "directory": str(directory),
+        "num_ranks": 4,
+        "backend": "gloo",
+        "mesh_dim_names": ("dp", "tp"),
+        "mesh_shape": (2, 2),
+        "preload": ("json",),
+        "sys_path": ("", "/lib"),
+        "cwd": "/",
+        "controller_pid": 1,
+        "created_at": 1.5,
+    }
+    return Ticket(**{**fields, **changes})
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# ---- directories
+
+
+def test_a_directory_belongs_to_its_owner_alone(root: Path) -> None:
+    before = os.umask(0)
+    try:
+        directory = make_directory(root, "mesh-1")
+    finally:
+        os.umask(before)
+    assert directory == root / "mesh-1"
+    assert [mode_of(path) for path in (root, directory, directory / "logs")] == [0o700] * 3
+
+
+def test_meshes_lie_beside_each_other(root: Path) -> None:
+    assert make_directory(root, "one") != make_directory(root, "two")
+
+
+def test_a_name_in_use_is_refused(root: Path) -> None:
+    make_directory(root, "one")
+    with pytest.raises(HostError, match=r"one is in the way: is a mesh of this name running\? \(`cellmesh ps`\)"):
+        make_directory(root, "one")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o707, 0o770])
+def test_a_root_that_others_may_enter_is_refused(root: Path, mode: int) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    with pytest.raises(HostError, match="must belong to you alone"):
+        make_directory(root, "one")
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_a_root_of_somebody_else_is_refused(root: Path) -> None:
+    root.mkdir(mode=0o700)
+    os.chown(root, 12345, 12345)
+    with pytest.raises(HostError, match="must belong to you alone"):
+        make_directory(root, "one")
+
+
+def test_a_path_too_long_for_a_socket_is_refused_and_nothing_made(root: Path) -> None:
+    deep = root / ("x" * 100)
+    with pytest.raises(HostError, match="too long for a socket's address"):
+        make_directory(deep, "one")
+    assert not root.exists()
+
+
+def test_the_longest_allowed_path_fits_a_socket(root: Path) -> None:
+    import socket
+
+    room = 96 - len(os.fsencode(root)) - 1
+    directory = make_directory(root, "n" * room)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{directory}/agent.sock")
+    with pytest.raises(HostError, match="too long"):
+        make_directory(root, "n" * (room + 1))
+
+
+def test_names_are_measured_in_bytes(root: Path) -> None:
+    room = 96 - len(os.fsencode(root)) - 1
+    with pytest.raises(HostError, match="too long"):
+        make_directory(root, "ü" * (room // 2 + 1))
+
+
+def test_a_root_below_a_file_is_refused_with_what_to_do(root: Path) -> None:
+    root.write_text("a file")
+    with pytest.raises(HostError, match="set JUPYTER_RUNTIME_DIR to another directory"):
+        make_directory(root / "below", "one")
+
+
+def test_a_file_where_the_root_should_be_is_refused(root: Path) -> None:
+    root.write_text("a file")
+    with pytest.raises(HostError, match="in the way"):
+        make_directory(root, "one")
+
+
+def test_removing_leaves_the_root(root: Path) -> None:
+    directory = make_directory(root, "one")
+    write_ticket(ticket_in(directory))
+    (directory / "logs" / "rank0.log").write_text("text")
+    remove_directory(directory)
+    assert root.is_dir()
+    assert not directory.exists()
+    remove_directory(directory)  # once more does nothing
+
+
+# ---- tickets
+
+
+def test_a_ticket_is_read_back(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    path = write_ticket(ticket)
+    assert path == ticket.path == root / "one" / "ticket.json"
+    assert read_ticket(path) == ticket
+    assert ticket.agent_endpoint == f"ipc://{root}/one/agent.sock"
+    assert ticket.logs == root / "one" / "logs"
+
+
+def test_a_ticket_is_for_its_owner_alone(root: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = write_ticket(ticket_in(make_directory(root, "one")))
+    finally:
+        os.umask(before)
+    assert mode_of(path) == 0o600
+
+
+def test_writing_again_replaces_it_and_leaves_nothing_else(root: Path) -> None:
+    directory = make_directory(root, "one")
+    ticket = ticket_in(directory)
+    write_ticket(ticket)
+    path = write_ticket(msgspec.structs.replace(ticket, agent_pid=7))
+    assert read_ticket(path).agent_pid == 7
+    assert sorted(p.name for p in directory.iterdir()) == ["logs", "ticket.json"]
+
+
+def test_a_ticket_that_cannot_be_written_is_an_error_of_the_host(root: Path) -> None:
+    root.write_text("a file")
+    with pytest.raises(HostError, match="cannot write"):
+        write_ticket(ticket_in(root / "below"))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_ticket_that_others_may_read_is_not_used(root: Path, mode: int) -> None:
+    path = write_ticket(ticket_in(make_directory(root, "one")))
+    path.chmod(mode)
+    with pytest.raises(HostError, match="not yours alone"):
+        read_ticket(path)
+
+
+def test_a_ticket_that_is_not_there_is_an_error_of_the_host(root: Path) -> None:
+    with pytest.raises(HostError, match="cannot read"):
+        read_ticket(root / "none" / "ticket.json")
+
+
+def private_file(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path
+
+
+BAD_TICKETS = {
+    "empty": b"",
+    "no JSON": b"hello",
+    "no object": b"[1, 2]",
+    "fields missing": b'{"name": "x"}',
+    "bad UTF-8": b'{"name": "\xff\xfe"}',
+    "nested too deeply": b'{"name": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", BAD_TICKETS.values(), ids=BAD_TICKETS)
+def test_a_file_that_is_no_ticket_is_refused(root: Path, content: bytes) -> None:
+    with pytest.raises(HostError, match="is no ticket"):
+        read_ticket(private_file(root / "one" / "ticket.json", content))
+
+
+@given(content=st.binary(max_size=80))
+def test_random_bytes_are_no_ticket(content: bytes) -> None:
+    with tempfile.TemporaryDirectory(prefix="cm") as directory:
+        path = private_file(Path(directory) / "ticket.json", content)
+        with pytest.raises(HostError):
+            read_ticket(path)
+
+
+def test_a_ticket_with_a_field_too_many_is_of_another_version(root: Path) -> None:
+    content = msgspec.json.encode({**msgspec.to_builtins(ticket_in(root / "one")), "lease_s": 5})
+    with pytest.raises(HostError, match="of this version"):
+        read_ticket(private_file(root / "one" / "ticket.json", content))
+
+
+# ---- finding them
+
+
+def test_tickets_are_found_oldest_first(root: Path) -> None:
+    for name, created_at in (("young", 30.0), ("old", 10.0), ("middle", 20.0)):
+        write_ticket(ticket_in(make_directory(root, name), created_at=created_at))
+    assert [ticket.name for ticket in find_tickets(root)] == ["old", "middle", "young"]
+
+
+@pytest.mark.parametrize("content", BAD_TICKETS.values(), ids=BAD_TICKETS)
+def test_what_is_no_ticket_is_passed_over(root: Path, content: bytes) -> None:
+    write_ticket(ticket_in(make_directory(root, "good")))
+    private_file(root / "bad" / "ticket.json", content)
+    (root / "empty").mkdir()
+    (root / "file").write_text("")
+    assert [ticket.name for ticket in find_tickets(root)] == ["good"]
+
+
+def test_nothing_is_found_where_nothing_is(root: Path) -> None:
+    assert find_tickets(root) == []
+
+
+# ---- the root
+
+
+def test_the_root_lies_in_jupyters_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", "/run/user/0/jupyter")
+    assert runtime_root() == Path("/run/user/0/jupyter/cellmesh")
+
+
+def test_a_runtime_directory_too_long_for_sockets_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", "/home/" + "x" * 90)
+    root = runtime_root()
+    assert root == Path(tempfile.gettempdir()) / f"cellmesh-{os.getuid()}"
+
+
+def test_keys_are_secrets() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(bytes.fromhex(key)) == 32 for key in keys)
