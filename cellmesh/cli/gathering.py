@@ -25,8 +25,8 @@ from .cgroups import Quota, read_quota
 from .facts import Facts, Hardware, Limits, Meshes, Network, RuntimeDirectory, System, Trial
 from .meshes import filesystem_of, find_meshes, find_strange
 from .probe import Driver, Probe
+from .torch_checks import MINIMUMS
 
-PACKAGES = ("torch", "pyzmq", "ipykernel", "ipython", "msgspec")
 _PROBE_S = 180.0
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -93,7 +93,7 @@ def run_probe(command: list[str], timeout_s: float) -> Probe:
 def read_system() -> System:
     """Operating system and interpreter."""
     packages = {}
-    for package in PACKAGES:
+    for package in MINIMUMS:
         try:
             packages[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -179,7 +179,7 @@ def _stop(mesh: Found, timeout_s: float) -> None:
 @click.option("--json", "wants_json", is_flag=True, help="Write findings and facts as JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json: bool) -> None:
-    """Check what this machine can run, and say how to mend what it cannot.
+    """Check what this machine can run, and how to mend it.
 
     Looks at Python, torch and its backends, GPUs, cores, memory, limits, the runtime directory and
     the network, and starts a mesh of 2 ranks. Nothing is changed. The exit code is 1 if there is a

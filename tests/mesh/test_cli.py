@@ -1,0 +1,379 @@
+"""The ``cellmesh`` command on real processes: what it lists, ends, sweeps and leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import cellmesh as cm
+from cellmesh.cli.gathering import run_probe
+from cellmesh.wire.ticket import Ticket, make_directory, new_key, read_ticket, runtime_root, write_ticket
+from tests.conftest import check_nothing_left
+
+WAIT_S = 20.0
+
+
+# Lowers the limit, then becomes the command that follows.
+_FEW_FILES = ("sh", "-c", 'ulimit -n 100 && exec "$@"', "sh")
+
+
+def cellmesh(*args: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process, as a terminal does."""
+    command = [*before, sys.executable, "-m", "cellmesh", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def listed() -> list[dict[str, Any]]:
+    done = cellmesh("ps", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    meshes: list[dict[str, Any]] = json.loads(done.stdout)
+    return meshes
+
+
+def ended(pidfds: Iterable[int], timeout_s: float = WAIT_S) -> bool:
+    """Whether these processes end in time."""
+    deadline = time.monotonic() + timeout_s
+    return all(select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0] for pidfd in pidfds)
+
+
+@pytest.fixture
+def train(runtime_dir: Path) -> Iterator[cm.Mesh]:
+    """Two ranks named ``train``."""
+    mesh = cm.start(2, mesh={"dp": 2, "tp": 1}, name="train")
+    yield mesh
+    mesh.stop()
+    check_nothing_left(runtime_dir)
+
+
+@pytest.fixture
+def pidfds(train: cm.Mesh) -> Iterator[dict[int, int]]:
+    """Pidfds of all processes of ``train``."""
+    [mesh] = listed()
+    opened = {pid: os.pidfd_open(pid) for pid in mesh["pids"]}
+    yield opened
+    for number in opened.values():
+        os.close(number)
+
+
+def forged(**changes: Any) -> Ticket:
+    """A ticket for which nothing runs."""
+    name = changes.get("name", "ghost")
+    ticket = Ticket(
+        name=name,
+        key=new_key(),
+        directory=str(make_directory(runtime_root(), name)),
+        num_ranks=2,
+        backend="auto",
+        mesh_dim_names=("dp",),
+        mesh_shape=(2,),
+        preload=(),
+        sys_path=(),
+        cwd="/",
+        controller_pid=os.getpid(),
+        created_at=time.time() - 3600,
+        agent_pid=0,
+    )
+    ticket = msgspec.structs.replace(ticket, **changes)
+    write_ticket(ticket)
+    return ticket
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with us."""
+    process = subprocess.Popen(["sleep", "1000"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_ps_lists_a_mesh_and_stop_ends_it(train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path) -> None:
+    ticket = read_ticket(runtime_root() / "train" / "ticket.json")
+    [mesh] = listed()
+    assert (mesh["name"], mesh["state"], mesh["swept"]) == ("train", "running", False)
+    assert (mesh["num_ranks"], mesh["mesh"]) == (2, {"dp": 2, "tp": 1})
+    assert (mesh["agent_pid"], mesh["controller_pid"]) == (ticket.agent_pid, os.getpid())
+    assert mesh["pids"][0] == ticket.agent_pid
+    assert {info.pid for info in train.report()} < set(mesh["pids"])
+    assert 50e6 < mesh["memory_bytes"] < 2e9
+    assert 0 < mesh["age_s"] < 120
+
+    shown = cellmesh("ps")
+    header, row = shown.stdout.splitlines()
+    assert header.split()[:6] == ["NAME", "STATE", "RANKS", "MESH", "AGENT", "CONTROLLER"]
+    assert row.split()[:6] == [
+        "train", "running", "2", "dp=2,tp=1", str(ticket.agent_pid), str(os.getpid()),
+    ]  # fmt: skip
+    assert ticket.key not in shown.stdout + json.dumps(mesh)
+
+    missed = cellmesh("stop", "trian")
+    assert missed.returncode == 1
+    assert "there is no mesh 'trian'; did you mean 'train'? (running: train)" in missed.stderr
+    assert train.run(lambda: 1) == {0: 1, 1: 1}
+
+    stopped = cellmesh("stop", "train")
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert stopped.stdout.startswith(f"stopped train: 2 ranks, {len(pidfds)} processes, ")
+    assert ended(pidfds.values(), timeout_s=0)
+    check_nothing_left(runtime_dir)
+    assert cellmesh("ps").stdout == "no mesh is running\n"
+    assert listed() == []
+
+
+def test_stop_all_ends_every_mesh(runtime_dir: Path) -> None:
+    meshes = [cm.start(1, name=name) for name in ("one", "two")]
+    try:
+        done = cellmesh("stop", "--all")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["stopped one", "stopped two"]
+        check_nothing_left(runtime_dir)
+        assert cellmesh("stop", "--all").stdout == "no mesh is running\n"
+    finally:
+        for mesh in meshes:
+            mesh.stop()
+
+
+def test_an_agent_that_hangs_is_killed_with_all_below_it(
+    train: cm.Mesh, runtime_dir: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    # In a session of its own, so that no signal to a process group reaches it.
+    started = train[1].run(_start_in_session_of_its_own)
+    [mesh] = listed()
+    assert started in mesh["pids"]
+    watched = [os.pidfd_open(pid) for pid in mesh["pids"]]
+    try:
+        os.kill(mesh["agent_pid"], signal.SIGSTOP)
+        done = cellmesh("stop", "train", "--timeout", "0.2")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("killed train: 2 ranks")
+        assert ended(watched, timeout_s=0)
+    finally:
+        for number in watched:
+            os.close(number)
+    check_nothing_left(runtime_dir)
+    assert bystander.poll() is None
+
+
+def _start_in_session_of_its_own() -> int:
+    import subprocess
+
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+
+def test_what_two_kills_leave_is_swept_by_ps(train: cm.Mesh, pidfds: dict[int, int]) -> None:
+    directory = runtime_root() / "train"
+    agent, zygote = _agent_and_zygote(pidfds)
+    # The zygote first, as it would tidy up when the agent goes.
+    os.kill(zygote, signal.SIGKILL)
+    assert ended([pidfds[zygote]])
+    os.kill(agent, signal.SIGKILL)
+    assert ended(pidfds.values())
+    assert directory.exists()
+
+    done = cellmesh("ps")
+    assert done.stdout == "no mesh is running\n"
+    assert done.stderr == f"train is dead (its agent, process {agent}, has gone): removed {directory}\n"
+    assert not directory.exists()
+    assert listed() == []
+
+
+def test_processes_that_outlive_their_agent_are_told_and_can_be_stopped(
+    train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path
+) -> None:
+    agent, zygote = _agent_and_zygote(pidfds)
+    os.kill(zygote, signal.SIGSTOP)  # now nobody tidies up
+    os.kill(agent, signal.SIGKILL)
+    assert ended(number for pid, number in pidfds.items() if pid != zygote)
+
+    told = cellmesh("ps")
+    assert told.stdout.splitlines()[1].split()[:2] == ["train", "leftover"]
+    assert f"not processes {zygote}: `cellmesh stop train` ends them" in told.stderr
+    assert (runtime_root() / "train").exists()
+    done = cellmesh("stop", "train")
+    assert (done.returncode, done.stdout.split(":")[0]) == (0, "killed train")
+    assert ended([pidfds[zygote]], timeout_s=0)
+    check_nothing_left(runtime_dir)
+
+
+def _agent_and_zygote(pidfds: dict[int, int]) -> tuple[int, int]:
+    names = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in pidfds}
+    return names["cellmesh-agent"], names["cellmesh-zygote"]
+
+
+@pytest.mark.parametrize("command", [("ps",), ("stop", "ghost"), ("stop", "--all")])
+def test_another_process_with_the_agents_number_is_not_touched(
+    command: tuple[str, ...], runtime_dir: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    ghost = forged(agent_pid=bystander.pid)
+    done = cellmesh(*command)
+    assert done.returncode == 0
+    assert not Path(ghost.directory).exists()
+    with pytest.raises(subprocess.TimeoutExpired):
+        bystander.wait(0.2)
+
+
+def test_an_editor_that_has_a_ticket_open_is_no_process_of_the_mesh(
+    runtime_dir: Path,
+) -> None:
+    ghost = forged(agent_pid=0)
+    with subprocess.Popen(["tail", "-f", str(ghost.path)], stdout=subprocess.DEVNULL) as editor:
+        try:
+            assert "ghost" in cellmesh("stop", "ghost").stdout
+            assert not Path(ghost.directory).exists()
+            assert editor.poll() is None
+        finally:
+            editor.kill()
+
+
+def test_a_mesh_that_is_starting_is_left_alone_by_ps(runtime_dir: Path) -> None:
+    ghost = forged(created_at=time.time())
+    assert [(mesh["name"], mesh["state"], mesh["swept"]) for mesh in listed()] == [
+        ("ghost", "starting", False)
+    ]
+    assert ghost.path.exists()
+    assert cellmesh("stop", "ghost").returncode == 0
+    assert not Path(ghost.directory).exists()
+
+
+def test_a_mesh_whose_socket_answers_is_left_alone(runtime_dir: Path) -> None:
+    ghost = forged(agent_pid=1)  # as seen from a container: the agent has another number outside
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(ghost.agent_endpoint.removeprefix("ipc://"))
+        agent.listen(1)
+        done = cellmesh("ps")
+        assert done.stdout == "no mesh is running\n"
+        assert "ghost is not seen from here" in done.stderr
+        assert "there is no mesh 'ghost'" in cellmesh("stop", "ghost").stderr
+        assert ghost.path.exists()
+
+
+def test_a_ticket_that_speaks_of_another_place_removes_nothing(runtime_dir: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    ghost = forged()
+    moved = msgspec.structs.replace(ghost, directory=str(precious))
+    ghost.path.write_bytes(msgspec.json.encode(moved))
+    assert [mesh["state"] for mesh in json.loads(cellmesh("ps", "--json").stdout)] == ["elsewhere"]
+    assert cellmesh("stop", "--all").returncode == 0
+    assert precious.exists()
+
+
+# ---- doctor
+
+
+def test_doctor_starts_a_mesh_and_leaves_nothing(runtime_dir: Path) -> None:
+    done = cellmesh("doctor", "--json", "--ranks", "1")
+    told = json.loads(done.stdout)
+    findings = {finding["title"]: finding for finding in told["findings"]}
+    problems = [finding for finding in told["findings"] if finding["status"] == "problem"]
+    assert done.returncode == (1 if problems else 0)
+    assert findings["a real mesh"]["status"] == "ok", findings["a real mesh"]
+    assert findings["torch"]["status"] != "problem"
+    assert findings["forking ranks"]["status"] == "ok"
+    assert told["facts"]["trial"]["num_ranks"] == 2
+    assert told["facts"]["probe"]["torch"]["num_threads"] == 1
+    assert told["version"] == cm.__version__
+    check_nothing_left(runtime_dir)
+
+
+def test_doctor_finds_too_low_a_limit_and_says_so_by_its_exit_code(runtime_dir: Path) -> None:
+    runtime_dir.joinpath("cellmesh").mkdir(mode=0o755)
+    os.chmod(runtime_dir / "cellmesh", 0o755)
+    done = cellmesh("doctor", "--no-start", "--ranks", "8", before=_FEW_FILES)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    [files] = [i for i, line in enumerate(lines) if line.startswith("problem  open files")]
+    assert "100 a process: enough for about 3 ranks, and 8 are wanted" in lines[files]
+    assert lines[files + 1].strip().startswith("mend: let the administrator raise `nofile`")
+    [directory] = [line for line in lines if line.startswith("problem  runtime directory")]
+    assert "mode 0755" in directory
+    assert "a real mesh" not in done.stdout
+    assert "problems" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "error"),
+    [
+        ("import os; os.kill(os.getpid(), 4)", 60, "was killed by SIGILL"),
+        ("raise SystemExit('libtorch is broken')", 60, "exited with code 1. libtorch is broken"),
+        ("print('no JSON')", 60, "exited with code 0"),
+        ("import select; select.select([], [], [], 60)", 1, "has not ended after 1 s"),
+    ],
+)
+def test_a_torch_that_crashes_or_hangs_is_told(code: str, timeout_s: float, error: str) -> None:
+    probe = run_probe([sys.executable, "-c", code], timeout_s)
+    assert probe.torch is None
+    assert error in probe.error
+
+
+# ---- the command itself
+
+
+def test_version_and_help() -> None:
+    assert cellmesh("--version").stdout == f"cellmesh {cm.__version__}\n"
+    for command in ("doctor", "ps", "stop"):
+        text = cellmesh(command, "--help").stdout
+        assert f"Examples:\n    cellmesh {command}" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("stpo",), "there is no command 'stpo' (doctor, ps, stop); did you mean 'stop'?"),
+        (("stop",), "name the meshes to stop, or say --all"),
+        (("stop", "x", "--all"), "name the meshes to stop, or say --all"),
+        (("doctor", "-n", "0"), "0 is not in the range 1<=x<=1024"),
+        (("ps", "--jsn"), "--json"),
+    ],
+)
+def test_wrong_usage_is_an_error_that_says_what_is_right(args: tuple[str, ...], message: str) -> None:
+    done = cellmesh(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def on_a_terminal(*args: str, **environment: str) -> str:
+    """What the command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cellmesh", *args],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", **environment},
+    ) as process:
+        os.close(theirs)
+        written = b"".join(iter(_reader(ours), b""))
+        process.wait(WAIT_S)
+    os.close(ours)
+    return written.decode()
+
+
+def _reader(number: int) -> Callable[[], bytes]:
+    def read() -> bytes:
+        try:
+            return os.read(number, 4096)
+        except OSError:  # Linux tells the end of a terminal so
+            return b""
+
+    return read
+
+
+def test_colours_on_a_terminal_only(runtime_dir: Path) -> None:
+    forged(created_at=time.time())
+    assert "\x1b[1mNAME" in on_a_terminal("ps")
+    assert "\x1b[" not in on_a_terminal("ps", NO_COLOR="1")
+    assert "\x1b[" not in cellmesh("ps").stdout
