@@ -220,7 +220,8 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Interrupt what these ranks run and what waits behind it. Does not wait."""
-        for run in self._session.runs_on(self.ranks):
+        # The newest first: an older one that ends would let the next begin.
+        for run in reversed(self._session.runs_on(self.ranks)):
             run.interrupt()
 
     def __repr__(self) -> str:

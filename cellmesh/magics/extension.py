@@ -17,7 +17,7 @@ from ..controller.starting import start
 from ..errors import MeshUsageError, NoMeshError, RankFailure
 from ..wire.ranks import parse_ranks
 from .auto import AUTO_MAGIC, magics_inside, make_transformer
-from .options import describe, parse
+from .options import describe, parse, wants_help
 from .tables import Table, facts_table, status_table
 
 
@@ -190,19 +190,18 @@ class Extension:
 
     def _line_magic(self, name: str, method: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
         def run(line: str) -> Any:
-            options = parse(name, line)
-            if options.pop("help"):
+            if wants_help(line):
                 print(describe(name, False))
                 return None
-            return method(options)
+            return method(parse(name, line))
 
         return run
 
     def _dist_magic(self, line: str, cell: str | None = None) -> Any:
-        options = parse("dist", line)
-        if options.pop("help"):
+        if wants_help(line):
             print(describe("dist", True))
             return None
+        options = parse("dist", line)
         if cell is None:
             raise MeshUsageError("%dist runs a whole cell: write %%dist on its first line")
         return self.dist(options, cell, f"%%dist {line}".strip())

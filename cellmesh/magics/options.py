@@ -11,11 +11,8 @@ from ..errors import MeshUsageError
 
 
 def _command(name: str, summary: str, example: str, *params: click.Parameter) -> click.Command:
-    command = click.Command(name, params=list(params), help=f"{summary}\n\n\b\nExample:\n{example}")
-    command.params.append(
-        click.Option(["--help", "-h"], is_flag=True, is_eager=True, help="Show this.", expose_value=True)
-    )
-    return command
+    help_text = f"{summary}\n\n\b\nExample:\n{example}"
+    return click.Command(name, params=list(params), help=help_text, add_help_option=False)
 
 
 _RANKS = click.Option(["--ranks"], metavar="SET", help="Ranks, like 0,2-3.")
@@ -112,6 +109,11 @@ def describe(name: str, cell: bool) -> str:
     prefix = "%%" if cell else "%"
     with click.Context(command, info_name=f"{prefix}{name}", max_content_width=100) as context:
         return command.get_help(context)
+
+
+def wants_help(line: str) -> bool:
+    """Whether a magic's line asks what the magic does."""
+    return line.split() in (["--help"], ["-h"])
 
 
 def parse(name: str, line: str) -> dict[str, Any]:

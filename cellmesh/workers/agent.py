@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,10 @@ from .zygote import ZygoteFailed, ZygoteReady
 from .zygote_client import ZygoteClient
 
 _MASTER_ADDR = "127.0.0.1"
-_LAST_LINES = 8
+_LAST_LINES = 40
 _LAST_BYTES = 8 * 1024
+# faulthandler lists every extension module that is loaded, in one line of 5 kB.
+_NOISE = "Extension modules:"
 
 
 class Agent:
@@ -84,6 +86,7 @@ class Agent:
         self._num_gpus = 0
         self._store_port = 0
         self._done = False
+        self._children: set[int] = set()  # those whose end has a handler of its own
         processes.become_subreaper()
         processes.name_process("cellmesh-agent")
 
@@ -94,6 +97,7 @@ class Agent:
         self._events.add(int(self._controllers.getsockopt(zmq.FD)), Order.SOCKET, lambda event: None)
         self._events.watch_process(ticket.controller_pid, lambda: self._stop("the notebook's process ended"))
         self._events.watch_signals((signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped by a signal"))
+        self._events.watch_signals((signal.SIGCHLD,), self._reap_orphans)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> None:
@@ -230,23 +234,41 @@ class Agent:
             os.killpg(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
-        reason = _reap(pid)
+        reason = self._reap(pid)
         if self._zygote is not None:
             self._zygote.forget(pid)
         text, _ = read_log(self._log_path(rank), _LAST_BYTES)
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
         last_output = "\n".join(lines[-_LAST_LINES:])
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
 
     def _log_path(self, rank: int) -> Path:
         return self._ticket.logs / f"rank{rank}.log"
 
+    def _watch_child(self, pid: int, ended: Callable[[], None]) -> None:
+        self._children.add(pid)
+        self._events.watch_process(pid, ended)
+
+    def _reap(self, pid: int) -> str:
+        """Collect an ended child; how it ended, in words."""
+        self._children.discard(pid)
+        return processes.describe_end(os.waitpid(pid, 0)[1])
+
+    def _reap_orphans(self) -> None:
+        """Collect what ranks started and left to us when they ended."""
+        for pid in processes.children(os.getpid()):
+            if pid not in self._children:
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
+
     # ---- the zygote and what it forks
 
     def _start_zygote(self) -> ZygoteClient:
         zygote = ZygoteClient(self._ticket)
         self._events.add(zygote.fileno(), Order.SOCKET, lambda event: self._hear_zygote(zygote))
-        self._events.watch_process(zygote.pid, functools.partial(self._zygote_ended, zygote))
+        self._watch_child(zygote.pid, functools.partial(self._zygote_ended, zygote))
         return zygote
 
     def _hear_zygote(self, zygote: ZygoteClient) -> None:
@@ -266,7 +288,7 @@ class Agent:
         zygote.close()
         self._zygote = None
         text, _ = read_log(self._ticket.logs / "zygote.log", _LAST_BYTES)
-        self._act(self._supervisor.zygote_ended(_reap(zygote.pid), text))
+        self._act(self._supervisor.zygote_ended(self._reap(zygote.pid), text))
 
     def _fork_all(self, incarnation: int) -> None:
         if self._zygote is None:  # it ended since; the new one calls back when it is ready
@@ -284,7 +306,7 @@ class Agent:
         for rank, pid, link in zip(ranks, pids, links, strict=False):
             link.start()
             self._links[rank] = link
-            self._events.watch_process(pid, functools.partial(self._rank_ended, rank, pid))
+            self._watch_child(pid, functools.partial(self._rank_ended, rank, pid))
         self._act(self._supervisor.forked(dict(zip(ranks, pids, strict=False))))
 
     def _make_link(self, rank: int) -> RankLink:
@@ -299,11 +321,11 @@ class Agent:
             self._store_port = listener.getsockname()[1]
             pids = zygote.fork_store(self._store_port, listener.fileno())
         for pid in pids:
-            self._events.watch_process(pid, functools.partial(self._store_ended, pid))
+            self._watch_child(pid, functools.partial(self._store_ended, pid))
 
     def _store_ended(self, pid: int) -> None:
         self._store_port = 0
-        self._act(self._supervisor.store_ended(_reap(pid)))
+        self._act(self._supervisor.store_ended(self._reap(pid)))
 
     def _rank_options(self, rank: int, incarnation: int) -> dict[str, Any]:
         ticket = self._ticket
@@ -326,11 +348,6 @@ class Agent:
             "log_path": str(self._log_path(rank)),
             "mesh_name": ticket.name,
         }
-
-
-def _reap(pid: int) -> str:
-    """Collect an ended child; how it ended, in words."""
-    return processes.describe_end(os.waitpid(pid, 0)[1])
 
 
 def _join(actions: Sequence[Action]) -> list[Action]:

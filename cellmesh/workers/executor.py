@@ -76,7 +76,10 @@ class Executor:
                 self._interrupts.end()
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
             outcome = error
-        answer = self._failure(work.run, outcome) if isinstance(outcome, BaseException) else outcome
+        if isinstance(outcome, BaseException):
+            answer: Parcel[Any] = self._failure(work.run, _as_interrupt(outcome))
+        else:
+            answer = outcome
         if type(work) is RunCell:
             flush_c_stdio()
         self._tracker.enter(-1)
@@ -132,6 +135,16 @@ class Executor:
         except UnpicklableError as why:
             return Parcel(Failed(run, kind, text, traceback, line, None, str(why)))
         return Parcel(Failed(run, kind, text, traceback, line, pickled), tuple(buffers))
+
+
+def _as_interrupt(error: BaseException) -> BaseException:
+    """The KeyboardInterrupt that an error came from, where library code met it unprepared."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return error
 
 
 def _text_of(error: BaseException) -> str:

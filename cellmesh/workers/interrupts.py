@@ -8,6 +8,7 @@ cancelled by its number.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import types
 
@@ -25,10 +26,13 @@ class Interrupts:
         self._shields = 0
         self._held_back = False
         self._main = threading.main_thread().ident
+        self._report_unraisable = sys.unraisablehook
 
     def install(self) -> None:
         """Take over SIGINT; call it on the main thread."""
         signal.signal(signal.SIGINT, self._on_signal)
+        self._report_unraisable = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
 
     def begin(self, run: int) -> None:
         """The main thread starts a run.
@@ -70,6 +74,13 @@ class Interrupts:
             return
         self._wanted = -1
         raise KeyboardInterrupt
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """An interrupt that struck in a finalizer or a fork hook was dropped by Python: try again."""
+        if unraisable.exc_type is KeyboardInterrupt and self.running >= 0:
+            self.request(self.running)
+        else:
+            self._report_unraisable(unraisable)
 
     # A context manager for the few lines of ours that user code calls and that must not be cut in half.
     def __enter__(self) -> None:

@@ -88,6 +88,11 @@ def _parents() -> Iterator[tuple[int, int]]:
                 continue
 
 
+def children(pid: int) -> list[int]:
+    """The processes whose parent `pid` is, zombies included."""
+    return [child for child, parent in _parents() if parent == pid]
+
+
 def descendants(pid: int) -> list[int]:
     """Processes below `pid`, parents before their children."""
     children: dict[int, list[int]] = {}
