@@ -1,0 +1,304 @@
+"""JupyterLab, driven as a person would: type a cell, press Shift+Enter, look."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import psutil
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+PICTURES = Path(__file__).resolve().parents[2] / "artifacts" / "browser"
+START_S = 60.0
+END_S = 10.0
+
+_SETTINGS = {
+    "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight are in the page, too
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+_CHROMIUM_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+_WIDTH, _HEIGHT = 1000, 900
+# The indicator in the toolbar says idle before there is a kernel, and a cell that is run then does nothing.
+_KERNEL_IS_IDLE = (
+    "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+)
+_RAN = re.compile(r"^\[\d+\]:$")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A JupyterLab of our own on a free port of the loopback interface.
+
+    Args:
+        home: its configuration, notebooks and runtime directory are below it.
+        port: where it listens.
+        token: what it asks for.
+    """
+
+    home: Path
+    port: int
+    token: str
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def notebooks(self) -> Path:
+        """The directory that it serves."""
+        return self.home / "notebooks"
+
+    @property
+    def runtime(self) -> Path:
+        """Its runtime directory; meshes have theirs below it."""
+        return self.home / "run"
+
+    def write(self, name: str, notebook: NotebookNode) -> None:
+        """Put a notebook where it is served."""
+        nbformat.write(notebook, self.notebooks / name)
+
+    def processes(self) -> list[psutil.Process]:
+        """The server and all that was started below it, orphans too."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("JUPYTER_RUNTIME_DIR") == str(self.runtime):
+                    found.append(process)
+            except psutil.Error:  # it has just ended
+                continue
+        return found
+
+    def left_over(self) -> list[str]:
+        """What is still there of meshes, after they have had time to end."""
+        directories = [str(path) for path in (self.runtime / "cellmesh").glob("*")]
+        _, running = psutil.wait_procs(self.processes(), timeout=END_S)
+        return [*directories, *map(str, running)]
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Server]:
+    """Run a server; in the end nothing that it started may be left.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="cm-") as directory:  # short: sockets' addresses are
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        server = Server(Path(directory), port, secrets.token_hex(16))
+        server.notebooks.mkdir()
+        for name, settings in _SETTINGS.items():
+            path = server.home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(settings))
+        process = _start(server)
+        try:
+            yield server
+        finally:
+            process.terminate()
+            process.wait(END_S)
+        left = server.left_over()
+        assert left == []
+
+
+def _start(server: Server) -> subprocess.Popen[str]:
+    home = server.home
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
+            "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={server.port}", "--ServerApp.port_retries=0",
+            f"--ServerApp.root_dir={server.notebooks}", "--LabApp.extension_manager=readonly",
+        ],
+        env={
+            **os.environ,
+            "JUPYTER_TOKEN": server.token,
+            "JUPYTER_CONFIG_DIR": str(home / "config"),
+            "JUPYTER_DATA_DIR": str(home / "data"),
+            "JUPYTER_RUNTIME_DIR": str(server.runtime),
+            "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+            "IPYTHONDIR": str(home / "ipython"),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    settled = threading.Event()
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                lines.append(line)
+                if f"{server.url}/lab" in line:
+                    settled.set()
+        settled.set()  # it has ended
+
+    threading.Thread(target=read, daemon=True).start()
+    if not settled.wait(START_S) or process.poll() is not None:
+        process.kill()
+        process.wait()
+        raise RuntimeError("JupyterLab did not start:\n" + "".join(lines))
+    return process
+
+
+@contextlib.contextmanager
+def browse(chromium: str) -> Iterator[Browser]:
+    """Run a headless Chromium that reaches nothing but this machine.
+
+    Args:
+        chromium: its executable.
+    """
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=_CHROMIUM_OPTIONS)
+        yield browser
+        browser.close()
+
+
+class Cell:
+    """A code cell in the page.
+
+    Args:
+        root: its element.
+    """
+
+    def __init__(self, root: Locator) -> None:
+        self.root = root
+
+    @property
+    def outputs(self) -> Locator:
+        """Its outputs, an element each."""
+        return self.root.locator(".jp-OutputArea-output")
+
+    def texts(self) -> list[str]:
+        """The text of each of its outputs."""
+        return [text.rstrip("\n") for text in self.outputs.all_inner_texts()]
+
+    def wait_for_end(self, timeout_s: float = 30.0) -> None:
+        """Wait until its prompt is a number again."""
+        expect(self.root.locator(".jp-InputPrompt")).to_have_text(_RAN, timeout=timeout_s * 1000)
+
+
+class Notebook:
+    """A notebook open in JupyterLab; its last cell is empty and takes what is typed.
+
+    Args:
+        page: the page.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.panel = page.locator(".jp-NotebookPanel")
+        self.cells = self.panel.locator(".jp-CodeCell")
+
+    def cell(self, index: int) -> Cell:
+        """A code cell by its place."""
+        return Cell(self.cells.nth(index))
+
+    def start(self, source: str) -> Cell:
+        """Type a cell and run it, without waiting for its end."""
+        number = self.cells.count()
+        cell = self.cell(number - 1)
+        cell.root.locator(".cm-content").click()
+        self.page.keyboard.insert_text(source)
+        expect(cell.root.locator(".cm-content")).to_contain_text(source.rpartition("\n")[2])
+        self.page.keyboard.press("Shift+Enter")
+        expect(self.cells).to_have_count(number + 1)
+        return cell
+
+    def run(self, source: str, timeout_s: float = 30.0) -> Cell:
+        """Type a cell, run it, wait for its end."""
+        cell = self.start(source)
+        cell.wait_for_end(timeout_s)
+        return cell
+
+    def run_all(self) -> None:
+        """Run all cells, as the menu does; returns at once."""
+        self._command("notebook:run-all-cells")
+
+    def press_stop(self) -> None:
+        """Press the toolbar's stop button."""
+        self.panel.locator('jp-button[data-command="notebook:interrupt-kernel"]').click()
+
+    def set_theme(self, name: str) -> None:
+        """Switch JupyterLab's theme."""
+        self._command("apputils:change-theme", {"theme": name})
+        expect(self.page.locator(f'body[data-jp-theme-name="{name}"]')).to_be_attached()
+
+    def picture(self, name: str, first: int = 0, last: int = -1) -> None:
+        """Keep a picture of some cells, text cells counted too, in `PICTURES`."""
+        self.page.keyboard.press("Escape")
+        content = self.panel.locator(".jp-WindowedPanel-outer")
+        height = content.evaluate("element => element.scrollHeight")
+        self.page.set_viewport_size({"width": _WIDTH, "height": height + 120})
+        cells = self.panel.locator(".jp-Cell")
+        top, bottom = cells.nth(first).bounding_box(), cells.nth(last).bounding_box()
+        assert top is not None
+        assert bottom is not None
+        height = bottom["y"] + bottom["height"] - top["y"]
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(
+            path=PICTURES / f"{name}.png",
+            clip={"x": top["x"], "y": top["y"], "width": top["width"], "height": height},
+        )
+        self.page.set_viewport_size({"width": _WIDTH, "height": _HEIGHT})
+
+    def _command(self, name: str, arguments: dict[str, str] | None = None) -> None:
+        # Not returned: some commands' promises end with the work that they begin.
+        self.page.evaluate(
+            "([name, args]) => { window.jupyterapp.commands.execute(name, args) }", [name, arguments or {}]
+        )
+
+
+@contextlib.contextmanager
+def open_notebook(browser: Browser, server: Server, name: str, scale: float = 1) -> Iterator[Notebook]:
+    """Open a notebook, a new one if there is none; in the end its kernel is shut down, and all that it began.
+
+    Args:
+        browser: where.
+        server: who serves it.
+        name: its file.
+        scale: device pixels a CSS pixel, for pictures.
+    """
+    if not (server.notebooks / name).exists():
+        kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+        server.write(name, new_notebook(cells=[new_code_cell()], metadata={"kernelspec": kernel}))
+    before = server.processes()
+    context = browser.new_context(
+        viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=scale, color_scheme="light"
+    )
+    page = context.new_page()
+    page.goto(f"{server.url}/doc/tree/{name}?token={server.token}")
+    notebook = Notebook(page)
+    try:
+        page.wait_for_function(_KERNEL_IS_IDLE, timeout=START_S * 1000)
+        yield notebook
+    finally:
+        started = [process for process in server.processes() if process not in before]
+        page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
+        context.close()
+    _, running = psutil.wait_procs(started, timeout=END_S)
+    assert running == []

@@ -1,0 +1,186 @@
+"""What people see: a notebook in JupyterLab in a real browser, with a mesh of four ranks."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from lab import Notebook, Server, browse, open_notebook, serve
+from playwright.sync_api import Browser, expect
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "01_quickstart.ipynb"
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
+    with browse(chromium) as browser:
+        yield browser
+
+
+@pytest.fixture
+def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """A new notebook with a mesh of four ranks."""
+    with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
+        started = notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
+        (said,) = started.texts()
+        assert re.fullmatch(r"4 ranks ready in \d+\.\d s: \S+ on \w+, mesh dp=4", said)
+        yield notebook
+
+
+def test_ranks_that_say_the_same_are_folded(notebook: Notebook) -> None:
+    printed = notebook.run('%%dist\nprint("hello")\nprint(f"rank {rank}")')
+    assert printed.texts() == ["[0-3] hello\n[0] rank 0\n[1] rank 1\n[2] rank 2\n[3] rank 3"]
+    assert notebook.run("%%dist\nrank // 2").texts() == ["[0-1] 0\n[2-3] 1"]
+    some_ranks = notebook.run('%%dist --ranks 0,2-3\nimport sys\nprint("to stderr", file=sys.stderr)')
+    assert some_ranks.texts() == ["[0,2-3] to stderr"]
+    expect(some_ranks.outputs).to_have_attribute("data-mime-type", "application/vnd.jupyter.stderr")
+    notebook.picture("folded")
+
+
+def test_a_thread_prints_into_the_cell_that_started_it(notebook: Notebook) -> None:
+    first = notebook.run(
+        "%%dist\n"
+        "import threading\n"
+        "go = threading.Event()\n"
+        'thread = threading.Thread(target=lambda: (go.wait(30), print("from the thread")))\n'
+        "thread.start()\n"
+        'print("first cell")'
+    )
+    second = notebook.run('%%dist\nprint("second cell")\ngo.set()\nthread.join()')
+    expect(first.outputs.last).to_contain_text("from the thread")
+    assert "\n".join(first.texts()).split("\n") == ["[0-3] first cell", "[0-3] from the thread"]
+    assert second.texts() == ["[0-3] second cell"]
+    notebook.picture("thread")
+
+
+def test_an_error_of_one_rank_is_red_and_names_it(notebook: Notebook) -> None:
+    cell = notebook.run('%%dist\nif rank == 2:\n    raise ValueError("odd")\nprint("fine")')
+    shown, traceback, failure = cell.texts()
+    assert shown == "[0-1,3] fine"
+    assert traceback.startswith("[2]\n")
+    assert re.search(r"Cell In\[2\], line 3\n", traceback)
+    assert traceback.endswith("\nValueError: odd")
+    assert failure == "RankFailure: rank 2 raised ValueError: odd (line 3); ranks 0-1,3 finished"
+    error = cell.outputs.nth(1)
+    expect(error).to_have_attribute("data-mime-type", "application/vnd.jupyter.stderr")
+    expect(error.locator(".ansi-red-fg", has_text="ValueError").last).to_be_visible()
+    background = "element => getComputedStyle(element).backgroundColor"
+    assert error.evaluate(background) != cell.outputs.first.evaluate(background)
+    notebook.picture("error")
+
+
+def test_rich_displays_are_labelled(notebook: Notebook) -> None:
+    cell = notebook.run(
+        "%%dist\n"
+        "from IPython.display import HTML, display\n"
+        'display(HTML("<b>alike</b>"))\n'
+        'display(HTML(f"<i>rank {rank}</i>"))'
+    )
+    assert cell.texts() == ["[0-3]\nalike", *(f"[{rank}]\nrank {rank}" for rank in range(4))]
+    expect(cell.outputs.first.locator("b")).to_have_text("alike")
+
+    plot = notebook.run(
+        "%%dist --ranks 1\n"
+        "import matplotlib.pyplot as plt\n"
+        "figure, axes = plt.subplots(figsize=(3, 1))\n"
+        "axes.plot([0, 1, 0])\n"
+        "plt.show()"
+    )
+    assert plot.texts() == ["[1]"]
+    picture = plot.outputs.locator("img")
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100
+
+    frame = notebook.run('%%dist\nimport pandas as pd\npd.DataFrame({"a": [1, 2], "b": [rank // 2] * 2})')
+    assert [text.split("\n")[0] for text in frame.texts()] == ["[0-1]", "[2-3]"]
+    cells = frame.outputs.last.locator("tbody tr").last.locator("th, td")
+    assert cells.all_inner_texts() == ["1", "2", "1"]
+    notebook.picture("displays")
+
+
+def test_progress_is_redrawn_in_one_line_a_rank(notebook: Notebook) -> None:
+    cell = notebook.run(
+        "%%dist\n"
+        "import sys, time\n"
+        "for percent in range(0, 101, 5):\n"
+        "    sys.stderr.write(f\"\\rrank {rank}: {percent}%|{'#' * (percent // 5):20}|\")\n"
+        "    sys.stderr.flush()\n"
+        "    time.sleep(0.02 * (1 + rank))\n"
+        'sys.stderr.write("\\n")\n'
+        "dist.barrier()\n"
+        'print("done")'
+    )
+    lines = "\n".join(cell.texts()).split("\n")
+    assert sorted(lines) == sorted(
+        [*(f"[{rank}] rank {rank}: 100%|{'#' * 20}|" for rank in range(4)), "[0-3] done"]
+    )
+    notebook.picture("progress")
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_tables(notebook: Notebook, theme: str) -> None:
+    notebook.set_theme(theme)
+    status = notebook.run("%dist_status").outputs.locator("table")
+    headers = status.locator("th").all_inner_texts()
+    assert [header.strip() for header in headers[:6]] == ["rank", "host", "pid", "device", "state", "memory"]
+    rows = status.locator("tbody tr")
+    assert [row.split()[0] for row in rows.all_inner_texts()] == ["0", "1", "2", "3"]
+    assert all("idle" in row for row in rows.all_inner_texts())
+
+    notebook.run("%%dist\nweight = torch.full((2, 3), 1.0 + (rank == 3))\nweight[0, 0] = float('nan')")
+    inspected = notebook.run("%dist_inspect weight").outputs
+    facts = inspected.locator("tbody tr").all_inner_texts()
+    assert [row.split()[0] for row in facts] == ["0-2", "3"]
+    expect(inspected).to_contain_text("weight: replicas differ: ranks 0-2 ≠ 3")
+    notebook.run("%dist_inspect [rank, device]")
+    notebook.picture(f"tables-{theme.split()[-1].lower()}")
+
+
+def test_stop_button_frees_ranks_that_wait_for_one_that_raised(notebook: Notebook) -> None:
+    cell = notebook.start('%%dist\nif rank == 0:\n    raise ValueError("gives up")\ndist.barrier()')
+    expect(cell.outputs.last).to_contain_text("ranks 1-3 in barrier at line 4", timeout=15_000)
+    expect(cell.outputs.first).to_contain_text("ValueError: gives up")
+    notebook.picture("waiting")
+    notebook.press_stop()
+    cell.wait_for_end(timeout_s=5)
+    assert "rank 0 raised ValueError: gives up (line 3)" in cell.texts()[-1]
+    notebook.picture("stopped")
+
+    assert notebook.run("6 * 7").texts() == ["42"]
+    assert notebook.run("%%dist\nrank").texts() == ["[0] 0\n[1] 1\n[2] 2\n[3] 3"]
+    (restarted,) = notebook.run("%dist_restart").texts()
+    assert restarted.startswith("4 ranks ready in ")
+    summed = notebook.run("%%dist\nx = torch.ones(1, device=device)\ndist.all_reduce(x)\nx.item()")
+    assert summed.texts() == ["[0-3] 4.0"]
+
+
+def test_quickstart_runs_in_jupyterlab(browser: Browser, server: Server) -> None:
+    source = nbformat.read(QUICKSTART, as_version=4)
+    code = [cell for cell in source.cells if cell.cell_type == "code"]
+    for cell in code:
+        cell.outputs, cell.execution_count = [], None
+    server.write("quickstart.ipynb", source)
+    with open_notebook(browser, server, "quickstart.ipynb", scale=1.5) as notebook:
+        notebook.run_all()
+        for index in range(len(code)):
+            notebook.cell(index).wait_for_end(timeout_s=60)
+        expect(notebook.panel.locator('[data-mime-type="application/vnd.jupyter.error"]')).to_have_count(0)
+        ids = [cell.id for cell in code]
+        (checked,) = notebook.cell(ids.index("check")).texts()
+        assert checked.startswith("[0-3] weights equal on 4 ranks; mean loss ")
+        expect(notebook.cell(ids.index("plot")).outputs.locator("img")).to_be_visible()
+        notebook.picture("quickstart")
