@@ -146,7 +146,10 @@ def probe_driver(library: str = "libnvidia-ml.so.1") -> Driver:
 
 
 def _call(nvml: ctypes.CDLL, name: str, *args: object) -> None:
-    status = getattr(nvml, name)(*args)
+    try:
+        status = getattr(nvml, name)(*args)
+    except AttributeError:
+        raise _NvmlError(f"the driver is too old: it has no {name}") from None
     if status != 0:
         nvml.nvmlErrorString.restype = ctypes.c_char_p
         raise _NvmlError(f"{name}: {nvml.nvmlErrorString(status).decode(errors='replace')}")

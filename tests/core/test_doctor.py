@@ -163,9 +163,9 @@ CASES: list[tuple[str, Any, str, str, str, str]] = [
     ("hardware.omp_num_threads", 4, "cores", "warning", "16 threads", "unset OMP_NUM_THREADS"),
     ("hardware.num_usable_cores", 2, "cores", "warning", "2 of them for us (CPU affinity)", "at most 2"),
     ("hardware.quota_cores", 1.5, "cores", "warning", "quota grants the time of 1.5", "at most 1"),
-    ("hardware.available_bytes", 350_000_000, "memory", "problem", "350 MB of 32.0 GB", "at most 1,"),
-    ("hardware.available_bytes", 100_000_000, "memory", "problem", "take about 420 MB", "end what else"),
-    ("hardware.available_bytes", 700_000_000, "memory", "warning", "700 MB", "--mem"),
+    ("hardware.available_bytes", 280_000_000, "memory", "problem", "280 MB of 32.0 GB", "at most 2,"),
+    ("hardware.available_bytes", 100_000_000, "memory", "problem", "take about 310 MB", "end what else"),
+    ("hardware.available_bytes", 500_000_000, "memory", "warning", "500 MB", "--mem"),
     ("hardware.shm_free_bytes", 64_000_000, "/dev/shm", "warning", "64 MB of 16.0 GB", "--shm-size"),
     ("hardware.shm_error", "Read-only", "/dev/shm", "warning", "cannot be written: Read-only", "remount"),
     (
