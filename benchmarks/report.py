@@ -103,15 +103,18 @@ def rounds_table(figures: Figures) -> str:
     return table(lines)
 
 
-def missed(figures: Figures) -> list[str]:
-    """The targets that are not met, in words."""
-    said = []
-    for target in TARGETS:
-        value, verdict = target.judge(figures)
+def _verdict(figures: Figures) -> str:
+    """How many targets are met, and which are missed, in words."""
+    judged = [(target, *target.judge(figures)) for target in TARGETS]
+    verdicts = [verdict for _, _, verdict in judged]
+    lines = [", ".join(f"{verdicts.count(name)} {name}" for name in ("met", "missed", "not measured")) + "."]
+    for target, value, verdict in judged:
         if verdict == "missed":
             bound = target.unit.show(target.bound)
-            said.append(f"{target.what}: {target.unit.show(value)}, to be at {target.at} {bound}")
-    return said
+            lines.append(
+                f"- missed: {target.what} is {target.unit.show(value)}, to be at {target.at} {bound}"
+            )
+    return "\n".join(lines)
 
 
 def document(
@@ -144,7 +147,7 @@ def document(
         "Ratios say how many times better cellmesh is: above 1 it is ahead.",
         "## Targets",
         targets_table(figures),
-        "Missed:\n\n" + "\n".join(f"- {line}" for line in missed(figures) or ["none"]),
+        _verdict(figures),
         *(["## Trouble", "\n".join(f"- {note}" for note in notes)] if notes else []),
         *(["## Where the CPU time of a call goes", profile.strip()] if profile else []),
         "## Every round",

@@ -136,8 +136,11 @@ def _profile(notes: list[str]) -> str:
         done = subprocess.run(
             command, cwd=RESULTS.parents[1], check=True, capture_output=True, text=True, timeout=_PROFILE_S
         )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        notes.append(f"the profile failed: {error}")
+    except subprocess.CalledProcessError as error:
+        notes.append(f"the profile failed: {error.stderr.strip().splitlines()[-1:]}")
+        return ""
+    except subprocess.TimeoutExpired:
+        notes.append(f"the profile was not there after {_PROFILE_S:.0f} s")
         return ""
     return done.stdout
 

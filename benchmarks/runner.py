@@ -43,6 +43,7 @@ def run_driver(contestant: Contestant, python: Path | str = sys.executable, quic
     Raises:
         DriverFailed: it failed, took too long or said nothing.
     """
+    _warm(contestant, python)
     mark = secrets.token_hex(8)
     command = [str(python), "-m", f"benchmarks.drivers.{contestant.driver}", str(contestant.num_ranks)]
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
@@ -73,3 +74,12 @@ def run_driver(contestant: Contestant, python: Path | str = sys.executable, quic
             said = err.read_text(errors="replace")[-3000:]
             raise DriverFailed(f"{contestant.name}: exit status {status}\n{said}".strip())
         return Outcome(json.loads(lines[-1]), len(left))
+
+
+def _warm(contestant: Contestant, python: Path | str) -> None:
+    """A machine that reclaims what lies idle would else have the start measure its disk."""
+    try:
+        subprocess.run([str(python), "-c", f"import {contestant.imports}"], check=True, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace")[-3000:]
+        raise DriverFailed(f"{contestant.name}: cannot import {contestant.imports}\n{said}") from error
