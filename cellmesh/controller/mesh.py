@@ -36,7 +36,7 @@ from .results import Results
 from .run import Run
 from .session import Progress, Session
 from .sinks import SilentSink, Sink, current_sink
-from .source import check_source
+from .source import read_cell
 
 
 class Ranks:
@@ -140,11 +140,11 @@ class Ranks:
             quiet: show nothing but errors.
             sink: where output goes; None for the calling notebook cell or the console.
         """
-        check_source(source, execution_count)
+        cell = read_cell(source, execution_count)
         count = execution_count or self._session.count_cell()
         sink = sink or current_sink()
         return self._start(
-            lambda number: RunCell(number, source, count, quiet),
+            lambda number: RunCell(number, cell.source, cell.transformed, cell.is_async, count, quiet),
             title=f"cell {count}",
             sink=SilentSink(sink) if quiet else sink,
         )

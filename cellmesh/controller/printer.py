@@ -22,18 +22,23 @@ class Printer:
 
     def __init__(self, ranks: Sequence[int], sink: Sink, shows_traces: bool = True) -> None:
         self._shows_traces = shows_traces
-        self._folder = Folder(ranks)
+        self._ranks = ranks
+        self._left: list[int] = []
+        self._folder: Folder | None = None  # most calls print nothing
         self._sink = sink
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
         """These ranks printed or displayed something."""
-        self._folder.feed(ranks, verb, now)
+        self._need_folder(now).feed(ranks, verb, now)
 
     def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
         """These ranks have ended the run, in this way."""
         if type(verb) is Failed and self._shows_traces:
-            self._folder.feed(ranks, verb, now)
-        self._folder.leave(ranks, now)
+            self.feed(ranks, verb, now)
+        if self._folder is None:
+            self._left += ranks
+        else:
+            self._folder.leave(ranks, now)
         if type(verb) is Died:
             self.note(str(RankDied(verb.rank, verb.reason, verb.last_output)), now)
 
@@ -45,10 +50,18 @@ class Printer:
 
     def show(self, now: float, everything: bool = False) -> None:
         """Show what is due."""
+        if self._folder is None:
+            return
         blocks = self._folder.take(now, everything)
         if blocks:
             self._sink.show(blocks)
 
     def deadline(self) -> float | None:
         """When `show` has more; None: not before something is fed."""
-        return self._folder.deadline()
+        return None if self._folder is None else self._folder.deadline()
+
+    def _need_folder(self, now: float) -> Folder:
+        if self._folder is None:
+            self._folder = Folder(self._ranks)
+            self._folder.leave(self._left, now)
+        return self._folder

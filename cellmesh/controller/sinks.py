@@ -261,12 +261,15 @@ def current_sink() -> Sink:
     if kernel is None or not hasattr(kernel, "iopub_socket"):
         return ConsoleSink()
     parent = kernel.get_parent()
+    published: list[bool] = []
 
     def publish(kind: str, content: dict[str, Any]) -> None:
+        if not published:
+            # What the cell itself has printed before waits in buffers, and comes first.
+            published.append(True)
+            sys.stdout.flush()
+            sys.stderr.flush()
         topic = f"kernel.{kernel.ident}.{kind}".encode()
         kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
 
-    # What the cell itself has printed so far waits in buffers, and comes before what the ranks print.
-    sys.stdout.flush()
-    sys.stderr.flush()
     return CellSink(publish)

@@ -1,36 +1,83 @@
-"""Cells are checked here before they travel: a syntax error is one error, not one a rank."""
+"""Cells are read here before they travel: a syntax error is one error, not one a rank.
+
+What reading yields travels along, so that eight ranks need not do it again.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
-from typing import Any
+import inspect
+import keyword
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-
-@functools.cache
-def _transformer() -> Any:
+if TYPE_CHECKING:
     from IPython.core.inputtransformer2 import TransformerManager
-
-    return TransformerManager()  # type: ignore[no-untyped-call]
 
 
 class CellSyntaxError(SyntaxError):
     """A cell that was meant for the ranks does not parse."""
 
 
-def check_source(source: str, execution_count: int = 0) -> None:
-    """Check that a cell parses, IPython's magics included.
+@dataclass(frozen=True)
+class Cell:
+    """A cell that has been read.
+
+    Attributes:
+        source: as typed.
+        transformed: as Python, IPython's magics turned into calls; "" where only a rank can tell (a single
+            line may be a magic without its %, if no variable of the rank has its name).
+        is_async: whether it awaits at top level.
+    """
+
+    source: str
+    transformed: str
+    is_async: bool
+
+
+@functools.cache
+def _transformer() -> TransformerManager:
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    return TransformerManager()  # type: ignore[no-untyped-call]
+
+
+def read_cell(source: str, execution_count: int = 0) -> Cell:
+    """Read a cell.
 
     Args:
-        source: the cell.
+        source: as typed.
         execution_count: the notebook's ``In[n]``, for the error.
 
     Raises:
         CellSyntaxError: it does not parse.
     """
     name = f"In[{execution_count}]" if execution_count else "cell"
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+    transformed = _transformer().transform_cell(source)
+    if _may_be_automagic(transformed):
+        return Cell(source, "", False)
     try:
-        compile(_transformer().transform_cell(source), name, "exec", flags, dont_inherit=True)
+        code = compile(transformed, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as e:
         raise CellSyntaxError(*e.args) from None
+    except (ValueError, OverflowError) as e:  # null bytes, absurd literals
+        raise CellSyntaxError(str(e)) from None
+    return Cell(source, transformed, bool(code.co_flags & inspect.CO_COROUTINE))
+
+
+# One line, after comments, of a word and perhaps more.
+_WORD_AND_REST = re.compile(r"(?:#[^\n]*\n)*([A-Za-z]\w*)(?:[ \t]+([^=\s(\[.,:;][^\n]*))?")
+
+
+def _may_be_automagic(transformed: str) -> bool:
+    """Whether a cell could be ``pwd`` or ``cd /tmp``, which IPython lets stand for the magics."""
+    match = _WORD_AND_REST.fullmatch(transformed.strip())
+    if match is None or keyword.iskeyword(match[1]):
+        return False
+    try:
+        (statement,) = ast.parse(transformed).body
+    except (SyntaxError, ValueError):
+        return True
+    return isinstance(statement, ast.Expr)

@@ -93,13 +93,16 @@ ToAgent = Hello | Relay | Restart | Stop | ReadLog | ReadHost
 
 
 class RunCell(Verb, frozen=True):
-    """Run a cell's source in the rank's namespace.
+    """Run a cell in the rank's namespace.
 
+    `transformed` is the source with IPython's magics turned into calls ("": the rank is to do that);
     `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last expression.
     """
 
     run: int
     source: str
+    transformed: str
+    is_async: bool
     execution_count: int
     quiet: bool = False
 

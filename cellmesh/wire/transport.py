@@ -21,6 +21,7 @@ ZERO_COPY_BYTES = 256 * 1024
 Socket = zmq.Socket[bytes]
 # pyzmq's `getsockopt` wraps what it returns in enums, which costs more than the call itself.
 _get = zmq.backend.Socket.get
+_POLLIN = int(zmq.POLLIN)
 
 
 def _configure(socket: Socket) -> Socket:
@@ -73,7 +74,7 @@ def send(socket: Socket, frames: list[Frame]) -> None:
 
 def readable(socket: Socket) -> bool:
     """Whether a message has arrived. ZeroMQ's descriptor tells of changes only; this tells what is so."""
-    return bool(int(_get(socket, zmq.EVENTS)) & zmq.PollEvent.POLLIN.value)
+    return bool(int(_get(socket, zmq.EVENTS)) & _POLLIN)
 
 
 def drain(socket: Socket, limit: int = 1000) -> Iterator[list[Frame]]:

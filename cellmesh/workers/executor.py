@@ -92,7 +92,9 @@ class Executor:
                 _bind_missing_names(function, self._shell.user_ns)
                 return self._value(work.run, function(*args, **kwargs), "the result")
             case RunCell():
-                error = self._shell.run_source(work.source, work.execution_count, work.quiet)
+                error = self._shell.run_source(
+                    work.source, work.transformed, work.is_async, work.execution_count, work.quiet
+                )
                 return Parcel(Done(work.run)) if error is None else error
             case PushNames():
                 names = payload.loads(work.payload, buffers)

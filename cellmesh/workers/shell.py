@@ -6,18 +6,19 @@ own way out.
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
@@ -89,8 +90,14 @@ class RankShell(InteractiveShell):
     quiet_cell = False
 
     def connect(self, show: Show) -> None:
-        """Give the shell its way out, after the fork."""
+        """Give the shell its way out, after the fork.
+
+        What IPython sets up for each cell and takes back after it (``get_ipython`` and ``display`` among the
+        builtins, `sys.displayhook`) stays set up: all that a rank runs is cells.
+        """
         self.show = show
+        self.builtin_trap.activate()
+        self.display_trap.set()
 
     def init_io(self) -> None: ...
 
@@ -123,11 +130,20 @@ class RankShell(InteractiveShell):
 
     def showindentationerror(self) -> None: ...
 
-    def run_source(self, source: str, execution_count: int, quiet: bool = False) -> BaseException | None:
+    def run_source(
+        self,
+        source: str,
+        transformed: str = "",
+        is_async: bool = False,
+        execution_count: int = 0,
+        quiet: bool = False,
+    ) -> BaseException | None:
         """Run a cell.
 
         Args:
             source: as typed, magics and all.
+            transformed: as Python; "" to have it transformed here.
+            is_async: whether it awaits at top level; asked only with `transformed`.
             execution_count: the notebook's ``In[n]``.
             quiet: drop the value of a last expression.
 
@@ -136,9 +152,58 @@ class RankShell(InteractiveShell):
         """
         self.execution_count = execution_count
         self.cell_source, self.quiet_cell = source, quiet
-        result = self.run_cell(source, store_history=False)  # type: ignore[no-untyped-call]
-        error: BaseException | None = result.error_before_exec or result.error_in_exec
+        if not transformed:
+            error = _error_of(self.run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
+        elif is_async or not self._is_plain():
+            error = self._run_as_ipython(source, transformed, is_async)
+        else:
+            error = self._run_plainly(source, transformed)
+        if error is not None:
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         return error
+
+    def _is_plain(self) -> bool:
+        """Whether nobody has asked to be told of cells or to change them (as ``%autoreload`` does)."""
+        callbacks = self.events.callbacks
+        return not (
+            callbacks["pre_run_cell"]
+            or callbacks["post_run_cell"]
+            or self.ast_transformers
+            or self.ast_node_interactivity != "last_expr"
+        )
+
+    def _run_plainly(self, source: str, transformed: str) -> BaseException | None:
+        """What IPython's `run_cell_async` does for a plain cell, without what only other cells need.
+
+        Between two cells a rank's caches go cold, and then IPython's way costs six times this one.
+        """
+        name = self.compile.cache(transformed, self.execution_count, raw_code=source)
+        self.events.trigger("pre_execute")
+        try:
+            body = self.compile.ast_parse(transformed, filename=name).body  # type: ignore[attr-defined]
+            last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+            if body:
+                exec(self.compile(ast.Module(body, []), name, "exec"), self.user_ns)  # type: ignore[arg-type]
+            if last is not None:
+                exec(self.compile(ast.Interactive([last]), name, "single"), self.user_ns)  # type: ignore[arg-type]
+        except BaseException as error:
+            return error
+        finally:
+            self.events.trigger("post_execute")
+        return None
+
+    def _run_as_ipython(self, source: str, transformed: str, is_async: bool) -> BaseException | None:
+        """IPython's `run_cell`, without its transforming, asking whether to await, and copying of output."""
+        result: ExecutionResult | None = None
+        try:
+            cell = self.run_cell_async(source, store_history=False, transformed_cell=transformed)
+            result = self.loop_runner(cell) if is_async else _run_at_once(cell)
+        except BaseException as error:
+            return error
+        finally:
+            self.events.trigger("post_execute")
+            self.events.trigger("post_run_cell", result)
+        return _error_of(result)
 
     def render_traceback(self, error: BaseException) -> str:
         """An exception's traceback as a notebook shows it, with ANSI colours; user code's frames only."""
@@ -190,6 +255,20 @@ def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | Non
     return tb
 
 
+def _error_of(result: ExecutionResult) -> BaseException | None:
+    return result.error_before_exec or result.error_in_exec
+
+
+def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
+    """Run a coroutine that awaits nothing."""
+    try:
+        cell.send(None)
+    except StopIteration as end:
+        result: ExecutionResult = end.value
+        return result
+    raise RuntimeError("the cell awaits, and was not known to")
+
+
 def make_shell() -> RankShell:
     """The process's shell; starts no thread and opens no file. Call it once a process."""
     config = Config()
@@ -199,7 +278,7 @@ def make_shell() -> RankShell:
     shell = RankShell.instance(config=config, user_module=user_module)
     shell.connect(lambda kind, bundle, display_id: None)
     # The first traceback costs ten times the others; each rank would pay it, in the middle of an error.
-    error = shell.run_source("raise ValueError", 0)
+    error = shell.run_source("raise ValueError")
     assert error is not None
     shell.render_traceback(error)
     return shell

@@ -149,7 +149,7 @@ def test_late_output_goes_to_the_cell_that_caused_it(notebook: Notebook) -> None
 
 def test_nowait_returns_a_run_and_output_follows(notebook: Notebook) -> None:
     cell = notebook.send(
-        "%%dist --nowait\nimport time; gate = threading.Event(); gate.wait(20); print('done')"
+        "%%dist --nowait\nimport threading; gate = threading.Event(); gate.wait(20); print('done')"
     )
     outcome = notebook.finish(cell)
     assert "waits for ranks 0-2" in outcome.data("execute_result")[0]["text/plain"]
