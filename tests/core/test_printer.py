@@ -1,0 +1,103 @@
+"""A run's output from what ranks say to what is written."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from cellmesh.controller.fold import HOLD_S
+from cellmesh.controller.printer import Printer
+from cellmesh.controller.sinks import ConsoleSink
+from cellmesh.wire.messages import Died, Done, Failed, Output
+
+FAILED = Failed(1, "ValueError", "no", "Traceback: no", 3)
+
+
+@pytest.fixture
+def out() -> io.StringIO:
+    return io.StringIO()
+
+
+def printer_to(out: io.StringIO, num_ranks: int, shows_traces: bool = True) -> Printer:
+    return Printer(range(num_ranks), ConsoleSink(out, out), shows_traces)
+
+
+def test_what_is_fed_is_shown_when_it_is_due(out: io.StringIO) -> None:
+    printer = printer_to(out, 2)
+    printer.feed((0,), Output(1, "stdout", "mine\n"), 0.0)
+    assert printer.deadline() == pytest.approx(HOLD_S)
+    printer.show(0.0)
+    assert out.getvalue() == ""
+    printer.show(HOLD_S)
+    assert out.getvalue() == "[0] mine\n"
+    assert printer.deadline() is None
+
+
+def test_ranks_that_have_ended_are_not_waited_for(out: io.StringIO) -> None:
+    printer = printer_to(out, 2)
+    printer.settle((1,), Done(1), 0.0)
+    printer.feed((0,), Output(1, "stdout", "alone\n"), 0.0)
+    printer.show(0.0)
+    assert out.getvalue() == "[0] alone\n"
+
+
+def test_a_failure_is_shown_below_what_was_printed(out: io.StringIO) -> None:
+    printer = printer_to(out, 2)
+    printer.feed((1,), Output(1, "stdout", "before"), 0.0)
+    printer.settle((1,), FAILED, 0.0)
+    printer.settle((0,), Done(1), 0.0)
+    printer.show(0.0, everything=True)
+    assert out.getvalue() == "[1] before\n[1] Traceback: no\n"
+
+
+def test_failures_that_are_only_raised_are_not_shown(out: io.StringIO) -> None:
+    printer = printer_to(out, 1, shows_traces=False)
+    printer.settle((0,), FAILED, 0.0)
+    printer.show(0.0, everything=True)
+    assert out.getvalue() == ""
+
+
+def test_a_death_is_told_at_once_with_its_last_lines(out: io.StringIO) -> None:
+    printer = printer_to(out, 2)
+    printer.feed((1,), Output(1, "stdout", "unfinished"), 0.0)
+    printer.settle((1,), Died(1, "killed by SIGKILL", "last\nwords"), 5.0)
+    assert out.getvalue().endswith("rank 1 killed by SIGKILL; its last lines:\n    last\n    words\n")
+
+
+def test_a_remark_comes_after_the_output_that_is_due(out: io.StringIO) -> None:
+    printer = printer_to(out, 1)
+    printer.feed((0,), Output(1, "stdout", "line\n"), 0.0)
+    printer.note("remark", 0.0)
+    assert out.getvalue() == "[0] line\nremark\n"
+
+
+def test_on_a_console_a_finished_bar_stands_above_what_its_rank_printed_next(out: io.StringIO) -> None:
+    printer = printer_to(out, 2)
+    printer.feed((0, 1), Output(1, "stderr", "\r50%"), 0.0)
+    printer.show(1.0)
+    printer.feed((0,), Output(1, "stderr", "\r100%\n"), 2.0)
+    printer.feed((0,), Output(1, "stdout", "saved\n"), 2.0)
+    printer.show(3.0)
+    printer.feed((1,), Output(1, "stderr", "\r100%\n"), 4.0)
+    printer.feed((1,), Output(1, "stdout", "saved\n"), 4.0)
+    printer.show(5.0, everything=True)
+    lines = out.getvalue().splitlines()
+    for rank in (0, 1):
+        seen = [text.partition("] ")[2] for text in lines if rank in _ranks_of(text)]
+        assert seen == ["100%", "saved"]
+
+
+def test_on_a_console_an_unfinished_line_ends_up_on_its_stream() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    printer = Printer((0,), ConsoleSink(out, err))
+    printer.feed((0,), Output(1, "stderr", "\r50%"), 0.0)
+    printer.show(1.0)
+    printer.feed((0,), Output(1, "stderr", "\r100%\n"), 2.0)
+    printer.show(3.0, everything=True)
+    assert (out.getvalue(), err.getvalue()) == ("", "[0] 100%\n")
+
+
+def _ranks_of(text: str) -> set[int]:
+    first, _, last = text[1 : text.index("]")].partition("-")
+    return set(range(int(first), int(last or first) + 1))

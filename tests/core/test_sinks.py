@@ -1,0 +1,398 @@
+"""Sinks: what a reader of a terminal or of a notebook's cell gets of folded output."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.fold import Block, Gap, Item, Line, Live, Rich, Trace
+from cellmesh.controller.sinks import (
+    CellSink,
+    ConsoleSink,
+    SilentSink,
+    Sink,
+    as_text,
+    current_sink,
+    join_streams,
+    label,
+)
+
+
+def line(*ranks: int, text: str = "text", stream: Any = "stdout") -> Block:
+    return Block(ranks, Line(stream, text))
+
+
+def rich(
+    *ranks: int, kind: Any = "display", ids: tuple[str, ...] = (), metadata: Any = None, **data: Any
+) -> Block:
+    keys = {"plain": "text/plain", "html": "text/html", "png": "image/png", "svg": "image/svg+xml"}
+    keys |= {"latex": "text/latex", "markdown": "text/markdown", "json": "application/json"}
+    bundle = {"data": {keys[key]: value for key, value in data.items()}, "metadata": metadata or {}}
+    return Block(ranks, Rich(kind, json.dumps(bundle).encode()), ids or ("",) * len(ranks))
+
+
+def clear(*ranks: int, wait: bool = False) -> Block:
+    return Block(ranks, Rich("clear", b"wait" if wait else b""), ("",) * len(ranks))
+
+
+TRACE = Trace("ValueError", "no", "Traceback (most recent call last)\n  line 1\nValueError: no\n")
+
+
+class Recorder:
+    """Stands in for a front end: applies messages to an output area, as Jupyter does."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, kind: str, content: dict[str, Any]) -> None:
+        json.dumps(content)  # it must be able to travel
+        self.messages.append((kind, content))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.messages]
+
+    @property
+    def area(self) -> list[Any]:
+        """What stands in the output area: texts, and the data of displays in their latest state."""
+        area: list[Any] = []
+        places: dict[str, int] = {}
+        for kind, content in self.messages:
+            display_id = content.get("transient", {}).get("display_id")
+            if kind == "clear_output":
+                area.clear()
+                places.clear()
+            elif kind == "stream":
+                area.append(content["text"])
+            elif kind == "error":
+                area.append(content["ename"])
+            elif kind == "update_display_data":
+                area[places[display_id]] = content["data"]
+            else:
+                assert kind == "display_data"
+                if display_id:
+                    places[display_id] = len(area)
+                area.append(content["data"])
+        return area
+
+
+# ---- text
+
+
+def test_labels_name_the_ranks() -> None:
+    assert label((0, 1, 2, 5)) == "[0-2,5]"
+
+
+@pytest.mark.parametrize(
+    ("item", "stream", "text"),
+    [
+        (Line("stdout", "hello"), "stdout", "[0-1] hello\n"),
+        (Line("stderr", "oops"), "stderr", "[0-1] oops\n"),
+        (Line("stdout", ""), "stdout", "[0-1] \n"),
+        (TRACE, "stderr", "[0-1] Traceback (most recent call last)\n  line 1\nValueError: no\n"),
+        (rich(0, kind="result", plain="42").item, "stdout", "[0-1] 42\n"),
+        (rich(0, plain="two\nlines", html="<b>").item, "stdout", "[0-1]\ntwo\nlines\n"),
+        (rich(0, html="<b>").item, "stdout", "[0-1] \n"),
+        (clear(0).item, "stdout", ""),
+    ],
+    ids=["line", "stderr", "empty", "trace", "result", "lines", "no text", "clear"],
+)
+def test_blocks_as_text(item: Item, stream: str, text: str) -> None:
+    assert as_text(Block((0, 1), item, ("", ""))) == (stream, text)
+
+
+def test_a_gap_says_how_much_and_where_it_is() -> None:
+    stream, text = as_text(Block((2, 3), Gap(12345, 6_700_000)))
+    assert stream == "stdout"
+    assert text == "[2-3] … 12,345 lines (6.7 MB) not shown; all of it: %dist_logs 2\n"
+
+
+def test_neighbours_of_a_stream_are_joined() -> None:
+    pieces = [("stdout", "a"), ("stdout", "b"), ("stderr", ""), ("stdout", "c"), ("stderr", "d")]
+    assert join_streams(pieces) == [("stdout", "abc"), ("stderr", "d")]
+
+
+# ---- the console
+
+
+@pytest.fixture
+def console() -> tuple[ConsoleSink, io.StringIO, io.StringIO]:
+    out, err = io.StringIO(), io.StringIO()
+    return ConsoleSink(out, err), out, err
+
+
+Console = tuple[ConsoleSink, io.StringIO, io.StringIO]
+
+
+def test_the_console_shows_lines_on_their_streams(console: Console) -> None:
+    sink, out, err = console
+    sink.show([line(0, 1), line(2, text="warning", stream="stderr"), line(2, text="more")])
+    assert out.getvalue() == "[0-1] text\n[2] more\n"
+    assert err.getvalue() == "[2] warning\n"
+
+
+def test_the_console_shows_every_kind_of_block(console: Console) -> None:
+    sink, out, err = console
+    sink.show([rich(0, kind="result", plain="42"), Block((1,), TRACE), Block((0,), Gap(1, 2)), clear(0)])
+    assert out.getvalue().startswith("[0] 42\n[0] … 1 lines")
+    assert err.getvalue().startswith("[1] Traceback")
+
+
+def test_the_console_shows_unfinished_lines_once_they_are_finished(console: Console) -> None:
+    sink, out, _ = console
+    sink.show([Live((((0, 1), "50%"),), closed=False)])
+    assert out.getvalue() == ""
+    sink.show([Live((((0,), "100%"), ((1,), "99%")), closed=True)])
+    assert out.getvalue() == "[0] 100%\n[1] 99%\n"
+
+
+def test_the_console_shows_remarks_on_stderr(console: Console) -> None:
+    sink, out, err = console
+    sink.note("rank 3 died")
+    assert (out.getvalue(), err.getvalue()) == ("", "rank 3 died\n")
+
+
+def test_without_a_terminal_only_the_final_status_is_shown(console: Console) -> None:
+    sink, out, _ = console
+    sink.status("1 of 4", final=False)
+    sink.status("ready", final=True)
+    assert out.getvalue() == "ready\n"
+
+
+def test_on_a_terminal_the_status_replaces_itself() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    sink = ConsoleSink(out)
+    sink.status("1 of 4", final=False)
+    sink.status("ready", final=True)
+    assert out.getvalue() == "\r\x1b[K1 of 4\r\x1b[Kready\n"
+
+
+def test_the_console_writes_to_the_streams_of_the_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink = ConsoleSink()
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    sink.show([line(0), line(1, stream="stderr")])
+    assert (out.getvalue(), err.getvalue()) == ("[0] text\n", "[1] text\n")
+
+
+def test_outside_a_kernel_output_goes_to_the_console() -> None:
+    assert isinstance(current_sink(), ConsoleSink)
+
+
+# ---- silence
+
+
+def test_the_silent_sink_shows_errors_and_remarks_only(console: Console) -> None:
+    console_sink, out, err = console
+    sink: Sink = SilentSink(console_sink)
+    sink.show(
+        [line(0), Block((0,), Gap(1, 1)), rich(0, plain="x"), Live((((0,), "x"),), True), Block((1,), TRACE)]
+    )
+    sink.note("remark")
+    sink.status("ready", True)
+    assert out.getvalue() == "ready\n"
+    assert err.getvalue().startswith("[1] Traceback")
+    assert err.getvalue().endswith("remark\n")
+
+
+# ---- a notebook's cell: text
+
+
+def test_lines_of_one_stream_are_one_message() -> None:
+    front = Recorder()
+    CellSink(front).show([line(0), line(1), line(2, stream="stderr"), line(3)])
+    assert front.messages == [
+        ("stream", {"name": "stdout", "text": "[0] text\n[1] text\n"}),
+        ("stream", {"name": "stderr", "text": "[2] text\n"}),
+        ("stream", {"name": "stdout", "text": "[3] text\n"}),
+    ]
+
+
+def test_a_plain_result_is_text_among_lines() -> None:
+    front = Recorder()
+    CellSink(front).show([line(0), rich(0, 1, kind="result", plain="42"), line(1)])
+    assert front.messages == [("stream", {"name": "stdout", "text": "[0] text\n[0-1] 42\n[1] text\n"})]
+
+
+def test_nothing_to_show_sends_nothing() -> None:
+    front = Recorder()
+    CellSink(front).show([])
+    assert front.messages == []
+
+
+def test_a_remark_goes_to_stderr() -> None:
+    front = Recorder()
+    CellSink(front).note("remark")
+    assert front.messages == [("stream", {"name": "stderr", "text": "remark\n"})]
+
+
+def test_a_traceback_is_an_error_that_names_its_ranks() -> None:
+    front = Recorder()
+    CellSink(front).show([line(0), Block((0, 1, 3), TRACE)])
+    kind, content = front.messages[1]
+    assert kind == "error"
+    assert content["ename"] == "[0-1,3] ValueError"
+    assert content["evalue"] == "no"
+    assert content["traceback"] == [
+        "[0-1,3]",
+        "Traceback (most recent call last)",
+        "  line 1",
+        "ValueError: no",
+    ]
+
+
+def test_order_is_kept_between_text_and_displays() -> None:
+    front = Recorder()
+    CellSink(front).show([line(0), rich(0, html="<b>"), line(1), Block((1,), TRACE), line(2)])
+    assert front.kinds == ["stream", "display_data", "stream", "error", "stream"]
+
+
+# ---- a notebook's cell: displays
+
+
+def test_html_has_its_ranks_above_it() -> None:
+    front = Recorder()
+    CellSink(front).show([rich(0, 1, html="<b>bold</b>", plain="bold")])
+    [data] = front.area
+    assert data["text/html"].endswith("</div><b>bold</b>")
+    assert "[0-1]" in data["text/html"]
+    assert data["text/plain"] == "[0-1] bold"
+
+
+def test_a_picture_has_its_ranks_above_it() -> None:
+    front = Recorder()
+    CellSink(front).show([rich(2, png="iVBORw0=\n", plain="<Figure>")])
+    [data] = front.area
+    assert '[2]</div><img src="data:image/png;base64,iVBORw0="/>' in data["text/html"]
+    assert "image/png" not in data
+    assert data["text/plain"] == "[2] <Figure>"
+
+
+def test_a_drawing_has_its_ranks_above_it() -> None:
+    front = Recorder()
+    CellSink(front).show([rich(2, svg="<svg/>")])
+    [data] = front.area
+    assert data["text/html"].endswith("[2]</div><svg/>")
+    assert "image/svg+xml" not in data
+
+
+@pytest.mark.parametrize("key", ["latex", "markdown"])
+def test_markdown_and_formulas_have_their_ranks_above_them(key: str) -> None:
+    front = Recorder()
+    CellSink(front).show([rich(0, 1, **{key: "$x^2$"})])
+    [data] = front.area
+    assert data == {"text/markdown": "`[0-1]`\n\n$x^2$"}
+
+
+def test_what_has_no_room_for_a_label_is_shown_as_it_is() -> None:
+    front = Recorder()
+    CellSink(front).show([rich(0, json={"a": 1}, metadata={"application/json": {"expanded": True}})])
+    [(_, content)] = front.messages
+    assert content["data"] == {"application/json": {"a": 1}}
+    assert content["metadata"] == {"application/json": {"expanded": True}}
+
+
+def test_an_update_changes_the_display_that_it_names() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([rich(0, ids=("a",), plain="first"), rich(0, ids=("b",), plain="other"), line(0)])
+    sink.show([rich(0, kind="update", ids=("a",), plain="second")])
+    assert front.area == [{"text/plain": "[0] second"}, {"text/plain": "[0] other"}, "[0] text\n"]
+
+
+def test_ranks_may_use_the_same_id_for_displays_of_their_own() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([rich(0, ids=("bar",), plain="zero"), rich(1, ids=("bar",), plain="one")])
+    sink.show([rich(1, kind="update", ids=("bar",), plain="one, later")])
+    assert front.area == [{"text/plain": "[0] zero"}, {"text/plain": "[1] one, later"}]
+
+
+def test_a_shared_display_is_updated_once_for_all() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([rich(0, 1, ids=("x", "y"), plain="10%")])
+    sink.show([rich(0, 1, kind="update", ids=("x", "y"), plain="20%")])
+    assert front.kinds == ["display_data", "update_display_data"]
+    assert front.area == [{"text/plain": "[0-1] 20%"}]
+
+
+def test_a_shared_display_follows_its_lowest_rank() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([rich(0, 1, ids=("x", "y"), plain="10%")])
+    sink.show([rich(1, kind="update", ids=("y",), plain="from rank 1")])
+    sink.show([rich(0, kind="update", ids=("x",), plain="from rank 0")])
+    assert front.area == [{"text/plain": "[0] from rank 0"}]
+
+
+def test_an_update_of_displays_shown_apart_reaches_each_under_its_own_rank() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([rich(0, ids=("x",), plain="zero"), rich(1, ids=("y",), plain="one")])
+    sink.show([rich(0, 1, kind="update", ids=("x", "y"), plain="done")])
+    assert front.area == [{"text/plain": "[0] done"}, {"text/plain": "[1] done"}]
+
+
+def test_an_update_of_an_unknown_display_shows_nothing() -> None:
+    front = Recorder()
+    CellSink(front).show([rich(0, kind="update", ids=("nobody",), plain="x")])
+    assert front.messages == []
+
+
+def test_our_display_ids_are_not_the_ranks_own() -> None:
+    # Two cells, or two meshes, may show displays of the same id in one notebook.
+    front = Recorder()
+    for _ in range(2):
+        CellSink(front).show([rich(0, ids=("same",), plain="x")])
+    ids = [content["transient"]["display_id"] for _, content in front.messages]
+    assert len({"same", *ids}) == 3
+
+
+def test_clearing_empties_the_area() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([line(0), clear(0, 1, wait=True), line(0, text="new")])
+    assert front.messages[1] == ("clear_output", {"wait": True})
+    assert front.area == ["[0] new\n"]
+
+
+# ---- a notebook's cell: what changes in place
+
+
+def test_unfinished_lines_are_redrawn_in_one_place() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([Live((((0, 1), "10%"),), closed=False)])
+    sink.show([line(2)])
+    sink.show([Live((((0,), "20%"), ((1,), "30%")), closed=False)])
+    assert front.kinds == ["display_data", "stream", "update_display_data"]
+    assert front.area == [{"text/plain": "[0] 20%\n[1] 30%"}, "[2] text\n"]
+
+
+def test_closed_lines_stay_and_the_next_ones_are_drawn_anew() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([Live((((0,), "100%"),), closed=True), Live((((0,), "1%"),), closed=False)])
+    sink.show([Live((((0,), "2%"),), closed=False)])
+    assert front.area == [{"text/plain": "[0] 100%"}, {"text/plain": "[0] 2%"}]
+
+
+def test_the_status_is_one_line_that_changes() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    for done in range(3):
+        sink.status(f"{done} of 3", final=False)
+    sink.status("ready", final=True)
+    sink.status("another", final=True)
+    assert front.area == [{"text/plain": "ready"}, {"text/plain": "another"}]
