@@ -71,18 +71,17 @@ class Groups:
         self.rank, self.world_size, self.placement = rank, world_size, placement
         self._port = store_port
         self._incarnation = incarnation
-        self._num_inits = 0
+        self._num_stores = 0
         self._sockets: dict[int, int] = {}  # descriptor -> inode
 
     def initialize(self) -> None:
         """Make the default process group. Every rank must call it; blocks until all have."""
-        store = TCPStore(os.environ["MASTER_ADDR"], self._port, None, is_master=False, timeout=_STORE_TIMEOUT)
         self._watch("_new_process_group_helper")
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
         dist.init_process_group(
             self.placement.backend,
-            store=PrefixStore(f"cellmesh/{self._incarnation}", store),
+            store=self._new_store(),
             rank=self.rank,
             world_size=self.world_size,
             timeout=_TIMEOUT,
@@ -139,12 +138,8 @@ class Groups:
 
         def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
             if not dist.is_initialized():
-                # env:// takes its keys' prefix from here; keys of an earlier group must not be met again.
-                self._num_inits += 1
-                os.environ["TORCHELASTIC_RESTART_COUNT"] = f"{self._incarnation}.{self._num_inits}"
-                if backend is None and "backend" not in kwargs:
-                    backend = self.placement.backend
-                return init(backend, *args, **kwargs)
+                self._initialize_again(init, backend, *args, **kwargs)
+                return
             wanted = kwargs.get("backend", backend)
             if wanted is not None and str(wanted) not in (
                 self.placement.backend,
@@ -154,11 +149,33 @@ class Groups:
                     f"the mesh's process group is {self.placement.backend!r}, not {wanted!r}: call "
                     f"dist.destroy_process_group() first, or %dist_stop and start with --backend {wanted}"
                 )
-            return None
 
         init_process_group.__doc__ = init.__doc__
         dist.init_process_group = init_process_group
         c10d.init_process_group = init_process_group
+
+    def _initialize_again(
+        self, init: Callable[..., None], backend: str | None, *args: Any, **kwargs: Any
+    ) -> None:
+        """What a script asks for after its `destroy_process_group`; ``env://`` means the mesh's store."""
+        method = args[0] if args else kwargs.get("init_method")
+        if kwargs.get("store") is None and method in (None, "env://"):
+            args = ()
+            kwargs.update(
+                init_method=None, store=self._new_store(), rank=self.rank, world_size=self.world_size
+            )
+            kwargs.setdefault("timeout", _TIMEOUT)
+        if backend is None and kwargs.get("backend") is None:
+            kwargs["backend"] = self.placement.backend
+        elif backend is not None:
+            kwargs["backend"] = backend
+        init(*args, **kwargs)
+
+    def _new_store(self) -> PrefixStore:
+        """The mesh's store, under a prefix that no earlier group has used: stale addresses are not met."""
+        self._num_stores += 1
+        store = TCPStore(os.environ["MASTER_ADDR"], self._port, None, is_master=False, timeout=_STORE_TIMEOUT)
+        return PrefixStore(f"cellmesh/{self._incarnation}.{self._num_stores}", store)
 
 
 def _open_sockets() -> dict[int, int]:
