@@ -60,7 +60,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Hand a run what some of its ranks said (or, with `Died`, what became of one)."""
+    """Hand a run what some of its ranks said (or, with `Died`, what became of them)."""
 
     run: int
     ranks: tuple[int, ...]
@@ -146,8 +146,8 @@ class Core:
         """
         if self.state != "ready":
             reason = f"is not there: the mesh is {self.state}"
-            gone = [Deliver(run, (rank,), Parcel(Died(rank, reason, ""))) for rank in ranks]
-            return [*gone, Finish(run)]
+            gone = Deliver(run, tuple(ranks), Parcel(Died(min(ranks), reason, "")))
+            return [gone, Finish(run)]
         effects: list[Effect] = []
         living = tuple(rank for rank in ranks if rank not in self.dead)
         self._pending[run] = _Pending(set(ranks))
@@ -269,6 +269,9 @@ class Core:
         pending = self._pending.get(run)
         if pending is None:
             return []
+        ranks = tuple(rank for rank in ranks if rank in pending.ranks)
+        if not ranks:
+            return []
         pending.ranks.difference_update(ranks)
         effects: list[Effect] = [Deliver(run, ranks, parcel)]
         if not pending.ranks:
@@ -281,8 +284,8 @@ class Core:
     def _abandon_all(self, reason: str) -> list[Effect]:
         effects: list[Effect] = []
         for run, pending in list(self._pending.items()):
-            for rank in sorted(pending.ranks):
-                effects += self._settle(run, (rank,), Parcel(Died(rank, reason, "")), 0.0)
+            ranks = tuple(sorted(pending.ranks))
+            effects += self._settle(run, ranks, Parcel(Died(ranks[0], reason, "")), 0.0)
         return effects
 
     def _ask(self, ranks: Iterable[int], now: float, about_run: int) -> tuple[int, list[Effect]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import RankDied
 from ..wire.messages import Died, Failed
+from ..wire.ranks import describe_ranks
 from .fold import Folder, Ranks
 from .sinks import Sink
 
@@ -40,7 +41,8 @@ class Printer:
         else:
             self._folder.leave(ranks, now)
         if type(verb) is Died:
-            self.note(str(RankDied(verb.rank, verb.reason, verb.last_output)), now)
+            one = str(RankDied(ranks[0], verb.reason, verb.last_output))
+            self.note(one if len(ranks) == 1 else f"{describe_ranks(ranks)} {verb.reason}", now)
 
     def note(self, text: str, now: float | None = None) -> None:
         """Show a remark, after the output that is due."""

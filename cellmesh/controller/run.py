@@ -127,7 +127,7 @@ class Run(Generic[T]):
         failed = {rank: outcome for rank, outcome in self._outcomes.items() if type(outcome.verb) is not Done}
         if not failed:
             return
-        exceptions = {rank: _exception(outcome) for rank, outcome in sorted(failed.items())}
+        exceptions = {rank: _exception(rank, outcome) for rank, outcome in sorted(failed.items())}
         stopped = [r for r, exc in exceptions.items() if isinstance(exc, KeyboardInterrupt)]
         summary = self._summarize(exceptions)
         if self._interrupted and stopped:
@@ -212,7 +212,7 @@ class Run(Generic[T]):
     def _next_value(self, rank: int) -> tuple[int, Any]:
         outcome = self._outcomes[rank]
         if type(outcome.verb) is not Done:
-            exceptions = {rank: _exception(outcome)}
+            exceptions = {rank: _exception(rank, outcome)}
             raise RankFailure(self._summarize(exceptions), exceptions)
         return rank, self._value(rank)
 
@@ -264,10 +264,10 @@ def describe_state(state: RankState) -> str:
     return f"running{where}{line}"
 
 
-def _exception(outcome: Parcel[Any]) -> BaseException:
+def _exception(rank: int, outcome: Parcel[Any]) -> BaseException:
     verb = outcome.verb
     if type(verb) is Died:
-        return RankDied(verb.rank, verb.reason, verb.last_output)
+        return RankDied(rank, verb.reason, verb.last_output)
     if verb.payload is None:
         return RemoteError(verb.type_name, verb.text, verb.why_no_payload)
     try:

@@ -96,7 +96,9 @@ class Agent:
         self._controllers = transport.bind_router(context, ticket.agent_endpoint)
         self._events.add(int(self._controllers.getsockopt(zmq.FD)), Order.SOCKET, lambda event: None)
         self._events.watch_process(ticket.controller_pid, lambda: self._stop("the notebook's process ended"))
-        self._events.watch_signals((signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped by a signal"))
+        self._events.watch_signals(
+            (signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped from outside")
+        )
         self._events.watch_signals((signal.SIGCHLD,), self._reap_orphans)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
