@@ -476,7 +476,19 @@ def test_questions_to_an_ended_mesh_are_answered_with_nothing() -> None:
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["submit", "submit", "done", "done", "done", "failed", "died", "interrupt", "tick", "restart", "ready"]
+            [
+                "submit",
+                "submit",
+                "done",
+                "done",
+                "done",
+                "failed",
+                "died",
+                "interrupt",
+                "tick",
+                "restart",
+                "ready",
+            ]
         ),
         st.integers(0, 3),
         st.integers(0, 2),

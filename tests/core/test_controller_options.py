@@ -128,7 +128,7 @@ def test_an_unknown_backend_near_none_names_them_all() -> None:
 
 @pytest.mark.parametrize("preload", ["my module", "a-b", "a..b", ".a", ["ok", "not ok"], "3d"], ids=repr)
 def test_what_is_no_modules_name_is_refused(preload: Any) -> None:
-    with pytest.raises(MeshUsageError, match="--preload .* is no module's name"):
+    with pytest.raises(MeshUsageError, match=r"--preload .* is no module's name"):
         make_options(2, preload=preload)
 
 

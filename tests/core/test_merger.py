@@ -155,7 +155,9 @@ def test_forgetting_before_anything_was_said_hurries_nothing_unknown() -> None:
     assert merger.take(0.0) == []
 
 
-@pytest.mark.parametrize("verb", [out("x"), Skipped(1, 2, 3), RankState(1, -1, 0, 0, "", "", "cpu", 0), Done(99)])
+@pytest.mark.parametrize(
+    "verb", [out("x"), Skipped(1, 2, 3), RankState(1, -1, 0, 0, "", "", "cpu", 0), Done(99)]
+)
 def test_what_nobody_counts_waits_its_moment(verb: Any) -> None:
     merger = Merger()
     merger.expect(1, 1)
@@ -167,7 +169,16 @@ def test_what_nobody_counts_waits_its_moment(verb: Any) -> None:
 # ---- always
 
 VERBS = st.sampled_from(
-    [out("a\n"), out("b\n"), out("a\n", 2), Skipped(1, 1, 1), Done(1), Done(2), failed(), Done(1, Pickled(b"v"))]
+    [
+        out("a\n"),
+        out("b\n"),
+        out("a\n", 2),
+        Skipped(1, 1, 1),
+        Done(1),
+        Done(2),
+        failed(),
+        Done(1, Pickled(b"v")),
+    ]
 )
 SAID = st.lists(
     st.tuples(st.integers(0, 3), VERBS, st.booleans(), st.sampled_from([0.0, HOLD_S / 2, HOLD_S * 2])),

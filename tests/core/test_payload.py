@@ -155,7 +155,11 @@ def test_a_recursive_function_travels(notebook: types.ModuleType) -> None:
 
 
 def test_a_class_of_the_notebook_travels_with_its_instances(notebook: types.ModuleType) -> None:
-    source = "class Point:\n    def __init__(self, x):\n        self.x = x\n    def double(self):\n        return 2 * self.x"
+    source = (
+        "class Point:\n"
+        "    def __init__(self, x):\n        self.x = x\n"
+        "    def double(self):\n        return 2 * self.x\n"
+    )
     point_class = define(notebook, source, "Point")
     arrived_class, arrived = travel((point_class, point_class(21)))
     assert type(arrived) is arrived_class

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_runs_are_written_as_spans(ranks: set[int]) -> None:
     parts = format_ranks(ranks).split(",")
     ends = [tuple(map(int, part.split("-"))) for part in parts]
     # Neighbouring spans leave a gap between them, or they would be one.
-    assert all(a[-1] + 1 < b[0] for a, b in zip(ends, ends[1:], strict=False))
+    assert all(a[-1] + 1 < b[0] for a, b in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,9 @@ def test_parse_examples(text: str, ranks: tuple[int, ...]) -> None:
     assert parse_ranks(text, 8) == ranks
 
 
-@pytest.mark.parametrize("text", ["", " ", ",", "0,", "x", "-1", "0--2", "1-", "-", "0x1", "1.0", "none", "0 1"])
+@pytest.mark.parametrize(
+    "text", ["", " ", ",", "0,", "x", "-1", "0--2", "1-", "-", "0x1", "1.0", "none", "0 1"]
+)
 def test_what_is_no_set_of_ranks_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(MeshUsageError, match=r"write it like 0,2-3 \(ranks are 0-7\)"):
         parse_ranks(text, 8)

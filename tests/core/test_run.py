@@ -140,7 +140,7 @@ def test_ranks_that_answer_alike_have_values_of_their_own() -> None:
 def test_a_value_that_cannot_be_loaded_is_told_with_its_rank() -> None:
     case = Case(1)
     case.settle((0,), Done(1, Pickled(b"cno_such_module\nThing\n.")))
-    with pytest.raises(MeshUsageError, match="the value of rank 0 cannot be loaded .*ModuleNotFoundError"):
+    with pytest.raises(MeshUsageError, match=r"the value of rank 0 cannot be loaded .*ModuleNotFoundError"):
         case.run.result(0)
 
 
@@ -556,8 +556,7 @@ def test_stop_while_iterating_interrupts_the_ranks() -> None:
 
     seen: list[Any] = []
     with beside(press), pytest.raises(KeyboardInterrupt):
-        for pair in case.run:
-            seen.append(pair)
+        seen.extend(case.run)
     assert seen == [(0, "first")]
     assert case.interrupted.is_set()
 

@@ -1,10 +1,10 @@
-"""Cells are checked before they travel."""
+"""Cells are read before they travel."""
 
 from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.source import CellSyntaxError, check_source
+from cellmesh.controller.source import Cell, CellSyntaxError, read_cell
 
 GOOD = {
     "empty": "",
@@ -21,28 +21,72 @@ GOOD = {
     "help": "x?",
     "future": "from __future__ import annotations",
     "unicode": "größe = 'ü'",
-    "unknown escape": r"'\d'",
-    "literal is": "x is 1",
+    "comment": "# nothing",
 }
 
 
-@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.is. with :SyntaxWarning")
 @pytest.mark.parametrize("source", GOOD.values(), ids=GOOD)
 def test_what_a_notebook_takes_is_taken(source: str) -> None:
-    assert check_source(source) is None
+    cell = read_cell(source)
+    assert cell.source == source
+    assert compile(cell.transformed, "cell", "exec", 0x2000)  # top-level await allowed
+
+
+@pytest.mark.parametrize("source", [r"'\d'", "y = x is 1", "assert (1, 'x')"])
+def test_what_is_only_doubtful_is_taken(source: str) -> None:
+    with pytest.warns((DeprecationWarning, SyntaxWarning)):
+        assert read_cell(source).transformed
+
+
+@pytest.mark.parametrize(
+    ("source", "transformed"),
+    [
+        ("%pwd", "get_ipython().run_line_magic('pwd', '')\n"),
+        ("!ls", "get_ipython().system('ls')\n"),
+        ("    x = 1\n    y = 2", "x = 1\ny = 2\n"),
+        ("%%bash\nls", "get_ipython().run_cell_magic('bash', '', 'ls\\n')\n"),
+    ],
+)
+def test_magics_become_calls(source: str, transformed: str) -> None:
+    assert read_cell(source).transformed == transformed
+
+
+@pytest.mark.parametrize(
+    ("source", "is_async"),
+    [
+        ("await x", True),
+        ("async for x in y: pass", True),
+        ("async def f(): await x", False),
+        ("x = 1", False),
+    ],
+)
+def test_awaiting_at_top_level_is_noticed(source: str, is_async: bool) -> None:
+    assert read_cell(source).is_async is is_async
+
+
+@pytest.mark.parametrize("source", ["pwd", "cd /tmp", "ls -l", "# where?\npwd", "hello world", "x", "x + 1"])
+def test_what_may_be_a_magic_without_its_percent_is_left_to_the_ranks(source: str) -> None:
+    assert read_cell(source) == Cell(source, "", False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["x = 1", "x.y", "x()", "x[0]", "pass", "del x", "import os", "1 + x", "pwd\nls", "await x", "x: int"],
+)
+def test_what_cannot_be_a_magic_is_read_here(source: str) -> None:
+    assert read_cell(source).transformed
 
 
 DOES_NOT_PARSE = {
     "open bracket": "f(",
     "no block": "if x:",
     "bad indent": "x = 1\n  y = 2",
-    "two words": "hello world",
     "open text": "'abc",
     "keyword": "class = 3",
-    "a NUL": "x\0y",
+    "a NUL": "x = '\0'",
     "nested too deeply": "(" * 500 + ")" * 500,
-    "a lone surrogate": "'\ud800'",
+    "a lone surrogate": "x = '\ud800'",
+    "a number of many digits": "x = " + "9" * 10_000,
 }
 # The parser takes these, the compiler does not.
 DOES_NOT_COMPILE = {
@@ -63,13 +107,13 @@ BAD = {**DOES_NOT_PARSE, **DOES_NOT_COMPILE}
 @pytest.mark.parametrize("source", BAD.values(), ids=BAD)
 def test_a_syntax_error_is_found_before_anything_runs(source: str) -> None:
     with pytest.raises(SyntaxError) as caught:
-        check_source(source)
+        read_cell(source)
     assert type(caught.value) is CellSyntaxError
 
 
 def test_the_error_names_cell_line_and_text() -> None:
     with pytest.raises(CellSyntaxError) as caught:
-        check_source("x = 1\ny = = 2\n", execution_count=7)
+        read_cell("x = 1\ny = = 2\n", execution_count=7)
     assert caught.value.filename == "In[7]"
     assert caught.value.lineno == 2
     assert caught.value.text == "y = = 2\n"
@@ -77,5 +121,11 @@ def test_the_error_names_cell_line_and_text() -> None:
 
 def test_a_cell_without_a_number_is_just_a_cell() -> None:
     with pytest.raises(CellSyntaxError) as caught:
-        check_source("f(")
+        read_cell("f(")
     assert caught.value.filename == "cell"
+
+
+def test_this_packages_future_imports_do_not_apply_to_cells() -> None:
+    namespace: dict[str, object] = {}
+    exec(compile(read_cell("def f(x: int): pass").transformed, "cell", "exec", dont_inherit=True), namespace)
+    assert namespace["f"].__annotations__ == {"x": int}  # type: ignore[attr-defined]

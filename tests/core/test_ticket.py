@@ -75,7 +75,9 @@ def test_meshes_lie_beside_each_other(root: Path) -> None:
 
 def test_a_name_in_use_is_refused(root: Path) -> None:
     make_directory(root, "one")
-    with pytest.raises(HostError, match=r"one is in the way: is a mesh of this name running\? \(`cellmesh ps`\)"):
+    with pytest.raises(
+        HostError, match=r"one is in the way: is a mesh of this name running\? \(`cellmesh ps`\)"
+    ):
         make_directory(root, "one")
 
 

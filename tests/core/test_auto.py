@@ -1,0 +1,83 @@
+"""Auto mode: which cells go to the ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.magics.auto import AUTO_MAGIC, magics_inside, make_transformer, stays_here
+
+
+def lines_of(source: str) -> list[str]:
+    return source.splitlines(keepends=True)
+
+
+GOES = {
+    "code": "x = 1\nprint(x)\n",
+    "code after a blank line": "\n\nx = 1\n",
+    "a magic of the ranks": "%timeit x\n",
+    "a cell magic of the ranks": "%%time\nx = 1\n",
+    "shell": "!nvidia-smi\n",
+    "a comment": "# a comment\nx = 1\n",
+    "a comment that asks": "# does this work?\nx = 1\n",
+    "a text that asks": "print('ready?')\n",
+    "a name like ours": "%distance\n",
+    "code before one of our magics": "x = 1\n%dist_push x\n",
+}
+STAYS = {
+    "nothing": "",
+    "blank lines": "\n  \n",
+    "ours": "%dist_status\n",
+    "ours with more": "%dist_push x\ny = 1\n",
+    "ours, indented": "  %dist_stop\n",
+    "to the ranks by hand": "%%dist --ranks 0\nx = 1\n",
+    "here by hand": "%%local\nx = 1\n",
+    "sent already": f"%%{AUTO_MAGIC}\nx = 1\n",
+    "extensions": "%load_ext cellmesh\n",
+    "extensions again": "%reload_ext autoreload\n",
+    "extensions no more": "%unload_ext cellmesh\n",
+    "help": "x?\n",
+    "help before": "?x\n",
+    "more help": "x??\n",
+    "help for a magic": "%timeit?\n",
+}
+
+
+@pytest.mark.parametrize("source", GOES.values(), ids=GOES)
+def test_goes_to_the_ranks(source: str) -> None:
+    transform = make_transformer(lambda: True)
+    assert transform(lines_of(source)) == [f"%%{AUTO_MAGIC}\n", *lines_of(source)]
+
+
+@pytest.mark.parametrize("source", STAYS.values(), ids=STAYS)
+def test_stays_in_the_notebook(source: str) -> None:
+    transform = make_transformer(lambda: True)
+    assert transform(lines_of(source)) == lines_of(source)
+
+
+@pytest.mark.parametrize("source", GOES.values(), ids=GOES)
+def test_while_auto_mode_is_off_everything_stays(source: str) -> None:
+    assert make_transformer(lambda: False)(lines_of(source)) == lines_of(source)
+
+
+def test_the_switch_is_asked_each_time() -> None:
+    is_on = False
+    transform = make_transformer(lambda: is_on)
+    assert transform(["x"]) == ["x"]
+    is_on = True
+    assert transform(["x"]) == [f"%%{AUTO_MAGIC}\n", "x"]
+
+
+@given(st.text(max_size=40))
+def test_sending_twice_is_sending_once(source: str) -> None:
+    transform = make_transformer(lambda: True)
+    once = transform(lines_of(source))
+    assert transform(once) == once
+    assert stays_here(once)
+
+
+def test_our_magics_among_code_are_found() -> None:
+    source = "x = 1\n%dist_push x\n  %dist_status now\n# %dist_stop\ny = '%dist_heal'\n%time y\n"
+    assert magics_inside(source) == ["%dist_push", "%dist_status"]
+    assert magics_inside("") == []

@@ -1,0 +1,107 @@
+"""Imports point one way, and what a notebook imports does not import torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cellmesh
+
+PACKAGE = Path(cellmesh.__file__).parent
+# Which parts of the package a part may import, besides itself. The files at the top are their own parts.
+ALLOWED = {
+    "errors": set(),
+    "wire": {"errors"},
+    "workers": {"wire", "errors"},
+    "controller": {"wire", "errors"},
+    "magics": {"controller", "wire", "errors"},
+    "cli": {"magics", "controller", "workers", "wire", "errors", "__init__"},
+    "__init__": {"controller", "magics", "errors"},
+    "__main__": {"cli"},
+}
+# What a notebook, a terminal and an agent begin with: none of them needs torch.
+ENTRIES = [
+    "cellmesh",
+    "cellmesh.controller.mesh",
+    "cellmesh.controller.starting",
+    "cellmesh.magics.extension",
+    "cellmesh.cli.main",
+    "cellmesh.workers.agent",
+]
+
+
+def imported_by(path: Path) -> Iterator[str]:
+    """Full names of what a module of ours imports, wherever in it."""
+    package = ("cellmesh", *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            parts = [*base, *((node.module or "").split(".") if node.module else [])]
+            yield from (".".join([*parts, alias.name]) for alias in node.names)
+
+
+def part_of(name: str) -> str:
+    """The part that a full name of ours belongs to."""
+    _, _, rest = name.partition(".")
+    part = rest.partition(".")[0]
+    return part if part in ALLOWED else "__init__"
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    relative = path.relative_to(PACKAGE)
+    part = relative.parts[0] if len(relative.parts) > 1 else relative.stem
+    assert part in ALLOWED, f"{part} is new: say here what it may import"
+    ours = {part_of(name) for name in imported_by(path) if name.partition(".")[0] == "cellmesh"}
+    assert ours - {part} <= ALLOWED[part]
+
+
+def test_the_parts_are_those_of_the_package() -> None:
+    found = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES}
+    assert found == set(ALLOWED)
+
+
+def test_relative_imports_are_seen() -> None:
+    module = PACKAGE / "controller" / "launch" / "local.py"
+    assert any(name.startswith("cellmesh.wire.") for name in imported_by(module))
+    assert {part_of("cellmesh.workers.agent.main"), part_of("cellmesh.start"), part_of("cellmesh")} == {
+        "workers",
+        "__init__",
+    }
+
+
+@pytest.mark.parametrize("module", ENTRIES)
+def test_torch_is_not_imported(module: str) -> None:
+    script = (
+        f"import sys, {module}; "
+        "print(*sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'zmq'}))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    found = result.stdout.split()
+    assert "torch" not in found
+    if module == "cellmesh":
+        assert found == []
+
+
+def test_public_names_are_those_of_their_homes() -> None:
+    from cellmesh.controller.mesh import Mesh
+    from cellmesh.controller.results import Results
+    from cellmesh.controller.run import Run
+
+    assert (cellmesh.Mesh, cellmesh.Results, cellmesh.Run) == (Mesh, Results, Run)
+    assert callable(cellmesh.start)
+    assert set(cellmesh.__all__) <= set(dir(cellmesh))
+    with pytest.raises(AttributeError, match="no attribute 'strat'"):
+        cellmesh.strat  # noqa: B018

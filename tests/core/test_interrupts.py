@@ -1,0 +1,341 @@
+"""Interrupting one run, with the real handler in this process's main thread."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cellmesh.workers.interrupts import Interrupts
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    interrupts = Interrupts()
+    interrupts.install()
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        sys.unraisablehook = before[1]
+
+
+def from_beside(function: Callable[[], Any]) -> Any:
+    """Call a function in another thread, as the control thread does, and give what it returned."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    try:
+        thread.join(WAIT_S)
+    finally:
+        assert not thread.is_alive()
+    return results[0]
+
+
+def do_something() -> None:
+    """Enough Python for a pending signal to be handled."""
+    for number in range(1000):
+        str(number)
+
+
+def wait_to_be_interrupted() -> None:
+    threading.Event().wait(WAIT_S / 5)
+    raise AssertionError("nothing interrupted this")
+
+
+def be_interrupted(interrupts: Interrupts, run: int) -> None:
+    """Have a run interrupted from beside, and wait for it."""
+    from_beside(lambda: interrupts.request(run))
+    wait_to_be_interrupted()
+
+
+# ---- a run that runs
+
+
+def test_the_run_that_runs_is_interrupted(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    interrupts.end()
+    assert interrupts.running == -1
+
+
+def test_python_code_is_interrupted(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(interrupts.request(5)))
+
+    def work() -> None:
+        thread.start()
+        while True:
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    thread.join(WAIT_S)
+    assert answers == [True]
+
+
+def test_a_run_that_swallows_an_interrupt_can_be_interrupted_again(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            be_interrupted(interrupts, 5)
+    do_something()
+    interrupts.end()
+
+
+def test_one_request_interrupts_once(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+    interrupts.end()
+
+
+# ---- other runs, and none
+
+
+def test_a_run_that_waits_is_cancelled(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    assert from_beside(lambda: interrupts.request(6)) is False
+    do_something()
+    interrupts.end()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.begin(6)
+    assert interrupts.running == -1
+    interrupts.begin(7)
+    do_something()
+    interrupts.end()
+
+
+def test_a_cancelled_run_is_forgotten_once_it_was_refused(interrupts: Interrupts) -> None:
+    from_beside(lambda: interrupts.request(6))
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.begin(6)
+    interrupts.begin(6)
+    assert interrupts.running == 6
+
+
+def test_runs_that_never_come_are_forgotten(interrupts: Interrupts) -> None:
+    from_beside(lambda: [interrupts.request(run) for run in range(5000)])
+    interrupts.begin(0)
+    interrupts.end()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.begin(4999)
+
+
+def test_a_signal_that_nobody_asked_for_interrupts_nothing(interrupts: Interrupts) -> None:
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+    interrupts.begin(5)
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+    interrupts.end()
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+
+
+def test_a_request_that_came_too_late_interrupts_nothing(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    interrupts.end()
+    assert from_beside(lambda: interrupts.request(5)) is False
+    do_something()
+    interrupts.begin(6)
+    do_something()
+    interrupts.end()
+
+
+# ---- shields
+
+
+def test_a_shield_holds_an_interrupt_until_its_end(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    steps = []
+
+    def work() -> None:
+        with interrupts:
+            assert from_beside(lambda: interrupts.request(5)) is True
+            do_something()
+            steps.append("whole")
+        steps.append("never reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["whole"]
+    do_something()
+    interrupts.end()
+
+
+def test_only_the_outermost_shield_lets_go(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    steps = []
+
+    def work() -> None:
+        with interrupts:
+            with interrupts:
+                from_beside(lambda: interrupts.request(5))
+                do_something()
+            do_something()
+            steps.append("still held")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["still held"]
+
+
+def test_a_shield_without_an_interrupt_does_nothing(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    with interrupts, interrupts:
+        do_something()
+    interrupts.end()
+    with interrupts:
+        do_something()
+
+
+def test_a_shield_of_another_thread_shields_nothing_here(interrupts: Interrupts) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        with interrupts:
+            entered.set()
+            leave.wait(WAIT_S)
+
+    thread = threading.Thread(target=stand)
+    thread.start()
+    assert entered.wait(WAIT_S)
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    leave.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_an_error_inside_a_shield_is_not_lost_on_the_way(interrupts: Interrupts) -> None:
+    def work() -> None:
+        with interrupts:
+            from_beside(lambda: interrupts.request(5))
+            raise ValueError("ours")
+
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        work()
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+# ---- where Python drops an interrupt
+
+
+def test_an_interrupt_that_struck_a_finalizer_strikes_again(interrupts: Interrupts) -> None:
+    class Slow:
+        def __del__(self) -> None:
+            from_beside(lambda: interrupts.request(5))
+            do_something()
+
+    def work() -> None:
+        slow = Slow()
+        del slow
+        wait_to_be_interrupted()
+
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    interrupts.end()
+
+
+def test_other_errors_of_finalizers_are_reported_as_ever(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_type))
+    interrupts.install()
+
+    class Fails:
+        def __del__(self) -> None:
+            raise ValueError("no")
+
+    fails = Fails()
+    del fails
+    assert reported == [ValueError]
+
+
+# ---- at every moment
+
+
+def strike_at(moment: int, function: Callable[..., Any], strike: Callable[[], None]) -> tuple[Any, list[int]]:
+    """A tracer that strikes at the nth thing that happens in a function, and what it has seen."""
+    seen: list[int] = []
+    code = function.__code__  # type: ignore[attr-defined]
+
+    def trace(frame: types.FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        seen.append(frame.f_lineno)
+        if len(seen) == moment + 1:
+            strike()
+        return trace
+
+    return trace, seen
+
+
+def call_traced(trace: Any, function: Callable[[], Any]) -> bool:
+    """Whether a KeyboardInterrupt came out of it, or right after it."""
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        try:
+            function()
+        finally:
+            sys.settrace(before)
+        do_something()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_a_run_is_interrupted_at_whatever_moment_of_its_beginning_the_request_comes(
+    interrupts: Interrupts,
+) -> None:
+    lost = []
+    for moment in range(100):
+        run = 1000 + moment
+
+        def strike(run: int = run) -> None:
+            from_beside(lambda: interrupts.request(run))
+
+        trace, seen = strike_at(moment, Interrupts.begin, strike)
+        if not call_traced(trace, lambda run=run: interrupts.begin(run)):
+            if len(seen) <= moment:
+                assert moment > 2
+                break
+            lost.append(seen[moment])
+        interrupts.end()
+    assert lost == [], f"requests at these lines of `begin` had no effect: {lost}"
+
+
+def test_a_run_has_ended_at_whatever_moment_of_its_end_the_request_comes(interrupts: Interrupts) -> None:
+    still_running = []
+    for moment in range(100):
+        run = 1000 + moment
+        interrupts.begin(run)
+        trace, seen = strike_at(
+            moment, Interrupts.end, lambda run=run: from_beside(lambda: interrupts.request(run))
+        )
+        call_traced(trace, interrupts.end)
+        if len(seen) <= moment:
+            assert moment > 2
+            break
+        if interrupts.running != -1:
+            still_running.append(seen[moment])
+        interrupts.running = -1
+    assert still_running == [], f"a request at these lines of `end` left the run running: {still_running}"
