@@ -178,6 +178,8 @@ class Core:
 
     def restart(self) -> list[Effect]:
         """Replace every rank; runs in flight end."""
+        if self.state in ("stopping", "ended"):
+            return []
         effects = self._abandon_all("was restarted")
         self.state = "restarting"
         return [*effects, Send(Parcel(Restart())), Change(self.state, None)]
@@ -194,6 +196,8 @@ class Core:
     def receive(self, parcel: Parcel[Any], now: float) -> list[Effect]:
         """The agent said something."""
         verb = parcel.verb
+        if self.state == "ended":
+            return []
         match verb:
             case Ranked():
                 return self._from_ranks(verb.ranks, Parcel(verb.verb, parcel.buffers), now)
@@ -210,7 +214,8 @@ class Core:
                 if self.state == "connecting":
                     self.state = "starting"
             case MeshReady():
-                self.state, self.ranks, self.dead = "ready", verb.ranks, {}
+                if self.state != "stopping":
+                    self.state, self.ranks, self.dead = "ready", verb.ranks, {}
             case StartFailed() | Refused():
                 return [*self._abandon_all("did not start"), Change("stopping", verb)]
             case Stopped():

@@ -75,6 +75,7 @@ class Live:
 
     lines: tuple[tuple[Ranks, str], ...]
     closed: bool
+    stream: StreamName = "stdout"
 
 
 @dataclass
@@ -112,6 +113,8 @@ class Folder:
                 for rank in ranks:
                     self._feed_text(rank, verb.stream, verb.text, now)
             case Skipped():
+                for rank in ranks:
+                    self._finish_partials(rank, now)
                 self._queue(ranks, Gap(verb.num_lines, verb.num_bytes), now)
             case Display():
                 for rank in ranks:
@@ -150,6 +153,8 @@ class Folder:
         """When `take` will have more, if nothing comes; None if nothing is held."""
         if self._ready or self._live_changed:
             return 0.0
+        if self._queues and self._running <= self._queues.keys():
+            return 0.0
         times = [_show_by(queue[0]) for queue in self._queues.values()]
         times += [since + HOLD_S for key, since in self._partial_since.items() if key not in self._open]
         return min(times, default=None)
@@ -174,6 +179,7 @@ class Folder:
             self._end_line(key, _after_returns(line), now)
         self._partial_since.pop(key, None) if lines else None
         if rest:
+            self._keep_finished(rank, now)
             self._partial[key] = _after_returns(rest, keep_return=True)
             self._partial_since.setdefault(key, now)
             if key in self._open:
@@ -207,7 +213,7 @@ class Folder:
             by_text.setdefault(text, []).append(rank)
         lines = tuple((tuple(ranks), text) for text, ranks in by_text.items())
         closed = everything or not self._open
-        self._ready.append(Live(lines, closed))
+        self._ready.append(Live(lines, closed, min(self._live)[1]) if self._live else Live((), closed))
         if closed:
             self._live.clear()
             self._open.clear()
@@ -216,8 +222,16 @@ class Folder:
 
     def _queue(self, ranks: Ranks, item: Item, now: float, display_id: str = "") -> None:
         for rank in ranks:
+            self._keep_finished(rank, now)
             queue = self._queues.setdefault(rank, collections.deque())
             queue.append(_Queued(item, now, display_id))
+
+    def _keep_finished(self, rank: int, now: float) -> None:
+        """A rank goes on after a line that was finished in the live block: that one is shown above."""
+        for key in [key for key in self._live if key[0] == rank and key not in self._open]:
+            queue = self._queues.setdefault(rank, collections.deque())
+            queue.append(_Queued(Line(key[1], self._live.pop(key)), now))
+            self._live_changed = True
 
     def _choose(self, now: float, everything: bool) -> Ranks:
         """The ranks whose equal heads are to be shown next; empty when it is better to wait."""

@@ -63,14 +63,27 @@ def parse_mesh(text: str) -> dict[str, int]:
     return dims
 
 
-def check_mesh(dims: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Check that dims make a mesh of so many ranks.
+_OR = {
+    "mesh": " like dp=2,tp=4 or a mapping of names to sizes",
+    "backend": " (auto, gloo or nccl)",
+    "preload": " or a list of modules",
+    "name": "",
+}
+
+
+def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]:
+    """Check that dims make a mesh of so many ranks (None: of any number).
 
     Raises:
         MeshUsageError: their product is another number.
     """
+    for name, size in dims.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise MeshUsageError(f"{name!r} is no mesh dim's name: name them like dp, tp")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise MeshUsageError(f"mesh dim {name!r} must have a whole number of ranks, not {size!r}")
     product = math.prod(dims.values())
-    if product != num_ranks:
+    if num_ranks is not None and product != num_ranks:
         spelled = " x ".join(f"{name}={size}" for name, size in dims.items())
         raise MeshUsageError(
             f"{spelled} makes {product} ranks, and the mesh has {num_ranks}: the dims' product must be "
@@ -99,9 +112,17 @@ def make_options(
     Raises:
         MeshUsageError: something in it cannot be.
     """
+    for option, value, kinds in (
+        ("mesh", mesh, (str, Mapping, type(None))),
+        ("backend", backend, (str,)),
+        ("preload", preload, (str, list, tuple, set, frozenset)),
+        ("name", name, (str,)),
+    ):
+        if not isinstance(value, kinds):
+            raise MeshUsageError(f"{option} must be text{_OR[option]}, not {value!r}")
     dims = parse_mesh(mesh) if isinstance(mesh, str) else dict(mesh or {})
     if num_ranks is None and dims:
-        num_ranks = math.prod(dims.values())
+        num_ranks = math.prod(check_mesh(dims, None).values())
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
         raise MeshUsageError(
             f"the number of ranks must be a whole number, not {num_ranks!r}: say how many, like 8"
@@ -113,7 +134,7 @@ def make_options(
         raise MeshUsageError(
             f"there is no backend {backend!r} (auto, gloo or nccl){did_you_mean(backend, BACKENDS)}"
         )
-    names = preload.split(",") if isinstance(preload, str) else list(preload)
+    names = preload.split(",") if isinstance(preload, str) else list(map(str, preload))
     modules = tuple(module.strip() for module in names if module.strip())
     for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
@@ -142,9 +163,12 @@ def read_project_options(start: Path) -> dict[str, Any]:
     else:
         return {}
     try:
-        table = tomllib.loads(path.read_text()).get("tool", {}).get("cellmesh", {})
+        tool = tomllib.loads(path.read_text()).get("tool", {})
+        table = tool.get("cellmesh", {}) if isinstance(tool, dict) else tool
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise MeshUsageError(f"{path}: {e}") from e
+    if not isinstance(table, dict):
+        raise MeshUsageError(f"{path}: tool.cellmesh must be a table of options, not {table!r}")
     known = [field.name for field in fields(Options)]
     for key in table:
         if key not in known:
@@ -197,5 +221,7 @@ def parse_coordinate(text: str) -> dict[str, int]:
         name, equals, index = part.strip().partition("=")
         if not (name.isidentifier() and equals and index.isdecimal()):
             raise MeshUsageError(f"{part!r} is no mesh coordinate: write it like tp=0 or dp=1,tp=0")
+        if name in coordinate:
+            raise MeshUsageError(f"{text!r} gives {name!r} twice: write each dim once, like dp=1,tp=0")
         coordinate[name] = int(index)
     return coordinate

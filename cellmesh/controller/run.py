@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import queue
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -53,10 +53,10 @@ class Run(Generic[T]):
         self._interrupt = interrupt
         self._outcomes: dict[int, Parcel[Any]] = {}
         self._values: dict[int, Any] = {}
-        self._arrivals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._arrived: list[int] = []  # ranks, as they ended it
         self._ended = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._interrupted = False
 
     # ---- for users
@@ -138,16 +138,25 @@ class Run(Generic[T]):
         raise RankFailure(summary, exceptions, tracebacks)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
-        """(rank, value) as ranks end it; raises `RankFailure` at the first that failed."""
-        for _ in self.ranks:
-            yield self._next_value(self._arrivals.get())
+        """(rank, value) as ranks end it; raises `RankFailure` at the first that failed.
+
+        Ctrl-C or the stop button, while this waits, interrupts the run, as with `result`.
+        """
+        for position in range(len(self.ranks)):
+            try:
+                rank = self._wait_for_arrival(position)
+            except KeyboardInterrupt:
+                self._stop_and_wait()
+                self.raise_failure()
+                rank = self._arrived[position]
+            yield self._next_value(rank)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait_async().__await__()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
-        for _ in self.ranks:
-            yield self._next_value(await asyncio.to_thread(self._arrivals.get))
+        for position in range(len(self.ranks)):
+            yield self._next_value(await asyncio.to_thread(self._wait_for_arrival, position))
 
     def __repr__(self) -> str:
         waiting = self.waiting_ranks()
@@ -158,9 +167,10 @@ class Run(Generic[T]):
 
     def settle(self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> None:
         """Some of its ranks have ended it, or died."""
-        for rank in ranks:
-            self._outcomes[rank] = parcel
-            self._arrivals.put(rank)
+        with self._lock:
+            self._outcomes.update(dict.fromkeys(ranks, parcel))
+            self._arrived += ranks
+            self._lock.notify_all()
         self.printer.settle(ranks, parcel.verb, now)
 
     def report_waiting(self, states: dict[int, RankState]) -> None:
@@ -181,11 +191,15 @@ class Run(Generic[T]):
         try:
             self.printer.show(now, everything=True)
         finally:
-            with self._lock:
-                self._ended.set()
-                callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback()
+            self._call_back()
+
+    def _call_back(self) -> None:
+        with self._lock:
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        with contextlib.ExitStack() as stack:  # each is called, whichever fails
+            for callback in reversed(callbacks):
+                stack.callback(callback)
 
     # ---- inside
 
@@ -203,11 +217,17 @@ class Run(Generic[T]):
         waiter: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(_resolve, waiter)
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
+                loop.call_soon_threadsafe(_resolve, waiter)
 
         self.on_end(wake)
         await waiter
         return self.result()
+
+    def _wait_for_arrival(self, position: int) -> int:
+        with self._lock:
+            self._lock.wait_for(lambda: len(self._arrived) > position)
+            return self._arrived[position]
 
     def _next_value(self, rank: int) -> tuple[int, Any]:
         outcome = self._outcomes[rank]
@@ -242,7 +262,9 @@ class Run(Generic[T]):
                 text += f" (line {line})" if line else ""
             groups.setdefault(text, []).append(rank)
         parts = [f"{describe_ranks(ranks)} {text}" for text, ranks in groups.items()]
-        rest = [rank for rank in self.ranks if rank not in exceptions]
+        rest = [
+            rank for rank in self.ranks if rank in self._outcomes and type(self._outcomes[rank].verb) is Done
+        ]
         if rest:
             parts.append(f"{describe_ranks(rest)} finished")
         return "; ".join(parts)

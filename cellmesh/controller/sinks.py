@@ -70,7 +70,7 @@ class ConsoleSink:
             if isinstance(block, Block):
                 pieces.append(as_text(block))
             elif block.closed:
-                pieces += [("stdout", f"{label(ranks)} {text}\n") for ranks, text in block.lines]
+                pieces += [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in block.lines]
         for stream, text in join_streams(pieces):
             self._write(stream, text)
 
@@ -198,10 +198,14 @@ class CellSink:
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
+        shown: dict[str, list[int]] = {}
         for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
             ours = self._display_ids.get((rank, theirs))
-            if ours is not None and self._owners[ours] == rank:
-                labelled = _labelled(content, block.ranks)
+            if ours is not None:
+                shown.setdefault(ours, []).append(rank)
+        for ours, ranks in shown.items():
+            if self._owners[ours] in ranks:
+                labelled = _labelled(content, tuple(ranks))
                 self._publish("update_display_data", {**labelled, "transient": {"display_id": ours}})
 
 

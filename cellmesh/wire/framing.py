@@ -45,8 +45,22 @@ def encode(parcels: Iterable[Parcel[Any]]) -> list[Frame]:
     for verb, buffers in parcels:
         verbs.append(verb)
         frames.extend(buffers)
-    frames[0] = _encoder.encode(verbs)
+    try:
+        frames[0] = _encoder.encode(verbs)
+    except UnicodeEncodeError:  # user code may print what is no Unicode
+        frames[0] = _encoder.encode([_without_surrogates(verb) for verb in verbs])
     return frames
+
+
+def _without_surrogates(verb: Any) -> Any:
+    if isinstance(verb, Ranked):
+        return Ranked(verb.ranks, _without_surrogates(verb.verb))
+    texts = {
+        field: value.encode(errors="replace").decode()
+        for field in verb.__struct_fields__
+        if isinstance(value := getattr(verb, field), str)
+    }
+    return msgspec.structs.replace(verb, **texts)
 
 
 def num_buffers(verb: Any) -> int:
@@ -88,7 +102,7 @@ class Codec(Generic[V]):
         while at < len(frames):
             try:
                 verbs = self._decoder.decode(frames[at])
-            except msgspec.MsgspecError as e:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
                 raise ProtocolError(f"{self._peer} sent a header that does not decode: {e}") from e
             at += 1
             for verb in verbs:

@@ -72,9 +72,10 @@ def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickle
         _Pickler(stream, reducer, protocol=5, buffer_callback=keep_in_band).dump(value)
     except UnpicklableError as e:
         raise UnpicklableError(f"{name!r}: {e}") from e
-    except RecursionError as e:
-        raise UnpicklableError(f"{name!r} cannot be pickled: it nests too deeply") from e
     except Exception as e:
+        # cloudpickle tells of a RecursionError by a PicklingError.
+        if isinstance(e, RecursionError) or isinstance(e.__cause__ or e.__context__, RecursionError):
+            raise UnpicklableError(f"{name!r} cannot be pickled: it nests too deeply") from e
         path, part = _find_culprit(value, name, reducer)
         reason = f"{type(e).__name__}: {e}"
         where = "" if path == name else f": {path} is what cannot"

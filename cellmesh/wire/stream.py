@@ -132,7 +132,10 @@ class Channel:
             EOFError: the other side has gone.
         """
         while not self._received:
-            messages = self._reader.read_from(self._connection)
+            try:
+                messages = self._reader.read_from(self._connection)
+            except ConnectionError:
+                messages = None
             if messages is None:
                 raise EOFError("the agent has gone")
             self._received.extend(messages)

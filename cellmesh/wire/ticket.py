@@ -163,7 +163,7 @@ def read_ticket(path: Path) -> Ticket:
         raise HostError(f"{path} is not yours alone (owner {facts.st_uid}): not used")
     try:
         return msgspec.json.decode(text, type=Ticket)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
         raise HostError(f"{path} is no ticket of this version of cellmesh: {e}") from e
 
 

@@ -47,16 +47,19 @@ def describe(value: Any) -> Facts:
         return _describe_tensor(kind, value)
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
         try:
-            return _describe_tensor(kind, torch.as_tensor(value))
+            # A copy of its own: torch takes no negative strides, foreign byte orders or read-only memory.
+            copy = value.astype(value.dtype.newbyteorder("="), order="C", copy=True)
+            return _describe_tensor(kind, torch.as_tensor(copy))
         except TypeError:  # strings, objects
             pass
-    return Facts(kind=kind, text=_short(value), digest=_digest(repr(value).encode(errors="replace")))
+    return Facts(kind=kind, text=_short(value), digest=_digest(_repr(value).encode(errors="replace")))
 
 
 def _describe_tensor(kind: str, value: torch.Tensor) -> Facts:
     local, placements, shard = _local_part(value)
     local = local.detach()
-    statistics = _statistics(local) if local.numel() and local.layout == torch.strided else {}
+    has_numbers = local.numel() and local.layout == torch.strided and not local.is_meta
+    statistics = _statistics(local) if has_numbers else {}
     return Facts(
         kind=kind,
         shape=tuple(value.shape),
@@ -95,7 +98,7 @@ def _local_part(value: torch.Tensor) -> tuple[torch.Tensor, str, tuple[int, ...]
 
 def _statistics(local: torch.Tensor) -> Mapping[str, Any]:
     if local.is_complex():
-        local = torch.view_as_real(local)
+        local = torch.view_as_real(local.resolve_conj())
     numbers = local.double() if local.numel() < 1 << 20 else local.float()
     finite_mask = torch.isfinite(numbers)
     finite = numbers if bool(finite_mask.all()) else numbers[finite_mask]
@@ -127,6 +130,13 @@ def _digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as e:
+        return f"<its repr() raised {type(e).__name__}>"
+
+
 def _short(value: Any) -> str:
-    text = reprlib.repr(value)
+    text = reprlib.repr(value) if type(value).__module__ == "builtins" else _repr(value)
     return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"

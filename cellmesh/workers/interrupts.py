@@ -14,6 +14,7 @@ import types
 
 # Answers to interrupts of runs that never come are forgotten beyond this.
 _MAX_CANCELLED = 1000
+_ABSENT = object()
 
 
 class Interrupts:
@@ -40,10 +41,10 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: the run was interrupted while it waited.
         """
-        if run in self._cancelled:
-            del self._cancelled[run]
-            raise KeyboardInterrupt
+        # In this order: a request that comes in between finds one or the other.
         self.running = run
+        if self._cancelled.pop(run, _ABSENT) is not _ABSENT:
+            raise KeyboardInterrupt
 
     def end(self) -> None:
         """The main thread is done with its run."""
@@ -69,6 +70,8 @@ class Interrupts:
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
         if self.running < 0 or self.running != self._wanted:
             return
+        if frame is not None and frame.f_code is Interrupts.end.__code__:
+            return  # the run is over, and its end must be noted
         if self._shields:
             self._held_back = True
             return

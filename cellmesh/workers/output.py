@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..wire.messages import Output, Skipped, StreamName
@@ -20,6 +21,17 @@ SAMPLE_BYTES = 4 * 1024
 LINE_BYTES = 40
 TAIL_LINES = 20
 LOG_BYTES = 512 << 20
+
+
+@dataclass
+class _Hidden:
+    """What a run printed that was not shown: counted, its last lines kept."""
+
+    num_lines: int = 0
+    num_bytes: int = 0
+    tail: collections.deque[tuple[StreamName, str]] = field(
+        default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
+    )
 
 
 class Gate:
@@ -38,11 +50,7 @@ class Gate:
         self._rate = float(bytes_per_s)
         self._tokens = self._burst
         self._filled_at = now
-        self._hidden_run = -1
-        self._hidden_stream: StreamName = "stdout"
-        self._hidden_lines = 0
-        self._hidden_bytes = 0
-        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._hidden: dict[int, _Hidden] = {}  # run -> what it could not show
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
         """Take text in.
@@ -59,13 +67,10 @@ class Gate:
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
         shown: list[Output | Skipped] = []
-        if self._hidden_bytes and (run != self._hidden_run or stream != self._hidden_stream):
-            shown += self.close()
-        if not self._hidden_bytes:
+        if run not in self._hidden:
             if _cost(text) <= self._tokens:
                 self._tokens -= _cost(text)
-                shown.append(Output(run, stream, text))
-                return shown
+                return [Output(run, stream, text)]
             cut = self._affordable(text)
             self._tokens = 0.0
             if cut:
@@ -73,42 +78,56 @@ class Gate:
             text = text[cut:]
         self._hide(run, stream, text)
         if self._tokens >= SAMPLE_BYTES:
-            shown += self.close()
+            shown += self._show_hidden(run)
         return shown
 
     def close(self) -> list[Output | Skipped]:
-        """Show the note and the last lines of what is hidden; call it when a run ends."""
-        if not self._hidden_bytes:
-            return []
-        tail = "".join(self._tail)[-SAMPLE_BYTES:]
-        num_bytes = max(0, self._hidden_bytes - len(tail))
-        num_lines = max(0, self._hidden_lines - tail.count("\n"))
-        run, stream = self._hidden_run, self._hidden_stream
-        self._tokens = max(0.0, self._tokens - _cost(tail))
-        self._hidden_lines = self._hidden_bytes = 0
-        self._tail.clear()
-        note = [Skipped(run, num_lines, num_bytes)] if num_bytes else []
-        return [*note, Output(run, stream, tail)]
+        """Show the notes and the last lines of what is hidden; call it when a run ends."""
+        return [verb for run in list(self._hidden) for verb in self._show_hidden(run)]
 
     def _affordable(self, text: str) -> int:
         """How many characters of a text that is too long may pass; whole lines, if any."""
-        left, at = self._tokens, 0
-        while (end := text.find("\n", at, at + int(left) + 1)) >= 0:
-            if end + 1 - at + LINE_BYTES > left:
+        left, at = int(self._tokens), 0
+        while (end := text.find("\n", at, at + left + 1)) >= 0:
+            line_cost = _cost(text[at : end + 1])
+            if line_cost > left:
                 return at
-            left -= end + 1 - at + LINE_BYTES
+            left -= line_cost
             at = end + 1
-        return at or int(left)
+        return at or len(text[:left].encode(errors="replace")[:left].decode(errors="ignore"))
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
-        self._hidden_run, self._hidden_stream = run, stream
-        self._hidden_lines += text.count("\n")
-        self._hidden_bytes += len(text)
-        self._tail.extend(text[-(2 * SAMPLE_BYTES) :].splitlines(keepends=True))
+        hidden = self._hidden.setdefault(run, _Hidden())
+        hidden.num_lines += text.count("\n")
+        hidden.num_bytes += _num_bytes(text)
+        for line in text[-(2 * SAMPLE_BYTES) :].splitlines(keepends=True):
+            hidden.tail.append((stream, line))
+
+    def _show_hidden(self, run: int) -> list[Output | Skipped]:
+        hidden = self._hidden.pop(run)
+        tail: list[Output] = []
+        left = SAMPLE_BYTES
+        for stream, line in reversed(hidden.tail):
+            line = line[-left:].encode(errors="replace")[-left:].decode(errors="ignore") if left else ""
+            if not line:
+                break
+            left -= _num_bytes(line)
+            if tail and tail[0].stream == stream:
+                tail[0] = Output(run, stream, line + tail[0].text)
+            else:
+                tail.insert(0, Output(run, stream, line))
+        self._tokens = max(0.0, self._tokens - sum(_cost(output.text) for output in tail))
+        num_bytes = hidden.num_bytes - sum(_num_bytes(output.text) for output in tail)
+        num_lines = hidden.num_lines - sum(output.text.count("\n") for output in tail)
+        return [*([Skipped(run, max(0, num_lines), num_bytes)] if num_bytes > 0 else []), *tail]
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
 def _cost(text: str) -> int:
-    return len(text) + LINE_BYTES * text.count("\n")
+    return _num_bytes(text) + LINE_BYTES * text.count("\n")
 
 
 class Log:
@@ -137,14 +156,21 @@ class Log:
     def _open(self) -> None:
         if self._descriptor >= 0:
             facts = os.fstat(self._descriptor)
-            if facts.st_size >= self._limit:
+            if self._is_current(facts):
+                if facts.st_size < self._limit:
+                    return
                 os.replace(self._path, f"{self._path}.1")
-            elif facts.st_nlink and os.stat(self._path).st_ino == facts.st_ino:
-                return
             os.close(self._descriptor)
             self._descriptor = -1
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
+
+    def _is_current(self, facts: os.stat_result) -> bool:
+        """Whether our descriptor is still the log, and nobody has turned it over or removed it."""
+        try:
+            return os.stat(self._path).st_ino == facts.st_ino
+        except FileNotFoundError:
+            return False
 
 
 def read_log(path: Path, num_bytes: int) -> tuple[str, int]:

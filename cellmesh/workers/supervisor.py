@@ -11,6 +11,7 @@ actions that come back. The life of a mesh::
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -174,6 +175,7 @@ class Supervisor:
         """A rank's process ended and was reaped."""
         state = self._ranks[rank]
         state.pid, state.phase, state.ending = 0, "dead", reason
+        self._close_gate(rank, now)
         for run in state.runs:
             self._merger.forget(run)
         state.runs.clear()
@@ -234,6 +236,8 @@ class Supervisor:
         """Replace every rank."""
         if self._state not in ("ready", "starting"):
             return []
+        if self._state == "starting" and self._incarnation == 0:
+            return []  # torch is being imported: the ranks will be new anyway
         self._state = "restarting"
         living = self._living()
         return [KillRanks(living)] if living else [self._fork()]
@@ -311,6 +315,7 @@ class Supervisor:
     def _fork(self) -> ForkAll:
         self._state = "starting"
         self._incarnation += 1
+        self._endings.clear()
         for state in self._ranks.values():
             state.phase, state.ending, state.last_run = "starting", "", -1
             state.runs.clear()
@@ -337,7 +342,8 @@ class Supervisor:
         if self._living():
             return []
         self._state = "ended"
-        return [Up([Parcel(Stopped(self._reason))]), End(self._reason)]
+        last_words = self._merger.take(math.inf)
+        return [Up([*last_words, Parcel(Stopped(self._reason))]), End(self._reason)]
 
     def _close_gate(self, rank: int, now: float) -> None:
         for verb in self._ranks[rank].gate.close():
