@@ -38,6 +38,7 @@ _CHROMIUM_OPTIONS = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 _WIDTH, _HEIGHT = 1000, 900
+_CHROME = 130  # what menu and toolbar take of the height
 # The indicator in the toolbar says idle before there is a kernel, and a cell that is run then does nothing.
 _KERNEL_IS_IDLE = (
     "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
@@ -253,7 +254,8 @@ class Notebook:
         self.page.keyboard.press("Escape")
         content = self.panel.locator(".jp-WindowedPanel-outer")
         height = content.evaluate("element => element.scrollHeight")
-        self.page.set_viewport_size({"width": _WIDTH, "height": height + 120})
+        self.page.set_viewport_size({"width": _WIDTH, "height": height + 2 * _CHROME})
+        content.evaluate("element => element.scrollTo(0, 0)")
         cells = self.panel.locator(".jp-Cell")
         top, bottom = cells.nth(first).bounding_box(), cells.nth(last).bounding_box()
         assert top is not None
@@ -295,6 +297,7 @@ def open_notebook(browser: Browser, server: Server, name: str, scale: float = 1)
     notebook = Notebook(page)
     try:
         page.wait_for_function(_KERNEL_IS_IDLE, timeout=START_S * 1000)
+        notebook.set_theme("JupyterLab Light")  # the server remembers the last one
         yield notebook
     finally:
         started = [process for process in server.processes() if process not in before]

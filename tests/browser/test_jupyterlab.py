@@ -9,10 +9,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from lab import Notebook, Server, browse, open_notebook, serve
 from playwright.sync_api import Browser, expect
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "01_quickstart.ipynb"
+from tests.browser.lab import Notebook, Server, browse, open_notebook, serve
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "notebooks" / "01_quickstart.ipynb"
+README = ROOT / "README.md"
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -69,13 +72,13 @@ def test_a_thread_prints_into_the_cell_that_started_it(notebook: Notebook) -> No
 
 
 def test_an_error_of_one_rank_is_red_and_names_it(notebook: Notebook) -> None:
-    cell = notebook.run('%%dist\nif rank == 2:\n    raise ValueError("odd")\nprint("fine")')
+    cell = notebook.run('%%dist\nprint("fine")\ndist.barrier()\nif rank == 2:\n    raise ValueError("odd")')
     shown, traceback, failure = cell.texts()
-    assert shown == "[0-1,3] fine"
+    assert shown == "[0-3] fine"
     assert traceback.startswith("[2]\n")
-    assert re.search(r"Cell In\[2\], line 3\n", traceback)
+    assert re.search(r"Cell In\[2\], line 5\n", traceback)
     assert traceback.endswith("\nValueError: odd")
-    assert failure == "RankFailure: rank 2 raised ValueError: odd (line 3); ranks 0-1,3 finished"
+    assert failure == "RankFailure: rank 2 raised ValueError: odd (line 5); ranks 0-1,3 finished"
     error = cell.outputs.nth(1)
     expect(error).to_have_attribute("data-mime-type", "application/vnd.jupyter.stderr")
     expect(error.locator(".ansi-red-fg", has_text="ValueError").last).to_be_visible()
@@ -157,7 +160,10 @@ def test_stop_button_frees_ranks_that_wait_for_one_that_raised(notebook: Noteboo
     notebook.picture("waiting")
     notebook.press_stop()
     cell.wait_for_end(timeout_s=5)
-    assert "rank 0 raised ValueError: gives up (line 3)" in cell.texts()[-1]
+    assert cell.texts()[-1] == (
+        "RanksInterrupted: rank 0 raised ValueError: gives up (line 3); "
+        "ranks 1-3 raised KeyboardInterrupt: interrupted in barrier (line 4)"
+    )
     notebook.picture("stopped")
 
     assert notebook.run("6 * 7").texts() == ["42"]
@@ -184,3 +190,24 @@ def test_quickstart_runs_in_jupyterlab(browser: Browser, server: Server) -> None
         assert checked.startswith("[0-3] weights equal on 4 ranks; mean loss ")
         expect(notebook.cell(ids.index("plot")).outputs.locator("img")).to_be_visible()
         notebook.picture("quickstart")
+
+
+def test_the_ten_lines_of_the_readme(browser: Browser, server: Server) -> None:
+    """They run as they stand there, and the README's picture is the one that is kept here."""
+    section = README.read_text().partition("## The ten lines that matter")[2].partition("\n## ")[0]
+    sources = re.findall(r"```python\n(.*?)\n```", section, re.DOTALL)
+    assert sum(len(source.splitlines()) for source in sources) == 10
+    with open_notebook(browser, server, "readme.ipynb", scale=1.5) as notebook:
+        start, build, step, inspect = (notebook.run(source, 60) for source in sources)
+        assert start.texts()[0].startswith("4 ranks ready in ")
+        assert build.texts() == []
+        losses = step.texts()[0].split("\n")
+        assert [re.sub(r"\d+\.\d+$", "", line) for line in losses] == [f"[{r}] my loss: " for r in range(4)]
+        assert len({line.rpartition(" ")[2] for line in losses}) == 4
+        assert len(inspect.outputs.locator("tbody tr").all()) == 1
+        expect(inspect.outputs).to_contain_text("model.module.weight.grad: replicas are equal, bit for bit")
+        waiting = notebook.start('%%dist\nif rank == 2:\n    raise ValueError("odd batch")\ndist.barrier()')
+        expect(waiting.outputs.last).to_contain_text("ranks 0-1,3 in barrier at line 4", timeout=15_000)
+        notebook.picture("readme", last=len(sources))
+        notebook.press_stop()
+        waiting.wait_for_end()

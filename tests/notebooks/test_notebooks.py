@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,34 +15,32 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from traitlets.config import Config
 
 from cellmesh.wire.ticket import runtime_root
+from tests.conftest import LEFTOVER_S, own_runtime_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# What is to end may take this long.
-END_S = 5.0
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)
-def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime_directory() -> Iterator[Path]:
     """A runtime directory of the test's own: no file may be left in it, no process that was given it."""
-    with tempfile.TemporaryDirectory(prefix="cm-") as directory:  # short: sockets' addresses are
-        monkeypatch.setenv("JUPYTER_RUNTIME_DIR", directory)
-        assert runtime_root() == Path(directory) / "cellmesh"
-        yield Path(directory)
-        _, running = psutil.wait_procs(_started_with(directory), timeout=END_S)
+    with own_runtime_dir() as directory:
+        assert runtime_root() == directory / "cellmesh"
+        yield directory
+        _, running = psutil.wait_procs(_started_with(directory), timeout=LEFTOVER_S)
         assert running == []
-        left = [str(path) for path in Path(directory).rglob("*") if path != runtime_root()]
+        left = [str(path) for path in directory.rglob("*") if path != runtime_root()]
         assert left == []
 
 
-def _started_with(directory: str) -> list[psutil.Process]:
+def _started_with(directory: Path) -> list[psutil.Process]:
     """The processes with this runtime directory in their environment, orphans too."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("JUPYTER_RUNTIME_DIR") == directory:
+            if process.environ().get("JUPYTER_RUNTIME_DIR") == str(directory):
                 found.append(process)
         except psutil.Error:  # it has just ended
             continue
