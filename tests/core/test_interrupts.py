@@ -112,6 +112,7 @@ def test_a_run_that_waits_is_cancelled(interrupts: Interrupts) -> None:
     interrupts.end()
     with pytest.raises(KeyboardInterrupt):
         interrupts.begin(6)
+    interrupts.end()
     assert interrupts.running == -1
     interrupts.begin(7)
     do_something()
@@ -122,6 +123,7 @@ def test_a_cancelled_run_is_forgotten_once_it_was_refused(interrupts: Interrupts
     from_beside(lambda: interrupts.request(6))
     with pytest.raises(KeyboardInterrupt):
         interrupts.begin(6)
+    interrupts.end()
     interrupts.begin(6)
     assert interrupts.running == 6
 
@@ -272,8 +274,10 @@ def test_other_errors_of_finalizers_are_reported_as_ever(
 # ---- at every moment
 
 
-def strike_at(moment: int, function: Callable[..., Any], strike: Callable[[], None]) -> tuple[Any, list[int]]:
-    """A tracer that strikes at the nth thing that happens in a function, and what it has seen."""
+def strike_at(
+    moment: int, function: Callable[..., Any], strike: Callable[[types.FrameType], None]
+) -> tuple[Any, list[int]]:
+    """A tracer that strikes at the nth thing that happens in a function, and the lines it has seen."""
     seen: list[int] = []
     code = function.__code__  # type: ignore[attr-defined]
 
@@ -282,60 +286,72 @@ def strike_at(moment: int, function: Callable[..., Any], strike: Callable[[], No
             return None
         seen.append(frame.f_lineno)
         if len(seen) == moment + 1:
-            strike()
+            strike(frame)
         return trace
 
     return trace, seen
 
 
 def call_traced(trace: Any, function: Callable[[], Any]) -> bool:
-    """Whether a KeyboardInterrupt came out of it, or right after it."""
+    """Whether a KeyboardInterrupt came out of it."""
     before = sys.gettrace()
     try:
         sys.settrace(trace)
-        try:
-            function()
-        finally:
-            sys.settrace(before)
-        do_something()
+        function()
     except KeyboardInterrupt:
         return True
+    finally:
+        sys.settrace(before)
     return False
 
 
+@pytest.fixture
+def request_in(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int, types.FrameType], None]:
+    """Requests an interrupt of a run, whose signal is then handled in this very frame."""
+    sent: list[int] = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append(number))
+
+    def request(run: int, frame: types.FrameType) -> None:
+        sent.clear()
+        from_beside(lambda: interrupts.request(run))
+        handler = signal.getsignal(signal.SIGINT)
+        assert callable(handler)
+        for number in sent:
+            handler(number, frame)
+
+    return request
+
+
 def test_a_run_is_interrupted_at_whatever_moment_of_its_beginning_the_request_comes(
-    interrupts: Interrupts,
+    interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
 ) -> None:
     lost = []
-    for moment in range(100):
-        run = 1000 + moment
-
-        def strike(run: int = run) -> None:
-            from_beside(lambda: interrupts.request(run))
-
-        trace, seen = strike_at(moment, Interrupts.begin, strike)
-        if not call_traced(trace, lambda run=run: interrupts.begin(run)):
-            if len(seen) <= moment:
-                assert moment > 2
-                break
-            lost.append(seen[moment])
+    for run in range(100):
+        trace, seen = strike_at(run, Interrupts.begin, lambda frame, run=run: request_in(run, frame))
+        was_interrupted = call_traced(trace, lambda run=run: interrupts.begin(run))
         interrupts.end()
+        if len(seen) <= run:  # it has no more moments
+            break
+        if not was_interrupted:
+            lost.append(seen[run])
+    assert 2 < run < 99
     assert lost == [], f"requests at these lines of `begin` had no effect: {lost}"
 
 
-def test_a_run_has_ended_at_whatever_moment_of_its_end_the_request_comes(interrupts: Interrupts) -> None:
+def test_a_run_has_ended_at_whatever_moment_of_its_end_the_request_comes(
+    interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
+) -> None:
     still_running = []
-    for moment in range(100):
-        run = 1000 + moment
+    for run in range(100):
         interrupts.begin(run)
-        trace, seen = strike_at(
-            moment, Interrupts.end, lambda run=run: from_beside(lambda: interrupts.request(run))
-        )
+        trace, seen = strike_at(run, Interrupts.end, lambda frame, run=run: request_in(run, frame))
         call_traced(trace, interrupts.end)
-        if len(seen) <= moment:
-            assert moment > 2
+        if len(seen) <= run:
             break
         if interrupts.running != -1:
-            still_running.append(seen[moment])
+            still_running.append(seen[run])
         interrupts.running = -1
-    assert still_running == [], f"a request at these lines of `end` left the run running: {still_running}"
+    assert 2 < run < 99
+    assert still_running == [], f"requests at these lines of `end` left the run running: {still_running}"

@@ -29,6 +29,10 @@ def text_of(shown: Sequence[Any]) -> str:
     return "".join(verb.text for verb in shown if isinstance(verb, Output))
 
 
+def num_bytes(shown: Sequence[Any]) -> int:
+    return len(text_of(shown).encode())
+
+
 def skipped_in(shown: Sequence[Any]) -> list[Skipped]:
     return [verb for verb in shown if isinstance(verb, Skipped)]
 
@@ -92,12 +96,17 @@ def test_a_long_flood_shows_samples_of_itself() -> None:
     assert 5 < notes < 30
 
 
-def test_text_of_another_run_lets_go_of_what_was_held() -> None:
+def test_what_is_held_of_one_run_is_not_mixed_with_that_of_another() -> None:
     gate = Gate(0.0, burst_bytes=10, bytes_per_s=0)
-    gate.admit(1, "stdout", "a" * 10_000 + "\n", 0.0)
-    shown = gate.admit(2, "stdout", "b", 0.0)
-    assert [verb.run for verb in shown[:2]] == [1, 1]
-    assert text_of(shown).startswith("a")
+    shown = gate.admit(1, "stdout", "a" * 10_000 + "\n", 0.0)
+    shown += gate.admit(2, "stderr", "b" * 10_000 + "\n", 0.0)
+    shown += gate.close()
+    for run, stream, letter in ((1, "stdout", "a"), (2, "stderr", "b")):
+        of_run = [verb for verb in shown if verb.run == run]
+        assert set(text_of(of_run)) == {letter, "\n"}
+        assert {verb.stream for verb in of_run if isinstance(verb, Output)} == {stream}
+        [note] = skipped_in(of_run)
+        assert note.num_bytes + num_bytes(of_run) == 10_001
 
 
 def test_closing_twice_shows_nothing_twice() -> None:
@@ -112,7 +121,7 @@ def test_a_line_without_end_is_bounded() -> None:
     shown = gate.admit(1, "stdout", "x" * 10_000_000, 0.0) + gate.close()
     assert len(text_of(shown)) <= 100 + SAMPLE_BYTES
     [note] = skipped_in(shown)
-    assert note.num_bytes == 10_000_000 - len(text_of(shown))
+    assert note.num_bytes == 10_000_000 - num_bytes(shown)
 
 
 CHUNKS = st.lists(
@@ -138,7 +147,7 @@ def test_what_is_shown_and_what_is_skipped_are_all_there_was(chunks: Sequence[An
         written = "".join(text for r, _, text, _ in chunks if r == run)
         of_run = [verb for verb in shown if verb.run == run]
         seen = text_of(of_run)
-        assert len(seen) + sum(note.num_bytes for note in skipped_in(of_run)) == len(written)
+        assert num_bytes(of_run) + sum(note.num_bytes for note in skipped_in(of_run)) == len(written.encode())
         assert seen.count("\n") + sum(note.num_lines for note in skipped_in(of_run)) == written.count("\n")
         if not skipped_in(of_run):
             assert seen == written
@@ -164,14 +173,14 @@ FLOODS = {
 
 @pytest.mark.parametrize("source", FLOODS.values(), ids=FLOODS)
 def test_a_flood_is_bounded(source: Any) -> None:
-    gate, shown, num_bytes = Gate(0.0), [], 0
+    gate, shown, num_written = Gate(0.0), [], 0
     seconds = 10
     for number in range(50_000):
         text = f"this is line {number} of very many, all of them of some length\n"
-        num_bytes += len(text)
+        num_written += len(text)
         shown += gate.admit(*source(number), text, number * seconds / 50_000)
     shown += gate.close()
-    assert num_bytes > 5 * (BURST_BYTES + seconds * BYTES_PER_S)
+    assert num_written > 5 * (BURST_BYTES + seconds * BYTES_PER_S)
     assert len(text_of(shown)) <= BURST_BYTES + seconds * BYTES_PER_S + 2 * SAMPLE_BYTES
     assert len(shown) < 20_000
 
@@ -180,10 +189,10 @@ def test_a_flood_is_bounded(source: Any) -> None:
 def test_bytes_are_bytes(text: str) -> None:
     gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
     shown = gate.admit(1, "stdout", text, 0.0)
-    assert len(text_of(shown).encode()) <= 1000
+    assert num_bytes(shown) <= 1000
     shown += gate.close()
     skipped = sum(note.num_bytes for note in skipped_in(shown))
-    assert skipped + len(text_of(shown).encode()) == len(text.encode())
+    assert skipped + num_bytes(shown) == len(text.encode())
 
 
 # ---- the log

@@ -125,6 +125,7 @@ def test_everything_is_in_the_log(rank: Rank) -> None:
 def test_text_that_is_no_unicode_does_not_stop_the_rank(rank: Rank) -> None:
     print("before \udc80 after", file=rank.out)
     rank.end(1)
+    rank.tracker.enter(1)
     print("next", file=rank.out)
     rank.end(1)
     assert "before" in rank.text(1)

@@ -1,4 +1,4 @@
-"""How hypothesis runs here: the same examples every time; `--hypothesis-profile search` looks for new ones."""
+"""How hypothesis runs: the same examples each time; `--hypothesis-profile search` looks for new ones."""
 
 from __future__ import annotations
 
