@@ -118,7 +118,7 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
         self.tracebacks = dict(tracebacks or {})
         return self
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(self.message, self.exceptions)
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:  # type: ignore[override]

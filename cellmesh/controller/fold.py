@@ -100,6 +100,7 @@ class Folder:
         self._live: dict[tuple[int, StreamName], str] = {}
         self._open: set[tuple[int, StreamName]] = set()
         self._live_changed = False
+        self._is_buried = False  # lines have been shown below the live block
         self._ready: list[Block | Live] = []
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
@@ -142,6 +143,7 @@ class Folder:
             first = self._queues[group[0]][0]
             ids = tuple(self._queues[rank].popleft().display_id for rank in group)
             self._ready.append(Block(group, first.item, ids))
+            self._is_buried = bool(self._live)
             for rank in group:
                 if not self._queues[rank]:
                     del self._queues[rank]
@@ -153,7 +155,7 @@ class Folder:
         """When `take` will have more, if nothing comes; None if nothing is held."""
         if self._ready or self._live_changed:
             return 0.0
-        if self._queues and self._running <= self._queues.keys():
+        if self._queues and self._all_agree():
             return 0.0
         times = [_show_by(queue[0]) for queue in self._queues.values()]
         times += [since + HOLD_S for key, since in self._partial_since.items() if key not in self._open]
@@ -200,23 +202,36 @@ class Folder:
             self._end_line(key, _after_returns(self._partial.pop(key)), now)
 
     def _update_live(self, now: float, everything: bool) -> None:
-        for key, since in self._partial_since.items():
-            if key not in self._open and now >= since + HOLD_S:
-                self._open.add(key)
-                self._live[key] = _after_returns(self._partial[key])
-                self._live_changed = True
+        opening = [
+            key
+            for key, since in self._partial_since.items()
+            if key not in self._open and now >= since + HOLD_S
+        ]
+        if opening and self._is_buried:
+            # The block stands above lines that came later: what is unfinished moves below them.
+            moving = {key: self._live.pop(key) for key in self._open}
+            self._ready.append(self._draw(closed=True))
+            self._live, self._is_buried = moving, False
+        for key in opening:
+            self._open.add(key)
+            self._live[key] = _after_returns(self._partial[key])
+            self._live_changed = True
         if not self._live_changed:
             return
         self._live_changed = False
+        closed = everything or not self._open
+        self._ready.append(self._draw(closed))
+        if closed:
+            self._live.clear()
+            self._open.clear()
+            self._is_buried = False
+
+    def _draw(self, closed: bool) -> Live:
         by_text: dict[str, list[int]] = {}
         for (rank, _), text in sorted(self._live.items()):
             by_text.setdefault(text, []).append(rank)
         lines = tuple((tuple(ranks), text) for text, ranks in by_text.items())
-        closed = everything or not self._open
-        self._ready.append(Live(lines, closed, min(self._live)[1]) if self._live else Live((), closed))
-        if closed:
-            self._live.clear()
-            self._open.clear()
+        return Live(lines, closed, min(self._live)[1] if self._live else "stdout")
 
     # ---- queues
 
@@ -237,15 +252,19 @@ class Folder:
         """The ranks whose equal heads are to be shown next; empty when it is better to wait."""
         if not self._queues:
             return ()
+        due = everything or now >= min(_show_by(queue[0]) for queue in self._queues.values())
+        if not due and not self._all_agree():
+            return ()
         groups: dict[Item, list[int]] = {}
         for rank, queue in self._queues.items():
             groups.setdefault(queue[0].item, []).append(rank)
-        silent = self._running - self._queues.keys()
-        if silent and not everything and now < min(map(_show_by, (q[0] for q in self._queues.values()))):
-            return ()
-        if len(groups) == 1:
-            return tuple(sorted(next(iter(groups.values()))))
         return tuple(sorted(min(groups.items(), key=lambda pair: self._reluctance(*pair))[1]))
+
+    def _all_agree(self) -> bool:
+        """Whether every rank that runs has an item to show, and it is the same."""
+        heads = iter(self._queues.values())
+        first = next(heads)[0].item
+        return self._running <= self._queues.keys() and all(queue[0].item == first for queue in heads)
 
     def _reluctance(self, item: Item, ranks: list[int]) -> tuple[int, int]:
         """How many other ranks have the item further back, then the lowest rank."""

@@ -29,7 +29,8 @@ def stays_here(lines: list[str]) -> bool:
     Those do: empty cells, ``%%dist`` and ``%%local``, help (``x?``), and cells that begin with one of our
     line magics or with what manages extensions.
     """
-    first = next((line.strip() for line in lines if line.strip()), "")
+    stripped = (line.strip() for line in lines)
+    first = next((line for line in stripped if line and (not line.startswith("#"))), "")
     if not first:
         return True
     if first.startswith("%%"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from typing import Any
 
 import click
@@ -111,6 +111,22 @@ def describe(name: str, cell: bool) -> str:
         return command.get_help(context)
 
 
+# A word ends at white space that is not in quotes; a lone quote is a character like any other.
+_WORD = re.compile(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|['"])+""")
+
+
+def split(line: str) -> list[str]:
+    """Split a magic's line into words; quotes stay, as arguments may be Python expressions.
+
+    The value of an option loses the quotes round it.
+    """
+    words: list[str] = _WORD.findall(line)
+    for index, word in enumerate(words[1:], 1):
+        if words[index - 1].startswith("--") and len(word) > 1 and word[0] == word[-1] and word[0] in "'\"":
+            words[index] = word[1:-1]
+    return words
+
+
 def wants_help(line: str) -> bool:
     """Whether a magic's line asks what the magic does."""
     return line.split() in (["--help"], ["-h"])
@@ -130,10 +146,7 @@ def parse(name: str, line: str) -> dict[str, Any]:
         MeshUsageError: an option is unknown, or its value is of the wrong kind.
     """
     command = COMMANDS[name]
-    try:
-        words = shlex.split(line, posix=False)
-    except ValueError:  # an expression with a lone quote in it
-        words = line.split()
+    words = split(line)
     try:
         with command.make_context(name, words) as context:
             return dict(context.params)

@@ -150,6 +150,8 @@ def compare_replicas(facts: Mapping[int, Facts]) -> str:
         for digests in shards.values()
         if len(digests) > 1
     ]
+    if not all(fact.digest for fact in facts.values()):
+        return "not compared: not all of it can be read"
     if odd:
         return "replicas differ: ranks " + "; ".join(odd)
     if all(len(ranks) == 1 for digests in shards.values() for ranks in digests.values()):

@@ -15,6 +15,7 @@ import types
 # Answers to interrupts of runs that never come are forgotten beyond this.
 _MAX_CANCELLED = 1000
 _ABSENT = object()
+_AGAIN_S = 0.01
 
 
 class Interrupts:
@@ -44,6 +45,7 @@ class Interrupts:
         # In this order: a request that comes in between finds one or the other.
         self.running = run
         if self._cancelled.pop(run, _ABSENT) is not _ABSENT:
+            self.running = -1
             raise KeyboardInterrupt
 
     def end(self) -> None:
@@ -70,8 +72,10 @@ class Interrupts:
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
         if self.running < 0 or self.running != self._wanted:
             return
-        if frame is not None and frame.f_code is Interrupts.end.__code__:
-            return  # the run is over, and its end must be noted
+        while frame is not None:
+            if frame.f_code is Interrupts.end.__code__:
+                return  # the run is over, and its end must be noted
+            frame = frame.f_back
         if self._shields:
             self._held_back = True
             return
@@ -79,11 +83,18 @@ class Interrupts:
         raise KeyboardInterrupt
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """An interrupt that struck in a finalizer or a fork hook was dropped by Python: try again."""
+        """An interrupt that struck in a finalizer or a fork hook was dropped by Python: try again.
+
+        From beside, and a moment later: what is raised in this hook is dropped, too.
+        """
         if unraisable.exc_type is KeyboardInterrupt and self.running >= 0:
-            self.request(self.running)
+            threading.Timer(_AGAIN_S, self._request_again, [self.running]).start()
         else:
             self._report_unraisable(unraisable)
+
+    def _request_again(self, run: int) -> None:
+        if self.running == run:
+            self.request(run)
 
     # A context manager for the few lines of ours that user code calls and that must not be cut in half.
     def __enter__(self) -> None:
