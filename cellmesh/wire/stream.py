@@ -24,8 +24,8 @@ _JOIN_BYTES = 16 * 1024
 _MAX_PARTS = 512
 
 
-def _pack(frames: Sequence[Frame]) -> list[Frame]:
-    """The parts to send; small messages are joined, as one part is sent faster than several."""
+def pack(frames: Sequence[Frame]) -> list[Frame]:
+    """A message as the parts to send; small ones are joined, as one part is sent faster than several."""
     sizes = struct.pack(f"<I{len(frames)}Q", len(frames), *map(len, frames))
     if sum(map(len, frames)) < _JOIN_BYTES:
         return [b"".join((sizes, *frames))]
@@ -121,7 +121,11 @@ class Channel:
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message; blocks while the other side is slow to read."""
-        parts = [memoryview(part) for part in _pack(frames)]
+        packed = pack(frames)
+        if len(packed) == 1:
+            self._connection.sendall(packed[0])
+            return
+        parts = [memoryview(part) for part in packed]
         while parts:
             parts = _advance(parts, self._connection.sendmsg(parts[:_MAX_PARTS]))
 
@@ -161,7 +165,21 @@ class QueuedChannel:
         Returns:
             Whether nothing is left in the queue; if not, call `flush` when the socket is writable.
         """
-        self._unsent += [memoryview(part) for part in _pack(frames)]
+        return self.send_packed(pack(frames))
+
+    def send_packed(self, parts: Sequence[Frame]) -> bool:
+        """As `send`, of what `pack` gave: the same message to many is packed once."""
+        if len(parts) == 1 and not self._unsent:  # the usual case, without the queue
+            try:
+                sent = self.connection.send(parts[0])
+            except BlockingIOError:
+                sent = 0
+            except OSError:  # the rank has gone; its pidfd tells the rest
+                return True
+            if sent == len(parts[0]):
+                return True
+            parts = [memoryview(parts[0])[sent:]]
+        self._unsent += [memoryview(part) for part in parts]
         return self.flush()
 
     def flush(self) -> bool:

@@ -45,6 +45,7 @@ from ..wire.messages import (
     StreamName,
     Welcome,
 )
+from ..wire.stream import pack
 from ..wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from . import processes
 from .events import Events, Order
@@ -209,10 +210,11 @@ class Agent:
     # ---- ranks
 
     def _send_ranks(self, ranks: Sequence[int], channel: Channel, frames: Sequence[Frame]) -> None:
+        packed = pack(frames)
         for rank in ranks:
             link = self._links.get(rank)
             if link is not None:
-                link.send(channel, frames)
+                link.send(channel, packed)
 
     def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
         now = time.monotonic()

@@ -70,10 +70,10 @@ class RankLink:
                 channel.connection.fileno(), Order.SOCKET, functools.partial(self._serve, channel)
             )
 
-    def send(self, channel: Channel, frames: Sequence[Frame]) -> None:
-        """Send, or queue what the rank is too slow to take."""
+    def send(self, channel: Channel, packed: Sequence[Frame]) -> None:
+        """Send what `wire.stream.pack` gave, or queue what the rank is too slow to take."""
         queued = self._channels.get(channel)
-        if queued is not None and not queued.send(frames):
+        if queued is not None and not queued.send_packed(packed):
             self._events.want_write(queued.connection.fileno(), True)
 
     def finish(self) -> None:

@@ -20,18 +20,15 @@ from ..wire.framing import Frame, Parcel
 from ..wire.messages import (
     Channel,
     Died,
-    Display,
     Done,
     Failed,
     MeshReady,
-    Output,
     Phase,
     Progress,
     RankInfo,
     RankReady,
     RankUnready,
     Relay,
-    Skipped,
     StartFailed,
     Stopped,
     StoreDied,
@@ -195,19 +192,17 @@ class Supervisor:
         """A rank said something."""
         state = self._ranks[rank]
         verb = parcel.verb
-        match verb:
-            case RankReady():
-                state.phase, state.device, state.backend = "idle", verb.device, verb.backend
-                return self._note_ready()
-            case RankUnready():
-                return self._fail_start("host", f"rank {rank} could not start: {verb.text}")
-            case Done() | Failed():
-                self._close_gate(rank, now)
-                if state.runs and state.runs[0] == verb.run:
-                    state.last_run = state.runs.popleft()
-                    state.phase = "running" if state.runs else "idle"
-            case Output() | Skipped() | Display():
-                pass
+        kind = type(verb)
+        if kind is Done or kind is Failed:
+            self._close_gate(rank, now)
+            if state.runs and state.runs[0] == verb.run:
+                state.last_run = state.runs.popleft()
+                state.phase = "running" if state.runs else "idle"
+        elif kind is RankReady:
+            state.phase, state.device, state.backend = "idle", verb.device, verb.backend
+            return self._note_ready()
+        elif kind is RankUnready:
+            return self._fail_start("host", f"rank {rank} could not start: {verb.text}")
         self._merger.add(rank, parcel, now)
         return []
 
