@@ -1,7 +1,8 @@
-"""Every notebook, executed in a real kernel; and the demo that executes one for `make demo`."""
+"""Every notebook, executed in a real kernel; the demo that executes one; the script of the documentation."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,3 +134,15 @@ def test_demo_fails_with_the_traceback_of_the_cell(tmp_path: Path) -> None:
     assert "RankFailure: rank 1 raised ValueError: odd" in done.stderr
     assert "not reached" not in done.stdout
     assert "odd" in html.read_text()
+
+
+def test_the_script_of_the_documentation_runs(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "usage.md").read_text().partition("## From Python")[2]
+    blocks = re.findall(r"```python\n(.*?)\n```", section, re.DOTALL)
+    script = tmp_path / "script.py"
+    script.write_text(blocks[0])
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {9 + rank}" for rank in range(8)]
