@@ -19,6 +19,8 @@ from .framing import Frame
 
 _COUNT = struct.Struct("<I")
 _CHUNK_BYTES = 64 * 1024
+# Long enough to mean for ever; poll(2) counts milliseconds in 31 bits.
+_PATIENCE_S = 1e6
 _JOIN_BYTES = 16 * 1024
 # Parts of one sendmsg; the system's own limit (IOV_MAX) is 1024.
 _MAX_PARTS = 512
@@ -114,7 +116,9 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(True)
+        # With a time-out Python polls before it receives. A thread that is blocked in recv(2) itself is also
+        # woken when the peer reads what was sent: twice a call instead of once.
+        connection.settimeout(_PATIENCE_S)
         self._connection = connection
         self._reader = Reader()
         self._received: collections.deque[list[Frame]] = collections.deque()
@@ -138,6 +142,8 @@ class Channel:
         while not self._received:
             try:
                 messages = self._reader.read_from(self._connection)
+            except TimeoutError:
+                continue
             except ConnectionError:
                 messages = None
             if messages is None:

@@ -7,9 +7,10 @@ listening sockets are left alone: gloo ends the process when they go.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from .processes import renew_resolver
 
 # A cell may take as long as it takes: torch's own time-out (30 min) would take the group away from a user
 # who sits in a debugger. What hangs is shown and interrupted, not timed out.
@@ -174,8 +177,31 @@ class Groups:
     def _new_store(self) -> PrefixStore:
         """The mesh's store, under a prefix that no earlier group has used: stale addresses are not met."""
         self._num_stores += 1
-        store = TCPStore(os.environ["MASTER_ADDR"], self._port, None, is_master=False, timeout=_STORE_TIMEOUT)
+        host = os.environ["MASTER_ADDR"]
+        with _no_name_lookups():
+            store = TCPStore(host, self._port, None, is_master=False, timeout=_STORE_TIMEOUT)
         return PrefixStore(f"cellmesh/{self._incarnation}.{self._num_stores}", store)
+
+
+@contextlib.contextmanager
+def _no_name_lookups() -> Iterator[None]:
+    """Let the resolver give up at once, on this thread.
+
+    When it connects, torch looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts file has: a
+    DNS query for each rank. Sixty-four at once lose packets and wait 5 s for them; without an answering
+    server, eight do.
+    """
+    before = os.environ.get("RES_OPTIONS")
+    os.environ["RES_OPTIONS"] = "attempts:0"
+    renew_resolver()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RES_OPTIONS"]
+        else:
+            os.environ["RES_OPTIONS"] = before
+        renew_resolver()
 
 
 def _open_sockets() -> dict[int, int]:

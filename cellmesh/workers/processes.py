@@ -58,6 +58,11 @@ def flush_c_stdio() -> None:
     _libc.fflush(None)
 
 
+def renew_resolver() -> None:
+    """Have libc read its resolver's options again (RES_OPTIONS among them), for this thread."""
+    _libc.__res_init()
+
+
 def describe_end(wait_status: int) -> str:
     """How a process ended, in words, from `os.waitpid`'s status."""
     code = os.waitstatus_to_exitcode(wait_status)

@@ -132,8 +132,9 @@ def _work(channel: Channel, executor: Executor) -> None:
         try:
             parcels = codec.decode(channel.receive())
         except ProtocolError as error:
-            print(error, file=sys.__stderr__)
-            continue
+            # Whose answer is missing cannot be told: end, and let the agent tell that.
+            print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
+            os._exit(1)
         except KeyboardInterrupt:  # its run had just ended
             continue
         last = len(parcels) - 1

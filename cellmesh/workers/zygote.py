@@ -114,6 +114,8 @@ def main(descriptor: int, ticket_path: str) -> None:
 def _import_all(preload: Sequence[str]) -> RankShell:
     """Import what ranks need, once, and freeze it: frozen objects keep forked pages shared."""
     gc.disable()
+    # What every rank would import by itself: numpy.random alone is 5 MB and 15 ms a rank.
+    import torch.utils._device  # noqa: F401
     from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
 
     from . import rank  # noqa: F401
