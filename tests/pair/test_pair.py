@@ -1,0 +1,710 @@
+"""Both sides of a mesh in memory: what a user sees of what ranks do."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellmesh.controller.core import ANSWER_S, REPORT_AFTER_S
+from cellmesh.controller.run import Run
+from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
+from cellmesh.wire.messages import MeshReady, StartFailed, Stopped, StoreDied
+from cellmesh.workers.supervisor import LEAVE_S
+
+from .world import World
+
+
+def causes(world: World, kind: type) -> list[Any]:
+    return [change.cause for change in world.changes if isinstance(change.cause, kind)]
+
+
+# ---- starting
+
+
+def test_a_mesh_comes_up_and_tells_how_far_it_is() -> None:
+    world = World(3).start()
+    assert [change.state for change in world.changes][-1] == "ready"
+    stages = [getattr(change.cause, "stage", "") for change in world.changes]
+    assert stages == ["importing torch", "forking ranks", *["process group"] * 3, ""]
+    [ready] = causes(world, MeshReady)
+    assert [(info.rank, info.pid, info.phase) for info in ready.ranks] == [
+        (rank, 1000 + rank, "idle") for rank in range(3)
+    ]
+    assert world.core.ranks == ready.ranks
+
+
+def test_a_mesh_is_not_ready_before_its_last_rank() -> None:
+    world = World(2)
+    world.import_torch()
+    world.ranks[1].ready()
+    world.deliver()
+    assert world.core.state == "starting"
+    world.ranks[0].ready()
+    world.deliver()
+    assert world.core.state == "ready"
+
+
+def test_a_rank_that_dies_while_it_starts_fails_the_start() -> None:
+    world = World(3)
+    world.import_torch()
+    world.ranks[1].die("exited with code 1", "ImportError: no")
+    world.deliver()
+    [failed] = causes(world, StartFailed)
+    assert failed.fault == "host"
+    assert "rank 1 exited with code 1 while it started\nImportError: no" in failed.text
+    assert world.ended == 0
+    world.reap_doomed()
+    assert world.ended == 1
+    assert world.core.state == "ended"
+
+
+def test_what_cannot_work_is_refused_before_a_rank_is_forked() -> None:
+    world = World(4, backend="nccl")
+    world.import_torch(num_gpus=1)
+    [failed] = causes(world, StartFailed)
+    assert failed.fault == "user"
+    assert world.ranks == {}
+    assert world.core.state == "ended"
+
+
+# ---- runs
+
+
+def test_a_run_has_the_value_of_every_rank() -> None:
+    world = World(4).start()
+    run = world.submit()
+    world.deliver()
+    for rank in (2, 0, 3, 1):
+        world.ranks[rank].done({"rank": rank})
+    world.wait(0.01)
+    assert run.result(0) == {rank: {"rank": rank} for rank in range(4)}
+    assert world.finished == {run.number: 1}
+
+
+def test_a_run_on_some_ranks_reaches_no_others() -> None:
+    world = World(4).start()
+    run = world.submit((1, 3))
+    world.deliver()
+    assert [len(world.ranks[rank].queue) for rank in range(4)] == [0, 1, 0, 1]
+    for rank in (1, 3):
+        world.ranks[rank].done(rank)
+    world.wait(0.01)
+    assert run.result(0) == {1: 1, 3: 3}
+
+
+def test_a_single_ranks_value_is_the_result() -> None:
+    world = World(2).start()
+    run = world.submit((1,), single=True)
+    world.deliver()
+    world.ranks[1].done("value")
+    world.deliver()
+    assert run.result(0) == "value"
+
+
+def test_arrays_cross_both_hops() -> None:
+    world = World(2).start()
+    run = world.submit()
+    world.deliver()
+    for rank in (0, 1):
+        world.ranks[rank].done(np.full(100_000, rank))
+    world.wait(0.01)
+    for rank, array in run.result(0).items():
+        np.testing.assert_array_equal(array, np.full(100_000, rank))
+
+
+def test_equal_answers_travel_as_one_message_and_at_once() -> None:
+    world = World(8).start()
+    run = world.submit()
+    world.deliver()
+    before = world.num_up
+    for rank in range(8):
+        world.ranks[rank].done()
+    world.deliver()
+    assert run.done()
+    assert world.num_up == before + 1
+
+
+def test_runs_reach_a_rank_in_the_order_sent() -> None:
+    world = World(2).start()
+    runs = [world.submit((0,)), world.submit(), world.submit((0,)), world.submit((1,))]
+    world.deliver()
+    assert list(world.ranks[0].queue) == [runs[0].number, runs[1].number, runs[2].number]
+    assert list(world.ranks[1].queue) == [runs[1].number, runs[3].number]
+
+
+def test_one_rank_may_be_far_ahead_of_another() -> None:
+    world = World(2).start()
+    runs = [world.submit() for _ in range(5)]
+    world.deliver()
+    for _ in runs:
+        world.ranks[0].done()
+    world.wait(1.0)
+    assert [run.waiting_ranks() for run in runs] == [[1]] * 5
+    for run in runs:
+        world.ranks[1].done()
+        world.wait(0.01)
+        assert run.done()
+
+
+def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
+    world = World(2).start()
+    busy = world.submit()
+    world.deliver()
+    peek = world.peek((0, 1))
+    world.wait(0.01)
+    assert peek.result(0) == {0: "x on 0", 1: "x on 1"}
+    assert not busy.done()
+
+
+# ---- output
+
+
+def test_what_all_print_is_shown_once() -> None:
+    world = World(4).start()
+    run = world.submit()
+    world.deliver()
+    for step in range(3):
+        for rank in range(4):
+            world.ranks[rank].print(f"step {step}\n")
+        world.wait(0.5)
+    assert world.text_of(run) == "[0-3] step 0\n[0-3] step 1\n[0-3] step 2\n"
+    assert not run.done()
+
+
+def test_what_one_rank_prints_is_shown_soon() -> None:
+    world = World(4).start()
+    run = world.submit()
+    world.deliver()
+    world.ranks[2].print("only me\n")
+    world.wait(0.2)
+    assert world.text_of(run) == "[2] only me\n"
+
+
+def test_output_belongs_to_its_run() -> None:
+    world = World(2).start()
+    first, second = world.submit(), world.submit()
+    world.deliver()
+    world.ranks[0].print("first\n")
+    world.ranks[0].done()
+    world.ranks[0].print("second\n")
+    world.ranks[0].write_below_python("below\n")
+    world.ranks[1].print("first\n")
+    world.wait(1.0)
+    assert world.text_of(first) == "[0-1] first\n"
+    assert world.text_of(second) == "[0] second\n[0] below\n"
+
+
+def test_all_output_is_shown_before_the_run_is_done() -> None:
+    world = World(2).start()
+    run = world.submit()
+    world.deliver()
+    seen: list[str] = []
+    run.on_end(lambda: seen.append(world.text_of(run)))
+    for rank in (0, 1):
+        world.ranks[rank].print("no newline")
+        world.ranks[rank].done()
+    world.deliver()
+    assert seen == ["[0-1] no newline\n"]
+
+
+def test_output_after_the_end_goes_to_its_run() -> None:
+    world = World(2).start()
+    run, following = world.submit(), world.submit()
+    world.deliver()
+    for rank in (0, 1):
+        world.ranks[rank].done()
+    world.deliver()
+    assert run.done()
+    late = world.ranks[1]
+    late.queue.appendleft(run.number)  # a thread of the first run prints
+    late.print("late\n")
+    late.queue.popleft()
+    world.wait(0.5)
+    assert world.text_of(run) == "[1] late\n"
+    assert world.text_of(following) == ""
+
+
+# ---- failures
+
+
+def test_a_failure_is_shown_while_the_others_run() -> None:
+    world = World(4).start()
+    run = world.submit()
+    world.deliver()
+    world.ranks[3].fail(ValueError("nan"), line=4)
+    world.wait(0.15)
+    assert world.text_of(run) == "[3] ValueError: nan\n"
+    assert not run.done()
+
+
+def test_the_user_is_told_who_waits_where_and_how_to_get_them_out() -> None:
+    world = World(4).start()
+    run = world.submit()
+    world.deliver()
+    for rank in (0, 1, 2):
+        world.ranks[rank].collective = "all_reduce"
+    world.ranks[3].fail(ValueError("nan"))
+    world.wait(REPORT_AFTER_S * 0.9)
+    assert "all_reduce" not in world.text_of(run)
+    world.wait(REPORT_AFTER_S * 0.2)
+    assert "rank 3 has ended; ranks 0-2 in all_reduce at line 5. The stop button" in world.text_of(run)
+
+
+def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> None:
+    world = World(3).start()
+    run = world.submit()
+    world.deliver()
+    world.ranks[0].answers_probes = False
+    world.ranks[1].collective = "barrier"
+    world.ranks[2].fail(ValueError("no"))
+    world.wait(REPORT_AFTER_S + ANSWER_S * 0.9)
+    assert "barrier" not in world.text_of(run)
+    world.wait(ANSWER_S * 0.2)
+    assert "rank 1 in barrier at line 5" in world.text_of(run)
+
+
+def test_the_original_exceptions_come_back_by_rank() -> None:
+    world = World(3).start()
+    run = world.submit()
+    world.deliver()
+    world.ranks[0].done("fine")
+    world.ranks[1].fail(KeyError("key"), line=2)
+    world.ranks[2].fail(ValueError("nan"), line=4)
+    world.deliver()
+    with pytest.raises(RankFailure) as caught:
+        run.result(0)
+    assert {rank: type(exc) for rank, exc in caught.value.exceptions_by_rank.items()} == {
+        1: KeyError,
+        2: ValueError,
+    }
+    assert "rank 2 raised ValueError: nan (line 4)" in str(caught.value)
+    assert "rank 0 finished" in str(caught.value)
+
+
+def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
+    world = World(3).start()
+    run = world.submit()
+    world.deliver()
+    world.ranks[1].done()
+    world.wait(0.01)
+    run.interrupt()
+    world.deliver()
+    assert [run.number in world.ranks[rank].interrupted for rank in range(3)] == [True, False, True]
+    for rank in (0, 2):
+        world.ranks[rank].obey()
+    world.wait(0.01)
+    with pytest.raises(RanksInterrupted, match="ranks 0,2 raised KeyboardInterrupt"):
+        run.result(0)
+
+
+# ---- deaths
+
+
+def test_a_death_in_a_run_is_told_within_half_a_second_and_ends_its_part() -> None:
+    world = World(3).start()
+    run = world.submit()
+    world.deliver()
+    world.ranks[1].print("last line\n")
+    world.ranks[1].die("killed by SIGKILL", "last line")
+    world.wait(0.4)
+    assert "[1] last line\n" in world.text_of(run)
+    assert "rank 1 killed by SIGKILL; its last lines:\n    last line\n" in world.text_of(run)
+    assert run.waiting_ranks() == [0, 2]
+    for rank in (0, 2):
+        world.ranks[rank].done()
+    world.wait(0.01)
+    with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL") as caught:
+        run.result(0)
+    assert isinstance(caught.value.exceptions_by_rank[1], RankDied)
+
+
+def test_after_a_death_the_user_is_told_where_the_others_are() -> None:
+    world = World(3).start()
+    run = world.submit()
+    world.deliver()
+    for rank in (0, 2):
+        world.ranks[rank].collective = "all_gather"
+    world.ranks[1].die()
+    world.wait(1.0)
+    assert "rank 1 has ended; ranks 0,2 in all_gather at line 5" in world.text_of(run)
+
+
+def test_the_others_go_on_after_a_death() -> None:
+    world = World(3).start()
+    world.ranks[1].die()
+    world.wait(0.5)
+    assert world.core.state == "ready"
+    run = world.submit((0, 2))
+    world.deliver()
+    for rank in (0, 2):
+        world.ranks[rank].done(rank)
+    world.wait(0.01)
+    assert run.result(0) == {0: 0, 2: 2}
+
+
+def test_work_that_crosses_the_news_of_a_death_ends_all_the_same() -> None:
+    world = World(2).start()
+    world.ranks[1].die()
+    run = world.submit()  # the controller does not know yet
+    world.deliver()
+    world.ranks[0].done()
+    world.wait(0.5)
+    with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL; rank 0 finished"):
+        run.result(0)
+
+
+def test_all_runs_of_a_dead_rank_end() -> None:
+    world = World(2).start()
+    runs = [world.submit((1,)) for _ in range(3)]
+    world.deliver()
+    world.ranks[1].die()
+    world.wait(0.5)
+    assert all(run.done() for run in runs)
+
+
+def test_the_death_of_the_store_is_told() -> None:
+    world = World(1).start()
+    world.act(world.supervisor.store_ended("killed by SIGKILL"))
+    world.deliver()
+    assert causes(world, StoreDied) == [StoreDied("killed by SIGKILL")]
+
+
+# ---- questions
+
+
+def test_what_ranks_do_is_told() -> None:
+    world = World(3).start()
+    world.submit((1,))
+    world.deliver()
+    request = world.ask_states((0, 1, 2))
+    world.wait(0.05)
+    states = world.answers[request]
+    assert {rank: state.run for rank, state in states.items()} == {0: -1, 1: 1, 2: -1}
+
+
+def test_ranks_that_do_not_say_what_they_do_are_left_out() -> None:
+    world = World(3).start()
+    world.ranks[1].answers_probes = False
+    request = world.ask_states((0, 1, 2))
+    world.wait(ANSWER_S * 0.9)
+    assert request not in world.answers
+    world.wait(ANSWER_S * 0.2)
+    assert set(world.answers[request]) == {0, 2}
+
+
+def test_the_report_of_the_agent_has_the_dead() -> None:
+    world = World(2).start()
+    world.ranks[0].die("exited with code 3")
+    world.submit((1,))
+    request = world.ask_host()
+    world.deliver()
+    assert [(info.phase, info.ending) for info in world.answers[request].ranks] == [
+        ("dead", "exited with code 3"),
+        ("running", ""),
+    ]
+
+
+# ---- restarting
+
+
+def test_a_restart_ends_runs_in_flight_and_begins_afresh() -> None:
+    world = World(3).start()
+    run = world.submit()
+    world.deliver()
+    world.ranks[0].done()
+    world.wait(0.01)
+    world.restart()
+    assert run.done()
+    with pytest.raises(RankFailure, match=r"ranks 1-2 (was|were) restarted"):
+        run.result(0)
+    world.deliver()
+    world.reap_doomed()
+    assert {rank: process.pid for rank, process in world.ranks.items()} == {0: 2000, 1: 2001, 2: 2002}
+    assert world.core.state == "restarting"
+    world.get_ready()
+    assert world.core.state == "ready"
+    again = world.submit()
+    world.deliver()
+    for rank in range(3):
+        world.ranks[rank].done(rank)
+    world.wait(0.01)
+    assert again.result(0) == {0: 0, 1: 1, 2: 2}
+
+
+def test_what_old_ranks_say_while_they_are_replaced_ends_nothing_new() -> None:
+    world = World(2).start()
+    world.submit()
+    world.deliver()
+    world.restart()
+    world.ranks[0].done()
+    world.deliver()
+    world.reap_doomed()
+    world.get_ready()
+    run = world.submit()
+    world.wait(1.0)
+    assert not run.done()
+    assert world.finished == {1: 1}
+
+
+def test_a_death_that_crosses_a_restart_does_not_haunt_the_new_rank() -> None:
+    world = World(1).start()
+    world.ranks[0].die()
+    world.restart()
+    world.deliver()
+    world.get_ready()
+    assert world.core.state == "ready"
+    world.wait(1.0)
+    assert world.core.dead == {}
+    run = world.submit()
+    world.deliver()
+    world.ranks[0].done(5)
+    world.wait(0.01)
+    assert run.result(0) == {0: 5}
+
+
+def test_a_restart_brings_dead_ranks_back() -> None:
+    world = World(2).start()
+    world.ranks[1].die()
+    world.wait(0.5)
+    assert set(world.core.dead) == {1}
+    world.restart()
+    world.deliver()
+    world.reap_doomed()
+    world.get_ready()
+    assert world.core.dead == {}
+    assert sorted(world.ranks) == [0, 1]
+
+
+# ---- ending
+
+
+def test_a_stop_lets_ranks_leave_and_ends() -> None:
+    world = World(2).start()
+    run = world.submit()
+    world.deliver()
+    world.stop()
+    world.deliver()
+    assert all(process.was_asked_to_leave for process in world.ranks.values())
+    world.reap_doomed()
+    assert world.ended == 1
+    assert causes(world, Stopped) == [Stopped("stopped")]
+    assert world.core.state == "ended"
+    with pytest.raises(RankFailure, match="ended with"):
+        run.result(0)
+
+
+def test_ranks_that_do_not_leave_are_killed() -> None:
+    world = World(2).start()
+    world.stop()
+    world.wait(LEAVE_S * 0.9)
+    assert not any(process.is_doomed for process in world.ranks.values())
+    world.wait(LEAVE_S * 0.2)
+    assert all(process.is_doomed for process in world.ranks.values())
+    world.reap_doomed()
+    assert world.core.state == "ended"
+
+
+def test_a_stop_while_a_mesh_starts_ends_it() -> None:
+    world = World(2)
+    world.import_torch()
+    world.stop()
+    world.deliver()
+    world.reap_doomed()
+    assert world.core.state == "ended"
+    assert causes(world, MeshReady) == []
+
+
+def test_the_loss_of_the_agent_ends_every_run() -> None:
+    world = World(2).start()
+    runs = [world.submit(), world.submit((1,))]
+    world.deliver()
+    world.ranks[0].done()
+    world.wait(0.01)
+    world.lose_agent()
+    for run in runs:
+        with pytest.raises(RankFailure, match="ended with"):
+            run.result(0)
+    assert world.core.state == "ended"
+
+
+def test_a_run_on_an_ended_mesh_ends_at_once() -> None:
+    world = World(2).start()
+    world.lose_agent()
+    run = world.submit()
+    with pytest.raises(RankFailure, match="the mesh is ended"):
+        run.result(0)
+
+
+# ---- whatever the order
+
+SUBSETS = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
+Step = tuple[str, int, int]
+
+
+def steps_of(kinds: dict[str, int]) -> st.SearchStrategy[list[Step]]:
+    """Long lists of what may happen, each as often as its weight says, with a rank and another number."""
+    weighted = [kind for kind, weight in kinds.items() for _ in range(weight)]
+    step = st.tuples(st.sampled_from(weighted), st.integers(0, 2), st.integers(0, 6))
+    return st.lists(step, min_size=30, max_size=80)
+
+
+def shown_by(world: World, run: Run[Any], rank: int) -> list[str]:
+    """A rank's lines on the console; remarks, which have no label, are passed over."""
+    said = []
+    for line in world.text_of(run).splitlines():
+        label, _, text = line.partition("] ")
+        spans = [part.split("-") for part in label[1:].split(",")] if line.startswith("[") else []
+        if any(int(span[0]) <= rank <= int(span[-1]) for span in spans):
+            said.append(text)
+    return said
+
+
+@settings(max_examples=120)
+@given(
+    steps=steps_of(
+        {"submit": 3, "done": 8, "fail": 1, "print": 12, "down": 6, "up": 3, "tick": 2, "wait": 1, "long": 1}
+    )
+)
+def test_every_run_ends_once_with_every_ranks_own_answer_and_output(steps: Sequence[Step]) -> None:
+    world = World(3).start()
+    answers: dict[int, dict[int, Any]] = collections.defaultdict(dict)
+    printed: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
+
+    def act(kind: str, rank: int, number: int) -> None:
+        process = world.ranks[rank]
+        if not process.queue:
+            return
+        run = process.queue[0]
+        if kind == "print":
+            line = f"line {number % 3}"
+            printed[run, rank].append(line)
+            process.print(f"{line}\n")
+        elif kind == "done":
+            answers[run][rank] = f"{run} on {rank}" if number % 2 else None
+            process.done(answers[run][rank])
+        else:
+            answers[run][rank] = ValueError
+            process.fail(ValueError("no"))
+
+    for kind, rank, number in steps:
+        match kind:
+            case "submit":
+                world.submit(SUBSETS[number])
+            case "down":
+                world.deliver_down()
+            case "up":
+                world.deliver_up()
+            case "tick":
+                world.tick()
+            case "wait" | "long":
+                world.wait(0.004 if kind == "wait" else 0.3)
+            case _:
+                act(kind, rank, number)
+    world.deliver()
+    for rank, process in world.ranks.items():
+        while process.queue:
+            act("done", rank, 1)
+    world.wait(5.0)
+    assert world.finished == dict.fromkeys(world.runs, 1)
+    for number, run in world.runs.items():
+        assert sorted(world.settled[number]) == sorted(run.ranks)
+        failed = {rank for rank, value in answers[number].items() if value is ValueError}
+        if failed:
+            with pytest.raises(RankFailure) as caught:
+                run.result(0)
+            assert set(caught.value.exceptions_by_rank) == failed
+        else:
+            assert run.result(0) == answers[number]
+        for rank in run.ranks:
+            lines = [line for line in shown_by(world, run, rank) if line.startswith("line ")]
+            assert lines == printed[number, rank]
+
+
+def is_up(world: World, rank: int) -> bool:
+    return world.supervisor.report({})[rank].phase in ("idle", "running")
+
+
+def calm_down(world: World) -> None:
+    """What is under way arrives, what was killed ends, who starts gets ready, and all work is done."""
+    for _ in range(4):
+        world.wait(2.0)
+        world.reap_doomed()
+        for rank, process in list(world.ranks.items()):
+            if not is_up(world, rank):
+                process.ready()
+            while process.queue:
+                process.done()
+    world.wait(2.0)
+
+
+@settings(max_examples=200)
+@given(
+    steps=steps_of(
+        {"submit": 4, "done": 6, "fail": 2, "print": 2, "die": 3, "interrupt": 2, "obey": 1, "restart": 2}
+        | {"reap": 3, "ready": 6, "down": 8, "up": 5, "wait": 2, "states": 2, "peek": 2, "mute": 1}
+    ),
+    stops=st.booleans(),
+)
+def test_whatever_happens_every_run_ends_once_and_so_does_the_mesh(
+    steps: Sequence[Step], stops: bool
+) -> None:
+    world = World(3).start()
+    asked: list[int] = []
+    for kind, rank, number in steps:
+        process = world.ranks.get(rank)
+        match kind:
+            case "submit":
+                world.submit(SUBSETS[number])
+            case "done" | "fail" | "print" | "obey" if process is not None and process.queue:
+                arguments = {"fail": (ValueError("no"),), "print": ("x\n",)}.get(kind, ())
+                getattr(process, kind)(*arguments)
+            # A rank that dies while the mesh starts would end it.
+            case "die" if process is not None and (world.supervisor.state == "ready" or process.is_doomed):
+                process.die()
+            case "interrupt" if world.runs:
+                world.runs[number % len(world.runs) + 1].interrupt()
+            case "restart":
+                world.restart()
+            case "reap":
+                world.reap_doomed()
+            case "ready" if process is not None and not is_up(world, rank) and not process.is_doomed:
+                process.ready()
+            case "down":
+                world.deliver_down()
+            case "up":
+                world.deliver_up()
+            case "wait":
+                world.wait(0.3)
+            case "states":
+                asked.append(world.ask_states(SUBSETS[number]))
+            case "peek":
+                world.peek((rank,))
+            case "mute" if process is not None:
+                process.answers_probes = not process.answers_probes
+    calm_down(world)
+    assert world.core.state == "ready"
+    assert set(world.core.dead) == set(range(3)) - set(world.ranks)
+    assert [run for run in world.runs.values() if not run.done()] == []
+    assert set(asked) == set(world.answers)
+    assert (world.core.deadline(), world.supervisor.deadline()) == (None, None)
+    last = world.submit()  # what is asked for at the end ends as well
+    world.deliver()
+    if stops:
+        world.stop()
+        world.wait(LEAVE_S)
+        world.reap_doomed()
+        assert world.ended == 1
+        assert world.ranks == {}
+    else:
+        world.lose_agent()
+    assert last.done()
+    assert world.core.state == "ended"
+    assert world.finished == dict.fromkeys(world.runs, 1)
+    for number, run in world.runs.items():
+        assert sorted(world.settled[number]) == sorted(run.ranks)
