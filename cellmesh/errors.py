@@ -93,7 +93,7 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
 
     An ``ExceptionGroup``: ``except* ValueError`` finds the ranks' own exceptions. Exceptions that are
     no ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) stand in the group as `RemoteError` and, as
-    themselves, in `exceptions`.
+    themselves, in `exceptions_by_rank`.
 
     Attributes:
         exceptions_by_rank: rank -> the original exception, for each rank that did not finish.

@@ -6,7 +6,7 @@ take what happened, with the time, and return effects for the link to carry out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -176,13 +176,13 @@ class Core:
         """Ask for the end of a rank's log; the answer is `LogText`."""
         return self._ask_agent(ReadLog(self._new_request(), rank, num_bytes))
 
-    def restart(self) -> list[Effect]:
+    def restart(self, dims: Mapping[str, int]) -> list[Effect]:
         """Replace every rank; runs in flight end."""
         if self.state in ("stopping", "ended"):
             return []
         effects = self._abandon_all("was restarted")
         self.state = "restarting"
-        return [*effects, Send(Parcel(Restart())), Change(self.state, None)]
+        return [*effects, Send(Parcel(Restart(tuple(dims), tuple(dims.values())))), Change(self.state, None)]
 
     def stop(self) -> list[Effect]:
         """End the mesh."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
 import threading
@@ -13,16 +14,17 @@ from typing import Any
 
 import zmq
 
-from ..errors import ProtocolError
+from ..errors import NoMeshError, ProtocolError
 from ..wire import transport
-from ..wire.framing import Parcel, at_controller, encode
-from ..wire.messages import PROTOCOL, Died, Done, Failed, Hello
+from ..wire.framing import Codec, Parcel, at_controller, encode
+from ..wire.messages import PROTOCOL, Died, Done, Failed, Hello, ToController
 from .core import Answer, Change, Core, Deliver, Effect, Finish, Send, Waits
 from .printer import Printer
 from .run import Run
 
-# Output may come long after its run (threads); the printers of the newest runs are kept for it.
-_MAX_PRINTERS = 256
+# Output may come long after its run (threads): the printers of so many ended runs are kept, the newest cells'
+# and the newest calls'.
+_MAX_ENDED = 256
 
 Command = Callable[[Core, float], Sequence[Effect]]
 
@@ -52,6 +54,9 @@ class Link:
         self._on_change = on_change
         self._runs: dict[int, Run[Any]] = {}
         self._printers: dict[int, Printer] = {}
+        self._ended: dict[bool, collections.deque[int]] = {
+            is_cell: collections.deque() for is_cell in (False, True)
+        }
         self._timed: dict[int, Printer] = {}
         self._answers: dict[int, Future[Any]] = {}
         self._commands: list[Command] = []
@@ -65,8 +70,14 @@ class Link:
     # ---- from any thread
 
     def post(self, command: Command) -> None:
-        """Have the core do something; returns at once."""
+        """Have the core do something; returns at once.
+
+        Raises:
+            NoMeshError: the link has been closed.
+        """
         with self._lock:
+            if self._closing:
+                raise NoMeshError("the mesh has ended: start another with `%dist_start` or cellmesh.start()")
             self._commands.append(command)
             if len(self._commands) == 1:
                 os.eventfd_write(self._wake, 1)
@@ -77,8 +88,6 @@ class Link:
         def start(core: Core, now: float) -> Sequence[Effect]:
             self._runs[run.number] = run
             self._printers[run.number] = run.printer
-            while len(self._printers) > _MAX_PRINTERS:
-                del self._printers[next(iter(self._printers))]
             return command(core, now)
 
         self.post(start)
@@ -92,13 +101,19 @@ class Link:
             self._answers[request] = future
             return effects
 
-        self.post(put)
+        try:
+            self.post(put)
+        except NoMeshError:
+            future.set_result(None)
         return future
 
     def close(self) -> None:
         """End the thread and close the socket; waits for both. Not from the link's own thread."""
-        self._closing = True
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            os.eventfd_write(self._wake, 1)
         self._thread.join()
 
     # ---- the link's thread
@@ -112,31 +127,34 @@ class Link:
         for what in (socket, self._wake, self._agent):
             poller.register(what, zmq.POLLIN)
         while not self._closing:
-            ready = dict(poller.poll(self._timeout_ms()))
-            now = time.monotonic()
-            effects: list[Effect] = []
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-                with self._lock:
-                    commands, self._commands = self._commands, []
-                for command in commands:
-                    effects += command(self._core, now)
-            if socket in ready:
-                for frames in transport.drain(socket):
-                    try:
-                        for parcel in codec.decode(frames):
-                            effects += self._core.receive(parcel, now)
-                    except ProtocolError as error:
-                        effects += self._core.agent_ended(str(error))
-            elif self._agent in ready:  # only once nothing is left to read
-                poller.unregister(self._agent)
-                effects += self._core.agent_ended("its agent's process ended")
-            effects += self._core.tick(now)
-            self._carry_out(effects, socket, now)
+            self._guard(self._serve_once, socket, poller, codec)
         socket.close(linger=200)
         context.term()
         os.close(self._wake)
         os.close(self._agent)
+
+    def _serve_once(self, socket: transport.Socket, poller: zmq.Poller, codec: Codec[ToController]) -> None:
+        ready = dict(poller.poll(self._timeout_ms()))
+        now = time.monotonic()
+        effects: list[Effect] = []
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+            with self._lock:
+                commands, self._commands = self._commands, []
+            for command in commands:
+                effects += command(self._core, now)
+        if socket in ready:
+            for frames in transport.drain(socket):
+                try:
+                    for parcel in codec.decode(frames):
+                        effects += self._core.receive(parcel, now)
+                except ProtocolError as error:
+                    effects += self._core.agent_ended(str(error))
+        elif self._agent in ready:  # only once nothing is left to read
+            poller.unregister(self._agent)
+            effects += self._core.agent_ended("its agent's process ended")
+        effects += self._core.tick(now)
+        self._carry_out(effects, socket, now)
 
     def _timeout_ms(self) -> int | None:
         times = [printer.deadline() for printer in self._timed.values()]
@@ -171,7 +189,7 @@ class Link:
             case Deliver(number, ranks, parcel):
                 self._deliver(number, ranks, parcel, now)
             case Finish(number):
-                self._runs.pop(number).finish(now)
+                self._finish(number, now)
             case Waits(number, states):
                 run = self._runs[number]
                 run.printer.show(now)
@@ -186,6 +204,14 @@ class Link:
                         future.set_result(None)
                     self._answers.clear()
                 self._on_change(effect)
+
+    def _finish(self, number: int, now: float) -> None:
+        run = self._runs.pop(number)
+        ended = self._ended[run.is_cell]
+        ended.append(number)
+        if len(ended) > _MAX_ENDED:
+            self._printers.pop(ended.popleft(), None)
+        run.finish(now)
 
     def _deliver(self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> None:
         if type(parcel.verb) in (Done, Failed, Died):

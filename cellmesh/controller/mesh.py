@@ -65,8 +65,14 @@ class Ranks:
                 return Ranks(self._session, (self.ranks[index],), single=True)
             except IndexError:
                 raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
-        positions = range(len(self))[index] if isinstance(index, slice) else index
-        chosen = tuple(self.ranks[position] for position in positions)
+        try:
+            positions = range(len(self))[index] if isinstance(index, slice) else list(index)
+            chosen = tuple(dict.fromkeys(self.ranks[position] for position in positions))
+        except (IndexError, TypeError):
+            raise MeshUsageError(
+                f"{index!r} chooses no ranks: index a mesh of {len(self)} with numbers 0-{len(self) - 1}, a "
+                "slice or a list of them"
+            ) from None
         if not chosen:
             raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
         return Ranks(self._session, chosen)
@@ -114,7 +120,7 @@ class Ranks:
             The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
-        pickled, buffers = payload.dumps((function, args, kwargs), name)
+        pickled, buffers = _dump_call(name, function, args, kwargs)
         return self._start(lambda number: RunCall(number, pickled), buffers, name)
 
     def cell(self, source: str) -> Any:
@@ -251,6 +257,7 @@ class Ranks:
             title or "the call",
             lambda number: encode_work(verb(number), buffers),
             channel,
+            is_cell=isinstance(probe, RunCell),
         )
 
 
@@ -354,6 +361,20 @@ class Mesh(Ranks):
 
     def __repr__(self) -> str:
         return repr(self._session)
+
+
+def _dump_call(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Frame]]:
+    try:
+        return payload.dumps((function, args, kwargs), name)
+    except MeshUsageError:
+        payload.dumps(function, name)  # say which part it was
+        for position, value in enumerate(args):
+            payload.dumps(value, f"argument {position} of {name}")
+        for key, value in kwargs.items():
+            payload.dumps(value, f"argument {key} of {name}")
+        raise
 
 
 def _dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:

@@ -198,7 +198,7 @@ def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[in
                 f"the mesh has no dim {name!r}: its dims are "
                 f"{', '.join(f'{dim}={size}' for dim, size in dims.items())}{did_you_mean(name, dims)}"
             )
-        if not 0 <= index < dims[name]:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < dims[name]:
             raise MeshUsageError(f"{name}={index}: dim {name!r} has {dims[name]} indices, 0-{dims[name] - 1}")
     ranks = []
     for rank in range(math.prod(dims.values())):

@@ -20,6 +20,9 @@ from .results import Results
 T = TypeVar("T")
 
 
+_MAX_LINE = 300
+
+
 class Run(Generic[T]):
     """A cell or call in flight, or done.
 
@@ -33,6 +36,7 @@ class Run(Generic[T]):
         printer: shows its output.
         interrupt: interrupts it.
         title: what to call it in errors.
+        is_cell: it is a cell, not a call.
     """
 
     def __init__(
@@ -43,10 +47,12 @@ class Run(Generic[T]):
         printer: Printer,
         interrupt: Callable[[], None],
         title: str,
+        is_cell: bool = False,
     ) -> None:
         self.number = number
         self.ranks = tuple(ranks)
         self.title = title
+        self.is_cell = is_cell
         self.started_at = time.monotonic()
         self._single = single
         self.printer = printer
@@ -221,7 +227,11 @@ class Run(Generic[T]):
                 loop.call_soon_threadsafe(_resolve, waiter)
 
         self.on_end(wake)
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.interrupt()
+            raise
         return self.result()
 
     def _wait_for_arrival(self, position: int) -> int:
@@ -257,7 +267,7 @@ class Run(Generic[T]):
                 text = exc.reason
             else:
                 line = getattr(verb, "line", 0)
-                first_line = verb.text.partition("\n")[0]
+                first_line = verb.text.partition("\n")[0][:_MAX_LINE]
                 text = f"raised {verb.type_name}" + (f": {first_line}" if first_line else "")
                 text += f" (line {line})" if line else ""
             groups.setdefault(text, []).append(rank)

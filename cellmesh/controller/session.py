@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import subprocess
 import threading
@@ -130,6 +131,7 @@ class Session:
         title: str,
         frames: Callable[[int], list[Frame]],
         channel: Literal["work", "control"],
+        is_cell: bool = False,
     ) -> Run[Any]:
         """Send work to ranks.
 
@@ -140,6 +142,7 @@ class Session:
             title: what to call it.
             frames: the encoded work, given the run's number.
             channel: ``control`` for what busy ranks answer.
+            is_cell: see `Run`.
 
         Raises:
             NoMeshError: the mesh has ended.
@@ -149,7 +152,7 @@ class Session:
         with self._condition:
             self._num_runs += 1
             number = self._num_runs
-        run: Run[Any] = Run(number, ranks, single, printer, lambda: self._interrupt(number), title)
+        run: Run[Any] = Run(number, ranks, single, printer, lambda: self._interrupt(number), title, is_cell)
         work = frames(number)
         self._runs[number] = run
         run.on_end(lambda: self._forget_run(number))
@@ -209,7 +212,7 @@ class Session:
         with self._condition:
             self._state = "restarting"
         self._started_at = time.monotonic()
-        self._link.post(lambda core, now: core.restart())
+        self._link.post(lambda core, now: core.restart(self.dims))
         self.wait_until_ready(timeout_s)
 
     def stop(self) -> None:
@@ -256,7 +259,8 @@ class Session:
             )
 
     def _interrupt(self, number: int) -> None:
-        self._link.post(lambda core, now: core.interrupt(number))
+        with contextlib.suppress(NoMeshError):
+            self._link.post(lambda core, now: core.interrupt(number))
 
     def _note_change(self, change: Change) -> None:
         """The mesh's state changed; called on the link's thread."""

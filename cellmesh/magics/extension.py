@@ -41,6 +41,8 @@ class Extension:
             raise MeshUsageError(
                 f"{self.mesh!r} is running: `%dist_restart` renews its ranks, `%dist_stop` ends it"
             )
+        if self.mesh is not None:
+            self.dist_stop({})  # one that has died
         sink = current_sink()
         chosen = {key: value for key, value in options.items() if value is not None}
         self.mesh = start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen)

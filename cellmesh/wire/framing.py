@@ -20,6 +20,8 @@ from .messages import Control, FromRank, Ranked, Relay, ToAgent, ToController, V
 
 V = TypeVar("V")
 Frame = bytes | bytearray | memoryview
+# A frame that declares more than this is refused before memory is asked for.
+MAX_FRAME_BYTES = 16 << 30
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -4,7 +4,9 @@ They share a host, so a socketpair made before the fork serves them: nothing is 
 no peer has to prove who it is, and no I/O thread stands between a message and the code that waits for it
 (docs/architecture.md has the measurement that decided against ZeroMQ here).
 
-A message is ``uint32 number of frames``, then a ``uint64 size`` for each, then the frames.
+A message is ``uint32 magic``, ``uint32 number of frames``, then a ``uint64 size`` for each, then the frames.
+User code shares the rank's process and may write into its descriptors by mistake; what is no message is
+noticed.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from .framing import Frame
+from ..errors import ProtocolError
+from .framing import MAX_FRAME_BYTES, Frame
 
-_COUNT = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
+_MAGIC = 0x68736D63  # "cmsh"
+_MAX_FRAMES = 1 << 16
 _CHUNK_BYTES = 64 * 1024
 # Long enough to mean for ever; poll(2) counts milliseconds in 31 bits.
 _PATIENCE_S = 1e6
@@ -28,7 +33,7 @@ _MAX_PARTS = 512
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
     """A message as the parts to send; small ones are joined, as one part is sent faster than several."""
-    sizes = struct.pack(f"<I{len(frames)}Q", len(frames), *map(len, frames))
+    sizes = struct.pack(f"<II{len(frames)}Q", _MAGIC, len(frames), *map(len, frames))
     if sum(map(len, frames)) < _JOIN_BYTES:
         return [b"".join((sizes, *frames))]
     return [sizes, *frames]
@@ -58,6 +63,7 @@ class Reader:
 
         Raises:
             BlockingIOError: there is nothing to read.
+            ProtocolError: what came is no message.
         """
         if self._large is not None:
             view = memoryview(self._large)[self._num_large :]
@@ -82,13 +88,17 @@ class Reader:
         buffer, at = self._buffer, 0
         while True:
             if self._sizes is None:
-                if len(buffer) - at < 4:
+                if len(buffer) - at < _HEAD.size:
                     break
-                (count,) = _COUNT.unpack_from(buffer, at)
-                if len(buffer) - at < 4 + 8 * count:
+                magic, count = _HEAD.unpack_from(buffer, at)
+                if magic != _MAGIC or count > _MAX_FRAMES:
+                    raise ProtocolError("the other side of a socketpair sent what is no message")
+                if len(buffer) - at < _HEAD.size + 8 * count:
                     break
-                self._sizes = struct.unpack_from(f"<{count}Q", buffer, at + 4)
-                at += 4 + 8 * count
+                self._sizes = struct.unpack_from(f"<{count}Q", buffer, at + _HEAD.size)
+                if max(self._sizes, default=0) > MAX_FRAME_BYTES:
+                    raise ProtocolError(f"a frame of {max(self._sizes)} bytes is announced")
+                at += _HEAD.size + 8 * count
             while len(self._frames) < len(self._sizes):
                 size = self._sizes[len(self._frames)]
                 if len(buffer) - at < size:
@@ -202,7 +212,11 @@ class QueuedChannel:
         return True
 
     def read(self) -> list[list[Frame]]:
-        """The messages that one receive completes; none at the end of the stream, too."""
+        """The messages that one receive completes; none at the end of the stream, too.
+
+        Raises:
+            ProtocolError: what came is no message.
+        """
         try:
             return self._reader.read_from(self.connection) or []
         except OSError:

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 import zmq
 
 from ..errors import HostError
-from .framing import Frame
+from .framing import MAX_FRAME_BYTES, Frame
 
-# A frame that declares more than this is refused before memory is asked for.
-MAX_FRAME_BYTES = 16 << 30
 # Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
 ZERO_COPY_BYTES = 256 * 1024
 

@@ -54,7 +54,7 @@ def describe_interruption(tb: types.TracebackType | None) -> str:
         code = tb.tb_frame.f_code
         if not collective and _is_collective(code):
             collective = code.co_name
-        if not tb.tb_frame.f_globals.get("__name__", "").startswith("cellmesh.workers."):
+        if not str(tb.tb_frame.f_globals.get("__name__", "")).startswith("cellmesh.workers."):
             where = code.co_name
         tb = tb.tb_next
     return f"interrupted in {collective or where}".replace("<module>", "the cell")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import signal
 import socket
 import sys
@@ -42,6 +43,7 @@ from ..wire.messages import (
     Relay,
     Restart,
     Stop,
+    Stopped,
     StreamName,
     Welcome,
 )
@@ -84,6 +86,7 @@ class Agent:
         self._links: dict[int, RankLink] = {}
         self._controller: bytes | None = None
         self._controller_pid = 0
+        self._dims = ticket.mesh_dim_names, ticket.mesh_shape
         self._num_gpus = 0
         self._store_port = 0
         self._done = False
@@ -112,6 +115,11 @@ class Agent:
             for frames in transport.drain(self._controllers):
                 self._hear_controller(bytes(frames[0]), frames[1:])
             self._act(self._supervisor.tick(time.monotonic()))
+
+    def tell_failure(self, error: Exception) -> None:
+        """Tell the controller why the mesh ends, when it is our own fault."""
+        reason = f"the agent failed: {type(error).__name__}: {error}"
+        self._send_up([Parcel(Stopped(reason))])
 
     def close(self) -> None:
         """End every process below this one and remove the mesh's directory."""
@@ -189,7 +197,8 @@ class Agent:
 
     def _obey(self, verb: Any) -> None:
         match verb:
-            case Restart():
+            case Restart(names, shape):
+                self._dims = names, shape
                 self._act(self._supervisor.restart())
             case Stop():
                 self._stop("stopped")
@@ -218,12 +227,13 @@ class Agent:
 
     def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
         now = time.monotonic()
-        try:
-            for parcel in self._from_rank.decode(frames):
-                self._act(self._supervisor.from_rank(rank, parcel, now))
-        except ProtocolError as error:  # user code wrote into the socket: the rest cannot be trusted
-            self._logs[rank].append(f"cellmesh: {error}\n")
-            self._act([KillRanks((rank,))])
+        for parcel in self._from_rank.decode(frames):
+            self._act(self._supervisor.from_rank(rank, parcel, now))
+
+    def _rank_broke(self, rank: int, error: Exception) -> None:
+        """User code wrote into one of the rank's sockets: the rest of what it says cannot be trusted."""
+        self._logs[rank].append(f"cellmesh: {error}\n")
+        self._act([KillRanks((rank,))])
 
     def _hear_text(self, rank: int, stream: StreamName, text: str) -> None:
         self._logs[rank].append(text)
@@ -279,6 +289,14 @@ class Agent:
         match zygote.receive():
             case ZygoteReady(_, num_gpus, num_threads):
                 self._num_gpus = num_gpus
+                if num_threads > 1 and self._ticket.preload:
+                    self._act(
+                        self._supervisor.zygote_failed(
+                            f"--preload {','.join(self._ticket.preload)} starts threads ({num_threads - 1}), "
+                            "and a process with threads cannot be forked: import that on the ranks instead"
+                        )
+                    )
+                    return
                 if num_threads > 1:
                     print(f"the zygote has {num_threads} threads; forks may hang", file=sys.stderr)
                 self._act(self._supervisor.zygote_ready(num_gpus))
@@ -301,7 +319,11 @@ class Agent:
         if self._store_port == 0:
             self._fork_store(self._zygote)
         ranks = list(self._logs)
-        links = [self._make_link(rank) for rank in ranks]
+        try:
+            links = [self._make_link(rank) for rank in ranks]
+        except OSError as error:
+            self._act(self._supervisor.fork_failed(f"cannot connect {len(ranks)} ranks: {error}"))
+            return
         pids = self._zygote.fork_ranks(
             [self._rank_options(rank, incarnation) for rank in ranks], [link.theirs for link in links]
         )
@@ -317,6 +339,7 @@ class Agent:
         hearing = Hearing(
             text=functools.partial(self._hear_text, rank),
             message=functools.partial(self._hear_rank, rank),
+            broken=functools.partial(self._rank_broke, rank),
         )
         return RankLink(self._events, hearing)
 
@@ -343,8 +366,8 @@ class Agent:
             "num_gpus": self._num_gpus,
             "num_threads": int(told) if told.isdecimal() else default,
             "backend": ticket.backend,
-            "mesh_dim_names": ticket.mesh_dim_names,
-            "mesh_shape": ticket.mesh_shape,
+            "mesh_dim_names": self._dims[0],
+            "mesh_shape": self._dims[1],
             "master_addr": _MASTER_ADDR,
             "master_port": self._store_port,
             "incarnation": incarnation,
@@ -380,15 +403,24 @@ def main(ticket_path: str) -> int:
         Exit code.
     """
     ticket = read_ticket(Path(ticket_path))
+    _allow_many_descriptors()
     try:
         agent = Agent(ticket)
     except (HostError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    ticket = msgspec.structs.replace(ticket, agent_pid=os.getpid())
-    write_ticket(ticket)
     try:
+        write_ticket(msgspec.structs.replace(ticket, agent_pid=os.getpid()))
         agent.serve()
+    except Exception as error:
+        agent.tell_failure(error)
+        raise
     finally:
         agent.close()
     return 0
+
+
+def _allow_many_descriptors() -> None:
+    """Raise the soft limit to the hard one: a rank costs six here, and the usual 1024 ends at 160 ranks."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import builtins
-import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +30,8 @@ from .interrupts import Interrupts
 from .processes import flush_c_stdio
 from .shell import RankShell
 from .streams import Pump, RunTracker
+
+_MAX_TEXT = 10_000
 
 
 class Executor:
@@ -77,7 +78,7 @@ class Executor:
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
             outcome = error
         if isinstance(outcome, BaseException):
-            answer: Parcel[Any] = self._failure(work.run, _as_interrupt(outcome))
+            answer: Parcel[Any] = self._safe_failure(work.run, _as_interrupt(outcome))
         else:
             answer = outcome
         if type(work) is RunCell:
@@ -88,8 +89,9 @@ class Executor:
     def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done] | BaseException:
         match work:
             case RunCall():
-                function, args, kwargs = payload.loads(work.payload, buffers)
-                _bind_missing_names(function, self._shell.user_ns)
+                call, functions = payload.loads_with_functions(work.payload, buffers)
+                _bind_missing_names(functions, self._shell.user_ns)
+                function, args, kwargs = call
                 return self._value(work.run, function(*args, **kwargs), "the result")
             case RunCell():
                 error = self._shell.run_source(
@@ -97,10 +99,9 @@ class Executor:
                 )
                 return Parcel(Done(work.run)) if error is None else error
             case PushNames():
-                names = payload.loads(work.payload, buffers)
-                for value in names.values():
-                    _bind_missing_names(value, self._shell.user_ns)
+                names, functions = payload.loads_with_functions(work.payload, buffers)
                 self._shell.user_ns.update(names)
+                _bind_missing_names(functions, self._shell.user_ns)
                 return Parcel(Done(work.run))
             case PullNames():
                 return self._value(work.run, self._evaluate(work.expression), work.expression)
@@ -121,6 +122,14 @@ class Executor:
         pickled, buffers = payload.dumps(value, name, reduce_for_notebook)
         return Parcel(Done(run, pickled), tuple(buffers))
 
+    def _safe_failure(self, run: int, error: BaseException) -> Parcel[Failed]:
+        """As `_failure`, whatever the exception's own code does when it is looked at."""
+        try:
+            return self._failure(run, error)
+        except Exception as why:
+            kind = type(error).__name__
+            return Parcel(Failed(run, kind, "", f"{kind} (not shown: {type(why).__name__}: {why})", 0))
+
     def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
         text = _text_of(error)
         line = self._shell.line_in_cell(error.__traceback__)
@@ -131,6 +140,8 @@ class Executor:
             traceback = f"{type(error).__name__}: {text}"
         else:
             traceback = self._shell.render_traceback(error)
+            if len(traceback) > 4 * _MAX_TEXT:
+                traceback = f"{traceback[: 2 * _MAX_TEXT]}\n…\n{traceback[-2 * _MAX_TEXT :]}"
         kind = type(error).__name__
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
@@ -142,18 +153,21 @@ class Executor:
 def _as_interrupt(error: BaseException) -> BaseException:
     """The KeyboardInterrupt that an error came from, where library code met it unprepared."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # user code can make a circle of causes
+    while cause is not None and id(cause) not in seen:
         if isinstance(cause, KeyboardInterrupt):
             return cause
-        cause = cause.__cause__ or cause.__context__
+        seen.add(id(cause))
+        cause = cause.__context__ if cause.__cause__ is None else cause.__cause__
     return error
 
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)
+        text = str.__str__(str(error))  # a subclass of str would not be encoded
     except Exception as e:
         return f"<its str() raised {type(e).__name__}>"
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text):,} characters)"
 
 
 def reduce_for_notebook(value: Any) -> Any:
@@ -169,17 +183,13 @@ def reduce_for_notebook(value: Any) -> Any:
     return NotImplemented
 
 
-def _bind_missing_names(function: Any, namespace: dict[str, Any]) -> None:
-    """Let a function that came by value find the rank's names that it did not bring along."""
-    if not isinstance(function, types.FunctionType):
-        return
-    known = function.__globals__
-    module = sys.modules.get(function.__module__)
-    if module is not None and vars(module) is known:  # it came by reference: an importable function
-        return
-    for name in _names_of(function.__code__):
-        if name not in known and name in namespace and not hasattr(builtins, name):
-            known[name] = namespace[name]
+def _bind_missing_names(functions: Sequence[types.FunctionType], namespace: dict[str, Any]) -> None:
+    """Let functions that came by value find those of the rank's names that they did not bring along."""
+    for function in functions:
+        known = function.__globals__
+        for name in _names_of(function.__code__):
+            if name not in known and name in namespace and not hasattr(builtins, name):
+                known[name] = namespace[name]
 
 
 def _names_of(code: types.CodeType) -> Iterator[str]:

@@ -69,6 +69,10 @@ class Interrupts:
         signal.pthread_kill(self._main, signal.SIGINT)
         return True
 
+    def is_pending(self, run: int) -> bool:
+        """Whether a run has been asked to end and the main thread has not seen it yet."""
+        return self._wanted == run
+
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
         if self.running < 0 or self.running != self._wanted:
             return

@@ -30,7 +30,7 @@ def name_process(name: str) -> None:
     _prctl(_PR_SET_NAME, name.encode())
 
 
-def die_with(parent_pid: int, patience_s: float = 5.0) -> None:
+def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
     """End this process with SIGKILL when `parent_pid` ends, whatever it is doing then.
 
     The caller was forked twice: it waits until the middle process has gone and `parent_pid`, a subreaper,
@@ -72,6 +72,20 @@ def describe_end(wait_status: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+def main_thread_sleeps() -> bool:
+    """Whether this process's main thread waits in the kernel rather than computes."""
+    with open(f"/proc/self/task/{os.getpid()}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] in ("S", "D")
+
+
+def signal_own_group(number: int) -> None:
+    """Signal this process and those that it started and left in its process group."""
+    try:
+        os.killpg(os.getpgrp(), number)
+    except ProcessLookupError:
+        return
 
 
 def rss_bytes(pid: int) -> int:

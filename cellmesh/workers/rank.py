@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
+import json
 import os
 import random
+import signal
 import socket
 import sys
 import threading
@@ -25,6 +27,8 @@ from ..errors import CellmeshError, ProtocolError
 from ..wire import payload
 from ..wire.framing import Parcel, at_rank_for_control, at_rank_for_work, encode
 from ..wire.messages import (
+    Display,
+    DisplayKind,
     Done,
     Failed,
     Interrupt,
@@ -42,8 +46,8 @@ from .groups import Groups, choose_placement
 from .inspection import describe, is_quiet
 from .interrupts import Interrupts
 from .output import Log
-from .processes import die_with, name_process
-from .shell import RankShell
+from .processes import die_with, main_thread_sleeps, name_process, signal_own_group
+from .shell import RankShell, Show
 from .streams import Pump, RankStream, RunTracker
 
 # How long an interrupted run may unwind before its collectives are cut.
@@ -154,6 +158,7 @@ class _ControlThread:
         device: torch.device,
     ) -> None:
         self._channel = channel
+        self._lock = threading.Lock()
         self._shell = shell
         self._groups = groups
         self._interrupts = interrupts
@@ -173,23 +178,41 @@ class _ControlThread:
         match verb:
             case Interrupt():
                 if self._interrupts.request(verb.run):
+                    # What it started and waits for (`os.system`, a pipeline) is to end as well; its terminal
+                    # would tell the whole group.
+                    signal_own_group(signal.SIGINT)
                     threading.Thread(target=self._release_if_stuck, args=(verb.run,), daemon=True).start()
             case Probe():
                 self._answer(Parcel(self._state(verb.request)))
-            case Peek():
-                self._answer(self._peek(verb))
+            case Peek():  # beside: properties and statistics may take their time
+                threading.Thread(target=lambda: self._answer(self._peek(verb)), daemon=True).start()
             case Leave():
                 _leave()
 
     def _answer(self, parcel: Parcel[Any]) -> None:
-        self._channel.send(encode([parcel]))
+        with self._lock:
+            self._channel.send(encode([parcel]))
 
     def _release_if_stuck(self, run: int) -> None:
-        """The main thread may sit in C++ and not see its signal: then cut what it waits for."""
-        if not look_at_main_thread(self._shell).collective:
-            time.sleep(_UNWIND_S)
-        if self._interrupts.running == run:
-            self._groups.release()
+        """The main thread may sit in C++ and not see its signal: then cut what it waits for.
+
+        What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is its own
+        affair, unless that waits in a collective again; and C++ that computes is waited for.
+        """
+        while self._interrupts.running == run:
+            waits = look_at_main_thread(self._shell).collective != ""
+            if not waits:
+                time.sleep(_UNWIND_S)
+                waits = look_at_main_thread(self._shell).collective != "" or (
+                    self._interrupts.is_pending(run) and main_thread_sleeps()
+                )
+            if waits and self._interrupts.running == run and self._groups.release():
+                print(
+                    "this rank was freed from a collective: its process groups are of no further use, and "
+                    "%dist_restart makes new ones",
+                    file=sys.stderr,
+                )
+                return
 
     def _state(self, request: int) -> RankState:
         run = self._interrupts.running
@@ -221,17 +244,19 @@ class _ControlThread:
             facts = describe(eval(verb.expression.strip(), self._shell.user_ns))
             pickled, buffers = payload.dumps(facts, verb.expression, reduce_for_notebook)
             return Parcel(Done(verb.run, pickled), tuple(buffers))
-        except Exception as error:
+        except BaseException as error:
             text = str(error)
             kind = type(error).__name__
             return Parcel(Failed(verb.run, kind, text, f"{kind}: {text}", 0))
 
 
-def _shower(pump: Pump, tracker: RunTracker) -> Any:
-    from ..wire.messages import Display, DisplayKind
-
+def _shower(pump: Pump, tracker: RunTracker) -> Show:
     def show(kind: DisplayKind, bundle: bytes, display_id: str) -> None:
-        pump.send(Parcel(Display(tracker.current(), kind, bundle, display_id)))
+        display = Parcel(Display(tracker.current(), kind, bundle, display_id))
+        if kind == "display":
+            pump.display(display, str(json.loads(bundle)["data"].get("text/plain", "a display")))
+        else:
+            pump.send(display)
 
     return show
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import os
 import select
@@ -10,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..errors import ProtocolError
 from ..wire.framing import Frame
 from ..wire.messages import Channel, StreamName
 from ..wire.stream import QueuedChannel
@@ -25,10 +27,12 @@ class Hearing:
     Attributes:
         text: what came through its descriptor 1 or 2.
         message: a message on one of its sockets.
+        broken: one of its sockets cannot be understood any longer.
     """
 
     text: Callable[[StreamName, str], None]
     message: Callable[[Sequence[Frame]], None]
+    broken: Callable[[Exception], None]
 
 
 class RankLink:
@@ -83,8 +87,9 @@ class RankLink:
                 pass
             self._close_pipe(stream)
         for channel in self._channels.values():
-            while messages := channel.read():
-                self._tell(messages)
+            with contextlib.suppress(ProtocolError):
+                while messages := channel.read():
+                    self._tell(messages)
             self._events.remove(channel.connection.fileno())
             channel.connection.close()
         self._channels.clear()
@@ -114,7 +119,11 @@ class RankLink:
         if event & select.EPOLLOUT and channel.flush():
             self._events.want_write(number, False)
         if event & select.EPOLLIN:
-            self._tell(channel.read())
+            try:
+                self._tell(channel.read())
+            except ProtocolError as error:
+                self._events.remove(number)
+                self._hearing.broken(error)
         elif event & (select.EPOLLHUP | select.EPOLLERR):
             self._events.remove(number)  # the rank ends; its pidfd tells how
 

@@ -250,7 +250,7 @@ _MACHINERY = ("IPython.core.", "cellmesh.workers.")
 
 def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback from the first frame on that is not of IPython's or our own machinery."""
-    while tb is not None and tb.tb_frame.f_globals.get("__name__", "").startswith(_MACHINERY):
+    while tb is not None and str(tb.tb_frame.f_globals.get("__name__", "")).startswith(_MACHINERY):
         tb = tb.tb_next
     return tb
 

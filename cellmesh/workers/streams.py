@@ -20,12 +20,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ..wire.framing import Parcel
-from ..wire.messages import StreamName
+from ..wire.messages import Display, StreamName
 from .output import Gate, Log
 
 # How long text is gathered before it is sent, so that a loop of prints makes few messages.
 GATHER_S = 0.02
 _INLINE_FLUSH_BYTES = 1 << 20
+# Displays pass at this rate, after this many at once; a front end chokes on thousands.
+_DISPLAYS_PER_S = 20
+_MAX_DISPLAYS = 200
 # How long an answer waits for those of the runs behind it.
 _MORE_FOLLOWS_S = 0.002
 
@@ -86,6 +89,8 @@ class Pump:
         self._deferred: list[Parcel[Any]] = []
         self._due = threading.Event()
         self._forked = False
+        self._num_displays = float(_MAX_DISPLAYS)
+        self._displayed_at = 0.0
         os.register_at_fork(after_in_child=self._note_fork)
 
     def start(self) -> None:
@@ -118,6 +123,8 @@ class Pump:
             ends_run: it is the answer to a run.
             more_follows: another run follows at once, so the message may wait for its answer.
         """
+        if self._forked:  # the sockets are the parent's
+            return
         with self._shield, self._lock:
             if self._pieces or self._deferred:
                 self._flush(and_post=not more_follows)
@@ -128,6 +135,25 @@ class Pump:
                 self._due.set()
             else:
                 self._flush()
+
+    def display(self, parcel: Parcel[Display], text: str) -> None:
+        """Send a display, or, where they come in floods, print what it is as text instead.
+
+        Args:
+            parcel: the display.
+            text: what it is without a front end.
+        """
+        now = time.monotonic()
+        with self._shield, self._lock:
+            refill = (now - self._displayed_at) * _DISPLAYS_PER_S
+            self._num_displays = min(_MAX_DISPLAYS, self._num_displays + refill)
+            self._displayed_at = now
+            may_show = self._num_displays >= 1 and not self._forked
+            self._num_displays -= may_show
+        if may_show:
+            self.send(parcel)
+        else:
+            self.write(parcel.verb.run, "stdout", text + "\n")
 
     def _flush(self, and_post: bool = True) -> None:
         self._is_due = False

@@ -154,6 +154,10 @@ class Supervisor:
             return []
         return self._fail_start("host", f"the zygote {reason}\n{last_output}".strip())
 
+    def fork_failed(self, text: str) -> list[Action]:
+        """The ranks could not be forked."""
+        return self._fail_start("host", text)
+
     def store_ended(self, reason: str) -> list[Action]:
         """The c10d store's process ended."""
         if self._state not in ("starting", "ready"):

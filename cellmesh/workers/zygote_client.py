@@ -56,7 +56,10 @@ class ZygoteClient:
 
     def receive(self) -> Reply | None:
         """What it says of its own accord; None when it has gone."""
-        data = self._socket.recv(_MAX_MESSAGE_BYTES)
+        try:
+            data = self._socket.recv(_MAX_MESSAGE_BYTES)
+        except OSError:  # it went without reading what was sent to it
+            return None
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
     def fork_store(self, port: int, listener: int) -> list[int]:

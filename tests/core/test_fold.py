@@ -546,7 +546,7 @@ def expected_of(script: Sequence[Any]) -> list[str]:
         if rest:
             items.append(after_returns(rest))
             rest = ""
-        items.append("Trace" if isinstance(verb, Failed) else "Rich")
+        items.append({Failed: "Trace", Skipped: "Gap", Display: "Rich"}[type(verb)])
     return [*items, after_returns(rest)] if rest else items
 
 
@@ -594,6 +594,36 @@ def test_every_line_is_shown_once_in_its_order_also_where_lines_come_in_pieces(
     screen = Screen(range(len(all_scripts)))
     play(screen, all_scripts, data)
     check_all_shown_once(screen, all_scripts)
+
+
+OUT_PIECES = ["a", "b\n", "\rc", "d\r", "e\nf"]
+BOTH_STREAMS = st.sampled_from(
+    [
+        *(Output(1, "stdout", text) for text in OUT_PIECES),
+        *(Output(1, "stderr", text.upper()) for text in OUT_PIECES),
+        display("P"),
+        Skipped(1, 1, 10),
+    ]
+)
+
+
+@settings(max_examples=200)
+@given(all_scripts=st.lists(st.lists(BOTH_STREAMS, max_size=8), min_size=1, max_size=3), data=st.data())
+def test_every_line_of_each_stream_is_shown_once_in_its_order(
+    all_scripts: list[list[Any]], data: st.DataObject
+) -> None:
+    screen = Screen(range(len(all_scripts)))
+    play(screen, all_scripts, data)
+    for rank, script in enumerate(all_scripts):
+        seen = [as_text(item) for ranks, item in screen.shown if rank in ranks]
+        for stream, is_its in (("stdout", str.islower), ("stderr", str.isupper)):
+            of_stream = [verb for verb in script if not isinstance(verb, Output) or verb.stream == stream]
+            wanted = [text for text in expected_of(of_stream) if is_its(text)]
+            assert [text for text in seen if is_its(text)] == wanted
+        kinds = [text for text in seen if text in ("Rich", "Gap")]
+        assert kinds == [
+            "Rich" if isinstance(v, Display) else "Gap" for v in script if not isinstance(v, Output)
+        ]
 
 
 @given(script=scripts(PIECES).map(lambda found: found[0]), num_ranks=st.integers(1, 5), data=st.data())
