@@ -130,7 +130,7 @@ def test_work_for_a_mesh_that_is_not_ready_ends_at_once(state: str) -> None:
             core = Core(2)
             core.receive(Parcel(Welcome(1, 2, "host")), 0.0)
         elif state == "restarting":
-            core.restart()
+            core.restart({"dp": 2, "tp": 2})
         else:
             core.stop()
             if state == "ended":
@@ -386,19 +386,19 @@ def test_a_restart_ends_what_runs_and_asks_for_new_ranks() -> None:
     core = ready_core()
     core.submit(1, (0, 1), FRAMES)
     hear(core, (0,), Done(1))
-    effects = core.restart()
+    effects = core.restart({"dp": 2, "tp": 2})
     assert [(deliver.ranks, deliver.parcel.verb.reason) for deliver in of(Deliver, effects)] == [
         ((1,), "was restarted")
     ]
     assert of(Finish, effects) == [Finish(1)]
-    assert sent(effects) == [Parcel(Restart())]
+    assert sent(effects) == [Parcel(Restart(("dp", "tp"), (2, 2)))]
     assert of(Change, effects) == [Change("restarting", None)]
 
 
 def test_a_restarted_mesh_has_no_dead_and_takes_work() -> None:
     core = ready_core()
     core.receive(Parcel(Died(1, "killed", "")), 0.0)
-    core.restart()
+    core.restart({"dp": 2, "tp": 2})
     core.receive(Parcel(Progress("process group", 1)), 0.0)
     assert core.state == "restarting"
     core.receive(Parcel(MeshReady(infos(4))), 0.0)
@@ -410,7 +410,7 @@ def test_a_restarted_mesh_has_no_dead_and_takes_work() -> None:
 def test_a_late_answer_from_before_a_restart_is_dropped() -> None:
     core = ready_core()
     core.submit(1, (0,), FRAMES)
-    core.restart()
+    core.restart({"dp": 2, "tp": 2})
     assert hear(core, (0,), Done(1)) == []
 
 
@@ -449,7 +449,7 @@ def test_the_end_comes_once() -> None:
 def test_what_has_ended_stays_ended() -> None:
     core = ready_core()
     core.agent_ended("its process ended")
-    core.restart()
+    core.restart({"dp": 2, "tp": 2})
     assert core.state == "ended"
     core.receive(Parcel(MeshReady(infos(4))), 0.0)
     assert core.state == "ended"
@@ -534,7 +534,7 @@ def test_every_run_hears_of_each_of_its_ranks_once_and_finishes_once(events: lis
             case "tick":
                 note(core.tick(now))
             case "restart":
-                note(core.restart())
+                note(core.restart({"dp": 2, "tp": 2}))
             case "ready":
                 note(core.receive(Parcel(MeshReady(infos(4))), now))
     note(core.agent_ended("the end"))

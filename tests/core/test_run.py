@@ -475,13 +475,14 @@ def test_awaiting_raises_what_happened_on_ranks() -> None:
         asyncio.run(main())
 
 
-def test_giving_up_an_await_leaves_the_run_alone() -> None:
+def test_giving_up_an_await_interrupts_the_ranks() -> None:
     case = Case(1)
 
     async def main() -> Any:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_wait_for(case.run), 0.01)
-        case.give(0, 1)
+        assert case.interrupted.is_set()
+        case.give(0, 1)  # too late for the rank
         return await case.run
 
     assert asyncio.run(main()) == {0: 1}

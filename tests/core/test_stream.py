@@ -6,13 +6,14 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellmesh.errors import ProtocolError
 from cellmesh.wire.framing import Parcel, at_rank_for_work, encode
 from cellmesh.wire.messages import PullNames
 from cellmesh.wire.stream import Channel, QueuedChannel, Reader
@@ -53,11 +54,12 @@ def in_thread(function: Any, *args: Any) -> Iterator[None]:
 
 def on_the_wire(messages: Sequence[Sequence[bytes]]) -> bytes:
     """What `Channel.send` writes, as the module's docstring has it."""
-    pieces = []
-    for frames in messages:
-        pieces.append(struct.pack(f"<I{len(frames)}Q", len(frames), *map(len, frames)))
-        pieces += frames
-    return b"".join(pieces)
+    return b"".join(head_of(map(len, frames)) + b"".join(frames) for frames in messages)
+
+
+def head_of(sizes: Iterable[int]) -> bytes:
+    sizes = list(sizes)
+    return b"cmsh" + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
 
 
 def plain(messages: Sequence[Sequence[Any]]) -> list[list[bytes]]:
@@ -106,7 +108,7 @@ def test_messages_that_come_in_any_pieces_are_whole(messages: list[list[bytes]],
     assert plain(received) == messages
 
 
-SIZES = [0, 1, 16 * 1024 - 1, 16 * 1024, 64 * 1024 - 12, 64 * 1024, 64 * 1024 + 1, 200_000, 3_000_000]
+SIZES = [0, 1, 16 * 1024 - 1, 16 * 1024, 64 * 1024 - 16, 64 * 1024, 64 * 1024 + 1, 200_000, 3_000_000]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -193,7 +195,7 @@ def test_the_end_of_the_stream_is_told() -> None:
             receiver.receive()
 
 
-@pytest.mark.parametrize("kept", [2, 10, 15])
+@pytest.mark.parametrize("kept", [2, 6, 10, 18])
 def test_a_message_cut_off_by_the_end_is_not_delivered(kept: int) -> None:
     with socketpair() as (ours, theirs):
         ours.sendall(on_the_wire([[b"abcd"]])[:kept])
@@ -235,6 +237,38 @@ def test_a_queued_channel_gives_up_on_a_peer_that_left() -> None:
         assert channel.send([b"x"])
         assert channel.send([b"y" * 1_000_000])
         assert channel.read() == []
+
+
+# ---- what is no message
+
+NO_MESSAGES = {
+    "text": b"hello from the child\n",
+    "zeros": bytes(32),
+    "another order of bytes": b"hsmc" + bytes(12),
+    "too many frames": b"cmsh" + b"\xff" * 4,
+    "a huge frame": head_of([2**63]),
+    "a huge frame among small ones": head_of([3, 2**60, 5]),
+    "rubbish after a message": on_the_wire([[b"good"]]) + b"rubbish!",
+}
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=NO_MESSAGES)
+@pytest.mark.parametrize("kind", [Channel, QueuedChannel])
+def test_what_is_no_message_is_noticed_before_memory_is_asked_for(data: bytes, kind: Any) -> None:
+    with socketpair() as (ours, theirs):
+        channel = kind(theirs)
+        read = channel.receive if kind is Channel else channel.read
+        ours.sendall(data)
+        with pytest.raises(ProtocolError):
+            read()
+
+
+@given(data=st.binary(min_size=8, max_size=200).filter(lambda data: not data.startswith(b"cmsh")))
+def test_random_bytes_are_no_message(data: bytes) -> None:
+    with socketpair() as (ours, theirs):
+        ours.sendall(data)
+        with pytest.raises(ProtocolError):
+            QueuedChannel(theirs).read()
 
 
 # ---- a reader that is slow

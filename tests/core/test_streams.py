@@ -112,6 +112,17 @@ def test_an_answer_may_wait_for_the_next(rank: Rank) -> None:
     assert rank.verbs == [Done(1), Done(2)]
 
 
+def test_a_flood_of_displays_goes_on_as_text(rank: Rank) -> None:
+    num_displays = 2000
+    for number in range(num_displays):
+        rank.pump.display(Parcel(Display(1, "display", b"{}")), f"<Figure {number}>")
+    rank.end(1)
+    shown = sum(isinstance(verb, Display) for verb in rank.verbs)
+    assert 0 < shown < num_displays / 2
+    assert rank.log_path.read_text().count("<Figure ") == num_displays - shown
+    assert rank.text(1).endswith(f"<Figure {num_displays - 1}>\n")
+
+
 def test_everything_is_in_the_log(rank: Rank) -> None:
     flood = "line\n" * 200_000
     rank.out.write(flood)
@@ -259,7 +270,7 @@ def test_many_threads_lose_nothing(rank: Rank) -> None:
         assert of_thread == list(range(num_lines))
 
 
-def test_a_forked_process_writes_to_the_descriptors_below(rank: Rank) -> None:
+def test_a_forked_process_writes_below_and_speaks_for_nobody(rank: Rank) -> None:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -267,10 +278,12 @@ def test_a_forked_process_writes_to_the_descriptors_below(rank: Rank) -> None:
         os.dup2(writing, 2)
         rank.out.write("out of the child\n")
         rank.err.write("and its stderr \udc80\n")
-        os._exit(0)
+        rank.pump.display(Parcel(Display(1, "display", b"{}")), "<Figure>")
+        rank.pump.send(Parcel(Done(1)), ends_run=True)
+        os._exit(3 if rank.posts else 0)
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
         text = file.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert text == b"out of the child\nand its stderr ?\n"
+    assert text == b"out of the child\nand its stderr ?\n<Figure>\n"
     assert rank.posts == []

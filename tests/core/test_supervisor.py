@@ -160,6 +160,14 @@ def test_a_zygote_that_dies_is_the_hosts_fault() -> None:
     assert of(End, actions)
 
 
+def test_ranks_that_cannot_be_forked_are_the_hosts_fault() -> None:
+    supervisor = make()
+    supervisor.zygote_ready(0)
+    actions = supervisor.fork_failed("too many open files")
+    assert up(actions) == [StartFailed("host", "too many open files"), Stopped("the start failed")]
+    assert of(End, actions)
+
+
 def test_a_rank_that_dies_while_it_starts_ends_the_start() -> None:
     supervisor = make()
     supervisor.zygote_ready(0)

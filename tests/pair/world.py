@@ -183,7 +183,7 @@ class World:
 
     def restart(self) -> None:
         """As the user asks; the ranks are then doomed, and live until they are reaped."""
-        self._carry_out(self.core.restart())
+        self._carry_out(self.core.restart({"dp": self.num_ranks}))
 
     def stop(self) -> None:
         """As the user asks."""
