@@ -20,6 +20,8 @@ every_magic = pytest.mark.parametrize("name", COMMANDS)
         ("dist_start", "8", {"num_ranks": 8}),
         ("dist_start", "8 --mesh dp=2,tp=4", {"num_ranks": 8, "mesh": "dp=2,tp=4"}),
         ("dist_start", "--mesh=dp=2 --backend gloo", {"num_ranks": None, "mesh": "dp=2", "backend": "gloo"}),
+        ("dist_start", "--mesh 'dp=2 tp=4'", {"mesh": "dp=2 tp=4"}),
+        ("dist_start", '--mesh="dp=2, tp=4"', {"mesh": "dp=2, tp=4"}),
         ("dist_start", "2 --preload a,b --name x", {"preload": "a,b", "name": "x"}),
         ("dist", "", {"ranks": None, "at": None, "nowait": False, "quiet": False}),
         ("dist", "--ranks 0,2-3 -q", {"ranks": "0,2-3", "quiet": True}),

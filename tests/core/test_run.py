@@ -513,6 +513,27 @@ def test_values_can_be_iterated_over_asynchronously() -> None:
     assert asyncio.run(main()) == [(1, 10), (0, 0)]
 
 
+def test_giving_up_an_asynchronous_iteration_interrupts_the_ranks_and_hangs_nowhere() -> None:
+    case = Case(1)
+
+    async def iterate() -> None:
+        async for _ in case.run:
+            pass
+
+    def give_up() -> None:
+        with contextlib.suppress(TimeoutError):
+            asyncio.run(asyncio.wait_for(iterate(), 0.01))
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    thread.join(1.0)
+    hangs = thread.is_alive()
+    case.settle((0,), Done(1))  # lets go of it
+    thread.join(WAIT_S)
+    assert not hangs
+    assert case.interrupted.is_set()
+
+
 async def _wait_for(run: Run[Any]) -> Any:
     return await run
 
