@@ -176,13 +176,21 @@ class Core:
         """Ask for the end of a rank's log; the answer is `LogText`."""
         return self._ask_agent(ReadLog(self._new_request(), rank, num_bytes))
 
-    def restart(self, dims: Mapping[str, int]) -> list[Effect]:
-        """Replace every rank; runs in flight end."""
+    def restart(self, dims: Mapping[str, int] | None = None) -> list[Effect]:
+        """Replace every rank; runs in flight end.
+
+        Args:
+            dims: of the new ranks' DeviceMesh; None for those of the start.
+        """
         if self.state in ("stopping", "ended"):
             return []
         effects = self._abandon_all("was restarted")
         self.state = "restarting"
-        return [*effects, Send(Parcel(Restart(tuple(dims), tuple(dims.values())))), Change(self.state, None)]
+        return [
+            *effects,
+            Send(Parcel(Restart(tuple(dims or ()), tuple((dims or {}).values())))),
+            Change(self.state, None),
+        ]
 
     def stop(self) -> list[Effect]:
         """End the mesh."""

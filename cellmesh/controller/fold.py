@@ -10,7 +10,7 @@ redrawn.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +139,9 @@ class Folder:
             now: seconds, the clock of `feed`.
             everything: hold nothing back; the run is over.
         """
+        self._close_finished_live()
+        for rank in list(self._queues):
+            self._vacate([key for key in self._live if key[0] == rank and key not in self._open], now)
         while group := self._choose(now, everything):
             first = self._queues[group[0]][0]
             ids = tuple(self._queues[rank].popleft().display_id for rank in group)
@@ -181,7 +184,7 @@ class Folder:
             self._end_line(key, _after_returns(line), now)
         self._partial_since.pop(key, None) if lines else None
         if rest:
-            self._keep_finished(rank, now)
+            self._make_way(key, now)
             self._partial[key] = _after_returns(rest, keep_return=True)
             self._partial_since.setdefault(key, now)
             if key in self._open:
@@ -226,6 +229,27 @@ class Folder:
             self._open.clear()
             self._is_buried = False
 
+    def _close_finished_live(self) -> None:
+        """A block of which no line is unfinished stays as it is, and what comes now stands below it."""
+        if self._live and not self._open:
+            self._ready.append(self._draw(closed=True))
+            self._live.clear()
+            self._live_changed = self._is_buried = False
+
+    def _make_way(self, key: tuple[int, StreamName], now: float) -> None:
+        """A new line begins where a finished one stands in the block."""
+        if key in self._live and key not in self._open:
+            self._close_finished_live()
+            self._vacate([key] if key in self._live else [], now)
+
+    def _vacate(self, keys: Sequence[tuple[int, StreamName]], now: float) -> None:
+        """A rank goes on while others' lines in the block are unfinished: its finished ones go before."""
+        for key in reversed(keys):
+            queue = self._queues.setdefault(key[0], collections.deque())
+            arrived_at = queue[0].arrived_at if queue else now
+            queue.appendleft(_Queued(Line(key[1], self._live.pop(key)), arrived_at))
+            self._live_changed = True
+
     def _draw(self, closed: bool) -> Live:
         by_text: dict[str, list[int]] = {}
         for (rank, _), text in sorted(self._live.items()):
@@ -237,16 +261,8 @@ class Folder:
 
     def _queue(self, ranks: Ranks, item: Item, now: float, display_id: str = "") -> None:
         for rank in ranks:
-            self._keep_finished(rank, now)
             queue = self._queues.setdefault(rank, collections.deque())
             queue.append(_Queued(item, now, display_id))
-
-    def _keep_finished(self, rank: int, now: float) -> None:
-        """A rank goes on after a line that was finished in the live block: that one is shown above."""
-        for key in [key for key in self._live if key[0] == rank and key not in self._open]:
-            queue = self._queues.setdefault(rank, collections.deque())
-            queue.append(_Queued(Line(key[1], self._live.pop(key)), now))
-            self._live_changed = True
 
     def _choose(self, now: float, everything: bool) -> Ranks:
         """The ranks whose equal heads are to be shown next; empty when it is better to wait."""

@@ -62,6 +62,7 @@ class Run(Generic[T]):
         self._arrived: list[int] = []  # ranks, as they ended it
         self._ended = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
+        self._wakers: list[Callable[[], None]] = []  # of who awaits the next rank
         self._lock = threading.Condition()
         self._interrupted = False
 
@@ -162,7 +163,9 @@ class Run(Generic[T]):
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
         for position in range(len(self.ranks)):
-            yield self._next_value(await asyncio.to_thread(self._wait_for_arrival, position))
+            while len(self._arrived) <= position:
+                await self._wait_for_news(position)
+            yield self._next_value(self._arrived[position])
 
     def __repr__(self) -> str:
         waiting = self.waiting_ranks()
@@ -177,6 +180,9 @@ class Run(Generic[T]):
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
             self._lock.notify_all()
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
         self.printer.settle(ranks, parcel.verb, now)
 
     def report_waiting(self, states: dict[int, RankState]) -> None:
@@ -219,20 +225,26 @@ class Run(Generic[T]):
             ) from None
 
     async def _wait_async(self) -> Any:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
-                loop.call_soon_threadsafe(_resolve, waiter)
-
+        waiter, wake = _make_waker()
         self.on_end(wake)
+        await self._await_or_interrupt(waiter)
+        return self.result()
+
+    async def _wait_for_news(self, position: int) -> None:
+        """Until more ranks than `position` have ended it, or for a while."""
+        waiter, wake = _make_waker()
+        with self._lock:
+            if len(self._arrived) > position:
+                return
+            self._wakers.append(wake)
+        await self._await_or_interrupt(waiter)
+
+    async def _await_or_interrupt(self, waiter: asyncio.Future[None]) -> None:
         try:
             await waiter
         except asyncio.CancelledError:
             self.interrupt()
             raise
-        return self.result()
 
     def _wait_for_arrival(self, position: int) -> int:
         with self._lock:
@@ -278,6 +290,18 @@ class Run(Generic[T]):
         if rest:
             parts.append(f"{describe_ranks(rest)} finished")
         return "; ".join(parts)
+
+
+def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """A future of the running loop, and what resolves it from another thread."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
+            loop.call_soon_threadsafe(_resolve, waiter)
+
+    return waiter, wake
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

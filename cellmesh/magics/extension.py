@@ -124,7 +124,7 @@ class Extension:
 
     def dist_status(self, options: dict[str, Any]) -> Table:
         mesh = self._need_mesh()
-        return status_table(self._describe_mesh(), mesh.report(), mesh.states())
+        return status_table(repr(mesh), mesh.report(), mesh.states())
 
     def dist_logs(self, options: dict[str, Any]) -> None:
         mesh = self._need_mesh()

@@ -121,10 +121,18 @@ def split(line: str) -> list[str]:
     The value of an option loses the quotes round it.
     """
     words: list[str] = _WORD.findall(line)
-    for index, word in enumerate(words[1:], 1):
-        if words[index - 1].startswith("--") and len(word) > 1 and word[0] == word[-1] and word[0] in "'\"":
-            words[index] = word[1:-1]
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option.startswith("--") and equals:
+            words[index] = f"{option}={_unquote(value)}"
+        elif index and words[index - 1].startswith("--"):
+            words[index] = _unquote(word)
     return words
+
+
+def _unquote(word: str) -> str:
+    quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "'\""
+    return word[1:-1] if quoted else word
 
 
 def wants_help(line: str) -> bool:

@@ -65,10 +65,10 @@ class Relay(Verb, frozen=True):
 
 
 class Restart(Verb, frozen=True):
-    """Kill every rank and fork new ones, with a DeviceMesh of these dims."""
+    """Kill every rank and fork new ones, with a DeviceMesh of these dims (none: as before)."""
 
-    mesh_dim_names: tuple[str, ...]
-    mesh_shape: tuple[int, ...]
+    mesh_dim_names: tuple[str, ...] = ()
+    mesh_shape: tuple[int, ...] = ()
 
 
 class Stop(Verb, frozen=True):

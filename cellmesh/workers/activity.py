@@ -47,8 +47,21 @@ def look_at_main_thread(shell: RankShell) -> Activity:
     return _read(frame, shell)
 
 
-def describe_interruption(tb: types.TracebackType | None) -> str:
-    """Where a KeyboardInterrupt struck, in a few words: a collective, or the innermost function."""
+def describe_interruption(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
+    """Where a KeyboardInterrupt struck, in a few words: a collective, or the innermost function.
+
+    Args:
+        tb: its traceback.
+        handled: what was being handled then: the collective may just have raised, freed by its peers' end.
+    """
+    collective, where = _places(tb)
+    if handled is not None and not collective:
+        collective, _ = _places(handled.__traceback__)
+    return f"interrupted in {collective or where}".replace("<module>", "the cell")
+
+
+def _places(tb: types.TracebackType | None) -> tuple[str, str]:
+    """The collective that a traceback passes through, and its innermost function that is the user's."""
     collective = where = ""
     while tb is not None:
         code = tb.tb_frame.f_code
@@ -57,7 +70,7 @@ def describe_interruption(tb: types.TracebackType | None) -> str:
         if not str(tb.tb_frame.f_globals.get("__name__", "")).startswith("cellmesh.workers."):
             where = code.co_name
         tb = tb.tb_next
-    return f"interrupted in {collective or where}".replace("<module>", "the cell")
+    return collective, where
 
 
 def _is_collective(code: types.CodeType) -> bool:

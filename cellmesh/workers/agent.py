@@ -198,7 +198,7 @@ class Agent:
     def _obey(self, verb: Any) -> None:
         match verb:
             case Restart(names, shape):
-                self._dims = names, shape
+                self._dims = (names, shape) if names else self._dims
                 self._act(self._supervisor.restart())
             case Stop():
                 self._stop("stopped")

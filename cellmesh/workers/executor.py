@@ -134,7 +134,7 @@ class Executor:
         text = _text_of(error)
         line = self._shell.line_in_cell(error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
-            text = text or describe_interruption(error.__traceback__)
+            text = text or describe_interruption(error.__traceback__, error.__context__)
             traceback = f"{type(error).__name__}: {text}" + (f" at line {line}" if line else "")
         elif isinstance(error, CellmeshError):
             traceback = f"{type(error).__name__}: {text}"
