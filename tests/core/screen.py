@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cellmesh.controller.fold import Block, Folder, Item, Line, Live, Ranks
-from cellmesh.wire.messages import Output, StreamName
+from cellmesh.controller.fold import HOLD_S, Block, Folder, Item, Line, Live, Ranks
+from cellmesh.wire.messages import Display, Failed, Output, StreamName
 from cellmesh.wire.ranks import format_ranks
 
+ALL = (0, 1, 2, 3)
+SHORT_S = HOLD_S / 10
+LONG_S = HOLD_S * 2
 Entry = tuple[Ranks, Item | str]
 
 
@@ -115,3 +118,11 @@ def as_text(item: Item | str) -> str:
     if isinstance(item, str):
         return item
     return item.text if isinstance(item, Line) else type(item).__name__
+
+
+def display(text: str, kind: Any = "display", display_id: str = "") -> Display:
+    return Display(1, kind, text.encode(), display_id)
+
+
+def failure(text: str = "no") -> Failed:
+    return Failed(1, "ValueError", text, f"Traceback: {text}", 4)

@@ -90,10 +90,10 @@ def test_a_root_that_others_may_enter_is_refused(root: Path, mode: int) -> None:
     assert list(root.iterdir()) == []
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-def test_a_root_of_somebody_else_is_refused(root: Path) -> None:
+def test_a_root_of_somebody_else_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root.mkdir(mode=0o700)
-    os.chown(root, 12345, 12345)
+    somebody_else = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody_else)
     with pytest.raises(HostError, match="must belong to you alone"):
         make_directory(root, "one")
 
@@ -184,6 +184,14 @@ def test_a_ticket_that_cannot_be_written_is_an_error_of_the_host(root: Path) -> 
 def test_a_ticket_that_others_may_read_is_not_used(root: Path, mode: int) -> None:
     path = write_ticket(ticket_in(make_directory(root, "one")))
     path.chmod(mode)
+    with pytest.raises(HostError, match="not yours alone"):
+        read_ticket(path)
+
+
+def test_a_ticket_of_somebody_else_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_ticket(ticket_in(make_directory(root, "one")))
+    somebody_else = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody_else)
     with pytest.raises(HostError, match="not yours alone"):
         read_ticket(path)
 

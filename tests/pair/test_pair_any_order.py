@@ -1,0 +1,190 @@
+"""Both sides of a mesh in memory, whatever happens and in whatever order."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellmesh.controller.run import Run
+from cellmesh.errors import RankFailure
+from cellmesh.workers.supervisor import LEAVE_S
+
+from .world import World
+
+
+def causes(world: World, kind: type) -> list[Any]:
+    return [change.cause for change in world.changes if isinstance(change.cause, kind)]
+
+
+# ---- whatever the order
+
+SUBSETS = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
+Step = tuple[str, int, int]
+
+
+def steps_of(kinds: dict[str, int]) -> st.SearchStrategy[list[Step]]:
+    """Long lists of what may happen, each as often as its weight says, with a rank and another number."""
+    weighted = [kind for kind, weight in kinds.items() for _ in range(weight)]
+    step = st.tuples(st.sampled_from(weighted), st.integers(0, 2), st.integers(0, 6))
+    return st.lists(step, min_size=30, max_size=80)
+
+
+def shown_by(world: World, run: Run[Any], rank: int) -> list[str]:
+    """A rank's lines on the console; remarks, which have no label, are passed over."""
+    said = []
+    for line in world.text_of(run).splitlines():
+        label, _, text = line.partition("] ")
+        spans = [part.split("-") for part in label[1:].split(",")] if line.startswith("[") else []
+        if any(int(span[0]) <= rank <= int(span[-1]) for span in spans):
+            said.append(text)
+    return said
+
+
+@settings(max_examples=120)
+@given(
+    steps=steps_of(
+        {"submit": 3, "done": 8, "fail": 1, "print": 12, "down": 6, "up": 3, "tick": 2, "wait": 1, "long": 1}
+    )
+)
+def test_every_run_ends_once_with_every_ranks_own_answer_and_output(steps: Sequence[Step]) -> None:
+    world = World(3).start()
+    answers: dict[int, dict[int, Any]] = collections.defaultdict(dict)
+    printed: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
+
+    def act(kind: str, rank: int, number: int) -> None:
+        process = world.ranks[rank]
+        if not process.queue:
+            return
+        run = process.queue[0]
+        if kind == "print":
+            line = f"line {number % 3}"
+            printed[run, rank].append(line)
+            process.print(f"{line}\n")
+        elif kind == "done":
+            answers[run][rank] = f"{run} on {rank}" if number % 2 else None
+            process.done(answers[run][rank])
+        else:
+            answers[run][rank] = ValueError
+            process.fail(ValueError("no"))
+
+    for kind, rank, number in steps:
+        match kind:
+            case "submit":
+                world.submit(SUBSETS[number])
+            case "down":
+                world.deliver_down()
+            case "up":
+                world.deliver_up()
+            case "tick":
+                world.tick()
+            case "wait" | "long":
+                world.wait(0.004 if kind == "wait" else 0.3)
+            case _:
+                act(kind, rank, number)
+    world.deliver()
+    for rank, process in world.ranks.items():
+        while process.queue:
+            act("done", rank, 1)
+    world.wait(5.0)
+    assert world.finished == dict.fromkeys(world.runs, 1)
+    for number, run in world.runs.items():
+        assert sorted(world.settled[number]) == sorted(run.ranks)
+        failed = {rank for rank, value in answers[number].items() if value is ValueError}
+        if failed:
+            with pytest.raises(RankFailure) as caught:
+                run.result(0)
+            assert set(caught.value.exceptions_by_rank) == failed
+        else:
+            assert run.result(0) == answers[number]
+        for rank in run.ranks:
+            lines = [line for line in shown_by(world, run, rank) if line.startswith("line ")]
+            assert lines == printed[number, rank]
+
+
+def is_up(world: World, rank: int) -> bool:
+    return world.supervisor.report({})[rank].phase in ("idle", "running")
+
+
+def calm_down(world: World) -> None:
+    """What is under way arrives, what was killed ends, who starts gets ready, and all work is done."""
+    for _ in range(4):
+        world.wait(2.0)
+        world.reap_doomed()
+        for rank, process in list(world.ranks.items()):
+            if not is_up(world, rank):
+                process.ready()
+            while process.queue:
+                process.done()
+    world.wait(2.0)
+
+
+@settings(max_examples=200)
+@given(
+    steps=steps_of(
+        {"submit": 4, "done": 6, "fail": 2, "print": 2, "die": 3, "interrupt": 2, "obey": 1, "restart": 2}
+        | {"reap": 3, "ready": 6, "down": 8, "up": 5, "wait": 2, "states": 2, "peek": 2, "mute": 1}
+    ),
+    stops=st.booleans(),
+)
+def test_whatever_happens_every_run_ends_once_and_so_does_the_mesh(
+    steps: Sequence[Step], stops: bool
+) -> None:
+    world = World(3).start()
+    asked: list[int] = []
+    for kind, rank, number in steps:
+        process = world.ranks.get(rank)
+        match kind:
+            case "submit":
+                world.submit(SUBSETS[number])
+            case "done" | "fail" | "print" | "obey" if process is not None and process.queue:
+                arguments = {"fail": (ValueError("no"),), "print": ("x\n",)}.get(kind, ())
+                getattr(process, kind)(*arguments)
+            # A rank that dies while the mesh starts would end it.
+            case "die" if process is not None and (world.supervisor.state == "ready" or process.is_doomed):
+                process.die()
+            case "interrupt" if world.runs:
+                world.runs[number % len(world.runs) + 1].interrupt()
+            case "restart":
+                world.restart()
+            case "reap":
+                world.reap_doomed()
+            case "ready" if process is not None and not is_up(world, rank) and not process.is_doomed:
+                process.ready()
+            case "down":
+                world.deliver_down()
+            case "up":
+                world.deliver_up()
+            case "wait":
+                world.wait(0.3)
+            case "states":
+                asked.append(world.ask_states(SUBSETS[number]))
+            case "peek":
+                world.peek((rank,))
+            case "mute" if process is not None:
+                process.answers_probes = not process.answers_probes
+    calm_down(world)
+    assert world.core.state == "ready"
+    assert set(world.core.dead) == set(range(3)) - set(world.ranks)
+    assert [run for run in world.runs.values() if not run.done()] == []
+    assert set(asked) == set(world.answers)
+    assert (world.core.deadline(), world.supervisor.deadline()) == (None, None)
+    last = world.submit()  # what is asked for at the end ends as well
+    world.deliver()
+    if stops:
+        world.stop()
+        world.wait(LEAVE_S)
+        world.reap_doomed()
+        assert world.ended == 1
+        assert world.ranks == {}
+    else:
+        world.lose_agent()
+    assert last.done()
+    assert world.core.state == "ended"
+    assert world.finished == dict.fromkeys(world.runs, 1)
+    for number, run in world.runs.items():
+        assert sorted(world.settled[number]) == sorted(run.ranks)
