@@ -142,6 +142,15 @@ def test_an_interruption_in_a_collective_names_the_collective() -> None:
     assert describe_interruption(tb) == "interrupted in barrier"
 
 
+def test_an_interruption_beside_a_collective_that_was_just_freed_names_it() -> None:
+    barrier = define("def barrier():\n    raise RuntimeError\n", C10D, "torch.distributed")["barrier"]
+    with pytest.raises(RuntimeError) as freed:
+        barrier()
+    tb = interrupted(lambda: define("raise KeyboardInterrupt", "<cell 1>", "__main__"))
+    assert describe_interruption(tb, freed.value) == "interrupted in barrier"
+    assert describe_interruption(tb, ValueError("no collective")) == "interrupted in the cell"
+
+
 def test_our_own_functions_are_not_named() -> None:
     ours = define(
         "def on_signal():\n    raise KeyboardInterrupt\n", "/lib/ours.py", "cellmesh.workers.interrupts"

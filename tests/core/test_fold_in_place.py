@@ -117,6 +117,20 @@ def test_a_line_after_a_finished_bar_stands_below_it() -> None:
         assert [as_text(item) for ranks, item in screen.shown if rank in ranks] == ["100%", "saved"]
 
 
+def test_bars_that_end_together_stay_in_their_place() -> None:
+    screen = Screen(ALL)
+    for rank in ALL:
+        screen.print(rank, "\r50%")
+    screen.wait(LONG_S)
+    for rank in ALL:
+        screen.print(rank, "\r100%\n")
+    screen.wait(LONG_S)
+    screen.print(ALL, "saved\n")
+    screen.finish()
+    assert screen.text == ["[0-3] 100%", "[0-3] saved"]
+    assert all(screen.redraws), "an empty place was left"
+
+
 def test_a_display_ends_the_line_before_it() -> None:
     screen = Screen((0,))
     screen.print(0, "look: ")
