@@ -100,8 +100,8 @@ class Ranks:
         """Call a function on every rank, and wait.
 
         Args:
-            function: anything that cloudpickle can pickle. Names that it does not find in the notebook are
-                looked up in the rank's namespace.
+            function: anything that cloudpickle can pickle. Names that it and its helpers do not bring from
+                the notebook are the rank's, as they are when it is called.
             args, kwargs: its arguments.
 
         Returns:

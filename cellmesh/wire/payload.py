@@ -96,30 +96,6 @@ def loads(payload: Pickled, buffers: Sequence[Frame]) -> Any:
     return pickle.loads(payload.stream, buffers=buffers)
 
 
-def loads_with_functions(payload: Pickled, buffers: Sequence[Frame]) -> tuple[Any, list[types.FunctionType]]:
-    """As `loads`, with the functions in it that came by value (helpers and methods, too)."""
-    unpickler = _Unpickler(io.BytesIO(payload.stream), buffers=buffers)
-    return unpickler.load(), unpickler.functions
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.functions: list[types.FunctionType] = []
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        return self._make_function(found) if name == "_make_function" else found
-
-    def _make_function(self, make: Callable[..., types.FunctionType]) -> Callable[..., Any]:
-        def make_and_note(*args: Any) -> types.FunctionType:
-            function = make(*args)
-            self.functions.append(function)
-            return function
-
-        return make_and_note
-
-
 def _type_name(value: Any) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

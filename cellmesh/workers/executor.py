@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import types
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +21,7 @@ from ..wire.messages import (
     Work,
 )
 from .activity import describe_interruption
+from .borrowing import bind_missing_names
 from .groups import Groups
 from .inspection import describe, is_dtensor
 from .interrupts import Interrupts
@@ -89,9 +87,8 @@ class Executor:
     def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done] | BaseException:
         match work:
             case RunCall():
-                call, functions = payload.loads_with_functions(work.payload, buffers)
-                _bind_missing_names(functions, self._shell.user_ns)
-                function, args, kwargs = call
+                function, args, kwargs = payload.loads(work.payload, buffers)
+                bind_missing_names((function, args, kwargs), self._shell.user_ns)
                 return self._value(work.run, function(*args, **kwargs), "the result")
             case RunCell():
                 error = self._shell.run_source(
@@ -99,9 +96,9 @@ class Executor:
                 )
                 return Parcel(Done(work.run)) if error is None else error
             case PushNames():
-                names, functions = payload.loads_with_functions(work.payload, buffers)
+                names = payload.loads(work.payload, buffers)
                 self._shell.user_ns.update(names)
-                _bind_missing_names(functions, self._shell.user_ns)
+                bind_missing_names(names, self._shell.user_ns)
                 return Parcel(Done(work.run))
             case PullNames():
                 return self._value(work.run, self._evaluate(work.expression), work.expression)
@@ -181,19 +178,3 @@ def reduce_for_notebook(value: Any) -> Any:
         if value.device.type not in ("cpu", "meta"):
             return value.cpu().__reduce_ex__(5)  # type: ignore[no-untyped-call]
     return NotImplemented
-
-
-def _bind_missing_names(functions: Sequence[types.FunctionType], namespace: dict[str, Any]) -> None:
-    """Let functions that came by value find those of the rank's names that they did not bring along."""
-    for function in functions:
-        known = function.__globals__
-        for name in _names_of(function.__code__):
-            if name not in known and name in namespace and not hasattr(builtins, name):
-                known[name] = namespace[name]
-
-
-def _names_of(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_of(constant)

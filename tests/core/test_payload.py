@@ -200,22 +200,6 @@ def test_exceptions_travel_with_their_arguments() -> None:
     assert arrived.args == ("wrong", 3)
 
 
-def test_functions_that_came_by_value_are_told(notebook: types.ModuleType) -> None:
-    source = (
-        "def helper(): return 1\n"
-        "def main(): return helper()\n"
-        "class Model:\n    def forward(self): return helper()\n"
-    )
-    exec(source, vars(notebook))
-    value = (notebook.main, notebook.Model(), np.mean, [lambda: 3])
-    pickled, buffers = payload.dumps(value, "value")
-    loaded, functions = payload.loads_with_functions(pickled, buffers)
-    assert {function.__name__ for function in functions} == {"main", "helper", "forward", "<lambda>"}
-    assert loaded[0]() == 1
-    assert loaded[2] is np.mean
-    assert any(function is loaded[0] for function in functions)
-
-
 # ---- the reducer
 
 
