@@ -148,7 +148,7 @@ class Ranks:
         """
         cell = read_cell(source, execution_count)
         count = execution_count or self._session.count_cell()
-        sink = sink or current_sink()
+        sink = sink or current_sink(self._session.displays)
         return self._start(
             lambda number: RunCell(number, cell.source, cell.transformed, cell.is_async, count, quiet),
             title=f"cell {count}",
@@ -249,7 +249,7 @@ class Ranks:
         probe = verb(0)
         # A value that cannot be had is told once, by the exception; user code's tracebacks as they come.
         shows_traces = isinstance(probe, RunCell | RunCall)
-        printer = Printer(self.ranks, sink or current_sink(), shows_traces)
+        printer = Printer(self.ranks, sink or current_sink(self._session.displays), shows_traces)
         return self._session.start_run(
             self.ranks,
             self._single,

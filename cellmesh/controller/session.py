@@ -34,6 +34,7 @@ from .link import Link
 from .options import Options
 from .printer import Printer
 from .run import Run
+from .sinks import Displays
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -66,6 +67,7 @@ class Session:
         self.dims: Mapping[str, int] = dict(options.mesh)
         self._started_at = time.monotonic()
         self.start_s = 0.0
+        self.displays = Displays()
         self._on_progress = on_progress
         self._ticket = make_ticket(options)
         self._owner_pid = os.getpid()

@@ -7,6 +7,7 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
 from ..wire.ranks import format_ranks
@@ -113,19 +114,31 @@ class SilentSink:
 Publish = Callable[[str, dict[str, Any]], None]
 
 
+@dataclass
+class Displays:
+    """The displays of a mesh that can be updated, also from a later cell.
+
+    Attributes:
+        ids: a rank's own id, as (rank, id) -> ours, of the display that was shown for it.
+        owners: ours -> the lowest of its ranks, which it follows.
+    """
+
+    ids: dict[tuple[int, str], str] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
+
+
 class CellSink:
     """The output area of one notebook cell, however late the output comes.
 
     Args:
         publish: sends an iopub message (type, content) with that cell as its parent.
+        displays: the mesh's; None for none but the cell's own.
     """
 
-    def __init__(self, publish: Publish) -> None:
+    def __init__(self, publish: Publish, displays: Displays | None = None) -> None:
         self._publish = publish
         self._live_id = ""
-        # A rank's own display ids, as (rank, id), and ours for the display that was shown for them.
-        self._display_ids: dict[tuple[int, str], str] = {}
-        self._owners: dict[str, int] = {}
+        self._displays = displays if displays is not None else Displays()
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
         texts: list[tuple[str, str]] = []
@@ -181,8 +194,7 @@ class CellSink:
 
     def _show_rich(self, block: Block, rich: Rich) -> None:
         if rich.kind == "clear":
-            if not self._owners or block.ranks[0] == min(block.ranks):
-                self._publish("clear_output", {"wait": rich.bundle == b"wait"})
+            self._publish("clear_output", {"wait": rich.bundle == b"wait"})
             return
         content: dict[str, Any] = json.loads(rich.bundle)
         if rich.kind == "update":
@@ -191,8 +203,8 @@ class CellSink:
         known = [(r, i) for r, i in zip(block.ranks, block.display_ids, strict=True) if i]
         if known:
             ours = uuid.uuid4().hex
-            self._display_ids.update(dict.fromkeys(known, ours))
-            self._owners[ours] = block.ranks[0]
+            self._displays.ids.update(dict.fromkeys(known, ours))
+            self._displays.owners[ours] = block.ranks[0]
             content["transient"] = {"display_id": ours}
         self._publish("display_data", _labelled(content, block.ranks))
 
@@ -200,11 +212,11 @@ class CellSink:
         # A display that several ranks share follows its lowest rank.
         shown: dict[str, list[int]] = {}
         for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
-            ours = self._display_ids.get((rank, theirs))
+            ours = self._displays.ids.get((rank, theirs))
             if ours is not None:
                 shown.setdefault(ours, []).append(rank)
         for ours, ranks in shown.items():
-            if self._owners[ours] in ranks:
+            if self._displays.owners[ours] in ranks:
                 labelled = _labelled(content, tuple(ranks))
                 self._publish("update_display_data", {**labelled, "transient": {"display_id": ours}})
 
@@ -257,8 +269,12 @@ def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(stream, "".join(texts)) for stream, texts in joined]
 
 
-def current_sink() -> Sink:
-    """The sink for the code that asks: its notebook cell in a Jupyter kernel, else the console."""
+def current_sink(displays: Displays | None = None) -> Sink:
+    """The sink for the code that asks: its notebook cell in a Jupyter kernel, else the console.
+
+    Args:
+        displays: the mesh's.
+    """
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     kernel = getattr(shell, "kernel", None)
@@ -276,4 +292,4 @@ def current_sink() -> Sink:
         topic = f"kernel.{kernel.ident}.{kind}".encode()
         kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
 
-    return CellSink(publish)
+    return CellSink(publish, displays)

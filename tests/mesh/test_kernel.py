@@ -135,6 +135,16 @@ def test_a_display_is_updated_in_place(notebook: Notebook) -> None:
     assert "second" in second["data"]["text/plain"]
 
 
+def test_a_display_is_updated_from_a_later_cell(notebook: Notebook) -> None:
+    first = notebook.run("%%dist\nfrom IPython.display import display\nh = display('one', display_id=True)")
+    second = notebook.run("%%dist\nh.update('two')")
+    ((_, shown),) = [m for m in first.messages if m[0] == "display_data"]
+    ((_, updated),) = [m for m in second.messages if m[0] == "update_display_data"]
+    assert shown["transient"]["display_id"] == updated["transient"]["display_id"]
+    assert "[0-2]" in updated["data"]["text/plain"]
+    assert "two" in updated["data"]["text/plain"]
+
+
 def test_late_output_goes_to_the_cell_that_caused_it(notebook: Notebook) -> None:
     first = notebook.send(
         "%%dist\nimport threading\ngo = threading.Event()\n"
