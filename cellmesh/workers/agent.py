@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
 import signal
 import socket
 import sys
@@ -23,13 +22,7 @@ import zmq
 
 from ..errors import HostError, ProtocolError
 from ..wire import transport
-from ..wire.framing import (
-    Frame,
-    Parcel,
-    at_agent_from_controller,
-    at_agent_from_rank,
-    encode,
-)
+from ..wire.framing import Frame, Parcel, at_agent_from_controller, at_agent_from_rank, encode
 from ..wire.messages import (
     PROTOCOL,
     Channel,
@@ -53,7 +46,17 @@ from . import processes
 from .events import Events, Order
 from .output import Log, read_log
 from .rank_link import Hearing, RankLink
-from .supervisor import Action, AskToLeave, End, ForkAll, KillRanks, Supervisor, ToRanks, Up
+from .supervisor import (
+    Action,
+    AskToLeave,
+    End,
+    ForkAll,
+    KillRanks,
+    Supervisor,
+    ToRanks,
+    Up,
+    join_relays,
+)
 from .zygote import ZygoteFailed, ZygoteReady
 from .zygote_client import ZygoteClient
 
@@ -175,7 +178,7 @@ class Agent:
                 actions += self._supervisor.relay(verb, buffers)
             else:
                 self._obey(verb)
-        self._act(_join(actions))
+        self._act(join_relays(actions))
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.key != self._key:
@@ -270,12 +273,7 @@ class Agent:
 
     def _reap_orphans(self) -> None:
         """Collect what ranks started and left to us when they ended."""
-        for pid in processes.children(os.getpid()):
-            if pid not in self._children:
-                try:
-                    os.waitpid(pid, os.WNOHANG)
-                except ChildProcessError:
-                    continue
+        processes.reap_children_except(self._children)
 
     # ---- the zygote and what it forks
 
@@ -324,8 +322,26 @@ class Agent:
         except OSError as error:
             self._act(self._supervisor.fork_failed(f"cannot connect {len(ranks)} ranks: {error}"))
             return
+        common = {
+            "world_size": len(ranks),
+            "num_local_ranks": len(ranks),
+            "num_gpus": self._num_gpus,
+            "num_threads": processes.num_threads_for(len(ranks)),
+            "backend": self._ticket.backend,
+            "mesh_dim_names": self._dims[0],
+            "mesh_shape": self._dims[1],
+            "master_addr": _MASTER_ADDR,
+            "master_port": self._store_port,
+            "incarnation": incarnation,
+            "agent_pid": os.getpid(),
+            "mesh_name": self._ticket.name,
+        }
         pids = self._zygote.fork_ranks(
-            [self._rank_options(rank, incarnation) for rank in ranks], [link.theirs for link in links]
+            [
+                {**common, "rank": rank, "local_rank": rank, "log_path": str(self._log_path(rank))}
+                for rank in ranks
+            ],
+            [link.theirs for link in links],
         )
         for link in links:
             link.close_theirs()
@@ -354,44 +370,6 @@ class Agent:
         self._store_port = 0
         self._act(self._supervisor.store_ended(self._reap(pid)))
 
-    def _rank_options(self, rank: int, incarnation: int) -> dict[str, Any]:
-        ticket = self._ticket
-        told = os.environ.get("OMP_NUM_THREADS", "")
-        default = 1 if ticket.num_ranks > 1 else len(os.sched_getaffinity(0))
-        return {
-            "rank": rank,
-            "local_rank": rank,
-            "world_size": ticket.num_ranks,
-            "num_local_ranks": ticket.num_ranks,
-            "num_gpus": self._num_gpus,
-            "num_threads": int(told) if told.isdecimal() else default,
-            "backend": ticket.backend,
-            "mesh_dim_names": self._dims[0],
-            "mesh_shape": self._dims[1],
-            "master_addr": _MASTER_ADDR,
-            "master_port": self._store_port,
-            "incarnation": incarnation,
-            "agent_pid": os.getpid(),
-            "log_path": str(self._log_path(rank)),
-            "mesh_name": ticket.name,
-        }
-
-
-def _join(actions: Sequence[Action]) -> list[Action]:
-    """Make one message of what goes to the same ranks in a row."""
-    joined: list[Action] = []
-    for action in actions:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(action, ToRanks)
-            and isinstance(last, ToRanks)
-            and (action.ranks, action.channel) == (last.ranks, last.channel)
-        ):
-            joined[-1] = ToRanks(last.ranks, last.channel, [*last.frames, *action.frames])
-        else:
-            joined.append(action)
-    return joined
-
 
 def main(ticket_path: str) -> int:
     """Run an agent.
@@ -403,7 +381,7 @@ def main(ticket_path: str) -> int:
         Exit code.
     """
     ticket = read_ticket(Path(ticket_path))
-    _allow_many_descriptors()
+    processes.allow_many_descriptors()
     try:
         agent = Agent(ticket)
     except (HostError, OSError) as error:
@@ -418,9 +396,3 @@ def main(ticket_path: str) -> int:
     finally:
         agent.close()
     return 0
-
-
-def _allow_many_descriptors() -> None:
-    """Raise the soft limit to the hard one: a rank costs six here, and the usual 1024 ends at 160 ranks."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -112,6 +114,14 @@ def children(pid: int) -> list[int]:
     return [child for child, parent in _parents() if parent == pid]
 
 
+def reap_children_except(ours: Collection[int]) -> None:
+    """Collect ended children that nobody else waits for."""
+    for pid in children(os.getpid()):
+        if pid not in ours:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
 def descendants(pid: int) -> list[int]:
     """Processes below `pid`, parents before their children."""
     children: dict[int, list[int]] = {}
@@ -132,3 +142,16 @@ def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
             os.kill(pid, signal_number)
         except ProcessLookupError:
             continue
+
+
+def allow_many_descriptors() -> None:
+    """Raise the soft limit to the hard one: a rank costs six here, and the usual 1024 ends at 160 ranks."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def num_threads_for(num_local_ranks: int) -> int:
+    """A rank's OMP_NUM_THREADS: as the user has set it, else one, or all cores for a rank alone."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    default = 1 if num_local_ranks > 1 else len(os.sched_getaffinity(0))
+    return int(told) if told.isdecimal() else default

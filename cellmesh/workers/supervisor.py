@@ -347,3 +347,19 @@ class Supervisor:
     def _close_gate(self, rank: int, now: float) -> None:
         for verb in self._ranks[rank].gate.close():
             self._merger.add(rank, Parcel(verb), now)
+
+
+def join_relays(actions: Sequence[Action]) -> list[Action]:
+    """Make one message of what goes to the same ranks in a row."""
+    joined: list[Action] = []
+    for action in actions:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(action, ToRanks)
+            and isinstance(last, ToRanks)
+            and (action.ranks, action.channel) == (last.ranks, last.channel)
+        ):
+            joined[-1] = ToRanks(last.ranks, last.channel, [*last.frames, *action.frames])
+        else:
+            joined.append(action)
+    return joined
