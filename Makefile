@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types core venv bench clean
+.PHONY: demo test check lint types core venv bench faults soak clean
 
 venv: $(VENV)/.installed
 
@@ -33,6 +33,12 @@ demo: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks.run
+
+faults: venv
+	$(BIN)/python -m tests.faults --full --output artifacts/faults.md
+
+soak: venv
+	$(BIN)/python -m tests.faults.soak --minutes 30
 
 clean:
 	rm -rf $(VENV) build dist artifacts .mypy_cache .ruff_cache .pytest_cache

@@ -15,21 +15,25 @@ if TYPE_CHECKING:
     from .controller.mesh import Mesh as Mesh
     from .controller.results import Results as Results
     from .controller.run import Run as Run
+    from .controller.starting import attach as attach
     from .controller.starting import start as start
     from .errors import CellmeshError as CellmeshError
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
+    from .errors import Released as Released
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Mesh": ".controller.mesh",
     "start": ".controller.starting",
+    "attach": ".controller.starting",
     "Results": ".controller.results",
     "Run": ".controller.run",
     "CellmeshError": ".errors",
     "RankDied": ".errors",
     "RankFailure": ".errors",
+    "Released": ".errors",
 }
 
 __all__ = [*_HOMES, "__version__", "load_ipython_extension", "unload_ipython_extension"]

@@ -8,11 +8,13 @@
     |   +-- UnpicklableError    a value that cannot travel; names the part that cannot
     +-- RankFailure         the user's code on some ranks (an ExceptionGroup; rank -> exception)
     +-- RankDied            a rank's process ended: signal or exit code, last output
+    +-- GroupDown           (a RuntimeError) a process group with a member missing: heal first
     +-- HostError           a host: directory, limits, process that will not start
     +-- ProtocolError       a peer that does not speak the protocol, or not our version of it
 
     RemoteError             stands in for a rank's exception that cannot be unpickled here
     RanksInterrupted        (a KeyboardInterrupt) the user stopped the cell
+    Released                (a KeyboardInterrupt) raised on a rank whose peers will not come
 
 Every message says what was wrong, where, and what to type next.
 """
@@ -41,6 +43,10 @@ class NoMeshError(MeshUsageError):
 
 class UnpicklableError(MeshUsageError, TypeError):
     """A value cannot be pickled, so it cannot travel between notebook and ranks."""
+
+
+class GroupDown(CellmeshError, RuntimeError):
+    """An operation on a process group that is not connected; says who is missing and what to type."""
 
 
 class HostError(CellmeshError):
@@ -93,7 +99,7 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
 
     An ``ExceptionGroup``: ``except* ValueError`` finds the ranks' own exceptions. Exceptions that are
     no ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) stand in the group as `RemoteError` and, as
-    themselves, in `exceptions_by_rank`.
+    themselves, in `exceptions_by_rank`. Ranks that were only released are in the group where no other is.
 
     Attributes:
         exceptions_by_rank: rank -> the original exception, for each rank that did not finish.
@@ -109,9 +115,11 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
         exceptions_by_rank: Mapping[int, BaseException],
         tracebacks: Mapping[int, str] | None = None,
     ) -> RankFailure:
+        # Who was released has not failed: ``except* ValueError`` is to have them all, where all were that.
+        own = {rank: exc for rank, exc in exceptions_by_rank.items() if not isinstance(exc, Released)}
         members: list[Exception] = [
             exc if isinstance(exc, Exception) else RemoteError(type(exc).__name__, str(exc))
-            for _, exc in sorted(exceptions_by_rank.items())
+            for _, exc in sorted((own or exceptions_by_rank).items())
         ]
         self = super().__new__(cls, summary, members)
         self.exceptions_by_rank = dict(sorted(exceptions_by_rank.items()))
@@ -136,3 +144,10 @@ class RanksInterrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
+
+
+class Released(KeyboardInterrupt):
+    """Raised on a rank that waited for others which failed, ended or died.
+
+    A KeyboardInterrupt, so that ``except Exception`` in a training loop does not swallow it.
+    """

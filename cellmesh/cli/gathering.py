@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..wire.ticket import runtime_root
+from ..wire.ticket import find_strange, runtime_root
 from .cgroups import Quota, read_quota
 from .facts import Facts, Hardware, Limits, Meshes, Network, RuntimeDirectory, System, Trial
-from .meshes import filesystem_of, find_meshes, find_strange
+from .meshes import filesystem_of, find_meshes
 from .probe import Driver, Probe
 from .torch_checks import MINIMUMS
 

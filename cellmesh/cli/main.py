@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from click.shell_completion import CompletionItem
 from .. import __version__
 from ..controller.options import MAX_RANKS, did_you_mean
 from ..errors import CellmeshError
-from ..wire.ticket import runtime_root
+from ..wire.ticket import find_strange, runtime_root
 from .doctor import examine
 from .ending import PATIENCE_S, end_mesh
 from .findings import format_bytes, plural
@@ -64,8 +65,8 @@ def ps(wants_json: bool) -> None:
     """List your meshes on this machine.
 
     Each with its ranks, mesh dims, the processes of its agent and of its controller (the notebook's
-    kernel or the script that started it), its age, and the memory of all its processes together,
-    shared pages counted once.
+    kernel or the script that holds it; of a mesh that nobody holds, how long its lease still lasts),
+    its age, and the memory of all its processes together, shared pages counted once.
 
     What a crash has left of a mesh that is dead is removed, and said.
 
@@ -80,11 +81,11 @@ def ps(wants_json: bool) -> None:
     if wants_json:
         click.echo(as_json([_describe(mesh, memory, swept) for mesh, memory in rows]))
     else:
-        echo_meshes(rows, swept)
+        echo_meshes(rows, swept, [why for _, why in find_strange(runtime_root())])
 
 
 def _describe(mesh: Found, memory: int, swept: set[str]) -> dict[str, Any]:
-    ticket = mesh.ticket
+    ticket, holder = mesh.ticket, mesh.holder
     return {
         "name": ticket.name,
         "state": mesh.state,
@@ -93,7 +94,10 @@ def _describe(mesh: Found, memory: int, swept: set[str]) -> dict[str, Any]:
         "mesh": dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)),
         "backend": ticket.backend,
         "agent_pid": ticket.agent_pid,
-        "controller_pid": ticket.controller_pid,
+        "controller_pid": holder.controller_pid if holder is not None else ticket.controller_pid,
+        "attached": mesh.state == "running",
+        "lease_s": ticket.lease_s,
+        "lease_left_s": mesh.lease_left_s(time.time()),
         "pids": mesh.pids,
         "age_s": round(mesh.age_s, 3),
         "memory_bytes": memory,

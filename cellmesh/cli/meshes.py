@@ -18,7 +18,8 @@ from typing import Literal
 import psutil
 
 from ..errors import HostError
-from ..wire.ticket import Ticket, find_tickets, read_ticket, remove_directory
+from ..wire.place import this_place
+from ..wire.ticket import Holder, Ticket, find_tickets, read_holder, read_ticket, remove_directory
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
 STARTING_S = 60.0
@@ -31,7 +32,7 @@ SHARED_FILESYSTEMS = frozenset(
 # What the agent's and the zygote's commands import from.
 _PACKAGE = "cellmesh.workers"
 
-State = Literal["running", "starting", "stale", "leftover", "elsewhere"]
+State = Literal["running", "detached", "starting", "stale", "leftover", "elsewhere"]
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,31 @@ class Found:
 
     Attributes:
         ticket: its ticket.
-        state: ``running``; ``starting``: its agent has not signed the ticket yet; ``stale``: nothing of it
-            runs, only its directory is left; ``leftover``: its agent is gone, but not all its processes;
-            ``elsewhere``: its agent is not seen here, and the directory is shared with other hosts.
+        state: ``running``; ``detached``: it runs, and nobody is attached; ``starting``: its agent has not
+            signed the ticket yet; ``stale``: nothing of it runs, only its directory is left; ``leftover``:
+            its agent is gone, but not all its processes; ``elsewhere``: its agent is not seen here, and it
+            may run on another host or in a container.
         pids: its processes; the agent first where it runs.
         age_s: seconds since it was started.
+        holder: who holds it, or did last; None if that is not known.
     """
 
     ticket: Ticket
     state: State
     pids: tuple[int, ...]
     age_s: float
+    holder: Holder | None = None
 
     @property
     def living(self) -> bool:
         """Whether it runs, or is about to."""
-        return self.state in ("running", "starting")
+        return self.state in ("running", "starting", "detached")
+
+    def lease_left_s(self, now: float) -> float | None:
+        """How long it still lives on without a controller, in seconds; None where one is attached."""
+        if self.state != "detached" or self.holder is None:
+            return None
+        return max(0.0, self.holder.since + self.ticket.lease_s - now)
 
 
 def find_meshes(root: Path) -> list[Found]:
@@ -77,11 +87,16 @@ def find_meshes(root: Path) -> list[Found]:
         age_s = max(0.0, now - ticket.created_at)
         state = classify(ticket, pids, age_s)
         # Nothing is called stale, and so removed, that may live on another host or in a container.
-        if state == "stale" and (shared or _is_moved(ticket, root) or _answers(ticket)):
+        if state == "stale" and (
+            shared or not _is_of_here(ticket) or _is_moved(ticket, root) or _answers(ticket)
+        ):
             state = "elsewhere"
+        holder = read_holder(ticket)
         if state == "running":
             pids = [ticket.agent_pid, *_below(ticket.agent_pid)]
-        found.append(Found(ticket, state, tuple(pids), age_s))
+            if holder is not None and not holder.is_attached:
+                state = "detached"
+        found.append(Found(ticket, state, tuple(pids), age_s, holder))
     return found
 
 
@@ -112,26 +127,6 @@ def sweep(found: Found) -> bool:
         return False
     remove_directory(Path(found.ticket.directory))
     return not os.path.lexists(found.ticket.directory)
-
-
-def find_strange(root: Path) -> list[tuple[Path, str]]:
-    """Directories under a root that hold no ticket of ours, with what is wrong with them.
-
-    Args:
-        root: as `runtime_root` gives.
-    """
-    strange = []
-    for directory in sorted(root.iterdir()) if root.is_dir() else []:
-        try:
-            read_ticket(directory / "ticket.json")
-        except HostError as error:
-            try:
-                age_s = time.time() - directory.stat().st_mtime
-            except OSError:  # it has gone meanwhile
-                continue
-            if age_s > STARTING_S:
-                strange.append((directory, str(error)))
-    return strange
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
@@ -183,6 +178,14 @@ def _carriers(ticket_paths: Iterable[str]) -> dict[str, list[int]]:
         except psutil.Error:
             continue
     return carriers
+
+
+def _is_of_here(ticket: Ticket) -> bool:
+    """Whether a ticket was made here, since this host was started or before."""
+    here = this_place()
+    if ticket.place.host != here.host:
+        return False
+    return ticket.place.boot != here.boot or ticket.place.pid_namespace == here.pid_namespace
 
 
 def _is_moved(ticket: Ticket, root: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,15 @@ def as_json(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def echo_meshes(rows: Sequence[tuple[Found, int]], swept: Collection[str]) -> None:
+def echo_meshes(
+    rows: Sequence[tuple[Found, int]], swept: Collection[str], strange: Sequence[str] = ()
+) -> None:
     """Write a table of meshes, and remarks on those that are not running.
 
     Args:
         rows: each mesh with its memory in bytes.
         swept: names of those whose directories were removed.
+        strange: what is wrong with tickets that cannot be used here.
     """
     shown = [row for row in rows if row[0].ticket.name not in swept]
     if any(mesh.state != "elsewhere" for mesh, _ in shown):
@@ -49,6 +53,8 @@ def echo_meshes(rows: Sequence[tuple[Found, int]], swept: Collection[str]) -> No
         remark = _remark(mesh, mesh.ticket.name in swept)
         if remark:
             click.secho(remark, fg="yellow", err=True)
+    for text in strange:
+        click.secho(text, fg="yellow", err=True)
 
 
 def _row(mesh: Found, memory: int) -> tuple[str, ...]:
@@ -60,11 +66,19 @@ def _row(mesh: Found, memory: int) -> tuple[str, ...]:
         str(ticket.num_ranks),
         ",".join(f"{name}={size}" for name, size in dims),
         str(ticket.agent_pid or "-"),
-        str(ticket.controller_pid),
+        _holder(mesh),
         format_seconds(mesh.age_s),
         format_bytes(memory),
         _short(ticket.cwd),
     )
+
+
+def _holder(mesh: Found) -> str:
+    """Who holds a mesh; of one that nobody does, how long it still lives."""
+    left_s = mesh.lease_left_s(time.time())
+    if left_s is not None:
+        return f"none, {format_seconds(left_s)} left"
+    return str(mesh.holder.controller_pid if mesh.holder is not None else mesh.ticket.controller_pid)
 
 
 def _remark(mesh: Found, swept: bool) -> str:

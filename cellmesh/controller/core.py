@@ -1,29 +1,30 @@
 """What the controller decides: pure, without sockets, threads or clocks.
 
 `Core` knows the mesh's state, which ranks each run still waits for, and which questions are open. Its methods
-take what happened, with the time, and return effects for the link to carry out.
+take what happened, with the time, and return effects for the link to carry out. What brings the mesh back
+after a failure is `recovery.Recovery`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from ..wire.framing import Frame, Parcel, encode
+from ..wire.framing import Frame, Parcel
 from ..wire.messages import (
+    Ask,
+    AskEnded,
+    Blueprint,
     Channel,
-    Control,
+    Detach,
+    Detached,
     Died,
-    Display,
     Done,
     Failed,
     HostReport,
-    Interrupt,
     LogText,
     MeshReady,
-    Output,
-    Peek,
     Probe,
     Progress,
     Ranked,
@@ -33,86 +34,36 @@ from ..wire.messages import (
     ReadLog,
     Refused,
     Relay,
+    Reply,
+    Respawned,
+    RespawnFailed,
     Restart,
-    Skipped,
+    SetDims,
+    Stacks,
+    StackText,
     StartFailed,
     Stop,
     Stopped,
     StoreDied,
     Welcome,
-    Work,
 )
-
-# After a rank fails, how long the others may take before the user is told where they are.
-REPORT_AFTER_S = 0.3
-# A rank whose control thread cannot get a word in is reported without its state.
-ANSWER_S = 1.0
-
-State = Literal["connecting", "starting", "ready", "restarting", "stopping", "ended"]
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send to the agent."""
-
-    parcel: Parcel[Any]
-
-
-@dataclass(frozen=True)
-class Deliver:
-    """Hand a run what some of its ranks said (or, with `Died`, what became of them)."""
-
-    run: int
-    ranks: tuple[int, ...]
-    parcel: Parcel[Any]
-
-
-@dataclass(frozen=True)
-class Waits:
-    """Tell a run's user where its other ranks are, after one failed."""
-
-    run: int
-    states: dict[int, RankState]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Every rank of the run has ended it."""
-
-    run: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A question is answered, as far as it will be."""
-
-    request: int
-    value: Any
-
-
-@dataclass(frozen=True)
-class Change:
-    """The mesh's state changed, or a start made progress."""
-
-    state: State
-    cause: Any
-
-
-Effect = Send | Deliver | Waits | Finish | Answer | Change
-
-
-@dataclass
-class _Pending:
-    ranks: set[int]
-    report_at: float | None = None
-
-
-@dataclass
-class _Question:
-    ranks: set[int]
-    deadline: float
-    answers: dict[int, RankState] = field(default_factory=dict)
-    about_run: int = -1
+from .board import Board
+from .effects import Answer as Answer
+from .effects import Change as Change
+from .effects import Deliver as Deliver
+from .effects import Effect as Effect
+from .effects import Finish as Finish
+from .effects import HealReport as HealReport
+from .effects import Note as Note
+from .effects import Send as Send
+from .effects import State as State
+from .effects import Waits as Waits
+from .effects import Watch as Watch
+from .flight import OnError, Runs
+from .questions import ANSWER_S as ANSWER_S
+from .questions import Questions, control
+from .questions import encode_work as encode_work
+from .recovery import Recovery
 
 
 class Core:
@@ -120,21 +71,70 @@ class Core:
 
     Args:
         num_ranks: number of ranks.
+        dims: the DeviceMesh's, name -> size.
+        settle_s: how long the other ranks of a run may take to end after one has failed, in seconds.
+        on_error: what then happens to those: ``release``, or ``wait`` for the user.
+        auto_heal: whether dead ranks are replaced without being asked.
+        new_generation: gives numbers that the mesh has not seen.
+        last_request: questions are numbered from above this.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        dims: Mapping[str, int] | None = None,
+        settle_s: float = 1.0,
+        on_error: OnError = "release",
+        auto_heal: bool = False,
+        new_generation: Callable[[], int] = lambda: secrets.randbits(48),
+        last_request: int = 0,
+    ) -> None:
         self.num_ranks = num_ranks
-        self.state: State = "connecting"
-        self.ranks: tuple[RankInfo, ...] = ()
-        self.dead: dict[int, Died] = {}
-        self._pending: dict[int, _Pending] = {}
-        self._questions: dict[int, _Question] = {}
-        self._next_request = 0
+        self._board = Board(num_ranks, dims=dict(dims or {}))
+        self._questions = Questions(last_request)
+        self._recovery = Recovery(self._board, self._questions, new_generation, auto_heal)
+        self._runs = Runs(self._board, self._questions, self._recovery, settle_s, on_error)
+        self._now = 0.0
+        self._is_attached = True  # to a mesh that was there before
+
+    @property
+    def state(self) -> State:
+        """Where in its life the mesh is."""
+        return self._board.state
+
+    @property
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """The ranks as they were when the mesh became ready, or were replaced."""
+        return self._board.ranks
+
+    @property
+    def dead(self) -> Mapping[int, Died]:
+        """rank -> how it died."""
+        return self._board.dead
+
+    @property
+    def lost(self) -> set[int]:
+        """The dead ranks that nobody is about to replace."""
+        return self._board.dead.keys() - set(self._recovery.missing())
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        """The DeviceMesh's dims."""
+        return self._board.dims
 
     # ---- what the user asks for
 
     def submit(
-        self, run: int, ranks: Sequence[int], frames: Sequence[Frame], channel: Channel = "work"
+        self,
+        run: int,
+        ranks: Sequence[int],
+        frames: Sequence[Frame],
+        channel: Channel = "work",
+        *,
+        now: float | None = None,
+        title: str = "",
+        execution_count: int = 0,
     ) -> list[Effect]:
         """Send work to ranks.
 
@@ -143,38 +143,84 @@ class Core:
             ranks: who is to do it.
             frames: the encoded work.
             channel: ``control`` for what is answered while the rank is busy.
+            now: seconds.
+            title: what to call it.
+            execution_count: of the notebook's cell, 0 if it is none.
         """
+        now = self._see(now)
         if self.state != "ready":
             reason = f"is not there: the mesh is {self.state}"
-            gone = Deliver(run, tuple(ranks), Parcel(Died(min(ranks), reason, "")))
-            return [gone, Finish(run)]
-        effects: list[Effect] = []
-        living = tuple(rank for rank in ranks if rank not in self.dead)
-        self._pending[run] = _Pending(set(ranks))
-        if living:
-            relay = Relay(living, channel, run, len(frames))
-            effects.append(Send(Parcel(relay, tuple(frames))))
-        for rank in ranks:
-            if rank in self.dead:
-                effects += self._settle(run, (rank,), Parcel(self.dead[rank]), 0.0)
+            return [Deliver(run, tuple(ranks), Parcel(Died(min(ranks), reason, ""))), Finish(run)]
+        is_work = channel == "work"
+        effects = self._recovery.before_run(ranks, now) if is_work else []
+        self._runs.add(run, tuple(ranks), now, is_work)
+        gone = self.lost if is_work else set(self.dead)
+        left = tuple(rank for rank in ranks if rank not in gone)
+        parcel = Parcel(Relay(left, channel, run, len(frames), title, execution_count), tuple(frames))
+        self._board.pending[run].is_sent = bool(left)
+        must_wait = bool((self._runs.condemned().union(self._recovery.missing())) & set(left))
+        if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
+            effects.append(Send(parcel))
+        for rank in [rank for rank in ranks if rank in gone]:
+            effects += self._runs.settle(run, (rank,), Parcel(self.dead[rank]), now)
         return effects
 
-    def interrupt(self, run: int) -> list[Effect]:
-        """Interrupt a run on the ranks that have not ended it."""
-        pending = self._pending.get(run)
-        return [self._control(pending.ranks, Interrupt(run))] if pending else []
+    def wait_for(self, run: int) -> list[Effect]:
+        """The user waits for a run and does nothing else: who has no work will not join it."""
+        if run in self._board.pending:
+            self._board.pending[run].is_waited_for = True
+        return []
+
+    def interrupt(self, run: int, now: float | None = None) -> list[Effect]:
+        """Interrupt a run on the ranks that have not ended it; the second time kills what does not stop."""
+        return self._runs.interrupt(run, self._see(now))
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> list[Effect]:
+        """Answer ranks that ask (`Ask`).
+
+        Args:
+            requests: rank -> its request.
+            text: what the user typed.
+            is_end: end of file.
+        """
+        asking = [rank for rank, request in requests.items() if self._board.asking.get(rank) == request]
+        for rank in asking:
+            del self._board.asking[rank]
+        return [control([rank], Reply(requests[rank], text, is_end)) for rank in asking]
 
     def ask_states(self, ranks: Iterable[int], now: float) -> tuple[int, list[Effect]]:
         """Ask ranks what they are doing; the answer is rank -> `RankState`."""
-        return self._ask(ranks, now, -1)
+        return self._ask(ranks, Probe, now)
+
+    def ask_stacks(
+        self, ranks: Iterable[int], now: float, all_threads: bool = False
+    ) -> tuple[int, list[Effect]]:
+        """Ask ranks for their stacks; the answer is rank -> `StackText`."""
+        return self._ask(ranks, lambda request: Stacks(request, all_threads), now)
 
     def ask_host(self) -> tuple[int, list[Effect]]:
         """Ask the agent for its processes; the answer is `HostReport`."""
-        return self._ask_agent(ReadHost(self._new_request()))
+        return self._ask_agent(ReadHost(self._questions.new_request()))
 
     def ask_log(self, rank: int, num_bytes: int) -> tuple[int, list[Effect]]:
         """Ask for the end of a rank's log; the answer is `LogText`."""
-        return self._ask_agent(ReadLog(self._new_request(), rank, num_bytes))
+        return self._ask_agent(ReadLog(self._questions.new_request(), rank, num_bytes))
+
+    def heal(self, now: float) -> tuple[int, list[Effect]]:
+        """Replace dead ranks and rebuild the groups where needed; the answer is a `HealReport`."""
+        request = self._questions.new_request()
+        if self.state != "ready":
+            return request, [Answer(request, HealReport(failure=f"the mesh is {self.state}"))]
+        return request, self._recovery.heal(request, self._see(now))
+
+    def abandon_heal(self) -> list[Effect]:
+        """Stop a heal that the user no longer waits for."""
+        return self._recovery.abandon(self._now)
+
+    def set_dims(self, dims: Mapping[str, int]) -> list[Effect]:
+        """The DeviceMesh has these dims now."""
+        self._board.dims = dict(dims)
+        return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
 
     def restart(self, dims: Mapping[str, int] | None = None) -> list[Effect]:
         """Replace every rank; runs in flight end.
@@ -184,25 +230,30 @@ class Core:
         """
         if self.state in ("stopping", "ended"):
             return []
+        self._board.state = "restarting"
         effects = self._abandon_all("was restarted")
-        self.state = "restarting"
         return [
             *effects,
             Send(Parcel(Restart(tuple(dims or ()), tuple((dims or {}).values())))),
             Change(self.state, None),
         ]
 
+    def detach(self) -> list[Effect]:
+        """Leave the mesh to itself."""
+        return [] if self.state == "ended" else [Send(Parcel(Detach()))]
+
     def stop(self) -> list[Effect]:
         """End the mesh."""
         if self.state in ("stopping", "ended"):
             return []
-        self.state = "stopping"
-        return [Send(Parcel(Stop()))]
+        self._board.state = "stopping"
+        return [*self._recovery.reset("the mesh was stopped"), Send(Parcel(Stop()))]
 
     # ---- what happens
 
     def receive(self, parcel: Parcel[Any], now: float) -> list[Effect]:
         """The agent said something."""
+        now = self._see(now)
         verb = parcel.verb
         if self.state == "ended":
             return []
@@ -210,130 +261,140 @@ class Core:
             case Ranked():
                 return self._from_ranks(verb.ranks, Parcel(verb.verb, parcel.buffers), now)
             case Died():
-                self.dead[verb.rank] = verb
-                effects: list[Effect] = [Change(self.state, verb)]
-                for run, pending in list(self._pending.items()):
-                    if verb.rank in pending.ranks:
-                        effects += self._settle(run, (verb.rank,), parcel, now)
-                return effects
+                return self._rank_died(parcel, now)
             case LogText() | HostReport():
                 return [Answer(verb.request, verb)]
-            case Welcome() | Progress():
+            case Welcome():
+                return self._welcomed(verb, now)
+            case Progress():
+                self._is_attached = False
                 if self.state == "connecting":
-                    self.state = "starting"
+                    self._board.state = "starting"
             case MeshReady():
-                if self.state != "stopping":
-                    self.state, self.ranks, self.dead = "ready", verb.ranks, {}
+                return self._mesh_ready(verb, now)
+            case Respawned():
+                return [*self._recovery.respawned(verb.ranks, now), Change(self.state, verb)]
+            case RespawnFailed():
+                return [*self._recovery.respawn_failed(verb.ranks, verb.text, now), Change(self.state, verb)]
             case StartFailed() | Refused():
                 return [*self._abandon_all("did not start"), Change("stopping", verb)]
-            case Stopped():
+            case Stopped() | Detached():
                 return self.agent_ended(verb.reason, verb)
             case StoreDied():
-                pass
+                self._board.store_port = verb.new_port
+                moved = self._recovery.store_moved(now) if verb.new_port else []
+                return [Change(self.state, verb), *moved]
         return [Change(self.state, verb)]
 
     def agent_ended(self, reason: str, cause: Any = None) -> list[Effect]:
-        """The agent is gone, and every rank with it."""
+        """The agent is gone, and every rank with it; or it no longer listens to this controller."""
         if self.state == "ended":
             return []
-        self.state = "ended"
-        effects = self._abandon_all(f"ended with its mesh ({reason})")
-        effects += [Answer(request, None) for request in self._questions]
-        self._questions.clear()
+        self._board.state = "ended"
+        what = "can no longer be reached" if isinstance(cause, Detached) else "ended with its mesh"
+        effects = [*self._abandon_all(f"{what} ({reason})"), *self._questions.close_all(self._now)]
         return [*effects, Change("ended", cause or Stopped(reason))]
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due."""
-        effects: list[Effect] = []
-        for run, pending in self._pending.items():
-            if pending.report_at is not None and now >= pending.report_at:
-                pending.report_at = None
-                effects += self._ask(pending.ranks, now, run)[1]
-        for request, question in list(self._questions.items()):
-            if now >= question.deadline:
-                effects += self._close_question(request)
-        return effects
+        now = self._see(now)
+        return [*self._runs.tick(now), *self._questions.tick(now), *self._recovery.tick(now)]
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest; None: not before something happens."""
-        times = [p.report_at for p in self._pending.values() if p.report_at is not None]
-        times += [question.deadline for question in self._questions.values()]
-        return min(times, default=None)
+        times = (self._runs.deadline(), self._questions.deadline(), self._recovery.deadline())
+        return min((at for at in times if at is not None), default=None)
 
-    # ---- inside
+    # ---- inside: what the agent says
+
+    def _see(self, now: float | None) -> float:
+        self._now = self._now if now is None else max(self._now, now)
+        return self._now
+
+    def _welcomed(self, welcome: Welcome, now: float) -> list[Effect]:
+        if self.state == "connecting":
+            self._board.state = "starting"
+            if welcome.mesh_dim_names:
+                self._board.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
+            for info in welcome.runs:
+                self._runs.add(info.run, info.ranks, now)
+        return [Change(self.state, welcome)]
+
+    def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:
+        if self.state == "stopping":
+            return [Change(self.state, ready)]
+        effects: list[Effect] = []
+        if self.state == "ready":  # restarted twice
+            self._board.state = "restarting"
+            effects = self._abandon_all("was restarted")
+        self._board.forget()
+        self._board.state, self._board.ranks = "ready", ready.ranks
+        self._board.store_port = ready.store_port
+        self._board.dead = {
+            info.rank: Died(info.rank, info.ending or "is being replaced", "")
+            for info in ready.ranks
+            if info.phase in ("dead", "starting")
+        }
+        effects += [*self._recovery.reset("every rank is new"), Change(self.state, ready)]
+        effects += self._recovery.resume_all(now) if self._is_attached else []
+        self._is_attached = False
+        return effects
 
     def _from_ranks(self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> list[Effect]:
         verb = parcel.verb
         match verb:
             case Done() | Failed():
-                return self._settle(verb.run, ranks, parcel, now)
-            case Output() | Skipped() | Display():
-                return [Deliver(verb.run, ranks, parcel)]
-            case RankState():
-                question = self._questions.get(verb.request)
-                if question is not None:
-                    question.answers.update(dict.fromkeys(ranks, verb))
-                    if question.ranks <= question.answers.keys():
-                        return self._close_question(verb.request)
-        return []
+                return self._ended_on(ranks, parcel, now)
+            case Ask():
+                self._board.asking.update(dict.fromkeys(ranks, verb.request))
+            case AskEnded():
+                for rank in [rank for rank in ranks if self._board.asking.get(rank) == verb.request]:
+                    del self._board.asking[rank]
+            case RankState() | StackText() | Blueprint():
+                return self._questions.answer(verb.request, ranks, verb, now)
+        return [Deliver(verb.run, ranks, parcel)]
 
-    def _settle(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> list[Effect]:
-        """These ranks have ended the run."""
-        pending = self._pending.get(run)
+    def _ended_on(self, ranks: tuple[int, ...], parcel: Parcel[Done | Failed], now: float) -> list[Effect]:
+        verb, pending = parcel.verb, self._board.pending.get(parcel.verb.run)
+        if pending is None or pending.is_work:
+            for rank in ranks:
+                self._board.asking.pop(rank, None)
+            if isinstance(verb, Failed):
+                self._board.held.update(dict.fromkeys(ranks, verb.run))
+            elif verb.counts:
+                self._recovery.tally.add(ranks, verb.counts)
         if pending is None:
-            return []
-        ranks = tuple(rank for rank in ranks if rank in pending.ranks)
-        if not ranks:
-            return []
-        pending.ranks.difference_update(ranks)
-        effects: list[Effect] = [Deliver(run, ranks, parcel)]
-        if not pending.ranks:
-            del self._pending[run]
-            effects.append(Finish(run))
-        elif type(parcel.verb) is not Done and pending.report_at is None:
-            pending.report_at = now + REPORT_AFTER_S
-        return effects
+            is_open = isinstance(verb, Failed) or self._recovery.is_own(verb.run)
+            return self._recovery.begin(now) if is_open else []
+        return self._runs.settle(verb.run, ranks, parcel, now)
+
+    def _rank_died(self, parcel: Parcel[Died], now: float) -> list[Effect]:
+        rank = parcel.verb.rank
+        is_news = rank not in self.dead and self.state == "ready"
+        self._board.dead[rank] = parcel.verb
+        self._board.held.pop(rank, None)
+        self._board.asking.pop(rank, None)
+        effects: list[Effect] = [Change(self.state, parcel.verb)]
+        if is_news:
+            self._recovery.rank_died(rank)
+        for run in [run for run, pending in self._board.pending.items() if rank in pending.ranks]:
+            effects += self._runs.settle(run, (rank,), parcel, now)
+        effects += self._questions.forget_rank(rank, now)
+        return [*effects, *self._recovery.after_death(rank, now)] if is_news else effects
+
+    # ---- inside: ends and questions
 
     def _abandon_all(self, reason: str) -> list[Effect]:
-        effects: list[Effect] = []
-        for run, pending in list(self._pending.items()):
-            ranks = tuple(sorted(pending.ranks))
-            effects += self._settle(run, ranks, Parcel(Died(ranks[0], reason, "")), 0.0)
-        return effects
+        effects = self._recovery.reset(f"the mesh {reason}")
+        self._board.held.clear()
+        return [*effects, *self._runs.abandon(reason, self._now)]
 
-    def _ask(self, ranks: Iterable[int], now: float, about_run: int) -> tuple[int, list[Effect]]:
-        request = self._new_request()
-        living = {rank for rank in ranks if rank not in self.dead}
-        if not living or self.state not in ("ready", "restarting"):
-            return request, [Answer(request, {})]
-        self._questions[request] = _Question(living, now + ANSWER_S, about_run=about_run)
-        return request, [self._control(living, Probe(request))]
+    def _ask(self, ranks: Iterable[int], verb: Callable[[int], Any], now: float) -> tuple[int, list[Effect]]:
+        request = self._questions.new_request()
+        living = self._board.among_living(ranks) if self.state in ("ready", "restarting") else ()
+        return request, self._questions.ask(
+            living, verb, self._see(now), lambda answers, now: [Answer(request, answers)], request
+        )
 
     def _ask_agent(self, verb: ReadHost | ReadLog) -> tuple[int, list[Effect]]:
-        effect = Answer(verb.request, None) if self.state == "ended" else Send(Parcel(verb))
-        return verb.request, [effect]
-
-    def _close_question(self, request: int) -> list[Effect]:
-        question = self._questions.pop(request)
-        if question.about_run < 0:
-            return [Answer(request, question.answers)]
-        pending = self._pending.get(question.about_run)
-        states = {
-            rank: state
-            for rank, state in question.answers.items()
-            if pending is not None and rank in pending.ranks and state.run == question.about_run
-        }
-        return [Waits(question.about_run, states)] if states else []
-
-    def _control(self, ranks: Iterable[int], verb: Control) -> Send:
-        frames = encode([Parcel(verb)])
-        return Send(Parcel(Relay(tuple(sorted(ranks)), "control", -1, len(frames)), tuple(frames)))
-
-    def _new_request(self) -> int:
-        self._next_request += 1
-        return self._next_request
-
-
-def encode_work(work: Work | Peek, buffers: Sequence[Frame] = ()) -> list[Frame]:
-    """The frames of one piece of work."""
-    return encode([Parcel(work, tuple(buffers))])
+        return verb.request, [Answer(verb.request, None) if self.state == "ended" else Send(Parcel(verb))]

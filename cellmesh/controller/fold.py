@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..wire.messages import Display, DisplayKind, Failed, Output, Skipped, StreamName
+from ..wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
 
 HOLD_S = 0.1
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
@@ -125,6 +125,9 @@ class Folder:
                 for rank in ranks:
                     self._finish_partials(rank, now)
                 self._queue(ranks, Trace(verb.type_name, verb.text, verb.traceback), now)
+            case Ask():  # the answer ends the line
+                for rank in ranks:
+                    self._finish_partials(rank, now)
 
     def leave(self, ranks: Iterable[int], now: float) -> None:
         """These ranks have ended the run: nobody waits for their output any longer."""

@@ -15,10 +15,11 @@ from typing import Any
 import zmq
 
 from ..errors import NoMeshError, ProtocolError
-from ..wire import transport
-from ..wire.framing import Codec, Parcel, at_controller, encode
-from ..wire.messages import PROTOCOL, Died, Done, Failed, Hello, ToController
-from .core import Answer, Change, Core, Deliver, Effect, Finish, Send, Waits
+from ..wire.framing import Parcel
+from ..wire.messages import Ask, AskEnded, Died, Done, Failed, Welcome
+from .adopting import Adopted
+from .connection import Connection
+from .core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waits, Watch
 from .printer import Printer
 from .run import Run
 
@@ -38,6 +39,9 @@ class Link:
         core: decides; used on the link's thread only.
         agent_pid: the agent's process; its end ends the mesh.
         on_change: told of every change of the mesh's state, on the link's thread.
+        adopt: makes the runs that are in flight when the agent accepts us, on the link's thread; they are
+            not in flight any more once they are done.
+        steal: whether to take the mesh from a controller that holds it.
     """
 
     def __init__(
@@ -47,9 +51,14 @@ class Link:
         core: Core,
         agent_pid: int,
         on_change: Callable[[Change], None],
+        adopt: Callable[[Welcome], Adopted],
+        steal: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._key = bytes.fromhex(key)
+        self._adopt = adopt
+        self._steal = steal
+        self._others: Printer | None = None
         self._core = core
         self._on_change = on_change
         self._runs: dict[int, Run[Any]] = {}
@@ -119,22 +128,18 @@ class Link:
     # ---- the link's thread
 
     def _serve(self) -> None:
-        context: zmq.Context[transport.Socket] = zmq.Context()
-        socket = transport.connect_dealer(context, self._endpoint)
-        transport.send(socket, encode([Parcel(Hello(self._key, PROTOCOL, os.getpid()))]))
-        codec = at_controller()
+        connection = Connection(self._endpoint, self._key, self._steal)
         poller = zmq.Poller()
-        for what in (socket, self._wake, self._agent):
+        for what in (*connection.sockets(), self._wake, self._agent):
             poller.register(what, zmq.POLLIN)
         while not self._closing:
-            self._guard(self._serve_once, socket, poller, codec)
-        socket.close(linger=200)
-        context.term()
+            self._guard(self._serve_once, connection, poller)
+        connection.close()
         os.close(self._wake)
         os.close(self._agent)
 
-    def _serve_once(self, socket: transport.Socket, poller: zmq.Poller, codec: Codec[ToController]) -> None:
-        ready = dict(poller.poll(self._timeout_ms()))
+    def _serve_once(self, connection: Connection, poller: zmq.Poller) -> None:
+        ready = dict(poller.poll(self._timeout_ms(connection)))
         now = time.monotonic()
         effects: list[Effect] = []
         if self._wake in ready:
@@ -143,30 +148,40 @@ class Link:
                 commands, self._commands = self._commands, []
             for command in commands:
                 effects += command(self._core, now)
-        if socket in ready:
-            for frames in transport.drain(socket):
-                try:
-                    for parcel in codec.decode(frames):
-                        effects += self._core.receive(parcel, now)
-                except ProtocolError as error:
-                    effects += self._core.agent_ended(str(error))
+        if any(socket in ready for socket in connection.sockets()):
+            try:
+                for parcel in connection.hear(now):
+                    if type(parcel.verb) is Welcome:
+                        self._take_over(parcel.verb)
+                    effects += self._core.receive(parcel, now)
+            except ProtocolError as error:
+                effects += self._core.agent_ended(str(error))
         elif self._agent in ready:  # only once nothing is left to read
             poller.unregister(self._agent)
             effects += self._core.agent_ended("its agent's process ended")
         effects += self._core.tick(now)
-        self._carry_out(effects, socket, now)
+        self._carry_out(effects, connection, now)
+        connection.tick(now)
 
-    def _timeout_ms(self) -> int | None:
+    def _take_over(self, welcome: Welcome) -> None:
+        adopted = self._adopt(welcome)
+        self._others = adopted.others
+        for run in adopted.runs:
+            self._runs[run.number] = run
+            self._printers[run.number] = run.printer
+
+    def _timeout_ms(self, connection: Connection) -> int | None:
         times = [printer.deadline() for printer in self._timed.values()]
-        deadlines = [at for at in (self._core.deadline(), *times) if at is not None]
+        sources = (self._core.deadline(), connection.deadline(), *times)
+        deadlines = [at for at in sources if at is not None]
         if not deadlines:
             return None
         return max(0, int((min(deadlines) - time.monotonic()) * 1000 + 1))
 
-    def _carry_out(self, effects: Sequence[Effect], socket: transport.Socket, now: float) -> None:
+    def _carry_out(self, effects: Sequence[Effect], connection: Connection, now: float) -> None:
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]
         if outgoing:
-            transport.send(socket, encode(outgoing))
+            connection.send(outgoing)
         for effect in effects:
             self._guard(self._apply, effect, now)
         for number, printer in list(self._timed.items()):
@@ -194,6 +209,12 @@ class Link:
                 run = self._runs[number]
                 run.printer.show(now)
                 run.report_waiting(states)
+            case Watch(number, states):
+                if number in self._runs:
+                    self._runs[number].show_live(states, now)
+            case Note(number, text):
+                if number in self._printers:
+                    self._printers[number].note(text, now)
             case Answer(request, value):
                 future = self._answers.pop(request, None)
                 if future is not None:
@@ -218,7 +239,13 @@ class Link:
             self._runs[number].settle(ranks, parcel, now)
             if type(parcel.verb) is Done:
                 return
-        elif number in self._printers:
-            self._printers[number].feed(ranks, parcel.verb, now)
+        elif type(parcel.verb) in (Ask, AskEnded):
+            if number in self._runs:
+                self._runs[number].ask(ranks, parcel.verb, now)
+        else:
+            printer = self._printers.get(number, self._others)
+            if printer is not None:
+                printer.feed(ranks, parcel.verb, now)
+                self._timed[number] = printer
         if number in self._printers:
             self._timed[number] = self._printers[number]

@@ -1,264 +1,21 @@
-"""The mesh, as users hold it.
-
-`start` gives a `Mesh`; ``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of it with the same
-methods.
-"""
+"""The mesh, as users hold it: `start` and `attach` give a `Mesh`."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..errors import MeshUsageError
-from ..wire import payload
-from ..wire.facts import Facts
-from ..wire.framing import Frame
-from ..wire.messages import (
-    HostReport,
-    Inspect,
-    LogText,
-    Peek,
-    PullNames,
-    PushNames,
-    RankInfo,
-    RankState,
-    RunCall,
-    RunCell,
-    SetMesh,
-    Work,
-)
-from .core import encode_work
-from .options import check_mesh, parse_mesh, ranks_at
-from .printer import Printer
-from .results import Results
+from ..errors import HostError, MeshUsageError
+from ..wire.messages import HostReport, LogText, RankInfo, SetMesh
+from .copying import copy_names
+from .effects import HealReport
+from .options import check_mesh, parse_mesh
+from .ranks import Ranks
 from .run import Run
 from .session import Progress, Session
-from .sinks import SilentSink, Sink, current_sink
-from .source import read_cell
-
-
-class Ranks:
-    """Some ranks of a mesh, and what can be done on them.
-
-    Args:
-        session: the mesh that they belong to.
-        ranks: which.
-        single: results are the one rank's value, not `Results`.
-    """
-
-    def __init__(self, session: Session, ranks: Sequence[int], single: bool = False) -> None:
-        self._session = session
-        self._single = single
-        self.ranks = tuple(ranks)
-
-    # ---- choosing ranks
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def __getitem__(self, index: int | slice | Iterable[int]) -> Ranks:
-        """One rank (``mesh[0]``), a slice or a list of them, by position among these ranks."""
-        if isinstance(index, int):
-            try:
-                return Ranks(self._session, (self.ranks[index],), single=True)
-            except IndexError:
-                raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
-        try:
-            positions = range(len(self))[index] if isinstance(index, slice) else list(index)
-            chosen = tuple(dict.fromkeys(self.ranks[position] for position in positions))
-        except (IndexError, TypeError):
-            raise MeshUsageError(
-                f"{index!r} chooses no ranks: index a mesh of {len(self)} with numbers 0-{len(self) - 1}, a "
-                "slice or a list of them"
-            ) from None
-        if not chosen:
-            raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
-        return Ranks(self._session, chosen)
-
-    def at(self, **coordinate: int) -> Ranks:
-        """The ranks at a mesh coordinate.
-
-        Args:
-            coordinate: indices in some of the mesh's dims, as in ``mesh.at(tp=0)``.
-
-        Returns:
-            Those of these ranks whose coordinate agrees.
-
-        Raises:
-            MeshUsageError: no such dim, no such index in it, or none of these ranks is there.
-        """
-        chosen = set(ranks_at(self._session.dims, coordinate)) & set(self.ranks)
-        if not chosen:
-            raise MeshUsageError(f"none of {self.ranks} is at {coordinate}")
-        return Ranks(self._session, sorted(chosen))
-
-    # ---- running things
-
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function on every rank, and wait.
-
-        Args:
-            function: anything that cloudpickle can pickle. Names that it and its helpers do not bring from
-                the notebook are the rank's, as they are when it is called.
-            args, kwargs: its arguments.
-
-        Returns:
-            `Results` (rank -> value), or the value itself on ``mesh[i]``.
-
-        Raises:
-            RankFailure: it raised on some ranks; the group holds the original exceptions.
-            UnpicklableError: function or arguments cannot be pickled.
-        """
-        return self.submit(function, *args, **kwargs).result()
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Run[Any]:
-        """As `run`, without waiting.
-
-        Returns:
-            The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
-        """
-        name = getattr(function, "__qualname__", type(function).__name__)
-        pickled, buffers = _dump_call(name, function, args, kwargs)
-        return self._start(lambda number: RunCall(number, pickled), buffers, name)
-
-    def cell(self, source: str) -> Any:
-        """Run source in the ranks' namespace, as a notebook's cell, and wait.
-
-        Args:
-            source: Python, with IPython's magics if wanted.
-
-        Raises:
-            RankFailure: it raised on some ranks.
-            SyntaxError: it does not parse; no rank has run anything.
-        """
-        self.submit_cell(source).result()
-
-    def submit_cell(
-        self, source: str, *, execution_count: int = 0, quiet: bool = False, sink: Sink | None = None
-    ) -> Run[None]:
-        """As `cell`, without waiting.
-
-        Args:
-            source: the cell.
-            execution_count: what ``In[n]`` shows in tracebacks; 0 counts by itself.
-            quiet: show nothing but errors.
-            sink: where output goes; None for the calling notebook cell or the console.
-        """
-        cell = read_cell(source, execution_count)
-        count = execution_count or self._session.count_cell()
-        sink = sink or current_sink(self._session.displays)
-        return self._start(
-            lambda number: RunCell(number, cell.source, cell.transformed, cell.is_async, count, quiet),
-            title=f"cell {count}",
-            sink=SilentSink(sink) if quiet else sink,
-        )
-
-    # ---- values
-
-    def push(self, **names: Any) -> None:
-        """Bind names in the ranks' namespace, and wait.
-
-        Args:
-            names: name -> value; the value is copied to each rank.
-
-        Raises:
-            UnpicklableError: a value cannot be pickled; says which, and which part of it.
-        """
-        for name in names:
-            if not name.isidentifier():
-                raise MeshUsageError(f"{name!r} is no name")
-        for name, value in names.items():
-            if isinstance(value, Ranks):
-                raise MeshUsageError(
-                    f"{name!r} is the notebook's handle of the mesh and stays there; on the ranks, `mesh` is "
-                    "the DeviceMesh"
-                )
-        pickled, buffers = _dump_names(names)
-        self._start(lambda number: PushNames(number, pickled), buffers, "push").result()
-
-    def pull(self, expression: str) -> Any:
-        """Evaluate an expression on every rank and bring the values here. Blocks.
-
-        Args:
-            expression: a name, or any Python expression.
-
-        Returns:
-            `Results`, or the value itself on ``mesh[i]``. CUDA tensors come as CPU tensors.
-
-        Raises:
-            RankFailure: a rank could not evaluate or pickle it.
-        """
-        _check_expression(expression)
-        return self._start(lambda number: PullNames(number, expression)).result()
-
-    def inspect(self, expression: str) -> Results[Facts]:
-        """Describe a value on every rank: shape, dtype, placements, statistics, digest.
-
-        Ranks that are busy answer from their control thread, if the expression is only a path of names,
-        attributes and indices.
-
-        Raises:
-            RankFailure: a rank could not evaluate it.
-        """
-        _check_expression(expression)
-        busy = self._session.busy_ranks()
-        idle = [rank for rank in self.ranks if rank not in busy]
-        asked: list[Run[Facts]] = []
-        if idle:
-            asked.append(Ranks(self._session, idle)._start(lambda n: Inspect(n, expression)))
-        if len(idle) < len(self.ranks):
-            others = Ranks(self._session, [rank for rank in self.ranks if rank in busy])
-            asked.append(others._start(lambda n: Peek(n, expression), channel="control"))
-        found: dict[int, Facts] = {}
-        for run in asked:
-            found.update(run.result())
-        return Results(found)
-
-    def states(self) -> Mapping[int, RankState]:
-        """What each rank is doing now, from its control thread. Waits at most a second.
-
-        Returns:
-            rank -> state; ranks that are dead or did not answer are missing.
-        """
-        return self._session.states(self.ranks)
-
-    def interrupt(self) -> None:
-        """Interrupt what these ranks run and what waits behind it. Does not wait."""
-        # The newest first: an older one that ends would let the next begin.
-        for run in reversed(self._session.runs_on(self.ranks)):
-            run.interrupt()
-
-    def __repr__(self) -> str:
-        return f"<ranks {self.ranks} of {self._session!r}>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "the notebook's handle of the mesh stays in the notebook; on the ranks, `mesh` is the DeviceMesh"
-        )
-
-    def _start(
-        self,
-        verb: Callable[[int], Work | Peek],
-        buffers: Sequence[Frame] = (),
-        title: str = "",
-        sink: Sink | None = None,
-        channel: Literal["work", "control"] = "work",
-    ) -> Run[Any]:
-        probe = verb(0)
-        # A value that cannot be had is told once, by the exception; user code's tracebacks as they come.
-        shows_traces = isinstance(probe, RunCell | RunCall)
-        printer = Printer(self.ranks, sink or current_sink(self._session.displays), shows_traces)
-        return self._session.start_run(
-            self.ranks,
-            self._single,
-            printer,
-            title or "the call",
-            lambda number: encode_work(verb(number), buffers),
-            channel,
-            is_cell=isinstance(probe, RunCell),
-        )
 
 
 class Mesh(Ranks):
@@ -284,6 +41,11 @@ class Mesh(Ranks):
     def alive(self) -> bool:
         """Whether it is there to run things."""
         return self._session.state == "ready"
+
+    @property
+    def runs(self) -> tuple[Run[Any], ...]:
+        """The runs in flight, and those that were when this controller attached, oldest first."""
+        return self._session.catalog.all()
 
     @property
     def start_s(self) -> float:
@@ -312,7 +74,7 @@ class Mesh(Ranks):
         self._start(
             lambda number: SetMesh(number, tuple(shape), tuple(shape.values())), title="reshape"
         ).result()
-        self._session.dims = shape
+        self._session.reshaped(shape)
 
     def report(self) -> Sequence[RankInfo]:
         """Each rank's process, device and memory, from the agent."""
@@ -336,6 +98,50 @@ class Mesh(Ranks):
             raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
         return self._session.ask_log(rank, num_bytes)
 
+    def heal(self, source: int | None = None) -> HealReport:
+        """Replace dead ranks by new ones, and rebuild the process groups where that is needed. Blocks.
+
+        Living ranks keep everything. It happens by itself after a failed cell, as far as no rank is dead.
+
+        Args:
+            source: a living rank whose names are copied to ranks that are new; None leaves them empty.
+
+        Returns:
+            What was done, and which names were copied and which not.
+
+        Raises:
+            MeshUsageError: ranks still run something, or `source` cannot give anything.
+            HostError: it did not work out; what lives is as it was.
+        """
+        if source is not None:
+            self._check_source(source)
+        began_at = time.monotonic()
+        report = self._session.heal()
+        if report.failure:
+            busy = "must be idle" in report.failure
+            raise MeshUsageError(report.failure) if busy else HostError(report.failure)
+        if source is None or not self._session.empty_ranks - {source}:
+            return report
+        dead = self._session.dead_ranks
+        targets = sorted(self._session.empty_ranks - {source} - dead)
+        others = [rank for rank in self.ranks if rank not in targets and rank not in dead]
+        copied, refused = copy_names(self[source], self[targets], self[others])
+        self._session.empty_ranks.difference_update(targets)
+        took_s = time.monotonic() - began_at
+        return dataclasses.replace(
+            report, copied=copied, not_copied=refused, copied_to=tuple(targets), took_s=took_s
+        )
+
+    def _check_source(self, source: int) -> None:
+        if source not in self.ranks:
+            raise MeshUsageError(f"there is no rank {source}: the mesh has 0-{len(self) - 1}")
+        if source in self._session.dead_ranks:
+            raise MeshUsageError(
+                f"rank {source} is dead, so nothing can be copied from it: choose a living rank"
+            )
+        if source in self._session.empty_ranks:
+            raise MeshUsageError(f"rank {source} is new itself and holds nothing: choose another rank")
+
     def restart(self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Replace every rank by a new one, forked from the zygote. What they held is gone. Blocks.
 
@@ -349,6 +155,15 @@ class Mesh(Ranks):
         """
         self._session.restart(timeout_s, on_progress)
 
+    def detach(self) -> None:
+        """Leave the mesh to itself; it lives on until its lease ends, and `attach` finds it again. Blocks.
+
+        Raises:
+            MeshUsageError: it has no lease.
+            NoMeshError: it has ended.
+        """
+        self._session.detach()
+
     def stop(self) -> None:
         """End every process of the mesh and wait until they have gone. Calling it again does nothing."""
         self._session.stop()
@@ -361,33 +176,3 @@ class Mesh(Ranks):
 
     def __repr__(self) -> str:
         return repr(self._session)
-
-
-def _dump_call(
-    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Frame]]:
-    try:
-        return payload.dumps((function, args, kwargs), name)
-    except MeshUsageError:
-        payload.dumps(function, name)  # say which part it was
-        for position, value in enumerate(args):
-            payload.dumps(value, f"argument {position} of {name}")
-        for key, value in kwargs.items():
-            payload.dumps(value, f"argument {key} of {name}")
-        raise
-
-
-def _dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
-    try:
-        return payload.dumps(dict(names), "push")
-    except MeshUsageError:
-        for name, value in names.items():  # say which one it was
-            payload.dumps(value, name)
-        raise
-
-
-def _check_expression(expression: str) -> None:
-    try:
-        ast.parse(expression.strip(), mode="eval")
-    except SyntaxError as e:
-        raise MeshUsageError(f"{expression!r} is no expression: {e.msg}") from e

@@ -9,13 +9,14 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import MeshUsageError
 
 BACKENDS = ("auto", "gloo", "nccl")
 MAX_RANKS = 1024
 DEFAULT_DIM = "dp"
+_MAX_SPAN_S = 365 * 86400.0
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -34,6 +35,10 @@ class Options:
         backend: ``auto``, ``gloo`` or ``nccl``.
         preload: modules imported once, before the ranks are forked.
         name: the mesh's name; "" for one of its own.
+        lease_s: how long the mesh lives on when its notebook has gone, in seconds; 0 ends it at once.
+        settle_s: how long the other ranks of a cell may take after one has failed, in seconds.
+        on_error: what then happens to them: ``release``, or ``wait`` for the user.
+        auto_heal: whether dead ranks are replaced without being asked.
     """
 
     num_ranks: int
@@ -41,6 +46,29 @@ class Options:
     backend: str = "auto"
     preload: tuple[str, ...] = ()
     name: str = ""
+    lease_s: float = 0.0
+    settle_s: float = 1.0
+    on_error: Literal["release", "wait"] = "release"
+    auto_heal: bool = False
+
+
+def parse_duration(text: str) -> float:
+    """Read a span of time as people write it.
+
+    Args:
+        text: ``30m``, ``1.5h``, ``90s`` or a number of seconds.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        MeshUsageError: it is not of that form.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d)?", text.strip())
+    if not found:
+        raise MeshUsageError(f"{text!r} is no span of time: write it like 30m, 2h or 90 (seconds)")
+    unit_s = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    return float(found[1]) * unit_s[found[2] or "s"]
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -68,6 +96,7 @@ _OR = {
     "backend": " (auto, gloo or nccl)",
     "preload": " or a list of modules",
     "name": "",
+    "on_error": " (release or wait)",
 }
 
 
@@ -99,6 +128,10 @@ def make_options(
     backend: str = "auto",
     preload: Iterable[str] | str = (),
     name: str = "",
+    lease_s: float | str = 0.0,
+    settle_s: float | str = 1.0,
+    on_error: str = "release",
+    auto_heal: bool = False,
 ) -> Options:
     """Check what a user asked for.
 
@@ -108,6 +141,10 @@ def make_options(
         backend: ``auto``, ``gloo`` or ``nccl``.
         preload: modules, or their names joined by commas.
         name: letters, digits, ``-`` and ``_``.
+        lease_s: seconds, or text like ``30m``.
+        settle_s: likewise.
+        on_error: ``release`` or ``wait``.
+        auto_heal: true or false.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -117,6 +154,7 @@ def make_options(
         ("backend", backend, (str,)),
         ("preload", preload, (str, list, tuple, set, frozenset)),
         ("name", name, (str,)),
+        ("on_error", on_error, (str,)),
     ):
         if not isinstance(value, kinds):
             raise MeshUsageError(f"{option} must be text{_OR[option]}, not {value!r}")
@@ -141,7 +179,30 @@ def make_options(
             raise MeshUsageError(f"--preload {module!r} is no module's name")
     if name and not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
         raise MeshUsageError(f"{name!r} is no name: letters, digits, - and _, at most 40")
-    return Options(num_ranks, dims, backend, modules, name)
+    if on_error not in ("release", "wait"):
+        raise MeshUsageError(f"on_error must be release or wait, not {on_error!r}")
+    if not isinstance(auto_heal, bool):
+        raise MeshUsageError(f"auto_heal must be true or false, not {auto_heal!r}")
+    return Options(
+        num_ranks,
+        dims,
+        backend,
+        modules,
+        name,
+        lease_s=_check_duration("lease_s", lease_s),
+        settle_s=_check_duration("settle_s", settle_s),
+        on_error="wait" if on_error == "wait" else "release",
+        auto_heal=auto_heal,
+    )
+
+
+def _check_duration(option: str, value: Any) -> float:
+    seconds = parse_duration(value) if isinstance(value, str) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _MAX_SPAN_S:
+        raise MeshUsageError(
+            f"{option} must be a span of time, in seconds or like 30m, at most a year, and not {value!r}"
+        )
+    return float(seconds)
 
 
 def read_project_options(start: Path) -> dict[str, Any]:

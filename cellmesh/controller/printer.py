@@ -29,7 +29,7 @@ class Printer:
         self._sink = sink
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """These ranks printed or displayed something."""
+        """These ranks printed or displayed something, or ask the user."""
         self._need_folder(now).feed(ranks, verb, now)
 
     def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
@@ -49,6 +49,12 @@ class Printer:
         if now is not None:
             self.show(now)
         self._sink.note(text)
+
+    def status(self, text: str, now: float | None = None) -> None:
+        """Show a line that replaces the one before it, after the output that is due; "" takes it away."""
+        if now is not None:
+            self.show(now)
+        self._sink.status(text, not text)
 
     def show(self, now: float, everything: bool = False) -> None:
         """Show what is due."""

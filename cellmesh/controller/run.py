@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ..errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
+from ..errors import MeshUsageError, RankFailure, RanksInterrupted
 from ..wire import payload
-from ..wire.framing import Parcel
-from ..wire.messages import Died, Done, Failed, RankState
+from ..wire.framing import Frame, Parcel
+from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState
 from ..wire.ranks import describe_ranks
+from .desk import Desk, Reply
 from .printer import Printer
+from .reports import describe_live, describe_state, exception_of, is_released, summarize
 from .results import Results
 
 T = TypeVar("T")
-
-
-_MAX_LINE = 300
 
 
 class Run(Generic[T]):
@@ -34,9 +32,11 @@ class Run(Generic[T]):
         ranks: who runs it.
         single: its result is the value of the one rank, not `Results`.
         printer: shows its output.
-        interrupt: interrupts it.
+        interrupt: interrupts it; again soon after kills what has not stopped.
         title: what to call it in errors.
         is_cell: it is a cell, not a call.
+        reply: answers ranks that ask, given rank -> request, the text, and whether it is the end of input.
+        on_wait: told when the user begins to wait for its end and does nothing else.
     """
 
     def __init__(
@@ -48,6 +48,8 @@ class Run(Generic[T]):
         interrupt: Callable[[], None],
         title: str,
         is_cell: bool = False,
+        reply: Reply = lambda requests, text, is_end: None,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = number
         self.ranks = tuple(ranks)
@@ -57,14 +59,16 @@ class Run(Generic[T]):
         self._single = single
         self.printer = printer
         self._interrupt = interrupt
+        self._on_wait = on_wait
         self._outcomes: dict[int, Parcel[Any]] = {}
         self._values: dict[int, Any] = {}
         self._arrived: list[int] = []  # ranks, as they ended it
         self._ended = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
-        self._wakers: list[Callable[[], None]] = []  # of who awaits the next rank
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._interrupted = False
+        self._desk = Desk(self.waiting_ranks, self.interrupt, reply, printer.note, title)
+        self._is_live = False
 
     # ---- for users
 
@@ -98,7 +102,9 @@ class Run(Generic[T]):
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait, and give what the ranks returned. Blocks.
 
-        Ctrl-C or the notebook's stop button, while this waits, interrupts the run on its ranks.
+        Ctrl-C or the notebook's stop button, while this waits, interrupts the run on its ranks; a second
+        time, within 5 s, kills and replaces ranks that did not stop; a third gives up waiting. What ranks
+        ask (``input()``, the debugger) is asked here, if this waits in the main thread.
 
         Args:
             timeout_s: seconds; None waits as long as it takes. The run goes on after a time-out.
@@ -111,11 +117,7 @@ class Run(Generic[T]):
             RanksInterrupted: the run was interrupted.
             TimeoutError: it has not ended in time.
         """
-        try:
-            ended = self._ended.wait(timeout_s)
-        except KeyboardInterrupt:
-            self._stop_and_wait()
-            ended = True
+        ended = self._wait_for_end(timeout_s)
         if not ended:
             raise TimeoutError(
                 f"{self.title} has not ended on {describe_ranks(self.waiting_ranks())} after {timeout_s} s"
@@ -129,14 +131,43 @@ class Run(Generic[T]):
         self._interrupted = True
         self._interrupt()
 
+    def cancel(self) -> bool:
+        """Interrupt this run and no other; one that still waits for its turn will not begin. Does not wait.
+
+        Returns:
+            Whether it had not ended yet.
+        """
+        if self.done():
+            return False
+        self.interrupt()
+        return True
+
+    def payload_of(self, rank: int) -> tuple[Pickled, tuple[Frame, ...]]:
+        """Wait, and give a rank's value as it came, to be passed on unread. Blocks.
+
+        Raises:
+            MeshUsageError: the rank answered without a value.
+            RankFailure, RanksInterrupted: as `result`.
+        """
+        self._wait_for_end()
+        self.raise_failure()
+        verb, buffers = self._outcomes[rank]
+        if verb.payload is None:
+            raise MeshUsageError(f"{self.title} has no value on rank {rank}")
+        return verb.payload, buffers
+
     def raise_failure(self) -> None:
         """Raise what happened on ranks that ended it with an exception; returns if none did."""
         failed = {rank: outcome for rank, outcome in self._outcomes.items() if type(outcome.verb) is not Done}
         if not failed:
             return
-        exceptions = {rank: _exception(rank, outcome) for rank, outcome in sorted(failed.items())}
-        stopped = [r for r, exc in exceptions.items() if isinstance(exc, KeyboardInterrupt)]
-        summary = self._summarize(exceptions)
+        exceptions = {rank: exception_of(rank, outcome) for rank, outcome in sorted(failed.items())}
+        stopped = [
+            rank
+            for rank, exc in exceptions.items()
+            if isinstance(exc, KeyboardInterrupt) and not is_released(failed[rank].verb)
+        ]
+        summary = summarize(exceptions, self._outcomes)
         if self._interrupted and stopped:
             raise RanksInterrupted(summary)
         tracebacks = {
@@ -150,21 +181,19 @@ class Run(Generic[T]):
         Ctrl-C or the stop button, while this waits, interrupts the run, as with `result`.
         """
         for position in range(len(self.ranks)):
-            try:
-                rank = self._wait_for_arrival(position)
-            except KeyboardInterrupt:
-                self._stop_and_wait()
+            was_interrupted = self._interrupted
+            self._desk.wait_until(self._has_arrived(position))
+            if self._interrupted and not was_interrupted:
+                self._wait_for_end()
                 self.raise_failure()
-                rank = self._arrived[position]
-            yield self._next_value(rank)
+            yield self._next_value(self._arrived[position])
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait_async().__await__()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
         for position in range(len(self.ranks)):
-            while len(self._arrived) <= position:
-                await self._wait_for_news(position)
+            await self._desk.await_until(self._has_arrived(position))
             yield self._next_value(self._arrived[position])
 
     def __repr__(self) -> str:
@@ -179,11 +208,31 @@ class Run(Generic[T]):
         with self._lock:
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
-            self._lock.notify_all()
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
-            wake()
+        self._desk.withdraw(ranks)
         self.printer.settle(ranks, parcel.verb, now)
+
+    def ask(self, ranks: tuple[int, ...], verb: Ask | AskEnded, now: float) -> None:
+        """Some of its ranks ask the user something, or do so no longer."""
+        if type(verb) is Ask:
+            self.clear_live()
+            self.printer.feed(ranks, verb, now)
+            if self._desk.add(ranks, verb, now):
+                self.printer.show(now, everything=True)  # what was said before the question
+        elif type(verb) is AskEnded:
+            self._desk.withdraw(ranks, verb.request)
+
+    def show_live(self, states: Mapping[int, RankState], now: float) -> None:
+        """Show what its ranks are doing in a line that the next one replaces."""
+        waiting = self.waiting_ranks()
+        if waiting and not self._desk.has_questions:
+            self._is_live = True
+            self.printer.status(describe_live(self.number, waiting, states), now)
+
+    def clear_live(self) -> None:
+        """Take the line of `show_live` away."""
+        if self._is_live:
+            self._is_live = False
+            self.printer.status("")
 
     def report_waiting(self, states: dict[int, RankState]) -> None:
         """Some ranks have failed, and these have not ended yet."""
@@ -201,6 +250,7 @@ class Run(Generic[T]):
     def finish(self, now: float) -> None:
         """Every rank has ended it."""
         try:
+            self.clear_live()
             self.printer.show(now, everything=True)
         finally:
             self._call_back()
@@ -209,53 +259,30 @@ class Run(Generic[T]):
         with self._lock:
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
+        self._desk.tell_news()
         with contextlib.ExitStack() as stack:  # each is called, whichever fails
             for callback in reversed(callbacks):
                 stack.callback(callback)
 
     # ---- inside
 
-    def _stop_and_wait(self) -> None:
-        self.interrupt()
-        try:
-            self._ended.wait()
-        except KeyboardInterrupt:
-            raise RanksInterrupted(
-                f"{describe_ranks(self.waiting_ranks())} did not stop: `%dist_restart` replaces the ranks"
-            ) from None
+    def _wait_for_end(self, timeout_s: float | None = None) -> bool:
+        if timeout_s is None and not self.done():
+            self._on_wait()
+        return self._desk.wait_until(self._ended.is_set, timeout_s)
+
+    def _has_arrived(self, position: int) -> Callable[[], bool]:
+        return lambda: len(self._arrived) > position
 
     async def _wait_async(self) -> Any:
-        waiter, wake = _make_waker()
-        self.on_end(wake)
-        await self._await_or_interrupt(waiter)
+        await self._desk.await_until(self._ended.is_set)
         return self.result()
-
-    async def _wait_for_news(self, position: int) -> None:
-        """Until more ranks than `position` have ended it, or for a while."""
-        waiter, wake = _make_waker()
-        with self._lock:
-            if len(self._arrived) > position:
-                return
-            self._wakers.append(wake)
-        await self._await_or_interrupt(waiter)
-
-    async def _await_or_interrupt(self, waiter: asyncio.Future[None]) -> None:
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            self.interrupt()
-            raise
-
-    def _wait_for_arrival(self, position: int) -> int:
-        with self._lock:
-            self._lock.wait_for(lambda: len(self._arrived) > position)
-            return self._arrived[position]
 
     def _next_value(self, rank: int) -> tuple[int, Any]:
         outcome = self._outcomes[rank]
         if type(outcome.verb) is not Done:
-            exceptions = {rank: _exception(rank, outcome)}
-            raise RankFailure(self._summarize(exceptions), exceptions)
+            exceptions = {rank: exception_of(rank, outcome)}
+            raise RankFailure(summarize(exceptions, self._outcomes), exceptions)
         return rank, self._value(rank)
 
     def _value(self, rank: int) -> Any:
@@ -270,66 +297,3 @@ class Run(Generic[T]):
                     f"the value of rank {rank} cannot be loaded in the notebook: {type(e).__name__}: {e}"
                 ) from e
         return self._values[rank]
-
-    def _summarize(self, exceptions: dict[int, BaseException]) -> str:
-        groups: dict[str, list[int]] = {}
-        for rank, exc in exceptions.items():
-            verb = self._outcomes[rank].verb
-            if isinstance(exc, RankDied):
-                text = exc.reason
-            else:
-                line = getattr(verb, "line", 0)
-                first_line = verb.text.partition("\n")[0][:_MAX_LINE]
-                text = f"raised {verb.type_name}" + (f": {first_line}" if first_line else "")
-                text += f" (line {line})" if line else ""
-            groups.setdefault(text, []).append(rank)
-        parts = [f"{describe_ranks(ranks)} {text}" for text, ranks in groups.items()]
-        rest = [
-            rank for rank in self.ranks if rank in self._outcomes and type(self._outcomes[rank].verb) is Done
-        ]
-        if rest:
-            parts.append(f"{describe_ranks(rest)} finished")
-        return "; ".join(parts)
-
-
-def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
-    """A future of the running loop, and what resolves it from another thread."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
-            loop.call_soon_threadsafe(_resolve, waiter)
-
-    return waiter, wake
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def describe_state(state: RankState) -> str:
-    """What a rank is doing, in words."""
-    if state.run < 0:
-        return "idle"
-    line = f" at line {state.line}" if state.line else ""
-    if state.collective:
-        return f"in {state.collective}{line}"
-    where = "" if state.where.endswith("<module>") else f" {state.where}"
-    return f"running{where}{line}"
-
-
-def _exception(rank: int, outcome: Parcel[Any]) -> BaseException:
-    verb = outcome.verb
-    if type(verb) is Died:
-        return RankDied(rank, verb.reason, verb.last_output)
-    if verb.payload is None:
-        return RemoteError(verb.type_name, verb.text, verb.why_no_payload)
-    try:
-        exc = payload.loads(verb.payload, outcome.buffers)
-    except Exception as e:
-        return RemoteError(verb.type_name, verb.text, f"it cannot be loaded here: {e}")
-    if not isinstance(exc, BaseException):
-        return RemoteError(verb.type_name, verb.text)
-    return exc

@@ -5,88 +5,103 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import subprocess
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import HostError, MeshUsageError, NoMeshError, RankDied
+from ..errors import CellmeshError, HostError, MeshUsageError, NoMeshError, RankDied
 from ..wire.framing import Frame
 from ..wire.messages import (
+    Detached,
     HostReport,
     LogText,
     MeshReady,
     RankInfo,
     RankState,
     Refused,
+    Respawned,
     StartFailed,
     Stopped,
+    Welcome,
 )
 from ..wire.messages import Progress as ProgressVerb
 from ..wire.ranks import describe_ranks
-from ..wire.ticket import remove_directory
-from .core import Change, Core, State
-from .launch.local import make_ticket, start_agent
-from .link import Link
-from .options import Options
+from ..wire.ticket import Ticket, remove_directory
+from .adopting import Adopted
+from .catalog import Catalog
+from .core import Change, Core, Effect, HealReport, State
+from .launch.local import AgentProcess, read_agent_log
+from .link import Command, Link
 from .printer import Printer
+from .progress import Progress as Progress
 from .run import Run
-from .sinks import Displays
+from .sinks import ConsoleSink, Displays, Sink
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
 _ANSWER_S = 5.0
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a start has come."""
-
-    stage: str
-    num_ready: int
-    num_ranks: int
-    elapsed_s: float
-
-
 class Session:
-    """Starts an agent and speaks with it.
+    """Speaks with an agent, new or found.
 
     Args:
-        options: what to start.
+        ticket: the mesh's.
+        agent: its agent's process.
         on_progress: told how far the start has come, on the link's thread.
-
-    Raises:
-        HostError: the agent could not be started.
+        steal: whether to take the mesh from a controller that holds it.
+        sink: shows what was missed while nobody was attached.
+        is_found: the mesh was there before: it is left, not ended, where waiting for it is given up.
     """
 
-    def __init__(self, options: Options, on_progress: Callable[[Progress], None] | None = None) -> None:
-        self.num_ranks = options.num_ranks
-        self.dims: Mapping[str, int] = dict(options.mesh)
+    def __init__(
+        self,
+        ticket: Ticket,
+        agent: AgentProcess,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        steal: bool = False,
+        sink: Sink | None = None,
+        is_found: bool = False,
+    ) -> None:
+        self._is_found = is_found
+        self._ticket = ticket
+        self._agent = agent
+        self.num_ranks = ticket.num_ranks
+        self.dims: Mapping[str, int] = dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True))
         self._started_at = time.monotonic()
         self.start_s = 0.0
         self.displays = Displays()
+        self.empty_ranks: set[int] = set()  # forked anew, and nothing copied to them yet
         self._on_progress = on_progress
-        self._ticket = make_ticket(options)
+        self._sink = sink
         self._owner_pid = os.getpid()
-        self._core = Core(options.num_ranks)
+        self._core = Core(
+            ticket.num_ranks,
+            dims=self.dims,
+            settle_s=ticket.settle_s,
+            on_error=ticket.on_error,
+            auto_heal=ticket.auto_heal,
+            last_request=secrets.randbits(40),
+        )
         self._state: State = "connecting"
         self._condition = threading.Condition()
-        self._runs: dict[int, Run[Any]] = {}
-        self._num_runs = 0
-        self._num_cells = 0
-        self._end: StartFailed | Refused | Stopped | None = None
-        self._agent = start_agent(self._ticket)
+        self.catalog = Catalog(ticket.num_ranks, self._make_run)
+        self._end: StartFailed | Refused | Detached | Stopped | None = None
+        self._has_left = False
         self._link = Link(
-            self._ticket.agent_endpoint,
-            self._ticket.key,
+            ticket.agent_endpoint,
+            ticket.key,
             self._core,
-            self._agent.pid,
+            agent.pid,
             self._note_change,
+            self._adopt,
+            steal,
         )
-        atexit.register(self.stop)
+        atexit.register(self._leave_at_exit)
 
     # ---- what there is to know
 
@@ -109,19 +124,15 @@ class Session:
         """A rank's log."""
         return self._ticket.logs / f"rank{rank}.log"
 
-    def busy_ranks(self) -> set[int]:
-        """Ranks that have been given work and not ended it."""
-        return {rank for run in self._living_runs() for rank in run.waiting_ranks()}
+    @property
+    def dead_ranks(self) -> set[int]:
+        """The ranks that have no process."""
+        return set(self._core.dead)
 
-    def runs_on(self, ranks: Iterable[int]) -> list[Run[Any]]:
-        """The runs in flight on any of these ranks, oldest first."""
-        wanted = set(ranks)
-        return [run for run in self._living_runs() if wanted.intersection(run.waiting_ranks())]
-
-    def count_cell(self) -> int:
-        """A number for a cell that has none from a notebook."""
-        self._num_cells += 1
-        return self._num_cells
+    @property
+    def lease_s(self) -> float:
+        """How long the mesh lives on without a controller, in seconds."""
+        return self._ticket.lease_s
 
     # ---- runs and questions
 
@@ -134,6 +145,7 @@ class Session:
         frames: Callable[[int], list[Frame]],
         channel: Literal["work", "control"],
         is_cell: bool = False,
+        execution_count: int = 0,
     ) -> Run[Any]:
         """Send work to ranks.
 
@@ -145,40 +157,70 @@ class Session:
             frames: the encoded work, given the run's number.
             channel: ``control`` for what busy ranks answer.
             is_cell: see `Run`.
+            execution_count: of the cell.
 
         Raises:
             NoMeshError: the mesh has ended.
             RankDied: one of the ranks is dead.
         """
         self._check_usable(ranks)
-        with self._condition:
-            self._num_runs += 1
-            number = self._num_runs
-        run: Run[Any] = Run(number, ranks, single, printer, lambda: self._interrupt(number), title, is_cell)
-        work = frames(number)
-        self._runs[number] = run
-        run.on_end(lambda: self._forget_run(number))
-        self._link.start_run(run, lambda core, now: core.submit(number, run.ranks, work, channel))
+        run = self.catalog.new_run(ranks, single, printer, title, is_cell)
+        work = frames(run.number)
+        self.catalog.add(run)
+        self._link.start_run(
+            run,
+            lambda core, now: core.submit(
+                run.number, run.ranks, work, channel, now=now, title=title, execution_count=execution_count
+            ),
+        )
         return run
+
+    def wait_for(self, number: int) -> None:
+        """The caller waits for a run and does nothing else."""
+        self._post(lambda core, now: core.wait_for(number))
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
+        """Answer ranks (rank -> request) that ask the user."""
+        self._post(lambda core, now: core.reply(requests, text, is_end))
+
+    def ask(
+        self,
+        question: Callable[[Core, float], tuple[int, Sequence[Effect]]],
+        timeout_s: float | None = _ANSWER_S,
+    ) -> Any:
+        """Ask the core something, and wait for the answer; None if the mesh ends meanwhile."""
+        return self._link.ask(question).result(timeout_s)
 
     def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
         """What these ranks are doing; waits at most about a second."""
-        future = self._link.ask(lambda core, now: core.ask_states(ranks, now))
-        return future.result(_ANSWER_S) or {}
+        return self.ask(lambda core, now: core.ask_states(ranks, now)) or {}
 
     def ask_host(self) -> HostReport | None:
         """The agent's report; None if the mesh has ended."""
-        report: HostReport | None = self._link.ask(lambda core, now: core.ask_host()).result(_ANSWER_S)
+        report: HostReport | None = self.ask(lambda core, now: core.ask_host())
         return report
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
         """The end of a rank's log; None if the mesh has ended."""
-        text: LogText | None = self._link.ask(lambda core, now: core.ask_log(rank, num_bytes)).result(
-            _ANSWER_S
-        )
+        text: LogText | None = self.ask(lambda core, now: core.ask_log(rank, num_bytes))
         return text
 
     # ---- life
+
+    def heal(self) -> HealReport:
+        """Replace dead ranks and rebuild groups where needed; Ctrl-C gives up."""
+        self._check_usable(())
+        try:
+            report = self.ask(lambda core, now: core.heal(now), None)
+        except KeyboardInterrupt:
+            self._post(lambda core, now: core.abandon_heal())
+            raise
+        return report or HealReport(failure="the mesh has ended")
+
+    def reshaped(self, dims: Mapping[str, int]) -> None:
+        """The DeviceMesh has these dims now."""
+        self.dims = dict(dims)
+        self._post(lambda core, now: core.set_dims(dims))
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until every rank has answered.
@@ -187,25 +229,34 @@ class Session:
             MeshUsageError: what was asked for cannot work.
             HostError: the mesh did not come up, or not in time.
         """
-        try:
-            with self._condition:
-                settled = self._condition.wait_for(
-                    lambda: self.state == "ready" or self._end is not None, timeout_s
-                )
-        except BaseException:  # Ctrl-C while it starts
-            self.stop()
-            raise
+        settled = self._wait(lambda: self._state == "ready", timeout_s, self._give_up)
         self._on_progress = None
         if self.state == "ready":
             return
         end = self._end
-        log = self._read_agent_log()
-        self.stop()
+        log = read_agent_log(self._ticket)
+        if isinstance(end, Refused | Detached):
+            self._leave()
+            raise NoMeshError(f"{self.name} cannot be attached: {end.reason}")
+        self._give_up()
         if not settled:
             raise HostError(f"the mesh was not ready after {timeout_s} s. {log}".strip())
         if isinstance(end, StartFailed):
             raise MeshUsageError(end.text) if end.fault == "user" else HostError(end.text)
         raise HostError(f"the mesh did not start: {getattr(end, 'reason', end)}. {log}".strip())
+
+    def wait_until_attached(self, timeout_s: float) -> None:
+        """Wait until the agent has accepted us, and told where the mesh is.
+
+        Raises:
+            NoMeshError: it has not, or the mesh has ended.
+        """
+        settled = self._wait(lambda: self._state != "connecting", timeout_s, self._leave)
+        if self._end is None and settled:
+            return
+        self._leave()
+        reason = getattr(self._end, "reason", "") or f"its agent did not answer for {timeout_s} s"
+        raise NoMeshError(f"{self.name} cannot be attached: {reason}")
 
     def restart(self, timeout_s: float, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Replace every rank, and wait until the new ones have answered."""
@@ -219,17 +270,37 @@ class Session:
 
     def stop(self) -> None:
         """End the mesh: ask its agent, wait for it, and kill it if it does not end."""
-        atexit.unregister(self.stop)
-        if self._agent.returncode is not None or os.getpid() != self._owner_pid:
+        if self._has_left or os.getpid() != self._owner_pid:
             return
-        self._link.post(lambda core, now: core.stop())
-        try:
-            self._agent.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        if isinstance(self._end, Detached):  # another one's, or nobody's
+            self._leave()
+            return
+        self._post(lambda core, now: core.stop())
+        if not self._agent.wait(_STOP_S):
             self._agent.kill()
-            self._agent.wait()
-        self._link.close()
+            self._agent.wait(None)
+        self._leave()
         remove_directory(Path(self._ticket.directory))
+
+    def detach(self) -> None:
+        """Leave the mesh to itself for as long as its lease lasts.
+
+        Raises:
+            NoMeshError: there is nothing to leave.
+            MeshUsageError: it has no lease.
+            HostError: the agent does not answer.
+        """
+        if self._end is not None:
+            self._check_usable(())
+        if self.lease_s <= 0:
+            raise MeshUsageError(
+                "this mesh has no lease, so it would end: start it with `--lease 30m` "
+                "(cellmesh.start(..., lease_s=1800)), or end it with `%dist_stop`"
+            )
+        self._link.post(lambda core, now: core.detach())
+        if not self._wait(lambda: False, _ANSWER_S, lambda: None):
+            raise HostError(f"the agent did not answer for {_ANSWER_S} s; `cellmesh ps` tells how it is")
+        self._leave()
 
     def __repr__(self) -> str:
         shape = ", ".join(f"{name}={size}" for name, size in self.dims.items())
@@ -237,32 +308,86 @@ class Session:
 
     # ---- inside
 
-    def _forget_run(self, number: int) -> None:
-        self._runs.pop(number, None)
+    def _leave(self) -> None:
+        """Have no more to do with the mesh."""
+        atexit.unregister(self._leave_at_exit)
+        if not self._has_left:
+            self._has_left = True
+            self._link.close()
+            self._agent.leave()
 
-    def _living_runs(self) -> list[Run[Any]]:
-        return list(self._runs.copy().values())
+    def _give_up(self) -> None:
+        """The mesh is not ready, and is waited for no longer."""
+        if self._is_found and self._end is None:
+            self._leave_at_exit()
+        else:
+            self.stop()
+
+    def _leave_at_exit(self) -> None:
+        if os.getpid() != self._owner_pid:
+            return
+        if self.lease_s > 0 and self._end is None:
+            with contextlib.suppress(CellmeshError):
+                self.detach()
+        else:
+            self.stop()
+
+    def _adopt(self, welcome: Welcome) -> Adopted:
+        """Take over the runs in flight; called on the link's thread."""
+        if welcome.mesh_dim_names:
+            self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
+        return self.catalog.adopt(welcome, self._sink or ConsoleSink())
+
+    def _make_run(
+        self, number: int, ranks: Sequence[int], single: bool, printer: Printer, title: str, is_cell: bool
+    ) -> Run[Any]:
+        return Run(
+            number,
+            ranks,
+            single,
+            printer,
+            lambda: self._post(lambda core, now: core.interrupt(number)),
+            title,
+            is_cell,
+            reply=self.reply,
+            on_wait=lambda: self.wait_for(number),
+        )
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":
             reason = getattr(self._end, "reason", "") or getattr(self._end, "text", "")
+            if isinstance(self._end, Detached):
+                raise NoMeshError(
+                    f"the mesh lives on without this notebook ({reason}): `%dist_attach {self.name}` has it "
+                    "again, with --steal if somebody holds it"
+                )
             raise NoMeshError(
                 f"the mesh is {self.state}"
                 + (f" ({reason})" if reason else "")
                 + ": start another with `%dist_start` or cellmesh.start()"
             )
-        dead = [rank for rank in ranks if rank in self._core.dead]
+        dead = [rank for rank in ranks if rank in self._core.lost]
         if dead:
             first = self._core.dead[dead[0]]
             raise RankDied(
                 first.rank,
-                f"{first.reason}, so nothing can run on {describe_ranks(dead)}. `%dist_restart` replaces all "
-                "ranks; `--ranks` runs on the others",
+                f"{first.reason}, so nothing can run on {describe_ranks(dead)}. `%dist_heal` replaces "
+                "what is dead and keeps the others as they are; `--ranks` runs on the others",
             )
 
-    def _interrupt(self, number: int) -> None:
+    def _post(self, command: Command) -> None:
+        """Have the core do something, unless the link has been closed."""
         with contextlib.suppress(NoMeshError):
-            self._link.post(lambda core, now: core.interrupt(number))
+            self._link.post(command)
+
+    def _wait(self, is_there: Callable[[], bool], timeout_s: float, give_up: Callable[[], None]) -> bool:
+        """Wait until something is there or the mesh has ended, and give up where that is interrupted."""
+        try:
+            with self._condition:
+                return self._condition.wait_for(lambda: is_there() or self._end is not None, timeout_s)
+        except BaseException:  # Ctrl-C
+            give_up()
+            raise
 
     def _note_change(self, change: Change) -> None:
         """The mesh's state changed; called on the link's thread."""
@@ -270,16 +395,13 @@ class Session:
         elapsed_s = time.monotonic() - self._started_at
         if isinstance(cause, MeshReady):
             self.start_s = elapsed_s
+            self.empty_ranks.clear()
+        if isinstance(cause, Respawned):
+            self.empty_ranks |= {info.rank for info in cause.ranks}
         if isinstance(cause, ProgressVerb) and self._on_progress is not None:
             self._on_progress(Progress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s))
         with self._condition:
             self._state = change.state
-            if isinstance(cause, StartFailed | Refused | Stopped) and self._end is None:
+            if isinstance(cause, StartFailed | Refused | Detached | Stopped) and self._end is None:
                 self._end = cause
             self._condition.notify_all()
-
-    def _read_agent_log(self) -> str:
-        try:
-            return (self._ticket.logs / "agent.log").read_text()[-2000:].strip()
-        except OSError:
-            return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ class Sink(Protocol):
         """Show a remark of cellmesh's own."""
 
     def status(self, text: str, final: bool) -> None:
-        """Show a line that replaces the one before it, until one is `final`."""
+        """Show a line that replaces the one before it, until one is `final`; a final "" takes it away."""
 
 
 def label(ranks: Ranks) -> str:
@@ -64,6 +65,7 @@ class ConsoleSink:
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out, err
+        self._has_status = False
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
         pieces: list[tuple[str, str]] = []
@@ -80,12 +82,18 @@ class ConsoleSink:
 
     def status(self, text: str, final: bool) -> None:
         out = self._out or sys.stdout
-        if out.isatty():
-            self._write("stdout", f"\r\x1b[K{text}" + ("\n" if final else ""))
-        elif final:
-            self._write("stdout", text + "\n")
+        if not out.isatty():
+            if final and text:
+                self._write("stdout", text + "\n")
+            return
+        width = shutil.get_terminal_size().columns - 1  # a longer line could not be taken back
+        self._write("stdout", (text + "\n" if text else "") if final else text[:width])
+        self._has_status = not final
 
     def _write(self, stream: str, text: str) -> None:
+        if self._has_status:
+            self._has_status = False
+            self._write("stdout", "\r\x1b[K")
         file = (self._out or sys.stdout) if stream == "stdout" else (self._err or sys.stderr)
         file.write(text)
         file.flush()
@@ -107,8 +115,7 @@ class SilentSink:
     def note(self, text: str) -> None:
         self._sink.note(text)
 
-    def status(self, text: str, final: bool) -> None:
-        self._sink.status(text, final)
+    def status(self, text: str, final: bool) -> None: ...
 
 
 Publish = Callable[[str, dict[str, Any]], None]
@@ -138,6 +145,7 @@ class CellSink:
     def __init__(self, publish: Publish, displays: Displays | None = None) -> None:
         self._publish = publish
         self._live_id = ""
+        self._status_id = ""
         self._displays = displays if displays is not None else Displays()
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
@@ -160,7 +168,8 @@ class CellSink:
         self._publish("stream", {"name": "stderr", "text": text + "\n"})
 
     def status(self, text: str, final: bool) -> None:
-        self._redraw(text, final)
+        if text or self._status_id:
+            self._status_id = self._redraw(self._status_id, text, final)
 
     def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
         for stream, text in join_streams(pieces):
@@ -178,19 +187,19 @@ class CellSink:
 
     def _show_live(self, live: Live) -> None:
         text = "\n".join(f"{label(ranks)} {line}" for ranks, line in live.lines)
-        self._redraw(text, live.closed)
+        self._live_id = self._redraw(self._live_id, text, live.closed)
 
-    def _redraw(self, text: str, final: bool) -> None:
-        kind = "update_display_data" if self._live_id else "display_data"
-        self._live_id = self._live_id or uuid.uuid4().hex
+    def _redraw(self, display_id: str, text: str, final: bool) -> str:
+        """Show a text, in place of what has this id; gives the id under which it can be replaced."""
+        kind = "update_display_data" if display_id else "display_data"
+        display_id = display_id or uuid.uuid4().hex
         content = {
             "data": {"text/plain": text},
             "metadata": {},
-            "transient": {"display_id": self._live_id},
+            "transient": {"display_id": display_id},
         }
         self._publish(kind, content)
-        if final:
-            self._live_id = ""
+        return "" if final else display_id
 
     def _show_rich(self, block: Block, rich: Rich) -> None:
         if rich.kind == "clear":

@@ -18,6 +18,9 @@ def _command(name: str, summary: str, example: str, *params: click.Parameter) ->
 _RANKS = click.Option(["--ranks"], metavar="SET", help="Ranks, like 0,2-3.")
 _AT = click.Option(["--at"], metavar="COORD", help="A mesh coordinate, like tp=0 or dp=1,tp=0.")
 
+# A magic's options, as `parse` reads them: name -> value.
+Given = dict[str, Any]
+
 COMMANDS = {
     command.name: command
     for command in (
@@ -29,7 +32,29 @@ COMMANDS = {
             click.Option(["--mesh"], metavar="DIMS", help="Dims of the DeviceMesh, like dp=2,tp=4."),
             click.Option(["--backend"], metavar="NAME", help="auto, gloo or nccl."),
             click.Option(["--preload"], metavar="MODULES", help="Import these once for all ranks: a,b,c."),
-            click.Option(["--name"], help="A name for `cellmesh ps`."),
+            click.Option(["--name"], help="A name for `cellmesh ps` and %dist_attach."),
+            click.Option(
+                ["--settle", "settle_s"],
+                type=float,
+                metavar="SECONDS",
+                help="After a rank fails, how long the others may take before they are released (1).",
+            ),
+            click.Option(
+                ["--on-error"],
+                type=click.Choice(["release", "wait"]),
+                help="What then happens: release them, or wait for the stop button.",
+            ),
+            click.Option(
+                ["--lease", "lease_s"],
+                metavar="TIME",
+                help="How long the ranks live on without a notebook: 30m (the default), 2h, 0.",
+            ),
+            click.Option(
+                ["--auto-heal"],
+                is_flag=True,
+                default=None,
+                help="Replace ranks that die by themselves.",
+            ),
         ),
         _command(
             "dist",
@@ -92,7 +117,66 @@ COMMANDS = {
                 ["--lines"], type=click.IntRange(1), default=50, show_default=True, help="How much."
             ),
         ),
-        _command("dist_interrupt", "Interrupt what the ranks are running.", "  %dist_interrupt", _RANKS),
+        _command(
+            "dist_interrupt",
+            "Interrupt what the ranks run; a second time within 5 s, kill and replace what did not stop.",
+            "  %dist_interrupt",
+            _RANKS,
+        ),
+        _command(
+            "dist_heal",
+            "Replace dead ranks and rebuild the process groups; living ranks keep everything.",
+            "  %dist_heal --from 0",
+            click.Option(
+                ["--from", "source"],
+                type=int,
+                metavar="RANK",
+                help="Copy this rank's names to ranks that are new, as far as they can be copied.",
+            ),
+        ),
+        _command(
+            "dist_stacks",
+            "Show where every rank is: its Python stack, also while it is blocked.",
+            "  %dist_stacks 3",
+            click.Argument(["ranks"], required=False),
+            click.Option(["--all", "all_threads"], is_flag=True, help="All threads, not only the main one."),
+            click.Option(["--native"], is_flag=True, help="C and C++ frames as well (needs py-spy)."),
+        ),
+        _command(
+            "dist_check",
+            "Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG state.",
+            "  %dist_check model",
+            click.Argument(["expression"], nargs=-1),
+            _RANKS,
+        ),
+        _command(
+            "dist_sync",
+            "Make replicas equal again.",
+            "  %dist_sync model --from 0",
+            click.Argument(["expression"], nargs=-1, required=True),
+            click.Option(
+                ["--from", "source"], type=int, default=0, show_default=True, help="The rank that is right."
+            ),
+        ),
+        _command(
+            "dist_debug",
+            "Open the debugger where a rank's last exception was raised.",
+            "  %dist_debug --ranks 3",
+            click.Argument(["ranks_argument"], required=False, metavar="[RANKS]"),
+            _RANKS,
+        ),
+        _command(
+            "dist_attach",
+            "Find a living mesh again, after this kernel or another one has left it.",
+            "  %dist_attach",
+            click.Argument(["name"], required=False),
+            click.Option(["--steal"], is_flag=True, help="Take it from who holds it."),
+        ),
+        _command(
+            "dist_detach",
+            "Leave the mesh; it lives on until its lease ends, and %dist_attach finds it again.",
+            "  %dist_detach",
+        ),
         _command(
             "dist_restart",
             "Replace all ranks by new ones; what they held is gone.",

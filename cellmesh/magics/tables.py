@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..controller.run import describe_state
+from ..controller.reports import describe_state
 from ..wire.facts import Facts
 from ..wire.messages import RankInfo, RankState
 from ..wire.ranks import format_ranks

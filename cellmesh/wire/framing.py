@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from ..errors import ProtocolError
-from .messages import Control, FromRank, Ranked, Relay, ToAgent, ToController, Verb, Work
+from .messages import Control, FromRank, Ranked, Relay, ToAgent, ToController, ToMainThread, Verb
 
 V = TypeVar("V")
 Frame = bytes | bytearray | memoryview
@@ -129,9 +129,9 @@ def at_agent_from_rank() -> Codec[FromRank]:
     return Codec(FromRank, "a rank")
 
 
-def at_rank_for_work() -> Codec[Work]:
+def at_rank_for_work() -> Codec[ToMainThread]:
     """Decoder of what reaches a rank's main thread."""
-    return Codec(Work, "the controller")
+    return Codec(ToMainThread, "the controller")
 
 
 def at_rank_for_control() -> Codec[Control]:

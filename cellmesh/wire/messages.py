@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
@@ -44,24 +44,40 @@ class Pickled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Verb, frozen=True):
-    """First message of a controller; until it is accepted nothing else is read from that peer."""
+    """First message of a controller; until it is accepted nothing else is read from that peer.
+
+    `link` names one controller's link, also across connections that break; `num_received` is how many
+    messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who holds it.
+    """
 
     key: bytes
     protocol: int
     pid: int
+    version: str = ""
+    python: str = ""
+    link: bytes = b""
+    num_received: int = 0
+    steal: bool = False
+
+
+class Detach(Verb, frozen=True):
+    """The controller leaves; the ranks live on under their lease."""
 
 
 class Relay(Verb, frozen=True):
     """Pass the next `num_frames` frames, unread, to these ranks' work or control socket.
 
     `run` is what the ranks will answer about, so that the agent can merge their answers and name the
-    cell that low-level output belongs to; -1 for messages that start no run.
+    cell that low-level output belongs to; -1 for messages that start no run. `title` and
+    `execution_count` (0: no cell) are for a controller that attaches while it is in flight.
     """
 
     ranks: tuple[int, ...]
     channel: Channel
     run: int
     num_frames: int
+    title: str = ""
+    execution_count: int = 0
 
 
 class Restart(Verb, frozen=True):
@@ -69,6 +85,25 @@ class Restart(Verb, frozen=True):
 
     mesh_dim_names: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] = ()
+
+
+class Respawn(Verb, frozen=True):
+    """Fork these dead ranks anew; they have no process groups until a `Heal` (`Respawned`)."""
+
+    ranks: tuple[int, ...]
+
+
+class Kill(Verb, frozen=True):
+    """SIGKILL these ranks: they did not stop."""
+
+    ranks: tuple[int, ...]
+
+
+class SetDims(Verb, frozen=True):
+    """The DeviceMesh has these dims now; for ranks forked and controllers attached later."""
+
+    mesh_dim_names: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
 
 
 class Stop(Verb, frozen=True):
@@ -89,7 +124,7 @@ class ReadHost(Verb, frozen=True):
     request: int
 
 
-ToAgent = Hello | Relay | Restart | Stop | ReadLog | ReadHost
+ToAgent = Hello | Detach | Relay | Restart | Respawn | Kill | SetDims | Stop | ReadLog | ReadHost
 
 
 # ---------------------------------------------------------------- controller -> rank
@@ -146,10 +181,109 @@ class SetMesh(Verb, frozen=True):
     mesh_shape: tuple[int, ...]
 
 
+class Heal(Verb, frozen=True):
+    """Rebuild every process group whose members are all among `ranks`, in place. Collective among them.
+
+    A rank does this before work that it holds back. `generation` has not been used before in this mesh.
+    A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with an empty one it
+    makes the mesh's own, of these dims. `store_port` is where the c10d store listens now (0: as before).
+    """
+
+    run: int
+    generation: int
+    ranks: tuple[int, ...]
+    blueprint: bytes
+    mesh_dim_names: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+    store_port: int = 0
+
+
+class Resume(Verb, frozen=True):
+    """Go on with the work held back since a run failed. Not answered."""
+
+
+class Check(Verb, frozen=True):
+    """Answer with digests of the tensors of an expression's value ("": of all models and optimizers)."""
+
+    run: int
+    expression: str
+
+
+class Compare(Verb, frozen=True):
+    """Answer how far a tensor that `Check` found at `path` is from the one in the payload."""
+
+    run: int
+    expression: str
+    path: str
+    payload: Pickled
+
+
+class GatherTensor(Verb, frozen=True):
+    """Answer with the tensor that `Check` found at `path`, for `Compare` on other ranks."""
+
+    run: int
+    expression: str
+    path: str
+
+
+class Sync(Verb, frozen=True):
+    """Make replicas of an expression's value equal to those of rank `source`. Collective."""
+
+    run: int
+    expression: str
+    source: int
+
+
+class SurveyNames(Verb, frozen=True):
+    """Answer which names of the namespace can be copied to another rank, and why others cannot."""
+
+    run: int
+
+
+class GatherNames(Verb, frozen=True):
+    """Answer with the values of names as one pickle, for `PushNames` on another rank."""
+
+    run: int
+    names: tuple[str, ...]
+
+
+class PostMortem(Verb, frozen=True):
+    """Open the debugger at the frame where the last exception was raised."""
+
+    run: int
+
+
 class Interrupt(Verb, frozen=True):
     """Raise KeyboardInterrupt in `run` if it is what the rank runs, and free it from a collective."""
 
     run: int
+
+
+class Release(Verb, frozen=True):
+    """As `Interrupt`, with `Released`: other ranks will not come to what it waits for."""
+
+    run: int
+
+
+class Stacks(Verb, frozen=True):
+    """Ask for the Python stacks of the rank's threads (`StackText`)."""
+
+    request: int
+    all_threads: bool = False
+
+
+class Describe(Verb, frozen=True):
+    """Ask for what a new rank needs to make the same process groups (`Blueprint`)."""
+
+    request: int
+
+
+class Reply(Verb, frozen=True):
+    """What the user typed, for `Ask`; `is_end` is end of file (Ctrl-D)."""
+
+    request: int
+    text: str
+    is_end: bool = False
 
 
 class Probe(Verb, frozen=True):
@@ -169,15 +303,49 @@ class Leave(Verb, frozen=True):
     """End the process: run its exit handlers, then exit with code 0."""
 
 
-Work = RunCell | RunCall | PushNames | PullNames | Inspect | SetMesh
-Control = Interrupt | Probe | Peek | Leave
+Work = (
+    RunCell
+    | RunCall
+    | PushNames
+    | PullNames
+    | Inspect
+    | SetMesh
+    | Heal
+    | Check
+    | Compare
+    | GatherTensor
+    | Sync
+    | SurveyNames
+    | GatherNames
+    | PostMortem
+)
+ToMainThread = Work | Resume
+Control = Interrupt | Release | Probe | Peek | Stacks | Describe | Reply | Leave
 
 
 # ---------------------------------------------------------------- rank -> agent
 
 
+class GroupCount(msgspec.Struct, frozen=True, array_like=True):
+    """How many collectives a rank has begun on a process group.
+
+    Attributes:
+        name: torch's name of the group.
+        ranks: its members; () for all ranks.
+        num_collectives: begun by this rank since the group was made or healed.
+        num_sent: messages sent, as (peer's global rank, number), peers ascending.
+        num_received: likewise.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    num_collectives: int
+    num_sent: tuple[tuple[int, int], ...] = ()
+    num_received: tuple[tuple[int, int], ...] = ()
+
+
 class RankReady(Verb, frozen=True):
-    """The rank has a process group and waits for work."""
+    """The rank waits for work; it has process groups, unless it is a `Respawn`."""
 
     device: str
     backend: str
@@ -215,14 +383,23 @@ class Display(Verb, frozen=True):
 
 
 class Done(Verb, frozen=True):
-    """A run ended well; a payload only where the verb promised a value."""
+    """A run ended well; a payload only where the verb promised a value.
+
+    `counts` has the groups on which the run began collectives, without point-to-point messages.
+    """
 
     run: int
     payload: Pickled | None = None
+    counts: tuple[GroupCount, ...] = ()
 
 
 class Failed(Verb, frozen=True):
-    """A run ended with an exception. `line` is the failing line of the cell (0: none)."""
+    """A run ended with an exception. `line` is the failing line of the cell (0: none).
+
+    The rank holds back further work until `Heal` or `Resume`. `released` says that it was freed, since
+    others would not come (`collective`: what it was in, "" for plain Python; `waited_s`: for how long).
+    `in_step`: it left an optimizer's step, which may have changed some parameters and not others.
+    """
 
     run: int
     type_name: str
@@ -231,13 +408,19 @@ class Failed(Verb, frozen=True):
     line: int
     payload: Pickled | None = None
     why_no_payload: str = ""
+    released: bool = False
+    collective: str = ""
+    waited_s: float = 0.0
+    in_step: bool = False
 
 
 class RankState(Verb, frozen=True):
     """What a rank's main thread is doing.
 
-    `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the innermost Python
-    function; `collective` the torch.distributed call it is in ("" if none).
+    `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is in, as
+    written, or the innermost Python function; `collective` the torch.distributed call it waits in ("" if
+    none), `group` that call's group by torch's name, and `waited_s` for how long; `asks` that it waits for
+    the user (`Ask`); `is_broken` that its groups must be healed; `counts` has all its groups.
     """
 
     request: int
@@ -248,9 +431,57 @@ class RankState(Verb, frozen=True):
     collective: str
     device: str
     device_bytes: int
+    group: str = ""
+    waited_s: float = 0.0
+    asks: bool = False
+    is_broken: bool = False
+    counts: tuple[GroupCount, ...] = ()
 
 
-FromRank = RankReady | RankUnready | Output | Skipped | Display | Done | Failed | RankState
+class StackText(Verb, frozen=True):
+    """Answer to `Stacks`."""
+
+    request: int
+    text: str
+
+
+class Blueprint(Verb, frozen=True):
+    """Answer to `Describe`; opaque to all but ranks."""
+
+    request: int
+    data: bytes
+
+
+class Ask(Verb, frozen=True):
+    """A run waits for a line from the user (``input()``, ``getpass()``, the debugger); see `Reply`."""
+
+    run: int
+    request: int
+    prompt: str
+    is_password: bool = False
+
+
+class AskEnded(Verb, frozen=True):
+    """The rank no longer waits for an answer: it was interrupted."""
+
+    run: int
+    request: int
+
+
+FromRank = (
+    RankReady
+    | RankUnready
+    | Output
+    | Skipped
+    | Display
+    | Done
+    | Failed
+    | RankState
+    | StackText
+    | Blueprint
+    | Ask
+    | AskEnded
+)
 
 
 # ---------------------------------------------------------------- agent -> controller
@@ -269,16 +500,43 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
     ending: str = ""
 
 
+class RunInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A run in flight, for a controller that attaches."""
+
+    run: int
+    ranks: tuple[int, ...]
+    title: str
+    execution_count: int = 0
+
+
 class Welcome(Verb, frozen=True):
-    """The agent accepts the controller."""
+    """The agent accepts the controller.
+
+    `num_received` is how many messages the agent has taken in from this link; `next_run` is above every
+    run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of what was said while nobody was
+    attached were too much to keep. What was kept follows as the messages that it was.
+    """
 
     protocol: int
     agent_pid: int
     host: str
+    num_received: int = 0
+    next_run: int = 1
+    runs: tuple[RunInfo, ...] = ()
+    mesh_dim_names: tuple[str, ...] = ()
+    mesh_shape: tuple[int, ...] = ()
+    num_dropped_bytes: int = 0
+    away_s: float = 0.0
 
 
 class Refused(Verb, frozen=True):
     """The agent does not accept the controller."""
+
+    reason: str
+
+
+class Detached(Verb, frozen=True):
+    """The controller is no longer attached: it asked for that, or another took over (`reason`)."""
 
     reason: str
 
@@ -291,15 +549,29 @@ class Progress(Verb, frozen=True):
 
 
 class MeshReady(Verb, frozen=True):
-    """Every rank has answered."""
+    """Every rank has answered; the c10d store listens on `store_port`."""
 
     ranks: tuple[RankInfo, ...]
+    store_port: int = 0
 
 
 class StartFailed(Verb, frozen=True):
     """The mesh did not come up; `fault` says whose it is."""
 
     fault: Literal["user", "host"]
+    text: str
+
+
+class Respawned(Verb, frozen=True):
+    """These dead ranks have been forked anew and wait for a `Heal`."""
+
+    ranks: tuple[RankInfo, ...]
+
+
+class RespawnFailed(Verb, frozen=True):
+    """They could not be forked, or ended at once; what lives lives on."""
+
+    ranks: tuple[int, ...]
     text: str
 
 
@@ -312,9 +584,10 @@ class Died(Verb, frozen=True):
 
 
 class StoreDied(Verb, frozen=True):
-    """The process of the c10d store ended; new process groups need a restart."""
+    """The process of the c10d store ended; a new one listens on `new_port` (0: none could be started)."""
 
     reason: str
+    new_port: int = 0
 
 
 class Ranked(Verb, frozen=True):
@@ -348,9 +621,12 @@ class Stopped(Verb, frozen=True):
 ToController = (
     Welcome
     | Refused
+    | Detached
     | Progress
     | MeshReady
     | StartFailed
+    | Respawned
+    | RespawnFailed
     | Died
     | StoreDied
     | Ranked

@@ -28,7 +28,7 @@ Reducer = Callable[[Any], Any]
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler, with one more say in how objects reduce."""
 
-    def __init__(self, file: io.BytesIO, reducer: Reducer | None, **kwargs: Any) -> None:
+    def __init__(self, file: io.IOBase, reducer: Reducer | None, **kwargs: Any) -> None:
         super().__init__(file, **kwargs)
         self._reducer = reducer
 
@@ -38,6 +38,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if reduced is not NotImplemented:
                 return reduced
         return super().reducer_override(obj)
+
+
+class _Nowhere(io.RawIOBase):
+    """A file that keeps nothing."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
 
 
 def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickled, list[Frame]]:
@@ -68,10 +78,26 @@ def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickle
         return False
 
     stream = io.BytesIO()
+    _dump(value, name, reducer, _Pickler(stream, reducer, protocol=5, buffer_callback=keep_in_band))
+    return Pickled(stream.getvalue(), len(buffers)), buffers
+
+
+def check_dumps(value: Any, name: str, reducer: Reducer | None = None) -> None:
+    """As `dumps`, but the pickle is not kept: large values take no memory.
+
+    Raises:
+        UnpicklableError: it cannot be pickled; names the part of it that cannot.
+    """
+    _dump(value, name, reducer, _pickler_to_nowhere(reducer))
+
+
+def _dump(value: Any, name: str, reducer: Reducer | None, pickler: _Pickler) -> None:
     try:
-        _Pickler(stream, reducer, protocol=5, buffer_callback=keep_in_band).dump(value)
+        pickler.dump(value)
     except UnpicklableError as e:
-        raise UnpicklableError(f"{name!r}: {e}") from e
+        path, _ = _find_culprit(value, name, reducer)
+        where = "" if path == name else f" ({path})"
+        raise UnpicklableError(f"{name!r}: {e}{where}") from e
     except Exception as e:
         # cloudpickle tells of a RecursionError by a PicklingError.
         if isinstance(e, RecursionError) or isinstance(e.__cause__ or e.__context__, RecursionError):
@@ -80,7 +106,10 @@ def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickle
         reason = f"{type(e).__name__}: {e}"
         where = "" if path == name else f": {path} is what cannot"
         raise UnpicklableError(f"{name!r} cannot be pickled{where} (a {_type_name(part)}; {reason})") from e
-    return Pickled(stream.getvalue(), len(buffers)), buffers
+
+
+def _pickler_to_nowhere(reducer: Reducer | None) -> _Pickler:
+    return _Pickler(_Nowhere(), reducer, protocol=5, buffer_callback=lambda buffer: None)
 
 
 def loads(payload: Pickled, buffers: Sequence[Frame]) -> Any:
@@ -103,7 +132,7 @@ def _type_name(value: Any) -> str:
 
 def _fails(value: Any, reducer: Reducer | None) -> bool:
     try:
-        _Pickler(io.BytesIO(), reducer, protocol=5).dump(value)
+        _pickler_to_nowhere(reducer).dump(value)
     except Exception:
         return True
     return False

@@ -3,6 +3,7 @@
 Every mesh has a directory of mode 0700 under Jupyter's runtime directory::
 
     cellmesh/<name>/ticket.json   mode 0600: the key, the processes, what to start
+                   /holder.json   who holds it, or since when nobody does
                    /agent.sock    the agent's socket for controllers
                    /logs/         rank0.log ...; agent.log, zygote.log
 
@@ -16,14 +17,19 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from ..errors import HostError
+from .place import Place, own_python, own_version, this_place
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
+# A directory without a ticket may be that of a mesh which just starts.
+_STARTING_S = 60.0
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,9 +46,17 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         preload: modules that the zygote imports besides torch.
         sys_path: the notebook's ``sys.path``.
         cwd: the notebook's working directory.
-        controller_pid: the process whose end ends the mesh.
+        controller_pid: the process that starts it, and its first controller.
         created_at: seconds since the epoch.
+        lease_s: how long it lives on without a controller, in seconds.
+        settle_s: how long the other ranks of a run may take after one has failed, in seconds.
+        on_error: what then happens to them: ``release`` or ``wait``.
+        auto_heal: whether dead ranks are replaced without being asked.
+        version: of cellmesh.
+        python: version of Python.
+        place: where its processes are.
         agent_pid: the agent's process, 0 until it runs.
+        agent_ticks: when that started (`place.started_ticks`).
     """
 
     name: str
@@ -57,7 +71,15 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cwd: str
     controller_pid: int
     created_at: float
+    lease_s: float = 0.0
+    settle_s: float = 1.0
+    on_error: Literal["release", "wait"] = "release"
+    auto_heal: bool = False
+    version: str = msgspec.field(default_factory=own_version)
+    python: str = msgspec.field(default_factory=own_python)
+    place: Place = msgspec.field(default_factory=this_place)
     agent_pid: int = 0
+    agent_ticks: int = 0
 
     @property
     def agent_endpoint(self) -> str:
@@ -70,9 +92,35 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Path(self.directory) / "ticket.json"
 
     @property
+    def holder_path(self) -> Path:
+        """Where the agent says who holds the mesh (`Holder`)."""
+        return Path(self.directory) / "holder.json"
+
+    @property
     def logs(self) -> Path:
         """The directory of the logs."""
         return Path(self.directory) / "logs"
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a mesh, as its agent writes it down for others to see.
+
+    Attributes:
+        controller_pid: the process of the controller that is attached, or was last.
+        is_attached: whether it is.
+        since: when it came or went, in seconds since the epoch.
+    """
+
+    controller_pid: int
+    is_attached: bool
+    since: float
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What tickets of all versions have."""
+
+    version: str = ""
+    agent_pid: int = 0
 
 
 def new_key() -> str:
@@ -124,7 +172,10 @@ def make_directory(root: Path, name: str) -> Path:
         directory.mkdir(mode=0o700)
         (directory / "logs").mkdir(mode=0o700)
     except FileExistsError as e:
-        raise HostError(f"{e.filename} is in the way: is a mesh of this name running? (`cellmesh ps`)") from e
+        raise HostError(
+            f"{e.filename} is in the way: a mesh of this name lives; `%dist_attach {name}` finds it, "
+            f"`cellmesh stop {name}` ends it"
+        ) from e
     except OSError as e:
         raise _cannot_write(directory, e) from e
     return directory
@@ -136,23 +187,32 @@ def write_ticket(ticket: Ticket) -> Path:
     Raises:
         HostError: it cannot be written.
     """
-    path = ticket.path
-    draft = path.with_suffix(".new")
+    _write(ticket.path, ticket)
+    return ticket.path
+
+
+def write_holder(ticket: Ticket, holder: Holder) -> None:
+    """Say who holds a mesh.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    _write(ticket.holder_path, holder)
+
+
+def read_holder(ticket: Ticket) -> Holder | None:
+    """Who holds a mesh; None where its agent has not said so yet."""
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(ticket)))
-        draft.replace(path)
-    except OSError as e:
-        raise _cannot_write(path, e) from e
-    return path
+        return msgspec.json.decode(ticket.holder_path.read_bytes(), type=Holder)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def read_ticket(path: Path) -> Ticket:
     """Read a ticket.
 
     Raises:
-        HostError: it cannot be read, is no ticket, or others may read it.
+        HostError: it cannot be read, is no ticket, is of another version, or others may read it.
     """
     try:
         facts = path.stat()
@@ -160,15 +220,45 @@ def read_ticket(path: Path) -> Ticket:
     except OSError as e:
         raise HostError(f"cannot read {path}: {e.strerror}") from e
     if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise HostError(f"{path} is not yours alone (owner {facts.st_uid}): not used")
+        raise HostError(
+            f"{path} is not yours alone (owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}), so "
+            f"it is not used: if it is yours, `chmod 600 {path}`"
+        )
     try:
+        head = msgspec.json.decode(text, type=_Head)
+        if head.version not in ("", own_version()):
+            raise HostError(
+                f"{path} is of cellmesh {head.version}, and this is {own_version()}: use that version"
+                + (f", or end the mesh (`kill {head.agent_pid}`)" if head.agent_pid else "")
+            )
         return msgspec.json.decode(text, type=Ticket)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise HostError(f"{path} is no ticket of this version of cellmesh: {e}") from e
 
 
+def find_strange(root: Path) -> list[tuple[Path, str]]:
+    """Directories under a root that hold no ticket that can be used here, with what is wrong with them.
+
+    Args:
+        root: as `runtime_root` gives.
+    """
+    strange = []
+    for directory in sorted(root.iterdir()) if root.is_dir() else []:
+        try:
+            read_ticket(directory / "ticket.json")
+        except HostError as error:
+            try:
+                age_s = time.time() - directory.stat().st_mtime
+                is_there = (directory / "ticket.json").exists()
+            except OSError:  # it has gone meanwhile
+                continue
+            if is_there or age_s > _STARTING_S:
+                strange.append((directory, str(error)))
+    return strange
+
+
 def find_tickets(root: Path) -> list[Ticket]:
-    """The tickets under a root, oldest first; files that are no tickets are passed over."""
+    """The tickets under a root, oldest first; `find_strange` tells of those that cannot be used here."""
     tickets = []
     for path in root.glob("*/ticket.json"):
         try:
@@ -181,6 +271,17 @@ def find_tickets(root: Path) -> list[Ticket]:
 def remove_directory(directory: Path) -> None:
     """Remove a mesh's directory and what is in it."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _write(path: Path, value: Ticket | Holder) -> None:
+    draft = path.with_suffix(".new")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(value)))
+        draft.replace(path)
+    except OSError as e:
+        raise _cannot_write(path, e) from e
 
 
 def _cannot_write(path: Path, error: OSError) -> HostError:

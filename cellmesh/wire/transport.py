@@ -6,6 +6,7 @@ drops silently at its high-water mark, and what could flood (output) is bounded 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import zmq
@@ -41,6 +42,8 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
         HostError: the endpoint cannot be bound.
     """
     socket = _configure(context.socket(zmq.ROUTER))
+    # A controller whose connection broke comes back under its name, maybe before the old one is known dead.
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as e:
@@ -49,14 +52,32 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
     return socket
 
 
-def connect_dealer(context: zmq.Context[Socket], endpoint: str) -> Socket:
-    """A DEALER connected to an agent's ROUTER; the endpoint need not exist yet."""
+def connect_dealer(context: zmq.Context[Socket], endpoint: str, identity: bytes) -> tuple[Socket, Socket]:
+    """A DEALER connected to an agent's ROUTER; the endpoint need not exist yet.
+
+    Args:
+        context: the process's ZeroMQ context.
+        endpoint: the agent's.
+        identity: the name under which the ROUTER knows it, also when it comes again.
+
+    Returns:
+        The socket, and one on which `hear_connection` hears of its connections.
+    """
     socket = _configure(context.socket(zmq.DEALER))
+    socket.setsockopt(zmq.ROUTING_ID, identity)
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     # The agent binds some milliseconds after its launcher returns; the default of 100 ms would show.
     socket.setsockopt(zmq.RECONNECT_IVL, 5)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
     socket.connect(endpoint)
-    return socket
+    return socket, monitor
+
+
+def hear_connection(monitor: Socket) -> Iterator[bool]:
+    """What has happened to a DEALER's connection: True when one was made, False when it was lost."""
+    while readable(monitor):
+        event = monitor.recv_multipart()[0]
+        yield int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def send(socket: Socket, frames: list[Frame]) -> None:
@@ -84,8 +105,10 @@ def drain(socket: Socket, limit: int = 1000) -> Iterator[list[Frame]]:
 
 
 def receive(socket: Socket) -> list[Frame]:
-    """Receive one message; waits for it."""
+    """Receive one message; waits for it. Its first two frames are short (or a header): these are copied."""
     frames: list[Frame] = [socket.recv()]
+    if _get(socket, zmq.RCVMORE):
+        frames.append(socket.recv())
     while _get(socket, zmq.RCVMORE):
         # Arrays are rebuilt on this memory: it must be writable, which `bytes` is not.
         frame = socket.recv(copy=False).buffer

@@ -7,6 +7,7 @@ import threading
 import types
 from dataclasses import dataclass
 
+from .calls import call_of, is_user_code, waits_for_work
 from .shell import RankShell
 
 # Files of torch whose outermost frame is what the user called, and names in them that only wrap.
@@ -14,7 +15,37 @@ _COLLECTIVES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/_functional_collectives.py",
 )
+# Where functional collectives wait for what has been begun elsewhere.
+_WAITERS = frozenset({"__torch_dispatch__", "trigger_wait", "wait", "wait_tensor", "_maybe_wrap_tensor"})
 _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
+
+
+@dataclass(frozen=True)
+class Waited:
+    """What the main thread waited in.
+
+    Attributes:
+        collective: the ``torch.distributed`` call, "" if it was none.
+        group: torch's name of its process group, "" if that is not known.
+        waited_s: for how long, in seconds.
+    """
+
+    collective: str = ""
+    group: str = ""
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A run has been told to stop.
+
+    Attributes:
+        kind: what it is to be seen to end with: KeyboardInterrupt, or `Released`.
+        waited: what it waited in then.
+    """
+
+    kind: type[KeyboardInterrupt]
+    waited: Waited
 
 
 @dataclass(frozen=True)
@@ -24,14 +55,16 @@ class Activity:
     Attributes:
         execution_count: the cell that runs (0: unknown).
         line: its line (0: unknown).
-        where: innermost function, with its module.
-        collective: the ``torch.distributed`` call it is in, "" if none.
+        where: the call that the innermost frame of user code is in, as written; "" if that is not known.
+        collective: the ``torch.distributed`` call it is in, "" if none; ``wait`` for that of a `Work`.
+        may_wait: whether it is inside of torch, which may wait for what it has begun (a backward pass).
     """
 
     execution_count: int
     line: int
     where: str
     collective: str
+    may_wait: bool = False
 
 
 def look_at_main_thread(shell: RankShell) -> Activity:
@@ -48,7 +81,7 @@ def look_at_main_thread(shell: RankShell) -> Activity:
 
 
 def describe_interruption(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
-    """Where a KeyboardInterrupt struck, in a few words: a collective, or the innermost function.
+    """Where a KeyboardInterrupt struck, in a few words: a collective, or the call in the user's code.
 
     Args:
         tb: its traceback.
@@ -61,16 +94,16 @@ def describe_interruption(tb: types.TracebackType | None, handled: BaseException
 
 
 def _places(tb: types.TracebackType | None) -> tuple[str, str]:
-    """The collective that a traceback passes through, and its innermost function that is the user's."""
+    """The collective that a traceback passes through, and the innermost place in it that is the user's."""
     collective = where = ""
     while tb is not None:
         code = tb.tb_frame.f_code
-        if not collective and _is_collective(code):
+        if not collective and _is_collective(code) and code.co_name not in _WAITERS:
             collective = code.co_name
-        if not str(tb.tb_frame.f_globals.get("__name__", "")).startswith("cellmesh.workers."):
-            where = code.co_name
+        if is_user_code(tb.tb_frame):
+            where = call_of(code, tb.tb_lasti) or code.co_name
         tb = tb.tb_next
-    return collective, where
+    return collective, where or "the cell"
 
 
 def _is_collective(code: types.CodeType) -> bool:
@@ -78,16 +111,24 @@ def _is_collective(code: types.CodeType) -> bool:
 
 
 def _read(frame: types.FrameType | None, shell: RankShell) -> Activity:
-    where = ""
+    innermost, user = frame, None
     collective = ""
     while frame is not None:
         code = frame.f_code
-        if not where:
-            where = f"{frame.f_globals.get('__name__', '?')}.{code.co_name}"
+        if user is None and is_user_code(frame):
+            user = frame
         if _is_collective(code):
-            collective = code.co_name
+            collective = "wait" if code.co_name in _WAITERS else code.co_name
         count = shell.cell_of(code.co_filename)
         if count:
-            return Activity(count, frame.f_lineno, where, collective)
+            break
         frame = frame.f_back
-    return Activity(0, 0, where, collective)
+    if innermost is not None and not collective and waits_for_work(innermost):
+        collective = "wait"
+    return Activity(
+        execution_count=shell.cell_of(frame.f_code.co_filename) if frame is not None else 0,
+        line=frame.f_lineno if frame is not None else 0,
+        where=call_of(user.f_code, user.f_lasti) if user is not None else "",
+        collective=collective,
+        may_wait=innermost is not None and "/torch/" in innermost.f_code.co_filename,
+    )

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
+import torch.distributed as dist
 
-from ..errors import CellmeshError, UnpicklableError
+from ..errors import CellmeshError, GroupDown, Released, UnpicklableError
 from ..wire import payload
 from ..wire.framing import Frame, Parcel
 from ..wire.messages import (
+    Check,
+    Compare,
     Done,
     Failed,
+    GatherNames,
+    GatherTensor,
+    Heal,
     Inspect,
+    PostMortem,
     PullNames,
     PushNames,
     RunCall,
     RunCell,
     SetMesh,
+    SurveyNames,
+    Sync,
     Work,
 )
-from .activity import describe_interruption
+from . import leftovers
+from .activity import Stop, Waited, describe_interruption
 from .borrowing import bind_missing_names
+from .debugger import post_mortem, remember_error
 from .groups import Groups
 from .inspection import describe, is_dtensor
 from .interrupts import Interrupts
 from .processes import flush_c_stdio
+from .replicas import interrupted_step
 from .shell import RankShell
+from .stopping import lost_its_peers
 from .streams import Pump, RunTracker
 
 _MAX_TEXT = 10_000
@@ -41,6 +57,8 @@ class Executor:
         pump: takes answers, after all output.
         tracker: told which run executes.
         interrupts: told which run may be interrupted.
+        stop_of: how a run was interrupted or released, None if it was not.
+        needs_groups: the rank replaces one that died, and has no process groups before the first `Heal`.
     """
 
     def __init__(
@@ -50,22 +68,30 @@ class Executor:
         pump: Pump,
         tracker: RunTracker,
         interrupts: Interrupts,
+        stop_of: Callable[[int], Stop | None],
+        needs_groups: bool,
     ) -> None:
         self._shell = shell
         self._groups = groups
         self._pump = pump
         self._tracker = tracker
         self._interrupts = interrupts
+        self._stop_of = stop_of
+        self._needs_groups = needs_groups
 
-    def execute(self, parcel: Parcel[Work], more_follows: bool) -> None:
+    def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
         """Run one piece of work and send its answer, whatever happens in it.
 
         Args:
             parcel: the work.
             more_follows: another piece waits behind it.
+
+        Returns:
+            Whether it ended well.
         """
         work, buffers = parcel
         self._tracker.enter(work.run)
+        self._groups.mark()
         outcome: Parcel[Done] | BaseException
         try:
             try:
@@ -75,14 +101,26 @@ class Executor:
                 self._interrupts.end()
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
             outcome = error
+            if type(work) is RunCall:
+                remember_error(error)
         if isinstance(outcome, BaseException):
-            answer: Parcel[Any] = self._safe_failure(work.run, _as_interrupt(outcome))
+            answer: Parcel[Any] = self._safe_failure(work.run, self._as_seen(work.run, outcome))
+            if leftovers.is_dirty():
+                self._groups.mark_broken()
         else:
-            answer = outcome
+            answer = self._with_counts(outcome)
         if type(work) is RunCell:
             flush_c_stdio()
         self._tracker.enter(-1)
         self._pump.send(answer, ends_run=True, more_follows=more_follows)
+        return type(answer.verb) is Done
+
+    def _with_counts(self, answer: Parcel[Done]) -> Parcel[Done]:
+        """Tell on which groups the run has begun collectives."""
+        counts = self._groups.counts_since_mark()
+        if not counts:
+            return answer
+        return Parcel(msgspec.structs.replace(answer.verb, counts=counts), answer.buffers)
 
     def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done] | BaseException:
         match work:
@@ -109,6 +147,48 @@ class Executor:
                 mesh = self._groups.build_mesh(work.mesh_dim_names, work.mesh_shape)
                 self._shell.user_ns["mesh"] = mesh
                 return Parcel(Done(work.run))
+            case Heal():
+                self._heal(work)
+                return Parcel(Done(work.run))
+            case Check() | Compare() | GatherTensor() | Sync() | SurveyNames() | GatherNames():
+                return self._look_after_replicas(work, buffers)
+            case PostMortem():
+                post_mortem()
+                return Parcel(Done(work.run))
+        raise AssertionError(work)
+
+    def _heal(self, work: Heal) -> None:
+        if self._needs_groups:
+            self._needs_groups = False
+            self._shell.user_ns["mesh"] = self._groups.rejoin(
+                work.blueprint, work.mesh_dim_names, work.mesh_shape
+            )
+        self._groups.heal(work.generation, frozenset(work.ranks), work.store_port or None)
+
+    def _look_after_replicas(self, work: Any, buffers: tuple[Frame, ...]) -> Parcel[Done]:
+        from . import copying, replicas, syncing  # rarely used
+
+        namespace = self._shell.user_ns
+        match work:
+            case Check():
+                return self._value(work.run, replicas.check(namespace, work.expression), "the digests")
+            case Compare():
+                theirs = payload.loads(work.payload, buffers)
+                found = replicas.compare(namespace, work.expression, work.path, theirs)
+                return self._value(work.run, found, work.path)
+            case GatherTensor():
+                return self._value(
+                    work.run, replicas.find_tensor(namespace, work.expression, work.path), work.path
+                )
+            case Sync():
+                report = syncing.sync(namespace, work.expression, work.source)
+                return self._value(work.run, report, "the report")
+            case SurveyNames():
+                return self._value(work.run, copying.survey(namespace), "the names")
+            case GatherNames():
+                pickled, out_of_band = copying.gather(namespace, work.names)
+                return Parcel(Done(work.run, pickled), tuple(out_of_band))
+        raise AssertionError(work)
 
     def _evaluate(self, expression: str) -> Any:
         return eval(compile(expression.strip(), "<expression>", "eval"), self._shell.user_ns)
@@ -125,13 +205,30 @@ class Executor:
             return self._failure(run, error)
         except Exception as why:
             kind = type(error).__name__
-            return Parcel(Failed(run, kind, "", f"{kind} (not shown: {type(why).__name__}: {why})", 0))
+            text = f"(not shown: {type(why).__name__}: {why})"
+            return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
+
+    def _as_seen(self, run: int, error: BaseException) -> BaseException:
+        """The error as its user should see it: interrupts, and connections that were cut, as such."""
+        seen = _as_interrupt(error)
+        stop = self._stop_of(run)  # None: others may have cut the connections before this rank was told
+        was_cut = lost_its_peers(error) or (
+            stop is not None and isinstance(error, GroupDown | dist.DistError)
+        )
+        if isinstance(seen, KeyboardInterrupt) or not was_cut or not self._groups.is_broken:
+            return seen
+        stopped = (Released if stop is None else stop.kind)().with_traceback(error.__traceback__)
+        stopped.__cause__ = error
+        return stopped
 
     def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
         text = _text_of(error)
         line = self._shell.line_in_cell(error.__traceback__)
+        if isinstance(error, Released):
+            return self._release(run, error, line)
         if isinstance(error, KeyboardInterrupt):
             text = text or describe_interruption(error.__traceback__, error.__context__)
+            text += _describe_handled(error)
             traceback = f"{type(error).__name__}: {text}" + (f" at line {line}" if line else "")
         elif isinstance(error, CellmeshError):
             traceback = f"{type(error).__name__}: {text}"
@@ -140,11 +237,44 @@ class Executor:
             if len(traceback) > 4 * _MAX_TEXT:
                 traceback = f"{traceback[: 2 * _MAX_TEXT]}\n…\n{traceback[-2 * _MAX_TEXT :]}"
         kind = type(error).__name__
+        verb = Failed(run, kind, text, traceback, line, in_step=interrupted_step(error.__traceback__))
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
         except UnpicklableError as why:
-            return Parcel(Failed(run, kind, text, traceback, line, None, str(why)))
-        return Parcel(Failed(run, kind, text, traceback, line, pickled), tuple(buffers))
+            return Parcel(msgspec.structs.replace(verb, why_no_payload=str(why)))
+        return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
+
+    def _release(self, run: int, error: Released, line: int) -> Parcel[Failed]:
+        """What is told of a rank that was freed, as others would not come."""
+        stop = self._stop_of(run)
+        waited = stop.waited if stop is not None else Waited()
+        operation = self._groups.last_operation()
+        if error.__cause__ is not None and operation is not None and not waited.collective:
+            waited = Waited(operation.name, operation.group, time.monotonic() - operation.since)
+        text = (
+            f"waited in {waited.collective}"
+            if waited.collective
+            else describe_interruption(error.__traceback__, error.__context__).replace(
+                "interrupted in", "ran"
+            )
+        )
+        text += _describe_handled(error)
+        traceback = f"Released: {text}" + (f" at line {line}" if line else "")
+        pickled, buffers = payload.dumps(Released(text), "Released")
+        verb = Failed(
+            run,
+            "Released",
+            text,
+            traceback,
+            line,
+            pickled,
+            "",
+            True,
+            waited.collective,
+            waited.waited_s,
+            interrupted_step(error.__traceback__),
+        )
+        return Parcel(verb, tuple(buffers))
 
 
 def _as_interrupt(error: BaseException) -> BaseException:
@@ -157,6 +287,18 @@ def _as_interrupt(error: BaseException) -> BaseException:
         seen.add(id(cause))
         cause = cause.__context__ if cause.__cause__ is None else cause.__cause__
     return error
+
+
+def _describe_handled(error: BaseException) -> str:
+    """The error of the user's own code that was being handled when this one struck, as in a ``finally``."""
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, Exception) and not lost_its_peers(cause):
+            return f", while handling {type(cause).__name__}: {_text_of(cause)}"
+        seen.add(id(cause))
+        cause = cause.__context__ if cause.__cause__ is None else cause.__cause__
+    return ""
 
 
 def _text_of(error: BaseException) -> str:

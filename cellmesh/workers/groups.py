@@ -1,60 +1,43 @@
-"""The rank's process group: made, shaped into a DeviceMesh, and freed when a collective must end.
+"""The process groups of a rank: made, shaped into a DeviceMesh, cut when they must end, and healed in place.
 
-``ProcessGroupGloo.abort()`` frees nobody in torch 2.13, so a blocked gloo collective is freed by shutting
-down its connected sockets; they are told from others by having appeared while a group was made. The
-listening sockets are left alone: gloo ends the process when they go.
+torch makes every group through ``_new_process_group_helper``. That is wrapped here: torch makes its group as
+ever, and a `HealableGroup` takes its place in torch's books, so that all above sees what it would see under
+torchrun. To heal, torch makes a fresh group with the same arguments, and the `HealableGroup` works through
+that one from then on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-import socket
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from .processes import renew_resolver
+from ..wire.messages import GroupCount
+from . import cutting, leftovers
+from .adoption import adopt_init_process_group, torch_init_process_group
+from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
+from .books import Books
+from .healing import HealableGroup
+from .ledger import Ledger, Operation
+from .making import TIMEOUT, Maker, call_for, plan_of, set_timeouts, timeouts_of
+from .meeting import Meeting
+from .patience import Patience
+from .placement import Placement as Placement
+from .placement import choose_placement as choose_placement
+from .store import MeshStore
 
-# A cell may take as long as it takes: torch's own time-out (30 min) would take the group away from a user
-# who sits in a debugger. What hangs is shown and interrupted, not timed out.
-_TIMEOUT = timedelta(days=365)
-_STORE_TIMEOUT = timedelta(seconds=60)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a rank computes: its device, and the backend string for ``init_process_group``."""
-
-    device: torch.device
-    backend: str
-
-
-def choose_placement(backend: str, local_rank: int, num_local_ranks: int, num_gpus: int) -> Placement:
-    """Choose device and backend of a rank.
-
-    Args:
-        backend: ``auto``, ``gloo`` or ``nccl``.
-        local_rank: rank on its host.
-        num_local_ranks: ranks on its host.
-        num_gpus: GPUs on its host.
-
-    Returns:
-        With ``auto``: NCCL for CUDA tensors where every rank has a GPU of its own, else gloo for all.
-    """
-    if num_gpus == 0:
-        return Placement(torch.device("cpu"), "gloo")
-    device = torch.device("cuda", local_rank % num_gpus)
-    if backend == "gloo" or (backend == "auto" and num_local_ranks > num_gpus):
-        return Placement(device, "cpu:gloo,cuda:gloo")
-    return Placement(device, "cpu:gloo,cuda:nccl")
+# How long members of a group may take to connect when all of them have come to heal it.
+_CONNECT_S = 30.0
 
 
 class Groups:
@@ -72,148 +55,346 @@ class Groups:
         self, rank: int, world_size: int, placement: Placement, store_port: int, incarnation: int
     ) -> None:
         self.rank, self.world_size, self.placement = rank, world_size, placement
-        self._port = store_port
-        self._incarnation = incarnation
+        self._prefix = f"cellmesh/{incarnation}"
         self._num_stores = 0
-        self._sockets: dict[int, int] = {}  # descriptor -> inode
+        self._store = MeshStore(os.environ["MASTER_ADDR"], store_port)
+        self._patience = Patience(self._store)
+        self._ledger = Ledger(self._patience)
+        self._books = Books()
+        self._groups: list[weakref.ref[HealableGroup]] = []
+        self._plans: list[GroupPlan] = []
+        self._mesh: MeshPlan | None = None
+        self._maker = Maker(self._store, self._patience)
+        self._is_broken = False
+        self._is_replaying = False
+        self._keys: list[str] = []
 
     def initialize(self) -> None:
         """Make the default process group. Every rank must call it; blocks until all have."""
-        self._watch("_new_process_group_helper")
-        if self.placement.device.type == "cuda":
-            torch.cuda.set_device(self.placement.device)
-        dist.init_process_group(
-            self.placement.backend,
-            store=self._new_store(),
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=_TIMEOUT,
-        )
-        self._adopt_init_process_group()
+        self._take_over()
+        self._init_process_group()
 
     def build_mesh(self, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
         """Make a DeviceMesh over all ranks. Every rank must call it; blocks."""
-        return init_device_mesh(self.placement.device.type, tuple(shape), mesh_dim_names=tuple(names))
+        first_group = c10d._world.group_count
+        mesh = init_device_mesh(self.placement.device.type, tuple(shape), mesh_dim_names=tuple(names))
+        self._mesh = MeshPlan(tuple(names), tuple(shape), first_group)
+        return mesh
 
-    def release(self) -> int:
-        """Make blocked gloo collectives of this process raise; callable from any thread.
-
-        The groups are of no use afterwards.
-
-        Returns:
-            How many connections were shut down.
-        """
-        num_closed = 0
-        for descriptor, inode in list(self._sockets.items()):
-            try:
-                if os.fstat(descriptor).st_ino != inode:  # closed, and the number used again
-                    continue
-                with socket.socket(fileno=os.dup(descriptor)) as connection:
-                    if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        connection.shutdown(socket.SHUT_RDWR)
-                        num_closed += 1
-            except OSError:
-                continue
-        self._sockets.clear()
-        return num_closed
-
-    def _watch(self, maker: str) -> None:
-        """Note the sockets that appear while torch makes a group."""
-        make: Callable[..., Any] = getattr(c10d, maker)
+    def _take_over(self) -> None:
+        """Have torch make its groups through us, from now on."""
+        cutting.prepare_nccl(os.environ, self.placement.device)
+        if self.placement.device.type == "cuda":
+            torch.cuda.set_device(self.placement.device)
+        signature = inspect.signature(c10d._new_process_group_helper)
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
-            before = _open_sockets()
-            try:
-                return make(*args, **kwargs)
-            finally:
-                self._sockets.update(
-                    {fd: inode for fd, inode in _open_sockets().items() if before.get(fd) != inode}
-                )
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            return self._new_group(call.arguments)
 
-        setattr(c10d, maker, make_watched)
+        c10d._new_process_group_helper = make_watched
+        adopt_init_process_group(self.placement.backend, self._init_arguments, TIMEOUT)
 
-    def _adopt_init_process_group(self) -> None:
-        """Let a torchrun script's ``dist.init_process_group`` find the mesh's group instead of failing.
+    def _init_process_group(self) -> None:
+        torch_init_process_group(self.placement.backend, timeout=TIMEOUT, **self._init_arguments())
 
-        After the script's ``destroy_process_group`` a further call makes a new group over the mesh's store.
-        """
-        init = dist.init_process_group
-
-        def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-            if not dist.is_initialized():
-                self._initialize_again(init, backend, *args, **kwargs)
-                return
-            wanted = kwargs.get("backend", backend)
-            if wanted is not None and str(wanted) not in (
-                self.placement.backend,
-                *self.placement.backend.replace("cpu:", "").replace("cuda:", "").split(","),
-            ):
-                raise ValueError(
-                    f"the mesh's process group is {self.placement.backend!r}, not {wanted!r}: call "
-                    f"dist.destroy_process_group() first, or %dist_stop and start with --backend {wanted}"
-                )
-
-        init_process_group.__doc__ = init.__doc__
-        dist.init_process_group = init_process_group
-        c10d.init_process_group = init_process_group
-
-    def _initialize_again(
-        self, init: Callable[..., None], backend: str | None, *args: Any, **kwargs: Any
-    ) -> None:
-        """What a script asks for after its `destroy_process_group`; ``env://`` means the mesh's store."""
-        method = args[0] if args else kwargs.get("init_method")
-        if kwargs.get("store") is None and method in (None, "env://"):
-            args = ()
-            kwargs.update(
-                init_method=None, store=self._new_store(), rank=self.rank, world_size=self.world_size
-            )
-            kwargs.setdefault("timeout", _TIMEOUT)
-        if backend is None and kwargs.get("backend") is None:
-            kwargs["backend"] = self.placement.backend
-        elif backend is not None:
-            kwargs["backend"] = backend
-        init(*args, **kwargs)
+    def _init_arguments(self) -> dict[str, Any]:
+        return {"store": self._new_store(), "rank": self.rank, "world_size": self.world_size}
 
     def _new_store(self) -> PrefixStore:
         """The mesh's store, under a prefix that no earlier group has used: stale addresses are not met."""
         self._num_stores += 1
-        host = os.environ["MASTER_ADDR"]
-        with _no_name_lookups():
-            store = TCPStore(host, self._port, None, is_master=False, timeout=_STORE_TIMEOUT)
-        return PrefixStore(f"cellmesh/{self._incarnation}.{self._num_stores}", store)
+        return PrefixStore(f"{self._prefix}.{self._num_stores}", self._store)
 
-
-@contextlib.contextmanager
-def _no_name_lookups() -> Iterator[None]:
-    """Let the resolver give up at once, on this thread.
-
-    When it connects, torch looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts file has: a
-    DNS query for each rank. Sixty-four at once lose packets and wait 5 s for them; without an answering
-    server, eight do.
-    """
-    before = os.environ.get("RES_OPTIONS")
-    os.environ["RES_OPTIONS"] = "attempts:0"
-    renew_resolver()
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["RES_OPTIONS"]
-        else:
-            os.environ["RES_OPTIONS"] = before
-        renew_resolver()
-
-
-def _open_sockets() -> dict[int, int]:
-    """The TCP sockets of this process: descriptor -> inode."""
-    found = {}
-    for entry in os.listdir("/proc/self/fd"):
+    def _new_group(self, asked: dict[str, Any]) -> Any:
+        """What ``_new_process_group_helper`` does, with its arguments by name."""
+        if not asked["global_ranks_in_group"]:
+            self._plans.clear()  # a script begins anew
+        if self._is_replaying:
+            return self._replay_group(asked)
         try:
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                descriptor = int(entry)
-                with socket.socket(fileno=os.dup(descriptor)) as candidate:
-                    if candidate.family in (socket.AF_INET, socket.AF_INET6):
-                        found[descriptor] = os.fstat(descriptor).st_ino
-        except OSError:
-            continue
-    return found
+            made, store, sockets = self._maker.make(asked)
+        except BaseException:
+            self._is_broken = True  # others may have made it
+            raise
+        if isinstance(made, HealableGroup):
+            return made, store  # made before, under a tag
+        self._plans.append(plan_of(asked))
+        if made is c10d.GroupMember.NON_GROUP_MEMBER:
+            return made, store
+        group = self._enlist(asked)
+        group.connect(made, sockets)
+        self._books.replace(made, group)
+        return group, store
+
+    def _enlist(self, asked: dict[str, Any]) -> HealableGroup:
+        """A group of ours for a call of torch's helper; not connected yet."""
+        ranks = tuple(asked["global_ranks_in_group"])
+        group = HealableGroup(
+            self._ledger,
+            asked["group_name"],
+            asked["group_desc"] or "undefined",
+            ranks,
+            asked["group_rank"],
+            asked["group_size"],
+        )
+        group.bound_device_id = asked["device_id"]
+        group.recipe = dict(asked)
+        group.adopt_split = self._adopt_split
+        self._groups.append(weakref.ref(group))
+        return group
+
+    def _adopt_split(self, inner: Any, ranks: Sequence[int]) -> HealableGroup:
+        """A group that NCCL has split off another; healed as one made by itself."""
+        asked = {
+            "group_size": inner.size(),
+            "group_rank": inner.rank(),
+            "global_ranks_in_group": list(ranks),
+            "backend": c10d._world.pg_map[c10d._get_default_group()][0],
+            "store": None,
+            "group_name": inner.group_name,
+            "backend_options": None,
+            "timeout": TIMEOUT,
+            "pg_tag": None,
+            "device_id": c10d._get_default_group().bound_device_id,
+            "group_desc": inner.group_desc,
+        }
+        self._plans.append(plan_of(asked))
+        group = self._enlist(asked)
+        group.connect(inner, {})
+        return group
+
+    # What can be asked of them, from any thread.
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the groups must be healed: some were cut, or have lost a connection."""
+        if self._is_broken or self._patience.has_left:
+            return True
+        return not all(cutting.all_stand(group.sockets) for group in self._living())
+
+    def mark_broken(self) -> None:
+        """Have the groups healed before they are used again."""
+        self._is_broken = True
+
+    def release(self) -> int:
+        """Make every blocked operation, group construction and store wait of this process raise.
+
+        Callable from any thread. The groups must be healed afterwards.
+
+        Returns:
+            How many connections and waits were cut.
+        """
+        # Said before it is so: what is cut raises at once, on another thread.
+        was_broken, self._is_broken = self._is_broken, True
+        num_cut = self._patience.end() + self._store.cut()
+        self._maker.cut()
+        num_cut += self._cut()
+        if not num_cut:
+            self._is_broken = was_broken
+        return num_cut
+
+    def _cut(self) -> int:
+        groups = self._living()
+        if any(group.sockets for group in groups):
+            cutting.await_quiet({fd: inode for group in groups for fd, inode in group.sockets.items()})
+        return sum(group.cut() for group in groups)
+
+    def counts(self) -> tuple[GroupCount, ...]:
+        """What this rank has begun on each group since it was made or healed."""
+        return tuple(group.count() for group in self._living())
+
+    def mark(self) -> None:
+        """Begin to count anew for `counts_since_mark`. Main thread."""
+        touched = self._ledger.touched
+        if touched:
+            for group in touched:
+                group.is_touched = False
+                group.forget_backward()
+            self._ledger.touched = []
+
+    def counts_since_mark(self) -> tuple[GroupCount, ...]:
+        """The groups on which collectives were begun since `mark`, without messages. Main thread."""
+        touched = self._ledger.touched
+        if not touched:
+            return ()
+        return tuple(group.count(with_messages=False) for group in touched)
+
+    def current(self) -> Operation | None:
+        """The operation that the main thread has begun last, if it has not ended."""
+        return self._ledger.current()
+
+    def last_operation(self) -> Operation | None:
+        """The operation that the main thread has begun last, whether it has ended or not."""
+        return self._ledger.last_begun()
+
+    def blueprint(self) -> bytes:
+        """All that a new rank needs to make these groups (see `rejoin`)."""
+        plans = self._plans if dist.is_initialized() else []
+        return msgspec.msgpack.encode(
+            BlueprintData(tuple(plans), c10d._world.group_count, self._num_stores, self._mesh)
+        )
+
+    def _living(self) -> list[HealableGroup]:
+        """The groups that have been made and not been destroyed, oldest first."""
+        found = [group for group in (reference() for reference in list(self._groups)) if group is not None]
+        return [group for group in found if self._books.has(group)]
+
+    # Healing them.
+
+    def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
+        """In a rank without groups: make those of a living rank, without connections, which `heal` makes.
+
+        Args:
+            blueprint: the living rank's; empty if there is none.
+            names: the mesh's dims.
+            shape: their sizes.
+
+        Returns:
+            The mesh over them.
+        """
+        data = BlueprintData((), 0, 0)
+        if blueprint:
+            data = msgspec.msgpack.decode(blueprint, type=BlueprintData)
+        self._take_over()
+        mesh = MeshPlan(tuple(names), tuple(shape), 1)
+        if data.mesh is not None and (data.mesh.names, data.mesh.shape) == (mesh.names, mesh.shape):
+            mesh = data.mesh
+        with self._replaying():
+            self._init_process_group()
+            for plan in data.groups:
+                if plan.ranks:
+                    group, _ = self._replay_group(call_for(plan, self.rank, c10d._get_default_store()))
+                    if isinstance(group, HealableGroup):
+                        c10d._world.pg_group_ranks[group] = {one: i for i, one in enumerate(plan.ranks)}
+            c10d._world.group_count = mesh.first_group
+            made = self.build_mesh(mesh.names, mesh.shape)
+        c10d._world.group_count = max(data.group_count, c10d._world.group_count)
+        self._num_stores = max(data.num_stores, self._num_stores)
+        return made
+
+    def heal(self, generation: int, participants: frozenset[int], store_port: int | None = None) -> None:
+        """Connect anew every group whose members all take part. Collective among them; main thread.
+
+        Args:
+            generation: a number not used before in this mesh.
+            participants: the ranks that take part.
+            store_port: where the c10d store listens now, if its process was replaced.
+
+        Raises:
+            GroupDown: a rank has not come.
+            BaseException: of an interrupt, or of the store. Every group is down then.
+        """
+        if store_port is not None:
+            self._store.move(store_port)
+        try:
+            self._heal(generation, participants)
+        except BaseException:
+            self._is_broken = True
+            self._cut()
+            for group in self._living():
+                group.take_down("healing it was interrupted")
+            raise
+        self._is_broken = self._patience.has_left = False
+
+    def _heal(self, generation: int, participants: frozenset[int]) -> None:
+        prefix = f"{self._prefix}/{generation:x}"
+        models = leftovers.Survey()
+        self._cut()
+        for group in self._living():
+            if group.inner is not None:
+                group.timeouts = timeouts_of(group.inner)
+            group.take_down("it is being healed")
+        self._ledger.last = None
+        self.mark()
+        c10d._world.pg_coalesce_state.clear()  # an interrupted batch would swallow what comes next
+        meeting = Meeting(self._store, prefix, self.rank, participants)
+        old_keys, self._keys = self._keys, meeting.keys
+        meeting.tell_presence(self._presence(models))
+        self._ledger.drain.let_go()  # all who are here have cut their side
+        self._agree(list(meeting.present.values()))
+        with self._store.note_keys(meeting.keys), self._rebuilding():
+            store = PrefixStore(f"{prefix}/groups", self._store)
+            for group in sorted(self._living(), key=_order):
+                why = meeting.why_not(plan_of(group.recipe), self.world_size)
+                if why:
+                    group.take_down(why)
+                else:
+                    self._rebuild(group, store)
+        meeting.align_buckets(models)
+        models.reset({name for other in meeting.present.values() for name in other.half_done})
+        meeting.exchange("healed", b"")
+        self._store.forget_keys(old_keys)
+
+    def _presence(self, models: leftovers.Survey) -> Presence:
+        return Presence(
+            tuple(plan_of(group.recipe) for group in self._living()),
+            c10d._world.group_count,
+            self._num_stores,
+            models.half_done,
+            models.bucket_states(),
+        )
+
+    def _agree(self, present: Sequence[Presence]) -> None:
+        """Have what names depend on alike on all ranks, wherever each of them has stopped."""
+        has_default = any(not plan.ranks for other in present for plan in other.groups)
+        if has_default and not dist.is_initialized():
+            with self._replaying():
+                self._init_process_group()
+        c10d._world.group_count = max(other.group_count for other in present)
+        self._num_stores = max(other.num_stores for other in present)
+
+    def _rebuild(self, group: HealableGroup, store: PrefixStore) -> None:
+        asked = group.recipe | {"store": store, "pg_tag": None, "group_desc": group.group_desc}
+        sockets: dict[int, int] = {}
+
+        def make() -> tuple[Any, Any]:
+            made, its_store, found = self._maker.make(asked, _CONNECT_S)
+            sockets.update(found)
+            return made, its_store
+
+        inner = self._books.rebuild(group, make)
+        set_timeouts(inner, group.timeouts)
+        group.connect(inner, sockets)
+
+    @contextlib.contextmanager
+    def _rebuilding(self) -> Iterator[None]:
+        self._ledger.is_rebuilding = True
+        try:
+            yield
+        finally:
+            self._ledger.is_rebuilding = False
+
+    @contextlib.contextmanager
+    def _replaying(self) -> Iterator[None]:
+        """Let torch make groups that are not connected."""
+        barrier = os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
+        self._is_replaying = True
+        try:
+            yield
+        finally:
+            self._is_replaying = False
+            if barrier is not None:
+                os.environ["TORCH_DIST_INIT_BARRIER"] = barrier
+
+    def _replay_group(self, asked: dict[str, Any]) -> Any:
+        """What ``_new_process_group_helper`` does, but for the connections."""
+        name, ranks = asked["group_name"], asked["global_ranks_in_group"]
+        for group in self._living():
+            if group.group_name == name:
+                return group, c10d._world.pg_map[group][1]
+        if not any(plan.name == name for plan in self._plans):
+            self._plans.append(plan_of(asked))
+        if ranks and self.rank not in ranks:
+            return c10d.GroupMember.NON_GROUP_MEMBER, None
+        group = self._enlist(asked)
+        store = PrefixStore(f"{name}/", asked["store"])
+        self._books.enter(group, asked["backend"], store, asked["pg_tag"])
+        return group, store
+
+
+def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
+    """All members connect their groups in this order, so that none waits for another in a different one."""
+    ranks = tuple(group.recipe["global_ranks_in_group"])
+    return bool(ranks), group.group_name, ranks

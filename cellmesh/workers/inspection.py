@@ -70,7 +70,7 @@ def _describe_tensor(kind: str, value: torch.Tensor) -> Facts:
         requires_grad=value.requires_grad,
         num_bytes=local.numel() * local.element_size(),
         shard=shard,
-        digest=_digest_of_tensor(local),
+        digest=digest_of_tensor(local),
         **statistics,
     )
 
@@ -118,7 +118,7 @@ def _statistics(local: torch.Tensor) -> Mapping[str, Any]:
     }
 
 
-def _digest_of_tensor(local: torch.Tensor) -> str:
+def digest_of_tensor(local: torch.Tensor) -> str:
     if local.layout != torch.strided or local.is_meta:
         return ""
     plain = local.resolve_conj().resolve_neg().contiguous().cpu()

@@ -1,4 +1,4 @@
-"""Stop one run, and only that run, with a KeyboardInterrupt in the main thread.
+"""Stop one run, and only that run, with a KeyboardInterrupt (or `Released`) in the main thread.
 
 SIGINT alone cannot say whom it means: it may arrive between two runs. So the control thread names the run
 first, then signals; the handler raises only while that very run executes. A run that is still queued is
@@ -14,7 +14,6 @@ import types
 
 # Answers to interrupts of runs that never come are forgotten beyond this.
 _MAX_CANCELLED = 1000
-_ABSENT = object()
 _AGAIN_S = 0.01
 
 
@@ -24,7 +23,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.running = -1
         self._wanted = -1
-        self._cancelled: dict[int, None] = {}
+        self._kind: type[KeyboardInterrupt] = KeyboardInterrupt
+        self._cancelled: dict[int, type[KeyboardInterrupt]] = {}
         self._shields = 0
         self._held_back = False
         self._main = threading.main_thread().ident
@@ -42,28 +42,38 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: the run was interrupted while it waited.
         """
+        if signal.getsignal(signal.SIGINT) != self._on_signal:
+            signal.signal(
+                signal.SIGINT, self._on_signal
+            )  # an earlier run's code has put another in its place
         # In this order: a request that comes in between finds one or the other.
         self.running = run
-        if self._cancelled.pop(run, _ABSENT) is not _ABSENT:
+        kind = self._cancelled.pop(run, None)
+        if kind is not None:
             self.running = -1
-            raise KeyboardInterrupt
+            raise kind
 
     def end(self) -> None:
         """The main thread is done with its run."""
         self.running = self._wanted = -1
         self._held_back = False
 
-    def request(self, run: int) -> bool:
+    def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
         """Interrupt a run, from any other thread.
+
+        Args:
+            run: its number.
+            kind: what is raised in it: KeyboardInterrupt, or `Released` where the user did not ask for it.
 
         Returns:
             Whether it is running now; if not, it will not start.
         """
         if self.running != run:
-            self._cancelled[run] = None
+            self._cancelled[run] = kind
             while len(self._cancelled) > _MAX_CANCELLED:
                 del self._cancelled[next(iter(self._cancelled))]
             return False
+        self._kind = kind
         self._wanted = run
         assert self._main is not None
         signal.pthread_kill(self._main, signal.SIGINT)
@@ -84,21 +94,22 @@ class Interrupts:
             self._held_back = True
             return
         self._wanted = -1
-        raise KeyboardInterrupt
+        raise self._kind
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """An interrupt that struck in a finalizer or a fork hook was dropped by Python: try again.
 
         From beside, and a moment later: what is raised in this hook is dropped, too.
         """
-        if unraisable.exc_type is KeyboardInterrupt and self.running >= 0:
-            threading.Timer(_AGAIN_S, self._request_again, [self.running]).start()
+        kind = unraisable.exc_type
+        if issubclass(kind, KeyboardInterrupt) and self.running >= 0:
+            threading.Timer(_AGAIN_S, self._request_again, [self.running, kind]).start()
         else:
             self._report_unraisable(unraisable)
 
-    def _request_again(self, run: int) -> None:
+    def _request_again(self, run: int, kind: type[KeyboardInterrupt]) -> None:
         if self.running == run:
-            self.request(run)
+            self.request(run, kind)
 
     # A context manager for the few lines of ours that user code calls and that must not be cut in half.
     def __enter__(self) -> None:
@@ -111,4 +122,4 @@ class Interrupts:
             if self._held_back and not self._shields:
                 self._held_back = False
                 self._wanted = -1
-                raise KeyboardInterrupt
+                raise self._kind

@@ -90,6 +90,15 @@ def signal_own_group(number: int) -> None:
         return
 
 
+def read_limits(pid: int) -> str:
+    """What ``/proc/PID/limits`` says; "" if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/limits") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def rss_bytes(pid: int) -> int:
     """Resident memory of a process, 0 if it is gone."""
     try:

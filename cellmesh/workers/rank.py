@@ -6,52 +6,35 @@ Two sockets, both to the agent: ``work`` (the main thread reads it, the pump wri
 
 from __future__ import annotations
 
-import builtins
+import collections
 import faulthandler
 import json
 import os
 import random
-import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from ..errors import CellmeshError, ProtocolError
-from ..wire import payload
-from ..wire.framing import Parcel, at_rank_for_control, at_rank_for_work, encode
-from ..wire.messages import (
-    Display,
-    DisplayKind,
-    Done,
-    Failed,
-    Interrupt,
-    Leave,
-    Peek,
-    Probe,
-    RankReady,
-    RankState,
-    RankUnready,
-)
+from ..errors import ProtocolError
+from ..wire.framing import Parcel, at_rank_for_work, encode
+from ..wire.messages import Display, DisplayKind, Heal, RankReady, RankUnready, Resume, ToMainThread
 from ..wire.stream import Channel
-from .activity import look_at_main_thread
-from .executor import Executor, reduce_for_notebook
+from .asking import Asker
+from .control import ControlThread
+from .debugger import break_here
+from .executor import Executor
 from .groups import Groups, choose_placement
-from .inspection import describe, is_quiet
 from .interrupts import Interrupts
 from .output import Log
-from .processes import die_with, main_thread_sleeps, name_process, signal_own_group
+from .processes import die_with, name_process
 from .shell import RankShell, Show
+from .stopping import raise_as_stops
 from .streams import Pump, RankStream, RunTracker
-
-# How long an interrupted run may unwind before its collectives are cut.
-_UNWIND_S = 0.4
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +55,7 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     agent_pid: int
     log_path: str
     mesh_name: str
+    rejoin: bool = False  # replaces a rank that died: the groups come with a `Heal`
 
 
 def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, control: socket.socket) -> None:
@@ -100,7 +84,9 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
     shell.connect(_shower(pump, tracker))
-    builtins.input = shell.raw_input  # type: ignore[assignment]
+    asker = Asker(pump.send, tracker)
+    asker.install(shell)
+    sys.breakpointhook = break_here
     tracker.follow_threads()
     interrupts.install()
     pump.start()
@@ -109,145 +95,66 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
         options.backend, options.local_rank, options.num_local_ranks, options.num_gpus
     )
     groups = Groups(options.rank, options.world_size, placement, options.master_port, options.incarnation)
-    control_thread = _ControlThread(Channel(control), shell, groups, interrupts, placement.device)
+    control_thread = ControlThread(Channel(control), shell, groups, interrupts, asker, placement.device)
     threading.Thread(target=control_thread.serve, name="cellmesh-control", daemon=True).start()
-    try:
-        groups.initialize()
-        mesh = groups.build_mesh(options.mesh_dim_names, options.mesh_shape)
-    except BaseException as error:
-        pump.send(Parcel(RankUnready(f"{type(error).__name__}: {error}")))
-        threading.Event().wait()  # the agent ends the process
     shell.user_ns.update(
         rank=options.rank,
         local_rank=options.local_rank,
         world_size=options.world_size,
         device=placement.device,
-        mesh=mesh,
         torch=torch,
         dist=dist,
     )
+    if not options.rejoin:  # else the groups come with the `Heal` that follows
+        try:
+            groups.initialize()
+            shell.user_ns["mesh"] = groups.build_mesh(options.mesh_dim_names, options.mesh_shape)
+        except BaseException as error:
+            pump.send(Parcel(RankUnready(f"{type(error).__name__}: {error}")))
+            threading.Event().wait()  # the agent ends the process
     pump.send(Parcel(RankReady(str(placement.device), placement.backend)))
-    _work(work_channel, Executor(shell, groups, pump, tracker, interrupts))
+    raise_as_stops(lambda: control_thread.kind_of_stop(interrupts.running))
+    executor = Executor(
+        shell, groups, pump, tracker, interrupts, control_thread.stop_of, needs_groups=options.rejoin
+    )
+    _work(work_channel, executor)
 
 
 def _work(channel: Channel, executor: Executor) -> None:
+    """Run what comes, in order; after a failure, nothing before the groups are known to be in order again.
+
+    What was queued behind a failed run would meet other ranks' collectives of that run in its own.
+    """
     codec = at_rank_for_work()
+    inbox: collections.deque[Parcel[ToMainThread]] = collections.deque()
+    holds_back = False
     while True:
-        try:
-            parcels = codec.decode(channel.receive())
-        except ProtocolError as error:
-            # Whose answer is missing cannot be told: end, and let the agent tell that.
-            print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
-            os._exit(1)
-        except KeyboardInterrupt:  # its run had just ended
-            continue
-        last = len(parcels) - 1
-        for index, parcel in enumerate(parcels):
-            executor.execute(parcel, more_follows=index < last)
-
-
-class _ControlThread:
-    """Answers at once, whatever the main thread does."""
-
-    def __init__(
-        self,
-        channel: Channel,
-        shell: RankShell,
-        groups: Groups,
-        interrupts: Interrupts,
-        device: torch.device,
-    ) -> None:
-        self._channel = channel
-        self._lock = threading.Lock()
-        self._shell = shell
-        self._groups = groups
-        self._interrupts = interrupts
-        self._device = device
-
-    def serve(self) -> None:
-        """Answer until the process ends."""
-        codec = at_rank_for_control()
-        while True:
+        parcel = _take(inbox, holds_back)
+        if parcel is None:
             try:
-                for verb, _ in codec.decode(self._channel.receive()):
-                    self._handle(verb)
+                inbox.extend(codec.decode(channel.receive()))
             except ProtocolError as error:
-                print(error, file=sys.__stderr__)
+                # Whose answer is missing cannot be told: end, and let the agent tell that.
+                print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
+                os._exit(1)
+            except KeyboardInterrupt:  # its run had just ended
+                continue
+        elif isinstance(parcel.verb, Resume):
+            holds_back = False
+        else:
+            is_done = executor.execute(parcel, more_follows=bool(inbox))
+            holds_back = not is_done or (holds_back and not isinstance(parcel.verb, Heal))
 
-    def _handle(self, verb: Any) -> None:
-        match verb:
-            case Interrupt():
-                if self._interrupts.request(verb.run):
-                    # What it started and waits for (`os.system`, a pipeline) is to end as well; its terminal
-                    # would tell the whole group.
-                    signal_own_group(signal.SIGINT)
-                    threading.Thread(target=self._release_if_stuck, args=(verb.run,), daemon=True).start()
-            case Probe():
-                self._answer(Parcel(self._state(verb.request)))
-            case Peek():  # beside: properties and statistics may take their time
-                threading.Thread(target=lambda: self._answer(self._peek(verb)), daemon=True).start()
-            case Leave():
-                _leave()
 
-    def _answer(self, parcel: Parcel[Any]) -> None:
-        with self._lock:
-            self._channel.send(encode([parcel]))
-
-    def _release_if_stuck(self, run: int) -> None:
-        """The main thread may sit in C++ and not see its signal: then cut what it waits for.
-
-        What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is its own
-        affair, unless that waits in a collective again; and C++ that computes is waited for.
-        """
-        while self._interrupts.running == run:
-            waits = look_at_main_thread(self._shell).collective != ""
-            if not waits:
-                time.sleep(_UNWIND_S)
-                waits = look_at_main_thread(self._shell).collective != "" or (
-                    self._interrupts.is_pending(run) and main_thread_sleeps()
-                )
-            if waits and self._interrupts.running == run and self._groups.release():
-                print(
-                    "this rank was freed from a collective: its process groups are of no further use, and "
-                    "%dist_restart makes new ones",
-                    file=sys.stderr,
-                )
-                return
-
-    def _state(self, request: int) -> RankState:
-        run = self._interrupts.running
-        seen = look_at_main_thread(self._shell)
-        busy = run >= 0
-        return RankState(
-            request=request,
-            run=run,
-            execution_count=seen.execution_count if busy else 0,
-            line=seen.line if busy else 0,
-            where=seen.where if busy else "",
-            collective=seen.collective if busy else "",
-            device=str(self._device),
-            device_bytes=self._device_bytes(),
-        )
-
-    def _device_bytes(self) -> int:
-        if self._device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return 0
-        return torch.cuda.memory_reserved(self._device)
-
-    def _peek(self, verb: Peek) -> Parcel[Done | Failed]:
-        try:
-            if not is_quiet(verb.expression):
-                raise CellmeshError(
-                    f"the rank is busy, and {verb.expression!r} would have to run code: while a cell runs, "
-                    "inspect names, attributes and indices only"
-                )
-            facts = describe(eval(verb.expression.strip(), self._shell.user_ns))
-            pickled, buffers = payload.dumps(facts, verb.expression, reduce_for_notebook)
-            return Parcel(Done(verb.run, pickled), tuple(buffers))
-        except BaseException as error:
-            text = str(error)
-            kind = type(error).__name__
-            return Parcel(Failed(verb.run, kind, text, f"{kind}: {text}", 0))
+def _take(inbox: collections.deque[Parcel[ToMainThread]], holds_back: bool) -> Parcel[ToMainThread] | None:
+    """The next to be done: the first, or the first that ends the holding back."""
+    if not holds_back:
+        return inbox.popleft() if inbox else None
+    for index, parcel in enumerate(inbox):
+        if isinstance(parcel.verb, Heal | Resume):
+            del inbox[index]
+            return parcel
+    return None
 
 
 def _shower(pump: Pump, tracker: RunTracker) -> Show:
@@ -291,12 +198,3 @@ def _reseed() -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-
-
-def _leave() -> None:
-    import atexit
-
-    try:
-        atexit._run_exitfuncs()
-    finally:
-        os._exit(0)

@@ -85,11 +85,17 @@ class RankLink:
         for stream in list(self._reads):
             while self._reads.get(stream) is not None and self._read_pipe(stream, None, 0):
                 pass
-            self._close_pipe(stream)
         for channel in self._channels.values():
             with contextlib.suppress(ProtocolError):
                 while messages := channel.read():
                     self._tell(messages)
+        self.close()
+
+    def close(self) -> None:
+        """Close everything, whatever there may be to hear."""
+        for stream in list(self._reads):
+            self._close_pipe(stream)
+        for channel in self._channels.values():
             self._events.remove(channel.connection.fileno())
             channel.connection.close()
         self._channels.clear()

@@ -12,6 +12,7 @@ import sys
 import traceback
 import types
 import warnings
+from bdb import BdbQuit
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -24,6 +25,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from ..wire.messages import DisplayKind
+from .debugger import RankPdb, is_machinery, post_mortem, remember_error, stop_tracing
 
 Show = Callable[[DisplayKind, bytes, str], None]
 
@@ -85,7 +87,9 @@ class RankShell(InteractiveShell):
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
+    debugger_cls = RankPdb
     show: Show = AnyTrait()  # type: ignore[assignment]
+    ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
 
@@ -107,9 +111,11 @@ class RankShell(InteractiveShell):
         print("the rank stays: end the mesh with %dist_stop", file=sys.stderr)
 
     def raw_input(self, prompt: str = "") -> str:
-        raise RuntimeError(
-            "input() cannot ask on a rank: ask in the notebook (%%local) and send the answer with %dist_push"
-        )
+        return self.ask(prompt)
+
+    def debugger(self, force: bool = False) -> None:  # %debug
+        if force or self.call_pdb:
+            post_mortem()
 
     # What IPython calls when user code raised. The cell's own exception is reported by the executor, with
     # its traceback from `render_traceback`; others (a failing event hook) are shown as they come.
@@ -154,12 +160,18 @@ class RankShell(InteractiveShell):
         self.cell_source, self.quiet_cell = source, quiet
         if not transformed:
             error = _error_of(self.run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
+            stop_tracing()
         elif is_async or not self._is_plain():
             error = self._run_as_ipython(source, transformed, is_async)
         else:
             error = self._run_plainly(source, transformed)
         if error is not None:
-            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+            remember_error(error)
+            if self.call_pdb and isinstance(error, Exception) and not isinstance(error, BdbQuit):  # %pdb
+                try:
+                    post_mortem()
+                except BaseException as instead:
+                    return instead
         return error
 
     def _is_plain(self) -> bool:
@@ -189,6 +201,7 @@ class RankShell(InteractiveShell):
         except BaseException as error:
             return error
         finally:
+            stop_tracing()
             self.events.trigger("post_execute")
         return None
 
@@ -201,6 +214,7 @@ class RankShell(InteractiveShell):
         except BaseException as error:
             return error
         finally:
+            stop_tracing()
             self.events.trigger("post_execute")
             self.events.trigger("post_run_cell", result)
         return _error_of(result)
@@ -209,6 +223,8 @@ class RankShell(InteractiveShell):
         """An exception's traceback as a notebook shows it, with ANSI colours; user code's frames only."""
         if isinstance(error, UsageError):
             return f"UsageError: {error}"
+        if isinstance(error, BdbQuit):
+            return "BdbQuit: the debugger was left"
         tb = _skip_machinery(error.__traceback__)
         if isinstance(error, SyntaxError) and tb is None:
             return self.InteractiveTB.stb2text(self.SyntaxTB.structured_traceback(type(error), error, None))
@@ -245,12 +261,9 @@ def _depth(tb: types.TracebackType | None) -> int:
     return depth
 
 
-_MACHINERY = ("IPython.core.", "cellmesh.workers.")
-
-
 def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
     """The traceback from the first frame on that is not of IPython's or our own machinery."""
-    while tb is not None and str(tb.tb_frame.f_globals.get("__name__", "")).startswith(_MACHINERY):
+    while tb is not None and is_machinery(tb.tb_frame):
         tb = tb.tb_next
     return tb
 
@@ -281,4 +294,5 @@ def make_shell() -> RankShell:
     error = shell.run_source("raise ValueError")
     assert error is not None
     shell.render_traceback(error)
+    remember_error(None)
     return shell

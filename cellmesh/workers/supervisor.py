@@ -5,107 +5,54 @@ actions that come back. The life of a mesh::
 
     starting --all ranks ready--> ready --Restart--> restarting --all old ranks ended--> starting
         |                            |
-        +--a rank or import failed---+--Stop, controller gone--> stopping --all ended, or grace over--> ended
+        +--a rank or import failed---+--Stop, lease over--> stopping --all ended, or grace over--> ended
+
+While the mesh is ready, single ranks die, and are forked anew on demand (`Supervisor.respawn`): all that are
+asked for become ready, or none of them stays.
 """
 
 from __future__ import annotations
 
-import collections
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..wire.framing import Frame, Parcel
 from ..wire.messages import (
-    Channel,
     Died,
     Done,
     Failed,
     MeshReady,
-    Phase,
     Progress,
     RankInfo,
     RankReady,
     RankUnready,
     Relay,
+    Respawned,
+    RespawnFailed,
     StartFailed,
     Stopped,
     StoreDied,
     StreamName,
 )
+from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
 from .output import Gate
+from .record import RankRecord
 
 # How long ranks may take to run their exit handlers before they are killed.
 LEAVE_S = 1.0
 # A rank's last words travel slower than the news of its death.
 LAST_WORDS_S = 0.05
+# A fork takes milliseconds, a new zygote some seconds; what needs longer than this hangs.
+RESPAWN_S = 60.0
+# A zygote that keeps dying is not the way to new ranks.
+MAX_ZYGOTES_LOST = 2
+# Why a rank ended that `Supervisor.kill` ended.
+KILLED = "did not stop when interrupted: killed"
 
 
-@dataclass(frozen=True)
-class ForkAll:
-    """Fork every rank."""
-
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class KillRanks:
-    """SIGKILL these ranks and what they started."""
-
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class AskToLeave:
-    """Tell these ranks to end by themselves."""
-
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ToRanks:
-    """Pass frames on."""
-
-    ranks: tuple[int, ...]
-    channel: Channel
-    frames: Sequence[Frame]
-
-
-@dataclass(frozen=True)
-class Up:
-    """Send to the controller."""
-
-    parcels: Sequence[Parcel[Any]]
-
-
-@dataclass(frozen=True)
-class End:
-    """Everything has ended: tidy up and exit."""
-
-    reason: str
-
-
-Action = ForkAll | KillRanks | AskToLeave | ToRanks | Up | End
 State = Literal["starting", "ready", "restarting", "stopping", "ended"]
-
-
-@dataclass
-class _Rank:
-    gate: Gate
-    pid: int = 0
-    phase: Phase = "starting"
-    device: str = ""
-    backend: str = ""
-    ending: str = ""
-    # Runs passed to it and not answered yet; the first is what it executes.
-    runs: collections.deque[int] = field(default_factory=collections.deque)
-    last_run: int = -1
-
-    @property
-    def alive(self) -> bool:
-        return self.pid > 0
 
 
 class Supervisor:
@@ -116,23 +63,35 @@ class Supervisor:
         backend: as the user asked: ``auto``, ``gloo`` or ``nccl``.
         host: this host's name.
         now: seconds, any clock that does not run backwards.
+
+    Attributes:
+        store_port: where the c10d store listens, 0 if there is none; to be kept up to date.
     """
 
     def __init__(self, num_ranks: int, backend: str, host: str, now: float) -> None:
+        self.store_port = 0
         self._backend = backend
         self._host = host
-        self._ranks = {rank: _Rank(Gate(now)) for rank in range(num_ranks)}
+        self._ranks = {rank: RankRecord(Gate(now)) for rank in range(num_ranks)}
         self._merger = Merger()
         self._state: State = "starting"
         self._incarnation = 0
         self._reason = ""
         self._kill_at: float | None = None
         self._endings: list[tuple[float, Died]] = []
+        self._deaths: dict[int, Died] = {}
+        self._unforked: set[int] = set()
+        self._num_zygotes_lost = 0
+        self._respawning: set[int] = set()
+        self._respawn_until = math.inf
+        self._respawn_failure: str | None = None
 
     # ---- the zygote and the processes
 
     def zygote_ready(self, num_gpus: int) -> list[Action]:
-        """Torch is imported: fork the ranks, unless what was asked for cannot work."""
+        """Torch is imported: fork what is to be forked, unless what was asked for cannot work."""
+        if self._state == "ready":
+            return [self._fork_missing()] if self._unforked else []
         if self._state != "starting":
             return []
         if self._backend == "nccl" and num_gpus < len(self._ranks):
@@ -142,32 +101,42 @@ class Supervisor:
                 + (f"Start {num_gpus} ranks, or use" if num_gpus else "Use")
                 + " --backend gloo",
             )
-        return [Up([Parcel(Progress("forking ranks", 0))]), self._fork()]
+        if self._incarnation and not self._unforked:
+            return []
+        fork = self._fork_missing() if self._unforked else self._fork_all()
+        return [Up([Parcel(Progress("forking ranks", 0))]), fork]
 
     def zygote_failed(self, text: str) -> list[Action]:
         """An import failed in the zygote."""
-        return self._fail_start("user", text)
+        return self._fail_respawn(text) if self._state == "ready" else self._fail_start("user", text)
 
     def zygote_ended(self, reason: str, last_output: str) -> list[Action]:
-        """The zygote's process ended; living ranks do without it."""
-        if self._state not in ("starting", "restarting"):
+        """The zygote's process ended; living ranks do without it, and another can fork what is missing."""
+        text = f"the zygote {reason}\n{last_output}".strip()
+        self._num_zygotes_lost += 1
+        if self._incarnation == 0:
+            return self._fail_start("host", text)
+        if not self._unforked or self._state not in ("starting", "ready"):
             return []
-        return self._fail_start("host", f"the zygote {reason}\n{last_output}".strip())
+        if self._num_zygotes_lost <= MAX_ZYGOTES_LOST:
+            return [self._fork_missing()]
+        return self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
 
     def fork_failed(self, text: str) -> list[Action]:
         """The ranks could not be forked."""
-        return self._fail_start("host", text)
+        return self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
 
     def store_ended(self, reason: str) -> list[Action]:
-        """The c10d store's process ended."""
+        """The c10d store's process ended; there may be a new one already (`store_port`)."""
         if self._state not in ("starting", "ready"):
             return []
-        return [Up([Parcel(StoreDied(reason))])]
+        return [Up([Parcel(StoreDied(reason, self.store_port))])]
 
     def forked(self, pids: dict[int, int]) -> list[Action]:
         """These ranks (rank -> pid) have processes now."""
         for rank, pid in pids.items():
             self._ranks[rank].pid = pid
+        self._unforked.difference_update(pids)
         if self._state in ("stopping", "ended"):
             return [KillRanks(tuple(pids))]
         return []
@@ -175,6 +144,8 @@ class Supervisor:
     def rank_ended(self, rank: int, reason: str, last_output: str, now: float) -> list[Action]:
         """A rank's process ended and was reaped."""
         state = self._ranks[rank]
+        if state.was_killed:
+            reason = KILLED
         state.pid, state.phase, state.ending = 0, "dead", reason
         self._close_gate(rank, now)
         for run in state.runs:
@@ -183,11 +154,14 @@ class Supervisor:
         if self._state == "starting":
             return self._fail_start("host", f"rank {rank} {reason} while it started\n{last_output}")
         if self._state == "restarting" and not self._living():
-            return [self._fork()]
+            return [self._fork_all()]
         if self._state == "stopping":
             return self._end_if_empty()
+        if rank in self._respawning:
+            return self._fail_respawn(f"rank {rank} {reason} while it started\n{last_output}")
         if self._state == "ready":
-            self._endings.append((now + LAST_WORDS_S, Died(rank, reason, last_output)))
+            died = self._deaths[rank] = Died(rank, reason, last_output)
+            self._endings.append((now + LAST_WORDS_S, died))
         return []
 
     # ---- what ranks say
@@ -204,9 +178,10 @@ class Supervisor:
                 state.phase = "running" if state.runs else "idle"
         elif kind is RankReady:
             state.phase, state.device, state.backend = "idle", verb.device, verb.backend
-            return self._note_ready()
+            return self._note_respawned() if rank in self._respawning else self._note_ready()
         elif kind is RankUnready:
-            return self._fail_start("host", f"rank {rank} could not start: {verb.text}")
+            text = f"rank {rank} could not start: {verb.text}"
+            return self._fail_respawn(text) if rank in self._respawning else self._fail_start("host", text)
         self._merger.add(rank, parcel, now)
         return []
 
@@ -238,8 +213,34 @@ class Supervisor:
         if self._state == "starting" and self._incarnation == 0:
             return []  # torch is being imported: the ranks will be new anyway
         self._state = "restarting"
+        self._forget_respawn()
         living = self._living()
-        return [KillRanks(living)] if living else [self._fork()]
+        return [KillRanks(living)] if living else [self._fork_all()]
+
+    def respawn(self, ranks: Sequence[int], now: float) -> list[Action]:
+        """Fork these ranks anew; those among them that live are left alone."""
+        if self._state != "ready":
+            return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self._state}"))])]
+        wanted = {rank for rank in ranks if rank in self._ranks and self._ranks[rank].phase == "dead"}
+        if not wanted or self._respawn_failure is not None:
+            return [Up([Parcel(RespawnFailed(tuple(ranks), "none of them is dead, or not yet"))])]
+        told = [died for _, died in self._endings if died.rank in wanted]
+        self._endings = [ending for ending in self._endings if ending[1].rank not in wanted]
+        for rank in wanted:
+            self._ranks[rank].renew()
+            self._deaths.pop(rank, None)
+        self._respawning |= wanted
+        self._unforked |= wanted
+        self._num_zygotes_lost = 0
+        self._respawn_until = now + RESPAWN_S
+        return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
+
+    def kill(self, ranks: Sequence[int]) -> list[Action]:
+        """End these ranks, which do not stop by themselves."""
+        living = tuple(rank for rank in ranks if rank in self._ranks and self._ranks[rank].alive)
+        for rank in living:
+            self._ranks[rank].was_killed = True
+        return [KillRanks(living)] if living else []
 
     def stop(self, reason: str, now: float) -> list[Action]:
         """End everything."""
@@ -247,6 +248,7 @@ class Supervisor:
             return []
         self._state, self._reason = "stopping", reason
         self._kill_at = now + LEAVE_S
+        self._forget_respawn()
         living = self._living()
         return [AskToLeave(living)] if living else self._end_if_empty()
 
@@ -263,6 +265,10 @@ class Supervisor:
         if self._state == "stopping" and self._kill_at is not None and now >= self._kill_at:
             self._kill_at = now + LEAVE_S
             actions.append(KillRanks(self._living()))
+        if now >= self._respawn_until:
+            is_last = self._respawn_failure is not None  # what was killed hangs in the kernel
+            self._respawn_until = now + LEAVE_S
+            actions += self._fail_respawn(f"the ranks were not ready after {RESPAWN_S:.0f} s", is_last)
         return actions
 
     def deadline(self) -> float | None:
@@ -271,6 +277,8 @@ class Supervisor:
         times += [at for at in (self._merger.deadline(),) if at is not None]
         if self._state == "stopping" and self._kill_at is not None:
             times.append(self._kill_at)
+        if self._respawn_until < math.inf:
+            times.append(self._respawn_until)
         return min(times, default=None)
 
     # ---- what there is to see
@@ -283,23 +291,18 @@ class Supervisor:
     def progress(self) -> Parcel[Any]:
         """What to tell a controller that has just come."""
         if self._state == "ready":
-            return Parcel(MeshReady(self.report({})))
+            return Parcel(MeshReady(self.report({}), self.store_port))
         return Parcel(Progress("importing torch", 0))
+
+    def deaths(self) -> list[Died]:
+        """Of the ranks that are dead, as far as that has been told."""
+        to_come = {died.rank for _, died in self._endings}
+        return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
     def report(self, rss_bytes: dict[int, int]) -> tuple[RankInfo, ...]:
         """All ranks, with their memory (pid -> bytes) where given."""
         return tuple(
-            RankInfo(
-                rank=rank,
-                pid=state.pid,
-                host=self._host,
-                phase=state.phase,
-                device=state.device,
-                backend=state.backend,
-                rss_bytes=rss_bytes.get(state.pid, 0),
-                ending=state.ending,
-            )
-            for rank, state in self._ranks.items()
+            state.info(rank, self._host, rss_bytes.get(state.pid, 0)) for rank, state in self._ranks.items()
         )
 
     def pids(self) -> dict[int, int]:
@@ -311,21 +314,56 @@ class Supervisor:
     def _living(self) -> tuple[int, ...]:
         return tuple(self.pids())
 
-    def _fork(self) -> ForkAll:
+    def _fork_all(self) -> Fork:
         self._state = "starting"
         self._incarnation += 1
+        self._num_zygotes_lost = 0
         self._endings.clear()
+        self._deaths.clear()
         for state in self._ranks.values():
-            state.phase, state.ending, state.last_run = "starting", "", -1
-            state.runs.clear()
-        return ForkAll(self._incarnation)
+            state.renew()
+        self._unforked = set(self._ranks)
+        return self._fork_missing()
+
+    def _fork_missing(self) -> Fork:
+        return Fork(tuple(sorted(self._unforked)), self._incarnation, rejoin=bool(self._respawning))
+
+    def _note_respawned(self) -> list[Action]:
+        phases = {self._ranks[rank].phase for rank in self._respawning}
+        if phases != {"idle"} or self._respawn_failure is not None:
+            return []
+        ranks = self._respawning
+        self._forget_respawn()
+        return [Up([Parcel(Respawned(tuple(info for info in self.report({}) if info.rank in ranks)))])]
+
+    def _fail_respawn(self, text: str, is_last: bool = False) -> list[Action]:
+        """Give up: what has been forked is killed, and when that is gone (or at last) the failure is told."""
+        if not self._respawning:
+            return []
+        actions: list[Action] = []
+        if self._respawn_failure is None:
+            self._respawn_failure = text.strip()
+            for rank in self._unforked:
+                self._ranks[rank].phase, self._ranks[rank].ending = "dead", "was not forked"
+            self._unforked.clear()
+            living = tuple(rank for rank in sorted(self._respawning) if self._ranks[rank].alive)
+            actions += [KillRanks(living)] if living else []
+        if not is_last and any(self._ranks[rank].alive for rank in self._respawning):
+            return actions
+        failed = RespawnFailed(tuple(sorted(self._respawning)), self._respawn_failure)
+        self._forget_respawn()
+        return [*actions, Up([Parcel(failed)])]
+
+    def _forget_respawn(self) -> None:
+        self._respawning, self._respawn_until, self._respawn_failure = set(), math.inf, None
+        self._unforked.clear()
 
     def _note_ready(self) -> list[Action]:
         num_ready = sum(state.phase == "idle" for state in self._ranks.values())
         up: list[Parcel[Any]] = [Parcel(Progress("process group", num_ready))]
         if num_ready == len(self._ranks) and self._state == "starting":
             self._state = "ready"
-            up.append(Parcel(MeshReady(self.report({}))))
+            up.append(Parcel(MeshReady(self.report({}), self.store_port)))
         return [Up(up)]
 
     def _fail_start(self, fault: Literal["user", "host"], text: str) -> list[Action]:
@@ -347,19 +385,3 @@ class Supervisor:
     def _close_gate(self, rank: int, now: float) -> None:
         for verb in self._ranks[rank].gate.close():
             self._merger.add(rank, Parcel(verb), now)
-
-
-def join_relays(actions: Sequence[Action]) -> list[Action]:
-    """Make one message of what goes to the same ranks in a row."""
-    joined: list[Action] = []
-    for action in actions:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(action, ToRanks)
-            and isinstance(last, ToRanks)
-            and (action.ranks, action.channel) == (last.ranks, last.channel)
-        ):
-            joined[-1] = ToRanks(last.ranks, last.channel, [*last.frames, *action.frames])
-        else:
-            joined.append(action)
-    return joined

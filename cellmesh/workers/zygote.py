@@ -10,6 +10,7 @@ started and removes the mesh's directory.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -53,6 +54,12 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
     agent_pid: int
 
 
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """These ranks are there already, forked by an earlier zygote."""
+
+    pids: list[int]
+
+
 class Forget(msgspec.Struct, frozen=True, tag=True):
     """This rank has ended and was reaped: its number may come to mean another process."""
 
@@ -79,7 +86,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     pids: list[int]
 
 
-Request = ForkRanks | ForkStore | Forget
+Request = ForkRanks | ForkStore | Adopt | Forget
 Reply = ZygoteReady | ZygoteFailed | Forked
 
 
@@ -100,15 +107,16 @@ def main(descriptor: int, ticket_path: str) -> None:
     try:
         shell = _import_all(ticket.preload)
     except BaseException as error:
-        agent.send(msgspec.msgpack.encode(ZygoteFailed(f"{type(error).__name__}: {error}")))
+        _tell(agent, ZygoteFailed(f"{type(error).__name__}: {error}"))
         raise
-    agent.send(
-        msgspec.msgpack.encode(
-            ZygoteReady(str(sys.modules["torch"].__version__), _count_gpus(), _count_threads())
-        )
-    )
+    _tell(agent, ZygoteReady(str(sys.modules["torch"].__version__), _count_gpus(), _count_threads()))
     children = _serve(agent, shell)
     _tidy_up(children, Path(ticket.directory))
+
+
+def _tell(agent: socket.socket, reply: Reply) -> None:
+    with contextlib.suppress(OSError):  # it has gone: what it said before is read, then its end
+        agent.send(msgspec.msgpack.encode(reply))
 
 
 def _import_all(preload: Sequence[str]) -> RankShell:
@@ -146,13 +154,16 @@ def _count_threads() -> int:
 
 
 def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
-    """Fork on demand until the agent's end closes; returns the ranks forked."""
+    """Fork on demand until the agent's end closes; returns the ranks that live."""
     decoder = msgspec.msgpack.Decoder(Request)
     children: list[int] = []
     while True:
-        data, descriptors, _, _ = socket.recv_fds(
-            agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
-        )
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
+            )
+        except ConnectionResetError:  # it went without hearing us; told once, before what it said last
+            continue
         if not data:
             return children
         match decoder.decode(data):
@@ -168,12 +179,15 @@ def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
                 children += pids
             case ForkStore(port, agent_pid):
                 pids = _fork_orphans([_store_starter(port, descriptors[0], agent_pid, agent)])
+            case Adopt(pids):
+                children += pids
+                continue
             case Forget(pid):
                 children = [child for child in children if child != pid]
                 continue
         for number in descriptors:
             os.close(number)
-        agent.send(msgspec.msgpack.encode(Forked(pids)))
+        _tell(agent, Forked(pids))
 
 
 def _fork_orphans(starts: Sequence[Callable[[], None]]) -> list[int]:

@@ -13,7 +13,7 @@ import msgspec
 
 from ..wire.ticket import Ticket
 from . import processes
-from .zygote import MAX_RANKS_A_MESSAGE, Forget, Forked, ForkRanks, ForkStore, Reply
+from .zygote import MAX_RANKS_A_MESSAGE, Adopt, Forget, Forked, ForkRanks, ForkStore, Reply
 
 # Forks take milliseconds; a zygote that needs longer than this hangs.
 _FORK_S = 20.0
@@ -90,6 +90,10 @@ class ZygoteClient:
             raw = [msgspec.Raw(msgspec.msgpack.encode(each)) for each in options[part]]
             pids += self._ask(ForkRanks(raw), [number for own in ends[part] for number in own])
         return pids
+
+    def adopt(self, pids: Sequence[int]) -> None:
+        """Tell it of ranks that it did not fork: it ends what they started if the agent cannot."""
+        self._tell(Adopt(list(pids)), ())
 
     def forget(self, pid: int) -> None:
         """Tell it that a rank was reaped."""

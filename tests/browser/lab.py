@@ -195,8 +195,8 @@ class Cell:
         return self.root.locator(".jp-OutputArea-output")
 
     def texts(self) -> list[str]:
-        """The text of each of its outputs."""
-        return [text.rstrip("\n") for text in self.outputs.all_inner_texts()]
+        """The text of each of its outputs; a live line that was taken away leaves an empty one."""
+        return [text.rstrip("\n") for text in self.outputs.all_inner_texts() if text.strip()]
 
     def wait_for_end(self, timeout_s: float = 30.0) -> None:
         """Wait until its prompt is a number again."""
@@ -303,5 +303,13 @@ def open_notebook(browser: Browser, server: Server, name: str, scale: float = 1)
         started = [process for process in server.processes() if process not in before]
         page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
         context.close()
+        # A mesh outlives its kernel, under its lease.
+        subprocess.run(
+            [sys.executable, "-m", "cellmesh", "stop", "--all"],
+            env={**os.environ, "JUPYTER_RUNTIME_DIR": str(server.runtime)},
+            check=True,
+            capture_output=True,
+            timeout=END_S,
+        )
     _, running = psutil.wait_procs(started, timeout=END_S)
     assert running == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,28 +10,13 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.lab import Notebook, Server, browse, open_notebook, serve
+from tests.browser.lab import Notebook, Server, open_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "notebooks" / "01_quickstart.ipynb"
 README = ROOT / "README.md"
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serve() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
-    with browse(chromium) as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -40,8 +40,13 @@ class Case:
         self.sink = Sink()
         self.interrupted = threading.Event()
         ranks = range(num_ranks)
-        self.run: Run[Any] = Run(1, ranks, single, Printer(ranks, self.sink), self.interrupted.set, title)
+        self.num_interrupts = 0
+        self.run: Run[Any] = Run(1, ranks, single, Printer(ranks, self.sink), self._interrupt, title)
         self._left = set(ranks)
+
+    def _interrupt(self) -> None:
+        self.num_interrupts += 1
+        self.interrupted.set()
 
     def settle(self, ranks: Sequence[int], verb: Any, buffers: Sequence[Any] = ()) -> None:
         self.run.settle(tuple(ranks), Parcel(verb, tuple(buffers)), 0.0)
@@ -74,7 +79,9 @@ def beside(function: Callable[[], None]) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def press_stop_once_main_waits_in(name: str, until: Callable[[], bool] = lambda: True) -> None:
+def press_stop_once_main_waits_in(
+    name: str, until: Callable[[], bool] = lambda: True, file: str = "controller/run.py"
+) -> None:
     """Send SIGINT to the main thread once it is in this function of `Run` (call it from another thread)."""
     main = threading.main_thread()
     assert main.ident is not None
@@ -84,7 +91,7 @@ def press_stop_once_main_waits_in(name: str, until: Callable[[], bool] = lambda:
         frame = sys._current_frames().get(main.ident)
         while frame is not None:
             code = frame.f_code
-            if code.co_name == name and code.co_filename.endswith("controller/run.py") and until():
+            if code.co_name == name and code.co_filename.endswith(file) and until():
                 signal.pthread_kill(main.ident, signal.SIGINT)
                 return
             frame = frame.f_back

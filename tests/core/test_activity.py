@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import threading
+import time
 import types
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from cellmesh.workers.activity import Activity, describe_interruption, look_at_main_thread
 
@@ -23,6 +26,7 @@ class Shell:
 
 def define(source: str, filename: str, module: str, **names: Any) -> dict[str, Any]:
     namespace = {"__name__": module, **names}
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     exec(compile(source, filename, "exec"), namespace)
     return namespace
 
@@ -45,14 +49,16 @@ class Spot:
 
         def watch() -> None:
             assert self._arrived.acquire(timeout=WAIT_S)
-            seen.append(look_at_main_thread(Shell()))  # type: ignore[arg-type]
+            gave_up_at = time.monotonic() + WAIT_S
+            while not seen or (seen[-1].where == "arrive" and time.monotonic() < gave_up_at):
+                seen.append(look_at_main_thread(Shell()))  # type: ignore[arg-type]
             self._leave.release()
 
         thread = threading.Thread(target=watch)
         thread.start()
         run()
         thread.join(WAIT_S)
-        return seen[0]
+        return seen[-1]
 
 
 STOP = "arrive(), leave()"
@@ -61,10 +67,10 @@ STOP = "arrive(), leave()"
 def test_a_cell_is_told_with_its_line() -> None:
     spot = Spot()
     activity = spot.look(lambda: define(f"x = 1\n\n{STOP}\n", "<cell 7>", "__main__", **spot.names))
-    assert activity == Activity(7, 3, "__main__.<module>", "")
+    assert activity == Activity(7, 3, "leave", "")
 
 
-def test_the_innermost_function_is_told_and_the_line_of_the_cell() -> None:
+def test_the_innermost_call_is_told_and_the_line_of_the_cell() -> None:
     spot = Spot()
     library = define(f"def compute():\n    {STOP}\n", "/lib/numbers.py", "numbers", **spot.names)
     activity = spot.look(
@@ -72,7 +78,7 @@ def test_the_innermost_function_is_told_and_the_line_of_the_cell() -> None:
             "def step():\n    compute()\n\nstep()\n", "<cell 3>", "__main__", compute=library["compute"]
         )
     )
-    assert activity == Activity(3, 2, "numbers.compute", "")
+    assert activity == Activity(3, 2, "leave", "")
 
 
 def collectives(spot: Spot) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def test_the_collective_that_the_user_called_is_told() -> None:
     spot = Spot()
     wrapper = collectives(spot)["wrapper"]
     activity = spot.look(lambda: define("\nall_reduce(1)\n", "<cell 4>", "__main__", all_reduce=wrapper))
-    assert activity == Activity(4, 2, "torch.distributed.distributed_c10d._wait", "all_reduce")
+    assert activity == Activity(4, 2, "leave", "all_reduce", may_wait=True)
 
 
 def test_a_collective_inside_a_library_is_told() -> None:
@@ -104,7 +110,7 @@ def test_a_collective_inside_a_library_is_told() -> None:
 def test_code_that_is_no_cell_has_no_line() -> None:
     spot = Spot()
     activity = spot.look(lambda: define(f"{STOP}\n", "/lib/setup.py", "setup", **spot.names))
-    assert activity == Activity(0, 0, "setup.<module>", "")
+    assert activity == Activity(0, 0, "leave", "")
 
 
 # ---- interruptions
@@ -157,4 +163,60 @@ def test_our_own_functions_are_not_named() -> None:
     )
     library = define("def compute():\n    strike()\n", "/lib/numbers.py", "numbers", strike=ours["on_signal"])
     tb = interrupted(lambda: define("compute()", "<cell 1>", "__main__", compute=library["compute"]))
-    assert describe_interruption(tb) == "interrupted in compute"
+    assert describe_interruption(tb) == "interrupted in strike"
+
+
+# ---- calls
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (f"time.wait({STOP})", "leave"),
+        ("loader = Loader()\nfor x in loader:\n    pass", "loader.__next__"),
+        ("with Gate() as gate:\n    pass", "Gate().__enter__"),
+        ("if True:\n    with Gate() as gate:\n        pass", "Gate().__enter__"),
+        ("Gate().pass_through(\n    3\n)", "Gate().pass_through"),
+        ("ä = Gate(); ä.pass_through('ü')", "ä.pass_through"),
+        ("x = Gate() + 1", ""),
+    ],
+)
+def test_a_call_is_told_as_written(source: str, words: str) -> None:
+    spot = Spot()
+    library = define(
+        "class Gate:\n"
+        "    def __init__(self, *args): pass\n"
+        "    def stop(self, *args): arrive(), leave()\n"
+        "    pass_through = __enter__ = __next__ = __add__ = stop\n"
+        "    def __iter__(self): return self\n"
+        "    def __exit__(self, *exc): pass\n"
+        "class Loader(Gate):\n"
+        "    def __next__(self):\n"
+        "        self.stop()\n"
+        "        raise StopIteration\n",
+        "/lib/gate.py",
+        "cellmesh.gate",  # not user code
+        **spot.names,
+    )
+    names = {**spot.names, "Gate": library["Gate"], "Loader": library["Loader"], "time": library["Gate"]()}
+    if source.startswith("time."):
+        names["time"] = types.SimpleNamespace(wait=lambda *args: None)
+    activity = spot.look(lambda: define(source, "<cell 5>", "__main__", **names))
+    assert activity.where == words
+
+
+class NoWork:
+    """Something else with a ``wait()``."""
+
+
+@pytest.mark.parametrize(("kind", "collective"), [(dist.Work, "wait"), (NoWork, "")])
+def test_waiting_for_a_work_is_a_collective_and_for_anything_else_is_not(kind: type, collective: str) -> None:
+    class Kind(kind):  # type: ignore[misc]
+        pass
+
+    spot = Spot()
+    work = Kind()
+    work.wait = spot.names["leave"]
+    names = {"arrive": spot.names["arrive"], "works": [work]}
+    activity = spot.look(lambda: define("arrive(), works[0].wait()", "<cell 6>", "__main__", **names))
+    assert activity == Activity(6, 1, "works[0].wait", collective)

@@ -8,7 +8,6 @@ import pytest
 
 from cellmesh.controller.core import (
     ANSWER_S,
-    REPORT_AFTER_S,
     Answer,
     Change,
     Core,
@@ -16,6 +15,7 @@ from cellmesh.controller.core import (
     Finish,
     Waits,
 )
+from cellmesh.controller.flight import REPORT_AFTER_S
 from cellmesh.wire.framing import Parcel, at_rank_for_work
 from cellmesh.wire.messages import (
     Died,
@@ -36,7 +36,7 @@ from cellmesh.wire.messages import (
     StoreDied,
 )
 
-from .deciding import FAILED, FRAMES, control_sent, hear, infos, of, ready_core, sent, state_of
+from .deciding import FAILED, FRAMES, control_sent, hear, infos, lose_rank, of, ready_core, sent, state_of
 
 # ---- runs
 
@@ -126,8 +126,8 @@ def test_a_failure_is_delivered_at_once() -> None:
 
 
 def test_after_a_failure_the_others_are_asked_where_they_are() -> None:
-    core = ready_core()
-    core.submit(1, (0, 1, 2, 3), FRAMES)
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1, 2, 3), FRAMES, now=10.0)
     hear(core, (3,), FAILED, now=10.0)
     assert core.deadline() == 10.0 + REPORT_AFTER_S
     assert core.tick(10.0) == []
@@ -135,25 +135,23 @@ def test_after_a_failure_the_others_are_asked_where_they_are() -> None:
     [(ranks, probe)] = control_sent(core.tick(10.0 + REPORT_AFTER_S))
     assert ranks == (1, 2)
     assert type(probe) is Probe
-    assert core.deadline() == 10.0 + REPORT_AFTER_S + ANSWER_S
     assert hear(core, (1,), state_of(probe.request, 1)) == []
     assert hear(core, (2,), state_of(probe.request, 1, 6)) == [
         Waits(1, {1: state_of(probe.request, 1), 2: state_of(probe.request, 1, 6)})
     ]
-    assert core.deadline() is None
 
 
 def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
-    core = ready_core()
+    core = ready_core(on_error="wait")
     core.submit(1, (0, 1), FRAMES)
     hear(core, (0,), FAILED, now=10.0)
     hear(core, (1,), Done(1), now=10.1)
-    assert core.deadline() is None
-    assert core.tick(20.0) == []
+    assert of(Waits, core.tick(10.1 + REPORT_AFTER_S)) == []
+    assert of(Waits, core.tick(20.0)) == []
 
 
 def test_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
-    core = ready_core()
+    core = ready_core(on_error="wait")
     core.submit(1, (0, 1, 2), FRAMES)
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
@@ -162,7 +160,7 @@ def test_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
 
 
 def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
-    core = ready_core()
+    core = ready_core(on_error="wait")
     core.submit(1, (0, 1, 2), FRAMES)
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
@@ -173,13 +171,13 @@ def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
 
 
 def test_nobody_is_told_of_a_run_that_has_ended() -> None:
-    core = ready_core()
+    core = ready_core(on_error="wait")
     core.submit(1, (0, 1), FRAMES)
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
-    hear(core, (1,), Done(1))
+    hear(core, (1,), Done(1), now=REPORT_AFTER_S)
     assert hear(core, (1,), state_of(probe.request, 1)) == []
-    assert core.tick(100.0) == []
+    assert of(Waits, core.tick(100.0)) == []
 
 
 # ---- deaths
@@ -201,7 +199,7 @@ def test_a_death_ends_the_ranks_part_in_every_run() -> None:
 def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
     core = ready_core()
     died = Died(1, "killed by SIGKILL", "")
-    core.receive(Parcel(died), 0.0)
+    lose_rank(core, died)
     effects = core.submit(5, (0, 1), FRAMES)
     assert [parcel.verb.ranks for parcel in sent(effects)] == [(0,)]
     assert of(Deliver, effects) == [Deliver(5, (1,), Parcel(died))]
@@ -212,7 +210,7 @@ def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
 
 
 def test_after_a_death_the_others_are_asked_where_they_are() -> None:
-    core = ready_core()
+    core = ready_core(on_error="wait")
     core.submit(1, (0, 1), FRAMES)
     core.receive(Parcel(Died(1, "killed", "")), 3.0)
     [(ranks, _)] = control_sent(core.tick(3.0 + REPORT_AFTER_S))
@@ -222,6 +220,8 @@ def test_after_a_death_the_others_are_asked_where_they_are() -> None:
 def test_the_death_of_the_store_is_told() -> None:
     core = ready_core()
     assert core.receive(Parcel(StoreDied("killed")), 0.0) == [Change("ready", StoreDied("killed"))]
+    effects = core.receive(Parcel(StoreDied("killed", 4321)), 0.0)
+    assert of(Change, effects) == [Change("ready", StoreDied("killed", 4321))]
 
 
 # ---- questions
@@ -229,7 +229,7 @@ def test_the_death_of_the_store_is_told() -> None:
 
 def test_states_are_answered_by_all_living_ranks() -> None:
     core = ready_core()
-    core.receive(Parcel(Died(2, "killed", "")), 0.0)
+    lose_rank(core, Died(2, "killed", ""))
     request, effects = core.ask_states((0, 1, 2), 0.0)
     assert control_sent(effects) == [((0, 1), Probe(request))]
     same = state_of(request, -1)

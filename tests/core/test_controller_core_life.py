@@ -111,6 +111,18 @@ def test_a_restarted_mesh_has_no_dead_and_takes_work() -> None:
     assert [parcel.verb.ranks for parcel in sent(core.submit(9, (0, 1), FRAMES))] == [(0, 1)]
 
 
+def test_what_was_sent_between_two_restarts_ends() -> None:
+    core = ready_core()
+    core.restart()
+    core.restart()
+    core.receive(Parcel(MeshReady(infos(4))), 1.0)
+    core.submit(1, (0, 1), FRAMES, now=1.0)
+    effects = core.receive(Parcel(MeshReady(infos(4))), 2.0)
+    assert of(Finish, effects) == [Finish(1)]
+    assert sent(effects) == []
+    assert core.state == "ready"
+
+
 def test_a_late_answer_from_before_a_restart_is_dropped() -> None:
     core = ready_core()
     core.submit(1, (0,), FRAMES)
@@ -138,7 +150,7 @@ def test_the_end_ends_everything(how: str) -> None:
         effects = core.receive(Parcel(Stopped("stopped")), 0.0)
     assert [deliver.ranks for deliver in of(Deliver, effects)] == [(0, 1)]
     assert of(Finish, effects) == [Finish(1)]
-    assert of(Answer, effects) == [Answer(request, None)]
+    assert of(Answer, effects) == [Answer(request, {})]
     assert [change.state for change in of(Change, effects)] == ["ended"]
     assert core.deadline() is None
     assert core.tick(1e6) == []

@@ -17,6 +17,7 @@ from cellmesh.controller.options import (
     did_you_mean,
     make_options,
     parse_coordinate,
+    parse_duration,
     parse_mesh,
     ranks_at,
     read_project_options,
@@ -74,6 +75,42 @@ def test_dims_must_multiply_to_the_number_of_ranks(dims: dict[str, int]) -> None
 def test_a_mapping_that_names_no_dims_is_refused(dims: Any) -> None:
     with pytest.raises(MeshUsageError):
         make_options(8, mesh=dims)
+
+
+# ---- spans of time
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("90", 90), ("30m", 1800), ("30 min", 1800), ("1.5h", 5400), (" 2d ", 172800), (".5s", 0.5)],
+)
+def test_spans_of_time_are_read_as_they_are_written(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "30x", "-5", "5m3s", "nan", "1e3", "30 m m"])
+def test_what_is_no_span_of_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(MeshUsageError, match="is no span of time: write it like 30m"):
+        parse_duration(text)
+
+
+def test_leases_and_patience_are_seconds_or_text() -> None:
+    options = make_options(2, lease_s="30m", settle_s=2, on_error="wait", auto_heal=True)
+    assert (options.lease_s, options.settle_s, options.on_error, options.auto_heal) == (1800, 2, "wait", True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("lease_s", value) for value in (-1, True, None, [], "soon", float("inf"), float("nan"))),
+        *(("settle_s", value) for value in (-0.5, "x")),
+        *(("on_error", value) for value in ("stop", "", 1)),
+        *(("auto_heal", value) for value in ("yes", 1, None)),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(option: str, value: Any) -> None:
+    with pytest.raises(MeshUsageError, match=f"{option} must be|is no span"):
+        make_options(2, **{option: value})
 
 
 # ---- options

@@ -40,7 +40,7 @@ from cellmesh.wire.messages import (
     Stopped,
     ToAgent,
     ToController,
-    Work,
+    ToMainThread,
 )
 
 from .verbs import parcels_of
@@ -48,7 +48,7 @@ from .verbs import parcels_of
 DIRECTIONS: dict[str, tuple[Callable[[], Codec[Any]], Any]] = {
     "agent-from-controller": (at_agent_from_controller, ToAgent),
     "agent-from-rank": (at_agent_from_rank, FromRank),
-    "rank-work": (at_rank_for_work, Work),
+    "rank-work": (at_rank_for_work, ToMainThread),
     "rank-control": (at_rank_for_control, Control),
     "controller": (at_controller, ToController),
 }

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellmesh.wire import messages
-from cellmesh.wire.messages import Control, FromRank, ToAgent, ToController, Verb, Work
+from cellmesh.wire.messages import Control, FromRank, ToAgent, ToController, ToMainThread, Verb
 
 from .verbs import kinds_of, values_of
 
 UNIONS = {
     "ToAgent": ToAgent,
-    "Work": Work,
+    "ToMainThread": ToMainThread,
     "Control": Control,
     "FromRank": FromRank,
     "ToController": ToController,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cellmesh.controller.reports import describe_state
 from cellmesh.controller.results import Results
-from cellmesh.controller.run import describe_state
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
 from cellmesh.wire import payload
 from cellmesh.wire.messages import Done, Failed, Output, Pickled, RankState
@@ -200,7 +200,7 @@ def test_the_user_is_told_who_waits_where() -> None:
         (state(run=-1), "idle"),
         (state(), "running m.f at line 5"),
         (state(line=0), "running m.f"),
-        (state(where="__main__.<module>"), "running at line 5"),
+        (state(where=""), "running at line 5"),
         (state(collective="all_reduce"), "in all_reduce at line 5"),
         (state(collective="barrier", line=0), "in barrier"),
     ],

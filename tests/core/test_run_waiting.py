@@ -15,7 +15,7 @@ from cellmesh.controller.printer import Printer
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure, RanksInterrupted
 from cellmesh.wire.framing import Parcel
-from cellmesh.wire.messages import Done, Output
+from cellmesh.wire.messages import Done, Output, RankState
 
 from .cases import WAIT_S, Case, Sink, beside, press_stop_once_main_waits_in
 
@@ -280,16 +280,18 @@ def test_stop_while_waiting_interrupts_the_ranks_and_waits_for_them() -> None:
     assert case.interrupted.is_set()
 
 
-def test_a_second_stop_does_not_wait_for_stubborn_ranks() -> None:
+def test_a_second_stop_interrupts_again_and_a_third_gives_up() -> None:
     case = Case(2)
     case.settle((0,), Done(1))
 
     def press() -> None:
         press_stop_once_main_waits_in("result")
-        press_stop_once_main_waits_in("_stop_and_wait", case.interrupted.is_set)
+        press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 1)
+        press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 2)
 
-    with beside(press), pytest.raises(RanksInterrupted, match="rank 1 did not stop: `%dist_restart`"):
+    with beside(press), pytest.raises(RanksInterrupted, match="rank 1 did not stop, and will be killed"):
         case.run.result()
+    assert case.num_interrupts == 2
 
 
 def test_stop_while_iterating_interrupts_the_ranks() -> None:
@@ -321,3 +323,46 @@ def test_blocks_reach_the_sink_in_order() -> None:
     run.settle((0,), Parcel(Done(1)), 0.0)
     run.finish(0.0)
     assert [block.item.text for block in shown] == ["a", "b"]
+
+
+# ---- cancelling
+
+
+def test_a_run_in_flight_is_cancelled_and_one_that_is_done_is_not() -> None:
+    case = Case(1)
+    assert case.run.cancel()
+    assert case.interrupted.is_set()
+    case.fail(0, KeyboardInterrupt())
+    assert not case.run.cancel()
+    assert case.num_interrupts == 1
+
+
+# ---- the live line
+
+
+def test_the_live_line_replaces_itself_and_goes_at_the_end() -> None:
+    shown: list[tuple[str, bool]] = []
+
+    class Keeps(Sink):
+        def status(self, text: str, final: bool) -> None:
+            shown.append((text, final))
+
+    run: Run[Any] = Run(4, (0, 1), False, Printer((0, 1), Keeps()), lambda: None, "t")
+    states = {rank: RankState(1, 4, 2, 3, "time.sleep", "", "cpu", 0) for rank in (0, 1)}
+    run.show_live(states, 5.0)
+    run.settle((0,), Parcel(Done(4)), 6.0)
+    run.show_live(states, 6.5)
+    run.settle((1,), Parcel(Done(4)), 7.0)
+    run.finish(7.0)
+    run.show_live(states, 7.5)
+    assert shown == [
+        ("ranks 0-1 run line 3: time.sleep", False),
+        ("rank 1 runs line 3: time.sleep", False),
+        ("", True),
+    ]
+
+
+def test_a_run_without_a_live_line_takes_none_away() -> None:
+    case = Case(1)
+    case.settle((0,), Done(1))
+    assert case.sink.text == ""

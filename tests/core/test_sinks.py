@@ -171,7 +171,32 @@ def test_on_a_terminal_the_status_replaces_itself() -> None:
     sink = ConsoleSink(out)
     sink.status("1 of 4", final=False)
     sink.status("ready", final=True)
-    assert out.getvalue() == "\r\x1b[K1 of 4\r\x1b[Kready\n"
+    assert out.getvalue() == "1 of 4\r\x1b[Kready\n"
+
+
+def test_on_a_terminal_output_takes_the_place_of_the_status() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    sink = ConsoleSink(out, out)
+    sink.status("waiting", final=False)
+    sink.note("remark")
+    sink.status("x" * 10_000, final=False)
+    sink.status("", final=True)
+    sink.status("", final=True)
+    text = out.getvalue()
+    assert text.startswith("waiting\r\x1b[Kremark\nx")
+    assert text.endswith("x\r\x1b[K")
+    assert text.count("x") < 1000
+
+
+def test_a_status_that_is_taken_away_leaves_nothing_in_a_file(console: Console) -> None:
+    sink, out, _ = console
+    sink.status("waiting", final=False)
+    sink.status("", final=True)
+    assert out.getvalue() == ""
 
 
 def test_the_console_writes_to_the_streams_of_the_moment(
@@ -200,7 +225,7 @@ def test_the_silent_sink_shows_errors_and_remarks_only(console: Console) -> None
     )
     sink.note("remark")
     sink.status("ready", True)
-    assert out.getvalue() == "ready\n"
+    assert out.getvalue() == ""
     assert err.getvalue().startswith("[1] Traceback")
     assert err.getvalue().endswith("remark\n")
 

@@ -19,11 +19,8 @@ from cellmesh.wire.messages import (
     Relay,
     Skipped,
 )
-from cellmesh.workers.supervisor import (
-    LAST_WORDS_S,
-    ToRanks,
-    Up,
-)
+from cellmesh.workers.actions import ToRanks, Up
+from cellmesh.workers.supervisor import LAST_WORDS_S
 
 from .supervising import FRAMES, LATER, done, phases, started, up, work
 

@@ -17,13 +17,8 @@ from cellmesh.wire.messages import (
     Stopped,
     StoreDied,
 )
-from cellmesh.workers.supervisor import (
-    LEAVE_S,
-    AskToLeave,
-    End,
-    ForkAll,
-    KillRanks,
-)
+from cellmesh.workers.actions import AskToLeave, End, Fork, KillRanks
+from cellmesh.workers.supervisor import LEAVE_S, MAX_ZYGOTES_LOST
 
 from .supervising import LATER, READY, done, make, of, phases, pids, started, up, work
 
@@ -36,7 +31,7 @@ def test_a_mesh_starts_by_forking_all_ranks_once_torch_is_there() -> None:
     assert supervisor.deadline() is None
     actions = supervisor.zygote_ready(0)
     assert up(actions) == [Progress("forking ranks", 0)]
-    assert of(ForkAll, actions) == [ForkAll(1)]
+    assert of(Fork, actions) == [Fork((0, 1, 2), 1)]
     assert supervisor.forked(pids(3)) == []
     assert supervisor.pids() == {0: 100, 1: 101, 2: 102}
     assert phases(supervisor) == ["starting"] * 3
@@ -77,12 +72,12 @@ def test_nccl_needs_a_gpu_for_each_rank(num_gpus: int, remedy: str) -> None:
     assert remedy in failed.text
     assert isinstance(stopped, Stopped)
     assert of(End, actions)
-    assert not of(ForkAll, actions)
+    assert not of(Fork, actions)
 
 
 @pytest.mark.parametrize(("backend", "num_gpus"), [("nccl", 3), ("nccl", 8), ("auto", 0), ("gloo", 0)])
 def test_what_can_work_is_started(backend: str, num_gpus: int) -> None:
-    assert of(ForkAll, make(3, backend).zygote_ready(num_gpus))
+    assert of(Fork, make(3, backend).zygote_ready(num_gpus))
 
 
 def test_a_module_that_cannot_be_imported_is_the_users_fault() -> None:
@@ -175,7 +170,7 @@ def test_a_restart_kills_all_and_forks_all() -> None:
     assert supervisor.state == "restarting"
     assert supervisor.rank_ended(0, "killed", "", 0.0) == []
     assert supervisor.rank_ended(2, "killed", "", 0.0) == []
-    assert supervisor.rank_ended(1, "killed", "", 0.0) == [ForkAll(2)]
+    assert supervisor.rank_ended(1, "killed", "", 0.0) == [Fork((0, 1, 2), 2)]
     assert supervisor.state == "starting"
     supervisor.forked(pids(3, 2))
     for rank in range(3):
@@ -206,7 +201,7 @@ def test_a_restart_without_living_ranks_forks_at_once() -> None:
     supervisor = started(2)
     for rank in range(2):
         supervisor.rank_ended(rank, "killed", "", 0.0)
-    assert supervisor.restart() == [ForkAll(2)]
+    assert supervisor.restart() == [Fork((0, 1), 2)]
 
 
 def test_a_death_just_before_a_restart_is_not_told_of_the_new_rank() -> None:
@@ -221,8 +216,8 @@ def test_a_death_just_before_a_restart_is_not_told_of_the_new_rank() -> None:
 
 def test_a_restart_before_torch_is_there_forks_once() -> None:
     supervisor = make(2)
-    forks = of(ForkAll, supervisor.restart())
-    forks += of(ForkAll, supervisor.zygote_ready(0))
+    forks = of(Fork, supervisor.restart())
+    forks += of(Fork, supervisor.zygote_ready(0))
     assert len(forks) == 1
 
 
@@ -232,7 +227,7 @@ def test_a_restart_while_ranks_start_replaces_them() -> None:
     supervisor.forked(pids(2))
     assert supervisor.restart() == [KillRanks((0, 1))]
     supervisor.rank_ended(0, "killed", "", 0.0)
-    assert supervisor.rank_ended(1, "killed", "", 0.0) == [ForkAll(2)]
+    assert supervisor.rank_ended(1, "killed", "", 0.0) == [Fork((0, 1), 2)]
 
 
 def test_a_second_restart_changes_nothing() -> None:
@@ -241,19 +236,31 @@ def test_a_second_restart_changes_nothing() -> None:
     assert supervisor.restart() == []
 
 
-def test_a_restart_whose_zygote_dies_fails() -> None:
+def test_a_restart_whose_zygotes_keep_dying_fails() -> None:
     supervisor = started(1)
     supervisor.restart()
-    supervisor.rank_ended(0, "killed", "", 0.0)
-    actions = supervisor.zygote_ended("killed", "")
-    assert isinstance(up(actions)[0], StartFailed)
+    assert supervisor.rank_ended(0, "killed", "", 0.0) == [Fork((0,), 2)]
+    for _ in range(MAX_ZYGOTES_LOST):
+        assert supervisor.zygote_ended("killed", "") == [Fork((0,), 2)]
+    actions = supervisor.zygote_ended("killed by SIGSEGV", "words")
+    assert up(actions)[0] == StartFailed("host", "the zygote killed by SIGSEGV\nwords")
 
 
 def test_a_new_zygote_forks_for_a_restart() -> None:
     supervisor = started(1)
     supervisor.restart()
-    assert of(ForkAll, supervisor.rank_ended(0, "killed", "", 0.0))
-    assert of(ForkAll, supervisor.zygote_ready(0))
+    assert supervisor.rank_ended(0, "killed", "", 0.0) == [Fork((0,), 2)]
+    assert of(Fork, supervisor.zygote_ready(0)) == [Fork((0,), 2)]
+
+
+def test_ranks_that_are_forked_need_no_zygote_to_start() -> None:
+    supervisor = make(1)
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(1))
+    assert supervisor.zygote_ended("killed", "") == []
+    assert supervisor.zygote_ready(0) == []
+    supervisor.from_rank(0, READY, 0.0)
+    assert supervisor.state == "ready"
 
 
 # ---- stopping
@@ -308,7 +315,7 @@ def test_a_stop_while_restarting_forks_nothing() -> None:
     supervisor.rank_ended(0, "killed", "", 0.0)
     supervisor.stop("stopped", 0.0)
     actions = supervisor.rank_ended(1, "killed", "", 0.0)
-    assert not of(ForkAll, actions)
+    assert not of(Fork, actions)
     assert of(End, actions)
 
 

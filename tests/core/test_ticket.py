@@ -15,14 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import HostError
+from cellmesh.wire.place import own_python, own_version, this_place
 from cellmesh.wire.ticket import (
+    Holder,
     Ticket,
+    find_strange,
     find_tickets,
     make_directory,
     new_key,
+    read_holder,
     read_ticket,
     remove_directory,
     runtime_root,
+    write_holder,
     write_ticket,
 )
 
@@ -76,7 +81,7 @@ def test_meshes_lie_beside_each_other(root: Path) -> None:
 def test_a_name_in_use_is_refused(root: Path) -> None:
     make_directory(root, "one")
     with pytest.raises(
-        HostError, match=r"one is in the way: is a mesh of this name running\? \(`cellmesh ps`\)"
+        HostError, match=r"one is in the way: a mesh of this name lives; `%dist_attach one` finds it"
     ):
         make_directory(root, "one")
 
@@ -233,9 +238,41 @@ def test_random_bytes_are_no_ticket(content: bytes) -> None:
 
 
 def test_a_ticket_with_a_field_too_many_is_of_another_version(root: Path) -> None:
-    content = msgspec.json.encode({**msgspec.to_builtins(ticket_in(root / "one")), "lease_s": 5})
+    content = msgspec.json.encode({**msgspec.to_builtins(ticket_in(root / "one")), "num_hosts": 5})
     with pytest.raises(HostError, match="of this version"):
         read_ticket(private_file(root / "one" / "ticket.json", content))
+
+
+@pytest.mark.parametrize(("agent_pid", "remedy"), [(0, "use that version$"), (77, r"`kill 77`")])
+def test_a_ticket_of_another_version_names_both(root: Path, agent_pid: int, remedy: str) -> None:
+    ticket = ticket_in(make_directory(root, "one"), version="9.8.7", agent_pid=agent_pid)
+    content = msgspec.json.encode({**msgspec.to_builtins(ticket), "num_hosts": 5})
+    path = private_file(root / "one" / "ticket.json", content)
+    with pytest.raises(HostError, match=rf"cellmesh 9\.8\.7, and this is {own_version()}: .*{remedy}"):
+        read_ticket(path)
+    assert find_tickets(root) == []
+    [(directory, why)] = find_strange(root)
+    assert directory == root / "one"
+    assert "9.8.7" in why
+
+
+def test_a_ticket_says_where_and_with_what_its_mesh_runs(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    write_ticket(ticket)
+    read = read_ticket(ticket.path)
+    assert read.place == this_place()
+    assert (read.version, read.python) == (own_version(), own_python())
+
+
+def test_who_holds_a_mesh_is_written_beside_the_ticket(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    assert read_holder(ticket) is None
+    holder = Holder(controller_pid=5, is_attached=True, since=1.5)
+    write_holder(ticket, holder)
+    assert read_holder(ticket) == holder
+    assert mode_of(ticket.holder_path) == 0o600
+    ticket.holder_path.write_bytes(b"no")
+    assert read_holder(ticket) is None
 
 
 # ---- finding them

@@ -19,6 +19,7 @@ _COUNTS = {"num_buffers", "num_frames"}
 _SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     int: _INTS,
     bool: st.booleans(),
+    float: st.floats(allow_nan=False),
     str: st.text(),
     bytes: st.binary(),
     type(None): st.none(),
@@ -39,8 +40,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is tuple:
-        assert args[1:] == (...,), kind
-        return st.lists(values_of(args[0]), max_size=5).map(tuple)
+        if args[1:] == (...,):
+            return st.lists(values_of(args[0]), max_size=5).map(tuple)
+        return st.tuples(*(values_of(arg) for arg in args))
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values_of(arg) for arg in args])
     assert issubclass(kind, msgspec.Struct), kind

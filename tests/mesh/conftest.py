@@ -68,6 +68,12 @@ class Recorder:
                 f"{text!r} was not shown: {self.lines()}"
             )
 
+    def wait_for_trace(self, ranks: tuple[int, ...], timeout_s: float = 20.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: any(block.ranks == ranks for block in self.items(Trace)), timeout_s
+            ), f"no traceback of {ranks} was shown"
+
     def wait_for_note(self, part: str, timeout_s: float = 20.0) -> str:
         with self._changed:
             assert self._changed.wait_for(lambda: any(part in note for note in self.notes), timeout_s), (

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.cli.gathering import run_probe
+from cellmesh.wire.place import Place
 from cellmesh.wire.ticket import Ticket, make_directory, new_key, read_ticket, runtime_root, write_ticket
 from tests.conftest import check_nothing_left
 
@@ -176,7 +179,8 @@ def _start_in_session_of_its_own() -> int:
 def test_what_two_kills_leave_is_swept_by_ps(train: cm.Mesh, pidfds: dict[int, int]) -> None:
     directory = runtime_root() / "train"
     agent, zygote = _agent_and_zygote(pidfds)
-    # The zygote first, as it would tidy up when the agent goes.
+    # The zygote first, as it would tidy up when the agent goes; which is not to replace it.
+    os.kill(agent, signal.SIGSTOP)
     os.kill(zygote, signal.SIGKILL)
     assert ended([pidfds[zygote]])
     os.kill(agent, signal.SIGKILL)
@@ -377,3 +381,33 @@ def test_colours_on_a_terminal_only(runtime_dir: Path) -> None:
     assert "\x1b[1mNAME" in on_a_terminal("ps")
     assert "\x1b[" not in on_a_terminal("ps", NO_COLOR="1")
     assert "\x1b[" not in cellmesh("ps").stdout
+
+
+def test_ps_tells_of_a_mesh_that_nobody_holds_and_stop_ends_it(runtime_dir: Path) -> None:
+    mesh = cm.start(1, name="left", lease_s=600)
+    [held] = listed()
+    assert (held["state"], held["attached"], held["lease_left_s"]) == ("running", True, None)
+    mesh.detach()
+    [left] = listed()
+    assert (left["state"], left["attached"], left["lease_s"]) == ("detached", False, 600)
+    assert 500 < left["lease_left_s"] <= 600
+    row = cellmesh("ps").stdout.splitlines()[1]
+    assert row.split()[:2] == ["left", "detached"]
+    assert re.search(r"none, (10 min|5\d\d s|9 min) left", row)
+    assert cellmesh("stop", "left").stdout.startswith("stopped left: 1 rank, ")
+    check_nothing_left(runtime_dir)
+
+
+def test_ps_tells_of_tickets_of_other_versions(runtime_dir: Path) -> None:
+    forged(name="old", version="9.9.9", agent_pid=1)
+    done = cellmesh("ps")
+    assert done.stdout == "no mesh is running\n"
+    assert "cellmesh 9.9.9, and this is" in done.stderr
+    shutil.rmtree(runtime_root() / "old")
+
+
+def test_a_mesh_of_another_place_is_not_swept(runtime_dir: Path) -> None:
+    ghost = forged(place=Place("elsewhere", "boot", "pid:[1]"), agent_pid=1 << 22)
+    assert [mesh["state"] for mesh in listed()] == ["elsewhere"]
+    assert ghost.path.exists()
+    shutil.rmtree(ghost.directory)

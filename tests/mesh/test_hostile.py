@@ -17,6 +17,8 @@ import zmq
 import cellmesh as cm
 from cellmesh.wire.framing import Parcel, encode
 from cellmesh.wire.messages import PROTOCOL, Hello, Relay, RunCell, Stop
+from cellmesh.wire.place import own_python, own_version
+from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import find_tickets, runtime_root
 
 pytestmark = pytest.mark.usefixtures("mesh")
@@ -116,22 +118,47 @@ def test_a_right_key_of_another_protocol_is_told_so(mesh: cm.Mesh) -> None:
     assert f"speaks protocol {PROTOCOL}".encode() in answer
 
 
+@pytest.mark.parametrize(
+    ("version", "python", "words"),
+    [
+        ("9.9.9", own_python(), f"runs cellmesh {own_version()}, and this is 9.9.9"),
+        (own_version(), "2.7.18", f"runs Python {own_python()}, and this is 2.7.18"),
+    ],
+)
+def test_a_right_key_of_another_version_is_told_both(
+    version: str, python: str, words: str, mesh: cm.Mesh
+) -> None:
+    (ticket,) = find_tickets(runtime_root())
+    answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL, os.getpid(), version, python, steal=True))
+    assert b"Refused" in answer
+    assert words.encode() in answer
+    still_works(mesh)
+
+
+def test_a_wrong_key_takes_nothing_over(mesh: cm.Mesh) -> None:
+    hello = Hello(b"x" * 32, PROTOCOL, os.getpid(), own_version(), own_python(), steal=True)
+    with pytest.raises(AssertionError, match="no answer"):
+        ask(hello, patience_s=0.5)
+    still_works(mesh)
+
+
 def test_a_second_controller_is_refused_with_who_holds_the_mesh(mesh: cm.Mesh) -> None:
     (ticket,) = find_tickets(runtime_root())
-    answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL, os.getpid()))
+    answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL, os.getpid(), own_version(), own_python()))
     assert b"Refused" in answer
     assert f"held by process {os.getpid()}".encode() in answer
     still_works(mesh)
 
 
-def ask(hello: Hello) -> bytes:
+def ask(hello: Hello, patience_s: float = 10.0) -> bytes:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(f"ipc://{agent_socket()}")
-        dealer.send_multipart([bytes(frame) for frame in encode([Parcel(hello)])])
-        assert dealer.poll(10_000), "no answer"
-        return dealer.recv_multipart()[0]
+        preamble = Reliable[None]().wrap_aside()
+        dealer.send_multipart([preamble, *(bytes(frame) for frame in encode([Parcel(hello)]))])
+        assert dealer.poll(patience_s * 1000), "no answer"
+        return dealer.recv_multipart()[1]
 
 
 def test_the_store_stands_garbage_and_is_bound_to_loopback(mesh: cm.Mesh) -> None:

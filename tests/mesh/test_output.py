@@ -171,23 +171,21 @@ def test_one_print_of_200_mb(mesh: cm.Mesh, recorder: Recorder) -> None:
 def test_a_traceback_names_the_cell_and_its_line(mesh: cm.Mesh, recorder: Recorder) -> None:
     with pytest.raises(cm.RankFailure, match=r"line 3"):
         run_cell(mesh, "x = 1\n\nraise ValueError('boom')", recorder, execution_count=7)
-    (block,) = recorder.items(Trace)
-    assert block.ranks == ALL
-    assert isinstance(block.item, Trace)
-    assert "In[7]" in block.item.traceback
-    assert "site-packages" not in block.item.traceback
+    blocks = recorder.items(Trace)  # one, if all ranks are in time to be folded
+    assert sorted(rank for block in blocks for rank in block.ranks) == list(ALL)
+    for block in blocks:
+        assert isinstance(block.item, Trace)
+        assert "In[7]" in block.item.traceback
+        assert "site-packages" not in block.item.traceback
 
 
 def test_an_error_is_shown_while_others_wait(mesh: cm.Mesh, recorder: Recorder) -> None:
-    mesh.cell("gate = threading.Event()")
+    mesh.cell("import threading; gate = threading.Event()")
     run = mesh.submit_cell("if rank == 1:\n    1 / 0\ngate.wait()", sink=recorder)
-    note = recorder.wait_for_note("stop button")
-    assert "rank 1 has ended" in note
-    assert "ranks 0,2-3" in note
-    assert "line 3" in note
-    assert recorder.items(Trace)[0].ranks == (1,)
-    run.interrupt()
-    assert run.wait(20)
+    recorder.wait_for_trace((1,))
+    assert run.waiting_ranks() == [0, 2, 3]
+    with pytest.raises(cm.RankFailure, match=r"ranks 0,2-3 ran gate\.wait at line 3 and were released"):
+        run.result(20)
 
 
 def test_a_syntax_error_is_one_error_and_nothing_runs(mesh: cm.Mesh) -> None:
@@ -205,7 +203,6 @@ def test_a_syntax_error_is_one_error_and_nothing_runs(mesh: cm.Mesh) -> None:
         ("def again(): again()\nagain()", "RecursionError"),
         ("%no_such_magic", "UsageError"),
         ("raise ExceptionGroup('several', [ValueError(1)])", "ExceptionGroup"),
-        ("input('name? ')", "RuntimeError"),
     ],
 )
 def test_whatever_a_cell_raises_the_ranks_stay(

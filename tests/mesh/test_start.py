@@ -168,7 +168,7 @@ def test_nccl_needs_a_gpu_for_each_rank(runtime_dir: Path) -> None:
 
 
 def test_a_second_mesh_of_the_same_name_is_refused(runtime_dir: Path) -> None:
-    with cm.start(1, name="twin"), pytest.raises(HostError, match="cellmesh ps"):
+    with cm.start(1, name="twin"), pytest.raises(HostError, match="cellmesh stop twin"):
         cm.start(1, name="twin")
     check_nothing_left(runtime_dir)
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cellmesh.controller.core import ANSWER_S, REPORT_AFTER_S
+from cellmesh.controller.core import ANSWER_S
+from cellmesh.controller.flight import REPORT_AFTER_S
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
 from cellmesh.wire.messages import StoreDied
 
@@ -138,7 +139,7 @@ def test_output_belongs_to_its_run() -> None:
     world.ranks[0].print("first\n")
     world.ranks[0].done()
     world.ranks[0].print("second\n")
-    world.ranks[0].write_below_python("below\n")
+    world.write_below_python(0, "below\n")
     world.ranks[1].print("first\n")
     world.wait(1.0)
     assert world.text_of(first) == "[0-1] first\n"
@@ -189,7 +190,7 @@ def test_a_failure_is_shown_while_the_others_run() -> None:
 
 
 def test_the_user_is_told_who_waits_where_and_how_to_get_them_out() -> None:
-    world = World(4).start()
+    world = World(4, on_error="wait").start()
     run = world.submit()
     world.deliver()
     for rank in (0, 1, 2):
@@ -202,7 +203,7 @@ def test_the_user_is_told_who_waits_where_and_how_to_get_them_out() -> None:
 
 
 def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> None:
-    world = World(3).start()
+    world = World(3, on_error="wait").start()
     run = world.submit()
     world.deliver()
     world.ranks[0].answers_probes = False
@@ -256,7 +257,7 @@ def test_a_death_in_a_run_is_told_within_half_a_second_and_ends_its_part() -> No
     run = world.submit()
     world.deliver()
     world.ranks[1].print("last line\n")
-    world.ranks[1].die("killed by SIGKILL", "last line")
+    world.reap(1, "killed by SIGKILL", "last line")
     world.wait(0.4)
     assert "[1] last line\n" in world.text_of(run)
     assert "rank 1 killed by SIGKILL; its last lines:\n    last line\n" in world.text_of(run)
@@ -270,19 +271,19 @@ def test_a_death_in_a_run_is_told_within_half_a_second_and_ends_its_part() -> No
 
 
 def test_after_a_death_the_user_is_told_where_the_others_are() -> None:
-    world = World(3).start()
+    world = World(3, on_error="wait").start()
     run = world.submit()
     world.deliver()
     for rank in (0, 2):
         world.ranks[rank].collective = "all_gather"
-    world.ranks[1].die()
+    world.reap(1)
     world.wait(1.0)
     assert "rank 1 has ended; ranks 0,2 in all_gather at line 5" in world.text_of(run)
 
 
 def test_the_others_go_on_after_a_death() -> None:
     world = World(3).start()
-    world.ranks[1].die()
+    world.reap(1)
     world.wait(0.5)
     assert world.core.state == "ready"
     run = world.submit((0, 2))
@@ -295,7 +296,7 @@ def test_the_others_go_on_after_a_death() -> None:
 
 def test_work_that_crosses_the_news_of_a_death_ends_all_the_same() -> None:
     world = World(2).start()
-    world.ranks[1].die()
+    world.reap(1)
     run = world.submit()  # the controller does not know yet
     world.deliver()
     world.ranks[0].done()
@@ -308,7 +309,7 @@ def test_all_runs_of_a_dead_rank_end() -> None:
     world = World(2).start()
     runs = [world.submit((1,)) for _ in range(3)]
     world.deliver()
-    world.ranks[1].die()
+    world.reap(1)
     world.wait(0.5)
     assert all(run.done() for run in runs)
 
@@ -345,7 +346,7 @@ def test_ranks_that_do_not_say_what_they_do_are_left_out() -> None:
 
 def test_the_report_of_the_agent_has_the_dead() -> None:
     world = World(2).start()
-    world.ranks[0].die("exited with code 3")
+    world.reap(0, "exited with code 3")
     world.submit((1,))
     request = world.ask_host()
     world.deliver()

@@ -24,7 +24,7 @@ def test_a_mesh_comes_up_and_tells_how_far_it_is() -> None:
     world = World(3).start()
     assert [change.state for change in world.changes][-1] == "ready"
     stages = [getattr(change.cause, "stage", "") for change in world.changes]
-    assert stages == ["importing torch", "forking ranks", *["process group"] * 3, ""]
+    assert stages == ["", "importing torch", "forking ranks", *["process group"] * 3, ""]
     [ready] = causes(world, MeshReady)
     assert [(info.rank, info.pid, info.phase) for info in ready.ranks] == [
         (rank, 1000 + rank, "idle") for rank in range(3)
@@ -46,7 +46,7 @@ def test_a_mesh_is_not_ready_before_its_last_rank() -> None:
 def test_a_rank_that_dies_while_it_starts_fails_the_start() -> None:
     world = World(3)
     world.import_torch()
-    world.ranks[1].die("exited with code 1", "ImportError: no")
+    world.reap(1, "exited with code 1", "ImportError: no")
     world.deliver()
     [failed] = causes(world, StartFailed)
     assert failed.fault == "host"
@@ -110,7 +110,7 @@ def test_what_old_ranks_say_while_they_are_replaced_ends_nothing_new() -> None:
 
 def test_a_death_that_crosses_a_restart_does_not_haunt_the_new_rank() -> None:
     world = World(1).start()
-    world.ranks[0].die()
+    world.reap(0)
     world.restart()
     world.deliver()
     world.get_ready()
@@ -126,7 +126,7 @@ def test_a_death_that_crosses_a_restart_does_not_haunt_the_new_rank() -> None:
 
 def test_a_restart_brings_dead_ranks_back() -> None:
     world = World(2).start()
-    world.ranks[1].die()
+    world.reap(1)
     world.wait(0.5)
     assert set(world.core.dead) == {1}
     world.restart()

@@ -7,128 +7,58 @@ time of its own. What is sent waits until it is delivered, so that a test can le
 from __future__ import annotations
 
 import collections
+import functools
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cellmesh.controller.core import Answer, Change, Core, Deliver, Effect, Finish, Send, Waits, encode_work
+from cellmesh.controller.core import (
+    Answer,
+    Change,
+    Core,
+    Deliver,
+    Effect,
+    Finish,
+    Note,
+    Send,
+    Waits,
+    Watch,
+    encode_work,
+)
 from cellmesh.controller.printer import Printer
 from cellmesh.controller.run import Run
 from cellmesh.controller.sinks import ConsoleSink
-from cellmesh.wire import payload
 from cellmesh.wire.framing import (
     Frame,
     Parcel,
     at_agent_from_controller,
     at_agent_from_rank,
     at_controller,
-    at_rank_for_control,
-    at_rank_for_work,
     encode,
 )
 from cellmesh.wire.messages import (
     Died,
-    Display,
     Done,
     Failed,
     HostReport,
-    Interrupt,
+    Kill,
     Leave,
-    Output,
     Peek,
-    Probe,
     PullNames,
-    RankReady,
-    RankState,
     ReadHost,
     Relay,
+    Respawn,
     Restart,
     Stop,
+    Welcome,
 )
-from cellmesh.workers.supervisor import AskToLeave, End, ForkAll, KillRanks, Supervisor, ToRanks, Up
+from cellmesh.workers.actions import AskToLeave, End, Fork, KillRanks, ToRanks, Up
+from cellmesh.workers.spool import Spool
+from cellmesh.workers.supervisor import Supervisor
+
+from .scripted import ScriptedRank
 
 Frames = Sequence[Frame]
-
-
-class ScriptedRank:
-    """A rank's process, which says what a test has it say about the first of its runs."""
-
-    def __init__(self, world: World, rank: int, pid: int) -> None:
-        self.rank, self.pid = rank, pid
-        self.queue: collections.deque[int] = collections.deque()
-        self.interrupted: set[int] = set()
-        self.collective = ""
-        self.answers_probes = True
-        self.is_doomed = False
-        self.was_asked_to_leave = False
-        self._world = world
-
-    def ready(self) -> None:
-        self._say(RankReady("cpu", "gloo"))
-
-    def print(self, text: str, stream: Any = "stdout") -> None:
-        self._say(Output(self.queue[0], stream, text))
-
-    def display(self, bundle: bytes) -> None:
-        self._say(Display(self.queue[0], "display", bundle))
-
-    def done(self, value: Any = None) -> None:
-        """Answer the first run with a value."""
-        run = self.queue.popleft()
-        if value is None:
-            self._say(Done(run))
-            return
-        pickled, buffers = payload.dumps(value, "value")
-        self._say(Done(run, pickled), buffers)
-
-    def fail(self, error: BaseException, line: int = 1) -> None:
-        """Answer the first run with an exception."""
-        run = self.queue.popleft()
-        kind = type(error).__name__
-        pickled, buffers = payload.dumps(error, "error")
-        self._say(Failed(run, kind, str(error), f"{kind}: {error}", line, pickled), buffers)
-
-    def obey(self) -> None:
-        """Answer the first run as an interrupted rank does."""
-        self.fail(KeyboardInterrupt("interrupted in sleep"))
-
-    def die(self, reason: str = "killed by SIGKILL", last_output: str = "") -> None:
-        """End the process."""
-        self._world.reap(self.rank, reason, last_output)
-
-    def write_below_python(self, text: str) -> None:
-        """Write to descriptor 2."""
-        self._world.act(self._world.supervisor.from_pipe(self.rank, "stderr", text, self._world.now))
-
-    # ---- what reaches it
-
-    def hear_work(self, frames: Frames) -> None:
-        for verb, _ in at_rank_for_work().decode(frames):
-            self.queue.append(verb.run)
-
-    def hear_control(self, frames: Frames) -> None:
-        for verb, _ in at_rank_for_control().decode(frames):
-            match verb:
-                case Probe(request):
-                    if self.answers_probes:
-                        run = self.queue[0] if self.queue else -1
-                        busy = run >= 0
-                        collective = self.collective if busy else ""
-                        self._say(
-                            RankState(
-                                request, run, 1 if busy else 0, 5 if busy else 0, "m.f", collective, "cpu", 0
-                            )
-                        )
-                case Interrupt(run):
-                    self.interrupted.add(run)
-                case Peek(run, expression):
-                    pickled, buffers = payload.dumps(f"{expression} on {self.rank}", "peek")
-                    self._say(Done(run, pickled), buffers)
-                case Leave():
-                    self.was_asked_to_leave = True
-
-    def _say(self, verb: Any, buffers: Frames = ()) -> None:
-        self._world.hear_rank(self.rank, encode([Parcel(verb, tuple(buffers))]))
 
 
 class World:
@@ -141,10 +71,11 @@ class World:
         ended: how often the agent ended.
     """
 
-    def __init__(self, num_ranks: int, backend: str = "gloo") -> None:
+    def __init__(self, num_ranks: int, backend: str = "gloo", **options: Any) -> None:
         self.num_ranks = num_ranks
         self.now = 100.0
-        self.core = Core(num_ranks)
+        self._options = options
+        self.core = Core(num_ranks, **options)
         self.supervisor = Supervisor(num_ranks, backend, "host", self.now)
         self.ranks: dict[int, ScriptedRank] = {}
         self.changes: list[Change] = []
@@ -155,7 +86,10 @@ class World:
         self.settled: collections.defaultdict[int, list[int]] = collections.defaultdict(list)
         self.ended = 0
         self.num_up = 0
-        self._incarnation = 0
+        self.notes: list[str] = []
+        self.is_attached = True
+        self.spool = Spool()
+        self._num_forks = 0
         self._in_flight: set[int] = set()
         self._to_agent: collections.deque[list[Frame]] = collections.deque()
         self._to_controller: collections.deque[list[Frame]] = collections.deque()
@@ -169,7 +103,7 @@ class World:
 
     def start(self) -> World:
         """Bring it up."""
-        self._to_controller.append(encode([self.supervisor.progress()]))
+        self.greet()
         self.import_torch()
         self.get_ready()
         assert self.core.state == "ready"
@@ -185,6 +119,40 @@ class World:
         """As the user asks; the ranks are then doomed, and live until they are reaped."""
         self._carry_out(self.core.restart({"dp": self.num_ranks}))
 
+    def heal(self) -> int:
+        """As the user asks; the answer comes to `answers`."""
+        request, effects = self.core.heal(self.now)
+        self._carry_out(effects)
+        return request
+
+    def leave(self) -> None:
+        """The controller's process ends; what is under way to it is lost, and from it as well."""
+        unacked = [list(at_controller().decode(frames)) for frames in self._to_controller]
+        self._to_agent.clear()
+        self._to_controller.clear()
+        self.is_attached = False
+        self.spool.leave(unacked)
+
+    def attach(self) -> Welcome:
+        """Another controller comes, and has the runs in flight."""
+        self.core = Core(self.num_ranks, **self._options)
+        self.runs, self._in_flight = {}, set()
+        self.finished.clear()
+        self.settled.clear()
+        return self.greet()
+
+    def greet(self) -> Welcome:
+        """The agent accepts a controller."""
+        welcome = Welcome(2, 1, "host", 0, self.spool.next_run, self.spool.runs(), away_s=1.0)
+        for info in welcome.runs:
+            self._add_run(info.run, info.ranks, False)
+        self._carry_out(self.core.receive(Parcel(welcome), self.now))
+        self.spool.attend(self.supervisor.progress(), self.supervisor.deaths())
+        self.is_attached = True
+        while self.spool:
+            self._to_controller.append(encode(self.spool.take()))
+        return welcome
+
     def stop(self) -> None:
         """As the user asks."""
         self._carry_out(self.core.stop())
@@ -193,6 +161,10 @@ class World:
         """A rank's process has ended."""
         del self.ranks[rank]
         self.act(self.supervisor.rank_ended(rank, reason, last_output, self.now))
+
+    def write_below_python(self, rank: int, text: str) -> None:
+        """A rank's process writes to descriptor 2."""
+        self.act(self.supervisor.from_pipe(rank, "stderr", text, self.now))
 
     def reap_doomed(self) -> None:
         """Every process that was killed or asked to leave has ended."""
@@ -236,18 +208,26 @@ class World:
     def _start(
         self, ranks: Sequence[int] | None, single: bool, channel: Any, verb: Callable[[int], Any]
     ) -> Run[Any]:
-        number = len(self.runs) + 1
+        number = max(self.runs, default=self.spool.next_run - 1) + 1
         chosen = tuple(range(self.num_ranks) if ranks is None else ranks)
+        run = self._add_run(number, chosen, single)
+        frames = encode_work(verb(number))
+        effects = self.core.submit(
+            number, chosen, frames, channel, now=self.now, title=run.title, execution_count=number
+        )
+        self._carry_out(effects)
+        return run
+
+    def _add_run(self, number: int, ranks: tuple[int, ...], single: bool) -> Run[Any]:
         text = self.texts[number] = io.StringIO()
-        printer = Printer(chosen, ConsoleSink(text, text))
-        run: Run[Any] = Run(number, chosen, single, printer, lambda: self._interrupt(number), f"run {number}")
+        printer = Printer(ranks, ConsoleSink(text, text))
+        run: Run[Any] = Run(number, ranks, single, printer, lambda: self._interrupt(number), f"run {number}")
         self.runs[number] = run
         self._in_flight.add(number)
-        self._carry_out(self.core.submit(number, chosen, encode_work(verb(number)), channel))
         return run
 
     def _interrupt(self, number: int) -> None:
-        self._carry_out(self.core.interrupt(number))
+        self._carry_out(self.core.interrupt(number, self.now))
 
     # ---- time and messages
 
@@ -272,14 +252,17 @@ class World:
         """Deliver one message to the controller; whether there was one."""
         if not self._to_controller:
             return False
-        for parcel in at_controller().decode(self._to_controller.popleft()):
+        parcels = at_controller().decode(self._to_controller.popleft())
+        self.spool.acked(parcels)
+        for parcel in parcels:
             self._carry_out(self.core.receive(parcel, self.now))
         return True
 
     def tick(self) -> None:
         """Let both sides do what is due now."""
         self.act(self.supervisor.tick(self.now))
-        self._carry_out(self.core.tick(self.now))
+        if self.is_attached:
+            self._carry_out(self.core.tick(self.now))
         for run in self.runs.values():
             due = run.printer.deadline()
             if due is not None and due <= self.now:
@@ -291,7 +274,8 @@ class World:
         self.deliver()
         while True:
             printers = [run.printer.deadline() for run in self.runs.values()]
-            deadlines = [self.core.deadline(), self.supervisor.deadline(), *printers]
+            core = self.core.deadline() if self.is_attached else None
+            deadlines = [core, self.supervisor.deadline(), *printers]
             due = [at for at in deadlines if at is not None]
             if not due or min(due) > until:
                 break
@@ -308,13 +292,16 @@ class World:
             match action:
                 case Up(parcels):
                     self.num_up += 1
-                    self._to_controller.append(encode(parcels))
+                    if self.is_attached:
+                        self._to_controller.append(encode(parcels))
+                    else:
+                        self.spool.add(parcels)
                 case ToRanks(ranks, channel, frames):
                     for rank in ranks:
                         if rank in self.ranks:
                             self._pass_on(self.ranks[rank], channel, frames)
-                case ForkAll():
-                    self._fork_all()
+                case Fork(ranks):
+                    self._fork(ranks)
                 case KillRanks(ranks):
                     for rank in ranks:
                         if rank in self.ranks:
@@ -337,20 +324,27 @@ class World:
         else:
             rank.hear_control(frames)
 
-    def _fork_all(self) -> None:
-        assert not self.ranks, "forked beside living ranks"
-        self._incarnation += 1
-        for rank in range(self.num_ranks):
-            self.ranks[rank] = ScriptedRank(self, rank, 1000 * self._incarnation + rank)
-        self.act(self.supervisor.forked({rank: process.pid for rank, process in self.ranks.items()}))
+    def _fork(self, ranks: Sequence[int]) -> None:
+        assert not self.ranks.keys() & set(ranks), "forked beside living ranks"
+        self._num_forks += 1
+        for rank in ranks:
+            say = functools.partial(self.hear_rank, rank)
+            self.ranks[rank] = ScriptedRank(rank, 1000 * self._num_forks + rank, say)
+        self.act(self.supervisor.forked({rank: self.ranks[rank].pid for rank in ranks}))
 
     def _hear_controller(self, frames: Frames) -> None:
         for verb, buffers in at_agent_from_controller().decode(frames):
             match verb:
                 case Relay():
+                    self.spool.begin(verb)
                     self.act(self.supervisor.relay(verb, buffers))
                 case Restart():
+                    self.spool.forget_runs()
                     self.act(self.supervisor.restart())
+                case Respawn(ranks):
+                    self.act(self.supervisor.respawn(ranks, self.now))
+                case Kill(ranks):
+                    self.act(self.supervisor.kill(ranks))
                 case Stop():
                     self.act(self.supervisor.stop("stopped", self.now))
                 case ReadHost(request):
@@ -373,6 +367,11 @@ class World:
                 case Waits(number, states):
                     assert number in self._in_flight
                     self.runs[number].report_waiting(states)
+                case Watch(number, states):
+                    assert number in self._in_flight
+                    self.runs[number].show_live(states, self.now)
+                case Note(number, text):
+                    self.notes.append(text)
                 case Answer(request, value):
                     assert request not in self.answers, "answered twice"
                     self.answers[request] = value
@@ -384,5 +383,5 @@ class World:
             assert number in self._in_flight
             self.settled[number] += ranks
             self.runs[number].settle(ranks, parcel, self.now)
-        else:
+        elif number in self.runs:
             self.runs[number].printer.feed(ranks, parcel.verb, self.now)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -48,6 +52,10 @@ def make_ticket(options: Options) -> Ticket:
         cwd=os.getcwd(),
         controller_pid=os.getpid(),
         created_at=time.time(),
+        lease_s=options.lease_s,
+        settle_s=options.settle_s,
+        on_error=options.on_error,
+        auto_heal=options.auto_heal,
     )
     try:
         write_ticket(ticket)
@@ -57,7 +65,44 @@ def make_ticket(options: Options) -> Ticket:
     return ticket
 
 
-def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
+class AgentProcess:
+    """An agent's process, which need not be a child of ours.
+
+    Args:
+        pid: its number.
+        child: it, if we have started it.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self._child = child
+        self._pidfd = os.pidfd_open(pid)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for its end; whether it came."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        ended = bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+        if ended and self._child is not None:
+            self._child.wait()
+        return ended
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """Have no more to do with it; a child that is still there is reaped when it ends."""
+        os.close(self._pidfd)
+        if self._child is not None and self._child.poll() is None:
+            threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
+
+
+def start_agent(ticket: Ticket) -> AgentProcess:
     """Start the agent of a ticket, in a session of its own: Jupyter signals the kernel's process group.
 
     Args:
@@ -76,13 +121,22 @@ def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
     )
     try:
         with open(ticket.logs / "agent.log", "ab") as log:
-            return subprocess.Popen(
+            child = subprocess.Popen(
                 [sys.executable, "-c", code, str(ticket.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+        return AgentProcess(child.pid, child)
     except OSError as e:
         remove_directory(Path(ticket.directory))
         raise HostError(f"cannot start the agent ({sys.executable}): {e}") from e
+
+
+def read_agent_log(ticket: Ticket) -> str:
+    """The end of what an agent has complained of; "" if there is nothing."""
+    try:
+        return (ticket.logs / "agent.log").read_text()[-2000:].strip()
+    except OSError:
+        return ""

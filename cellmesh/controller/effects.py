@@ -1,0 +1,135 @@
+"""What the controller's core wants done: the link carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..wire.framing import Parcel
+from ..wire.messages import RankState
+from ..wire.ranks import describe_ranks
+
+State = Literal["connecting", "starting", "ready", "restarting", "stopping", "ended"]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send to the agent."""
+
+    parcel: Parcel[Any]
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Hand a run what some of its ranks said (or, with `Died`, what became of them)."""
+
+    run: int
+    ranks: tuple[int, ...]
+    parcel: Parcel[Any]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Tell a run's user where its other ranks are, after one failed."""
+
+    run: int
+    states: dict[int, RankState]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show where the ranks of a run that takes long are; one that does not answer is missing."""
+
+    run: int
+    states: Mapping[int, RankState]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Show a remark with a run's output, also after its end."""
+
+    run: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Every rank of the run has ended it."""
+
+    run: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question is answered, as far as it will be."""
+
+    request: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mesh's state changed, or a start made progress."""
+
+    state: State
+    cause: Any
+
+
+@dataclass(frozen=True)
+class HealReport:
+    """What a recovery did.
+
+    Attributes:
+        respawned: the ranks that were dead and are new.
+        healed: whether process groups were rebuilt.
+        failure: why it did not work out, "" if it did.
+        took_s: how long it took, in seconds.
+        dead: ranks that are dead still.
+        copied_to: ranks to which names were copied.
+        copied: those names.
+        not_copied: names that could not be copied -> why.
+    """
+
+    respawned: tuple[int, ...] = ()
+    healed: bool = False
+    failure: str = ""
+    took_s: float = 0.0
+    dead: tuple[int, ...] = ()
+    copied_to: tuple[int, ...] = ()
+    copied: tuple[str, ...] = ()
+    not_copied: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe_heal(report: HealReport) -> str:
+    """What a recovery did, in a sentence."""
+    if report.failure and not report.healed:
+        return f"the mesh could not be healed: {report.failure}"
+    text = f"process groups rebuilt in {report.took_s:.1f} s; what the ranks hold is untouched"
+    if report.dead:
+        ranks = describe_ranks(report.dead)
+        verb, it = ("is", "it") if len(report.dead) == 1 else ("are", "them")
+        text = f"{ranks} {verb} dead: `%dist_heal` replaces {it}; what the others hold is untouched"
+    elif report.copied_to:
+        ranks = describe_ranks(report.copied_to)
+        verb = "is" if len(report.copied_to) == 1 else "are"
+        text = f"{ranks} {verb} new, process groups rebuilt, names copied in {report.took_s:.1f} s"
+    elif report.respawned:
+        ranks = describe_ranks(report.respawned)
+        verb = "is" if len(report.respawned) == 1 else "are"
+        text = (
+            f"{ranks} {verb} new and empty, process groups rebuilt in {report.took_s:.1f} s; the others hold "
+            "what they held (`%dist_heal --from 0` copies from a rank)"
+        )
+    return f"{text}. But {report.failure}" if report.failure else text
+
+
+def tell_busy(ranks: Iterable[int]) -> str:
+    """Why a heal does not work out now."""
+    return (
+        f"{describe_ranks(ranks)} must be idle for that, and did not say so: wait, or stop what runs with "
+        "%dist_interrupt, then heal"
+    )
+
+
+Effect = Send | Deliver | Waits | Watch | Note | Finish | Answer | Change

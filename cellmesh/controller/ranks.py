@@ -1,0 +1,334 @@
+"""Some ranks of a mesh, and what can be done on them.
+
+``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of a mesh with the same methods.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import MeshUsageError
+from ..wire import payload
+from ..wire.facts import Facts
+from ..wire.framing import Frame
+from ..wire.messages import (
+    Inspect,
+    Peek,
+    PostMortem,
+    PullNames,
+    PushNames,
+    RankState,
+    RunCall,
+    RunCell,
+    Work,
+)
+from .core import encode_work
+from .options import ranks_at
+from .printer import Printer
+from .results import Results
+from .run import Run
+from .session import Session
+from .sinks import SilentSink, Sink, current_sink
+from .source import read_cell
+from .stacks import show_stacks
+
+if TYPE_CHECKING:
+    from .replicas import CheckReport, SyncSummary
+
+
+class Ranks:
+    """Some ranks of a mesh, and what can be done on them.
+
+    Args:
+        session: the mesh that they belong to.
+        ranks: which.
+        single: results are the one rank's value, not `Results`.
+    """
+
+    def __init__(self, session: Session, ranks: Sequence[int], single: bool = False) -> None:
+        self._session = session
+        self._single = single
+        self.ranks = tuple(ranks)
+
+    # ---- choosing ranks
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, index: int | slice | Iterable[int]) -> Ranks:
+        """One rank (``mesh[0]``), a slice or a list of them, by position among these ranks."""
+        if isinstance(index, int):
+            try:
+                return Ranks(self._session, (self.ranks[index],), single=True)
+            except IndexError:
+                raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
+        try:
+            positions = range(len(self))[index] if isinstance(index, slice) else list(index)
+            chosen = tuple(dict.fromkeys(self.ranks[position] for position in positions))
+        except (IndexError, TypeError):
+            raise MeshUsageError(
+                f"{index!r} chooses no ranks: index a mesh of {len(self)} with numbers 0-{len(self) - 1}, a "
+                "slice or a list of them"
+            ) from None
+        if not chosen:
+            raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
+        return Ranks(self._session, chosen)
+
+    def at(self, **coordinate: int) -> Ranks:
+        """The ranks at a mesh coordinate.
+
+        Args:
+            coordinate: indices in some of the mesh's dims, as in ``mesh.at(tp=0)``.
+
+        Returns:
+            Those of these ranks whose coordinate agrees.
+
+        Raises:
+            MeshUsageError: no such dim, no such index in it, or none of these ranks is there.
+        """
+        chosen = set(ranks_at(self._session.dims, coordinate)) & set(self.ranks)
+        if not chosen:
+            raise MeshUsageError(f"none of {self.ranks} is at {coordinate}")
+        return Ranks(self._session, sorted(chosen))
+
+    # ---- running things
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function on every rank, and wait.
+
+        Args:
+            function: anything that cloudpickle can pickle. Names that it and its helpers do not bring from
+                the notebook are the rank's, as they are when it is called.
+            args, kwargs: its arguments.
+
+        Returns:
+            `Results` (rank -> value), or the value itself on ``mesh[i]``.
+
+        Raises:
+            RankFailure: it raised on some ranks; the group holds the original exceptions.
+            UnpicklableError: function or arguments cannot be pickled.
+        """
+        return self.submit(function, *args, **kwargs).result()
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Run[Any]:
+        """As `run`, without waiting.
+
+        Returns:
+            The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
+        """
+        name = getattr(function, "__qualname__", type(function).__name__)
+        pickled, buffers = _dump_call(name, function, args, kwargs)
+        return self._start(lambda number: RunCall(number, pickled), buffers, name)
+
+    def cell(self, source: str) -> Any:
+        """Run source in the ranks' namespace, as a notebook's cell, and wait.
+
+        Args:
+            source: Python, with IPython's magics if wanted.
+
+        Raises:
+            RankFailure: it raised on some ranks.
+            SyntaxError: it does not parse; no rank has run anything.
+        """
+        self.submit_cell(source).result()
+
+    def submit_cell(
+        self, source: str, *, execution_count: int = 0, quiet: bool = False, sink: Sink | None = None
+    ) -> Run[None]:
+        """As `cell`, without waiting.
+
+        Args:
+            source: the cell.
+            execution_count: what ``In[n]`` shows in tracebacks; 0 counts by itself.
+            quiet: show nothing but errors.
+            sink: where output goes; None for the calling notebook cell or the console.
+        """
+        cell = read_cell(source, execution_count)
+        count = execution_count or self._session.catalog.count_cell()
+        sink = sink or current_sink(self._session.displays)
+        return self._start(
+            lambda number: RunCell(number, cell.source, cell.transformed, cell.is_async, count, quiet),
+            title=f"cell {count}",
+            sink=SilentSink(sink) if quiet else sink,
+        )
+
+    # ---- values
+
+    def push(self, **names: Any) -> None:
+        """Bind names in the ranks' namespace, and wait.
+
+        Args:
+            names: name -> value; the value is copied to each rank.
+
+        Raises:
+            UnpicklableError: a value cannot be pickled; says which, and which part of it.
+        """
+        for name in names:
+            if not name.isidentifier():
+                raise MeshUsageError(f"{name!r} is no name")
+        for name, value in names.items():
+            if isinstance(value, Ranks):
+                raise MeshUsageError(
+                    f"{name!r} is the notebook's handle of the mesh and stays there; on the ranks, `mesh` is "
+                    "the DeviceMesh"
+                )
+        pickled, buffers = _dump_names(names)
+        self._start(lambda number: PushNames(number, pickled), buffers, "push").result()
+
+    def pull(self, expression: str) -> Any:
+        """Evaluate an expression on every rank and bring the values here. Blocks.
+
+        Args:
+            expression: a name, or any Python expression.
+
+        Returns:
+            `Results`, or the value itself on ``mesh[i]``. CUDA tensors come as CPU tensors.
+
+        Raises:
+            RankFailure: a rank could not evaluate or pickle it.
+        """
+        _check_expression(expression)
+        return self._start(lambda number: PullNames(number, expression)).result()
+
+    def inspect(self, expression: str) -> Results[Facts]:
+        """Describe a value on every rank: shape, dtype, placements, statistics, digest.
+
+        Ranks that are busy answer from their control thread, if the expression is only a path of names,
+        attributes and indices.
+
+        Raises:
+            RankFailure: a rank could not evaluate it.
+        """
+        _check_expression(expression)
+        busy = self._session.catalog.busy_ranks()
+        idle = [rank for rank in self.ranks if rank not in busy]
+        asked: list[Run[Facts]] = []
+        if idle:
+            asked.append(Ranks(self._session, idle)._start(lambda n: Inspect(n, expression)))
+        if len(idle) < len(self.ranks):
+            others = Ranks(self._session, [rank for rank in self.ranks if rank in busy])
+            asked.append(others._start(lambda n: Peek(n, expression), channel="control"))
+        found: dict[int, Facts] = {}
+        for run in asked:
+            found.update(run.result())
+        return Results(found)
+
+    def stacks(self, native: bool = False, all_threads: bool = False) -> str:
+        """Where each rank is: its Python stack, equal ones once. Answered also while ranks are blocked.
+
+        Args:
+            native: C and C++ frames as well, by py-spy.
+            all_threads: all threads, not only the main one.
+
+        Raises:
+            HostError: py-spy is not installed, or may not look.
+        """
+        return show_stacks(self._session, self.ranks, native, all_threads)
+
+    def check(self, expression: str = "") -> CheckReport:
+        """Check that ranks which should hold the same do: parameters, buffers, optimizer and RNG state.
+
+        Runs no collective. Blocks.
+
+        Args:
+            expression: what to check; "" for all wrapped models, optimizers and generators.
+        """
+        from .replicas import check  # it is built on this module
+
+        return check(self, expression)
+
+    def sync(self, expression: str, source: int = 0) -> SyncSummary:
+        """Make replicas equal again, in place. A collective: all ranks take part. Blocks.
+
+        Args:
+            expression: a model, an optimizer, tensors.
+            source: the rank whose values are right.
+        """
+        from .replicas import sync
+
+        return sync(self, expression, source)
+
+    def debug(self) -> None:
+        """Open the debugger where these ranks' last exception was raised; ends with it. Blocks.
+
+        Raises:
+            RankFailure: there was no exception on one of them.
+        """
+        self._start(lambda number: PostMortem(number), title="the debugger").result()
+
+    def states(self) -> Mapping[int, RankState]:
+        """What each rank is doing now, from its control thread. Waits at most a second.
+
+        Returns:
+            rank -> state; ranks that are dead or did not answer are missing.
+        """
+        return self._session.states(self.ranks)
+
+    def interrupt(self) -> None:
+        """Interrupt what these ranks run and what waits behind it. Does not wait."""
+        # The newest first: an older one that ends would let the next begin.
+        for run in reversed(self._session.catalog.on(self.ranks)):
+            run.interrupt()
+
+    def __repr__(self) -> str:
+        return f"<ranks {self.ranks} of {self._session!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "the notebook's handle of the mesh stays in the notebook; on the ranks, `mesh` is the DeviceMesh"
+        )
+
+    def _start(
+        self,
+        verb: Callable[[int], Work | Peek],
+        buffers: Sequence[Frame] = (),
+        title: str = "",
+        sink: Sink | None = None,
+        channel: Literal["work", "control"] = "work",
+    ) -> Run[Any]:
+        probe = verb(0)
+        # A value that cannot be had is told once, by the exception; user code's tracebacks as they come.
+        shows_traces = isinstance(probe, RunCell | RunCall)
+        printer = Printer(self.ranks, sink or current_sink(self._session.displays), shows_traces)
+        return self._session.start_run(
+            self.ranks,
+            self._single,
+            printer,
+            title or "the call",
+            lambda number: encode_work(verb(number), buffers),
+            channel,
+            is_cell=isinstance(probe, RunCell),
+            execution_count=probe.execution_count if isinstance(probe, RunCell) else 0,
+        )
+
+
+def _dump_call(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Frame]]:
+    try:
+        return payload.dumps((function, args, kwargs), name)
+    except MeshUsageError:
+        payload.dumps(function, name)  # say which part it was
+        for position, value in enumerate(args):
+            payload.dumps(value, f"argument {position} of {name}")
+        for key, value in kwargs.items():
+            payload.dumps(value, f"argument {key} of {name}")
+        raise
+
+
+def _dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
+    try:
+        return payload.dumps(dict(names), "push")
+    except MeshUsageError:
+        for name, value in names.items():  # say which one it was
+            payload.dumps(value, name)
+        raise
+
+
+def _check_expression(expression: str) -> None:
+    try:
+        ast.parse(expression.strip(), mode="eval")
+    except SyntaxError as e:
+        raise MeshUsageError(f"{expression!r} is no expression: {e.msg}") from e

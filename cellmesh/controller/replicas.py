@@ -1,0 +1,327 @@
+"""Whether replicas are equal across ranks: what the ranks tell, brought together and put into words."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import MeshUsageError
+from ..wire.messages import Check, Compare, GatherTensor, Sync
+from ..wire.ranks import describe_ranks
+from ..wire.replicas import Distance, Entry, Kind, SyncReport
+from .ranks import Ranks
+
+NUM_MEASURED = 3
+_MAX_SHOWN = 10
+_CELL = "padding:2px 10px 2px 0;text-align:left;font-family:monospace;vertical-align:top"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor or value that is not the same on ranks that should hold the same.
+
+    Attributes:
+        path: where it is.
+        kind: what it is.
+        groups: ranks that agree with each other; the first is what most hold.
+        what: in what they differ.
+        missing: ranks that do not have it.
+        texts: one a group: its shape and dtype, or its value if it is plain; "" where only elements differ.
+        distances: first rank of a group -> how far that group is from the first; for the first few
+            differences only.
+    """
+
+    path: str
+    kind: Kind
+    groups: tuple[tuple[int, ...], ...]
+    what: str
+    missing: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    distances: Mapping[int, Distance] = field(default_factory=dict)
+
+    def describe_ranks(self) -> str:
+        """Who agrees with whom."""
+        parts = [" ≠ ".join(describe_ranks(group) for group in self.groups)]
+        if self.missing:
+            parts.append(f"missing on {describe_ranks(self.missing)}")
+        return "; ".join(parts)
+
+    def describe(self) -> str:
+        """By how much, or in what, they differ."""
+        if self.distances:
+            return "; ".join(
+                _describe_distance(distance, group)
+                for group in self.groups[1:]
+                if (distance := self.distances.get(group[0])) is not None
+            )
+        if any(self.texts):
+            return ", ".join(
+                f"{text} on {describe_ranks(group)}"
+                for text, group in zip(self.texts, self.groups, strict=True)
+            )
+        return self.what
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What ``%dist_check`` found; shows itself as HTML or text.
+
+    Attributes:
+        expression: what was checked; "" for all wrapped models and optimizers.
+        ranks: the ranks asked.
+        num_compared: tensors and values of which more than one rank should hold the same.
+        num_alone: of which every rank holds a part of its own.
+        differences: in the order in which they were found, the first one first.
+        expected: differences that are normal (generators, statistics of BatchNorm), with why.
+        not_wrapped: models and optimizers that were left out, as nothing says who should hold the same.
+        not_readable: tensors without a digest (sparse, meta).
+    """
+
+    expression: str
+    ranks: tuple[int, ...]
+    num_compared: int = 0
+    num_alone: int = 0
+    differences: tuple[Difference, ...] = ()
+    expected: tuple[tuple[Difference, str], ...] = ()
+    not_wrapped: tuple[str, ...] = ()
+    not_readable: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether no replicas differ, bit for bit; also where there are none (`num_compared`)."""
+        return not self.differences
+
+    def summary(self) -> str:
+        """The outcome in a sentence."""
+        what = self.expression or "models and optimizers"
+        alone = f"; {_count(self.num_alone)} held by one rank each" if self.num_alone else ""
+        if self.differences:
+            num_paths = len({difference.path for difference in self.differences})
+            return f"{what}: {num_paths:,} of {_count(self.num_compared)} differ{alone}"
+        if self.num_compared:
+            return f"{what}: replicas are equal, bit for bit ({_count(self.num_compared)} compared{alone})"
+        if len(self.ranks) == 1:
+            return f"{what}: one rank has nothing to be compared with"
+        if self.num_alone:
+            return f"{what}: every rank holds a part of its own; there are no replicas to compare"
+        return f"{what}: no wrapped model (DDP, FSDP, tensor parallel) is at top level: name what to check"
+
+    def notes(self) -> list[str]:
+        """What else there is to say."""
+        notes = []
+        if len(self.differences) > _MAX_SHOWN:
+            notes.append(f"... and {len(self.differences) - _MAX_SHOWN} more that differ")
+        reasons: dict[str, list[str]] = {}
+        for difference, why in self.expected:
+            reasons.setdefault(why, []).append(difference.path)
+        for why, paths in reasons.items():
+            notes.append(f"{_list(paths)} differ, as they may: {why}")
+        if self.not_wrapped:
+            notes.append(f"not wrapped: name it to compare it: {_list(self.not_wrapped)}")
+        if self.not_readable:
+            notes.append(f"not compared, as its elements cannot be read: {_list(self.not_readable)}")
+        if self.differences:
+            name = self.expression if self.expression else self.differences[0].path.partition(".")[0]
+            notes.append(
+                f"`%dist_sync {name} --from {self.differences[0].groups[0][0]}` makes replicas equal"
+            )
+        return notes
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [(d.path, d.describe_ranks(), d.describe()) for d in self.differences[:_MAX_SHOWN]]
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        lines = [f"  {path.ljust(widths[0])}  {who.ljust(widths[1])}  {far}" for path, who, far in rows]
+        return "\n".join([self.summary(), *lines, *self.notes()])
+
+    def _repr_html_(self) -> str:
+        def row(cells: Sequence[str], tag: str) -> str:
+            inner = "".join(f'<{tag} style="{_CELL}">{html.escape(cell)}</{tag}>' for cell in cells)
+            return f"<tr>{inner}</tr>"
+
+        rows = "".join(row(cells, "td") for cells in self._rows())
+        head = row(("what", "ranks", "how far"), "th")
+        table = f'<table class="cellmesh"><thead>{head}</thead><tbody>{rows}</tbody></table>' if rows else ""
+        notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes())
+        return f"<div>{html.escape(self.summary())}</div>{table}{notes}"
+
+
+@dataclass(frozen=True)
+class SyncSummary:
+    """What ``%dist_sync`` did."""
+
+    expression: str
+    source: int
+    reports: Mapping[int, SyncReport]
+
+    def __repr__(self) -> str:
+        what = self.expression or "models and optimizers"
+        num_equal = max(report.num_equal for report in self.reports.values())
+        lines = [f"{what}: {_count(num_equal)} are those of rank {self.source} now"]
+        created = [rank for rank, report in self.reports.items() if report.num_created]
+        if created:
+            lines.append(f"optimizer state was made anew on {describe_ranks(created)}")
+        num_alone = max(report.num_alone for report in self.reports.values())
+        if num_alone:
+            lines.append(
+                f"{_count(num_alone)} of each rank have no replica and were left as they were: if "
+                "their step was interrupted, load a checkpoint"
+            )
+        left_out = list(dict.fromkeys(p for report in self.reports.values() for p in report.left_out))
+        if left_out:
+            lines.append(f"not alike on all ranks, and left as they were: {_list(left_out)}")
+        return "\n".join(lines)
+
+
+def check(ranks: Ranks, expression: str = "") -> CheckReport:
+    """Compare what ranks hold that should be the same. Blocks; runs no collective.
+
+    Args:
+        ranks: whom to ask.
+        expression: a model, an optimizer, a tensor, or what holds them; ``rng`` for the generators; ""
+            for all wrapped models and the optimizers over them.
+
+    Returns:
+        What differs; the first few differences are measured.
+
+    Raises:
+        RankFailure: a rank does not have it, or finds nothing in it to compare.
+    """
+    asked = Ranks(ranks._session, ranks.ranks)
+    run = asked._start(lambda number: Check(number, expression), title="the check")
+    report = bring_together(expression, run.result())
+    measured = [
+        _measure(ranks, expression, difference) if index < NUM_MEASURED else difference
+        for index, difference in enumerate(report.differences)
+    ]
+    return dataclasses.replace(report, differences=tuple(measured))
+
+
+def sync(ranks: Ranks, expression: str, source: int) -> SyncSummary:
+    """Make replicas equal to those of a rank, in place. Blocks; all ranks take part.
+
+    Args:
+        ranks: all ranks of the mesh.
+        expression: as for `check`.
+        source: whose values are taken.
+
+    Raises:
+        MeshUsageError: there is no rank `source`, or these are not all ranks.
+        RankFailure: the value is not there or not alike on all ranks.
+    """
+    num_ranks = ranks._session.num_ranks
+    if not 0 <= source < num_ranks:
+        raise MeshUsageError(f"there is no rank {source}: the mesh has 0-{num_ranks - 1}")
+    if len(ranks) != num_ranks:
+        raise MeshUsageError("all ranks take part in making replicas equal: call it on the whole mesh")
+    everyone = Ranks(ranks._session, ranks.ranks)
+    run = everyone._start(lambda number: Sync(number, expression, source), title="the sync")
+    return SyncSummary(expression, source, run.result())
+
+
+def _measure(ranks: Ranks, expression: str, difference: Difference) -> Difference:
+    """With how far each group is from the first; as it was where that cannot be told."""
+    if difference.what != "elements":
+        return difference
+    path = difference.path
+    reference, *others = difference.groups
+    holder = Ranks(ranks._session, reference[:1])
+    tensor, buffers = holder._start(lambda number: GatherTensor(number, expression, path)).payload_of(
+        reference[0]
+    )
+    far = Ranks(ranks._session, [group[0] for group in others])
+    run = far._start(lambda number: Compare(number, expression, path, tensor), buffers, "the check")
+    return dataclasses.replace(difference, distances=dict(run.result()))
+
+
+def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> CheckReport:
+    """Find what differs among ranks that should hold the same.
+
+    Args:
+        expression: what was checked.
+        by_rank: what each rank that was asked told.
+    """
+    asked = tuple(sorted(by_rank))
+    held = {rank: {entry.path: entry for entry in entries} for rank, entries in by_rank.items()}
+    num_compared = num_alone = 0
+    differences: list[Difference] = []
+    expected: list[tuple[Difference, str]] = []
+    left_out: dict[str, None] = {}
+    unreadable: dict[str, None] = {}
+    for path in dict.fromkeys(entry.path for entries in by_rank.values() for entry in entries):
+        entries = {rank: held[rank][path] for rank in asked if path in held[rank]}
+        if any(entry.kind == "not wrapped" for entry in entries.values()):
+            left_out[path] = None
+            continue
+        sets = {tuple(r for r in entry.ranks or asked if r in by_rank) for entry in entries.values()}
+        for ranks in sorted(sets):
+            if len(ranks) == 1:
+                continue
+            members = {rank: entries[rank] for rank in sorted(ranks) if rank in entries}
+            if not all(entry.digest for entry in members.values()):
+                unreadable[path] = None
+                continue
+            difference = _difference(path, members, ranks)
+            if difference is not None:
+                why = next(iter(members.values())).why_differs
+                expected.append((difference, why)) if why else differences.append(difference)
+        num_compared += any(len(ranks) > 1 for ranks in sets)
+        num_alone += all(len(ranks) == 1 for ranks in sets)
+    return CheckReport(
+        expression,
+        asked,
+        num_compared,
+        num_alone,
+        tuple(differences),
+        tuple(expected),
+        tuple(left_out),
+        tuple(unreadable),
+    )
+
+
+def _difference(path: str, members: Mapping[int, Entry], ranks: Sequence[int]) -> Difference | None:
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, entry in members.items():
+        groups.setdefault((entry.kind, entry.dtype, entry.shape, entry.digest), []).append(rank)
+    missing = tuple(rank for rank in sorted(ranks) if rank not in members)
+    if len(groups) == 1 and not missing:
+        return None
+    alike = sorted(groups.values(), key=lambda group: (-len(group), group[0]))
+    firsts = [members[group[0]] for group in alike]
+    texts = tuple(entry.text for entry in firsts)
+    what = "state" if firsts[0].kind == "rng" else "elements"
+    if len(groups) == 1:
+        what, texts = "", ()
+    elif len({(entry.kind, entry.dtype, entry.shape) for entry in firsts}) > 1:
+        what = "shape or dtype"
+        texts = tuple(entry.text or f"{entry.shape} {entry.dtype}" for entry in firsts)
+    elif any(texts):
+        what = "value"
+    return Difference(path, firsts[0].kind, tuple(map(tuple, alike)), what, missing, texts)
+
+
+def _describe_distance(distance: Distance, group: Sequence[int]) -> str:
+    who = describe_ranks(group)
+    if not distance.num_differing:
+        return f"{who}: only in the sign of zeros or the bits of NaNs"
+    parts = [f"{who}: {distance.num_differing:,} of {distance.num_elements:,} elements"]
+    if distance.num_nan < distance.num_differing:
+        parts.append(f"up to {distance.max_abs:.3g} apart")
+    if distance.num_nan:
+        parts.append(f"{distance.num_nan:,} are NaN on one side only")
+    where = list(distance.first_index)
+    return f"{', '.join(parts)}; first at {where}: {distance.ours} there, not {distance.theirs}"
+
+
+def _count(number: int) -> str:
+    return f"{number:,} tensor{'' if number == 1 else 's'} or value{'' if number == 1 else 's'}"
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_SHOWN])
+    rest = len(names) - _MAX_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown

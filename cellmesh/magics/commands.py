@@ -1,0 +1,258 @@
+"""What each magic does: reads its options, calls the mesh, shows what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from ..controller.effects import HealReport
+from ..controller.mesh import Mesh
+from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
+from ..controller.ranks import Ranks
+from ..controller.recovery import describe_heal
+from ..controller.run import Run
+from ..controller.session import Progress
+from ..controller.sinks import Sink, current_sink
+from ..controller.starting import attach, start
+from ..errors import MeshUsageError, NoMeshError
+from ..wire.ranks import parse_ranks
+from .auto import magics_inside
+from .options import Given
+from .tables import Table, facts_table, status_table
+
+
+class Commands:
+    """The magics of one shell, and the mesh that they act on.
+
+    Args:
+        shell: the notebook's.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self.mesh: Mesh | None = None
+        self.is_auto = False
+
+    # ---- a mesh's life
+
+    def dist_start(self, options: Given) -> None:
+        if self.mesh is not None and self.mesh.alive:
+            raise MeshUsageError(
+                f"{self.mesh!r} is running: `%dist_restart` renews its ranks, `%dist_stop` ends it"
+            )
+        if self.mesh is not None:
+            self.dist_stop({})  # one that has died
+        sink = current_sink()
+        chosen = {key: value for key, value in options.items() if value is not None}
+        self._adopt(start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen))
+        sink.status(self._describe_mesh(), True)
+
+    def dist_attach(self, options: Given) -> None:
+        if self.mesh is not None and self.mesh.alive:
+            raise MeshUsageError(f"{self.mesh!r} is attached: `%dist_detach` leaves it")
+        sink = current_sink()
+        self._adopt(attach(options["name"], steal=options["steal"]))
+        mesh = self._need_mesh()
+        runs = "".join(f"; {run!r}" for run in mesh.runs)
+        sink.status(f"attached to {mesh!r}{runs}", True)
+
+    def dist_detach(self, options: Given) -> None:
+        mesh = self._need_mesh()
+        name = mesh.name
+        mesh.detach()
+        self._drop()
+        print(f"{name} lives on: `%dist_attach {name}` finds it again")
+
+    def dist(self, options: Given, source: str, line: str = "%%dist") -> Run[Any] | None:
+        # The magic's own line counts as line 1 in the notebook: keep its place.
+        if not source.lstrip().startswith("%%"):
+            source = f"# {line}\n{source}"
+        run = self._choose(options).submit_cell(
+            source, execution_count=self._execution_count(), quiet=options["quiet"]
+        )
+        if options["nowait"]:
+            return run
+        run.result()
+        return None
+
+    def auto_cell(self, source: str) -> None:
+        inside = magics_inside(source)
+        if inside:
+            raise MeshUsageError(
+                f"{inside[0]} talks to the mesh from the notebook: put it in a cell of its own"
+            )
+        self._need_mesh().submit_cell(source, execution_count=self._execution_count()).result()
+
+    def dist_auto(self, options: Given) -> None:
+        self.is_auto = options["switch"] == "on"
+        print(
+            "cells run on the ranks from here; %%local runs one here, %dist_auto off ends it"
+            if self.is_auto
+            else "cells run in the notebook's process from here; %%dist runs one on the ranks"
+        )
+
+    def local(self, source: str) -> None:
+        auto, self.is_auto = self.is_auto, False
+        try:
+            result = self._shell.run_cell(source, store_history=False)  # type: ignore[no-untyped-call]
+            result.raise_error()
+        finally:
+            self.is_auto = auto
+
+    def dist_mesh(self, options: Given) -> None:
+        mesh = self._need_mesh()
+        if options["dims"]:
+            mesh.reshape(parse_mesh(" ".join(options["dims"])))
+        print(" ".join(f"{name}={size}" for name, size in mesh.dims.items()))
+
+    def dist_push(self, options: Given) -> None:
+        ranks = self._choose(options)
+        namespace = self._shell.user_ns
+        for name in options["names"]:
+            if name not in namespace:
+                known = [key for key in namespace if not key.startswith("_")]
+                raise MeshUsageError(f"the notebook has no name {name!r}{did_you_mean(name, known)}")
+        ranks.push(**{name: namespace[name] for name in options["names"]})
+
+    def dist_pull(self, options: Given) -> Any:
+        mesh = self._need_mesh()
+        expression = " ".join(options["expression"])
+        if options["all"] and options["rank"] is not None:
+            raise MeshUsageError("%dist_pull: --rank and --all exclude each other")
+        rank = options["rank"] or 0
+        if not 0 <= rank < len(mesh):
+            raise MeshUsageError(f"there is no rank {rank}: the mesh has {len(mesh)}, 0-{len(mesh) - 1}")
+        value = mesh.pull(expression) if options["all"] else mesh[rank].pull(expression)
+        target = options["target"] or (expression if expression.isidentifier() else "")
+        if not target:
+            return value
+        if not target.isidentifier():
+            raise MeshUsageError(f"--as {target!r} is no name")
+        self._shell.user_ns[target] = value
+        return None
+
+    def dist_inspect(self, options: Given) -> Table:
+        expression = " ".join(options["expression"])
+        return facts_table(expression, self._choose(options).inspect(expression))
+
+    def dist_status(self, options: Given) -> Table:
+        mesh = self._need_mesh()
+        return status_table(repr(mesh), mesh.report(), mesh.states())
+
+    def dist_logs(self, options: Given) -> None:
+        mesh = self._need_mesh()
+        for rank in parse_ranks(options["ranks"] or "all", len(mesh)):
+            log = mesh.read_log(rank)
+            if log is None:
+                raise NoMeshError("the mesh has ended, and its logs with it")
+            lines = log.text.splitlines()
+            print(
+                f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of {mesh.log_path(rank)}"
+            )
+            print("\n".join(lines[-options["lines"] :]))
+
+    def dist_interrupt(self, options: Given) -> None:
+        self._choose(options).interrupt()
+
+    def dist_heal(self, options: Given) -> None:
+        print(describe_healing(self._need_mesh().heal(options["source"])))
+
+    def dist_stacks(self, options: Given) -> None:
+        ranks = self._choose(options)
+        print(ranks.stacks(native=options["native"], all_threads=options["all_threads"]))
+
+    def dist_check(self, options: Given) -> Any:
+        return self._choose(options).check(" ".join(options["expression"]))
+
+    def dist_sync(self, options: Given) -> Any:
+        return self._need_mesh().sync(" ".join(options["expression"]), source=options["source"])
+
+    def dist_debug(self, options: Given) -> None:
+        self._choose({"ranks": options["ranks_argument"] or options["ranks"]}).debug()
+
+    def dist_restart(self, options: Given) -> None:
+        mesh = self._need_mesh()
+        sink = current_sink()
+        mesh.restart(on_progress=_progress_shower(sink))
+        sink.status(self._describe_mesh(), True)
+
+    def dist_stop(self, options: Given) -> None:
+        self._need_mesh().stop()
+        self._drop()
+
+    def close(self) -> None:
+        """Stop the mesh, if there is one."""
+        if self.mesh is not None:
+            self.mesh.stop()
+            self._drop()
+
+    # ---- inside
+
+    def _adopt(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        if "mesh" not in self._shell.user_ns:
+            self._shell.user_ns["mesh"] = mesh
+
+    def _drop(self) -> None:
+        if self._shell.user_ns.get("mesh") is self.mesh:
+            del self._shell.user_ns["mesh"]
+        self.mesh = None
+
+    def _need_mesh(self) -> Mesh:
+        if self.mesh is None:
+            raise _no_mesh()
+        return self.mesh
+
+    def _choose(self, options: Given) -> Ranks:
+        mesh = self._need_mesh()
+        chosen: Ranks = mesh
+        if options.get("ranks"):
+            chosen = mesh[parse_ranks(options["ranks"], len(mesh))]
+        if options.get("at"):
+            chosen = chosen.at(**parse_coordinate(options["at"]))
+        return chosen
+
+    def _execution_count(self) -> int:
+        """The ``In[n]`` of the cell that runs. Some versions of IPython count up before it, some after."""
+        count = int(self._shell.execution_count)
+        history = self._shell.history_manager
+        stored = len(history.input_hist_parsed) - 1 if history is not None else count
+        return stored if stored == count - 1 else count
+
+    def _describe_mesh(self) -> str:
+        mesh = self._need_mesh()
+        infos = mesh.ready_ranks
+        backends = sorted({info.backend for info in infos})
+        devices = sorted({info.device.partition(":")[0] for info in infos})
+        dims = ", ".join(f"{name}={size}" for name, size in mesh.dims.items())
+        return (
+            f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s: {', '.join(backends)} on "
+            f"{', '.join(devices)}, mesh {dims}"
+        )
+
+
+def _progress_shower(sink: Sink) -> Callable[[Progress], None]:
+    def show(progress: Progress) -> None:
+        count = f" {progress.num_ready}/{progress.num_ranks}" if progress.num_ready else ""
+        sink.status(f"starting: {progress.stage}{count} ({progress.elapsed_s:.1f} s)", False)
+
+    return show
+
+
+def _no_mesh() -> NoMeshError:
+    return NoMeshError(
+        "no mesh is running: start one with `%dist_start 4`, or find one that lives on with `%dist_attach`"
+    )
+
+
+def describe_healing(report: HealReport) -> str:
+    """What ``%dist_heal`` says."""
+    if not report.healed and not report.copied_to:
+        return "nothing to heal: every rank lives, and their process groups agree"
+    lines = [describe_heal(report)]
+    if report.copied_to:
+        lines.append(f"copied: {', '.join(report.copied) or 'nothing'}")
+        lines += [f"not copied: {name}: {why}" for name, why in report.not_copied.items()]
+    return "\n".join(lines)

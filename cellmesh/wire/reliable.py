@@ -1,0 +1,140 @@
+"""Messages that survive a connection: numbered, kept until acknowledged, sent again after a cut.
+
+Both ends have a `Reliable`, which outlives the connections between them. Every message travels behind a
+preamble of 16 bytes: its own number, and the highest number taken in from the other side. ZeroMQ delivers
+what it delivers in order, and may lose what was under way when a connection broke; so a message that is not
+the next one has been heard before, or comes again. After a cut the sides tell each other how far they have
+heard, outside of the numbering, and each sends again what the other has not.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ..errors import ProtocolError
+
+# How long an acknowledgement waits for a message that it can travel with.
+ACK_S = 0.05
+# The other side keeps this much at most for want of an acknowledgement.
+ACK_BYTES = 4 << 20
+
+_PREAMBLE = struct.Struct("<QQ")
+M = TypeVar("M")
+
+
+class Reliable(Generic[M]):
+    """One end.
+
+    Args:
+        on_acked: told of each message that the other side has taken in.
+
+    Attributes:
+        num_received: how many messages have been taken in.
+        kept_bytes: of messages that are not acknowledged.
+    """
+
+    def __init__(self, on_acked: Callable[[M], object] | None = None) -> None:
+        self.num_received = 0
+        self.kept_bytes = 0
+        self._on_acked = on_acked
+        self._num_sent = 0
+        self._kept: collections.deque[tuple[int, M, int]] = collections.deque()
+        self._ack_at: float | None = None
+        self._unacked_bytes = 0
+
+    def wrap(self, message: M, num_bytes: int) -> bytes:
+        """Number a message and keep it; its preamble."""
+        self._num_sent += 1
+        self._kept.append((self._num_sent, message, num_bytes))
+        self.kept_bytes += num_bytes
+        return self._preamble(self._num_sent)
+
+    def wrap_aside(self) -> bytes:
+        """The preamble of what is not numbered: a greeting, or an acknowledgement alone."""
+        return self._preamble(0)
+
+    def unwrap(self, preamble: bytes, num_bytes: int, now: float) -> bool:
+        """Take in a message.
+
+        Args:
+            preamble: what it came with.
+            num_bytes: how long the rest is.
+            now: seconds, any clock.
+
+        Returns:
+            Whether it is to be heard; else it has been, or comes again, or is no message.
+
+        Raises:
+            ProtocolError: that is no preamble, or it acknowledges what was never sent.
+        """
+        number, acked = read_preamble(preamble)
+        self._note_acked(acked)
+        if number != self.num_received + 1:
+            if number and number <= self.num_received:
+                self._ack_at = now  # it did not know
+            return False
+        self.num_received = number
+        self._unacked_bytes += num_bytes
+        if self._unacked_bytes >= ACK_BYTES:
+            self._ack_at = now
+        elif self._ack_at is None:
+            self._ack_at = now + ACK_S
+        return True
+
+    def resume(self, num_received: int) -> list[tuple[bytes, M]]:
+        """What to send again, with preambles, to an end that has taken in so many messages."""
+        self._note_acked(num_received)
+        return [(self._preamble(number), message) for number, message, _ in self._kept]
+
+    @staticmethod
+    def is_aside(preamble: bytes) -> bool:
+        """Whether it belongs to what is not numbered (`wrap_aside`).
+
+        Raises:
+            ProtocolError: that is no preamble.
+        """
+        return read_preamble(preamble)[0] == 0
+
+    def take_kept(self) -> list[M]:
+        """Give up: the messages that were not acknowledged, oldest first; they are kept no longer."""
+        kept = [message for _, message, _ in self._kept]
+        self._kept.clear()
+        self.kept_bytes = 0
+        return kept
+
+    def owes_ack(self, now: float) -> bool:
+        """Whether an acknowledgement is due, for want of a message that carries it."""
+        return self._ack_at is not None and now >= self._ack_at
+
+    def deadline(self) -> float | None:
+        """When an acknowledgement will be due; None if none is owed."""
+        return self._ack_at
+
+    def _preamble(self, number: int) -> bytes:
+        self._ack_at, self._unacked_bytes = None, 0
+        return _PREAMBLE.pack(number, self.num_received)
+
+    def _note_acked(self, acked: int) -> None:
+        if acked > self._num_sent:
+            raise ProtocolError(f"the other side has heard {acked} messages, of {self._num_sent}")
+        kept = self._kept
+        while kept and kept[0][0] <= acked:
+            _, message, num_bytes = kept.popleft()
+            self.kept_bytes -= num_bytes
+            if self._on_acked is not None:
+                self._on_acked(message)
+
+
+def read_preamble(preamble: bytes) -> tuple[int, int]:
+    """A message's number (0: it is not numbered), and the highest number that its sender has taken in.
+
+    Raises:
+        ProtocolError: that is no preamble.
+    """
+    if len(preamble) != _PREAMBLE.size:
+        raise ProtocolError(f"a preamble of {len(preamble)} bytes")
+    number, acked = _PREAMBLE.unpack(preamble)
+    return number, acked

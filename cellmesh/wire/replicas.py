@@ -1,0 +1,70 @@
+"""What ranks tell of the tensors that should be equal on several of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["parameter", "buffer", "optimizer state", "tensor", "number", "rng", "not wrapped"]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of one tensor, or one plain value.
+
+    Attributes:
+        path: where it is, from the expression on: ``model.module.0.weight``.
+        kind: what it is; ``not wrapped`` stands for a whole model or optimizer that was left out.
+        dtype: element type; "" for plain values.
+        shape: shape of the rank's own part.
+        digest: digest of it, bit for bit; "" where it cannot be read.
+        ranks: the global ranks that should hold the same, this one among them; () for all that were asked.
+        text: a plain value, as it reads.
+        why_differs: why it may differ nevertheless; "" if it must not.
+    """
+
+    path: str
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    digest: str = ""
+    ranks: tuple[int, ...] = ()
+    text: str = ""
+    why_differs: str = ""
+
+
+class Distance(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one rank's part is from another's. NaN is equal to NaN.
+
+    Attributes:
+        num_differing: elements that differ.
+        num_elements: of how many.
+        max_abs: largest absolute difference, where both are numbers.
+        num_nan: elements that are NaN in one of the two only.
+        first_index: where the first one is that differs; () if none does.
+        ours, theirs: its values.
+    """
+
+    num_differing: int
+    num_elements: int
+    max_abs: float = 0.0
+    num_nan: int = 0
+    first_index: tuple[int, ...] = ()
+    ours: str = ""
+    theirs: str = ""
+
+
+class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank did to make replicas equal.
+
+    Attributes:
+        num_equal: tensors and values that are those of the source now.
+        num_alone: tensors of which no other rank holds the same part; they were left as they were.
+        num_created: parameters whose optimizer state was made, renewed or removed as the source has it.
+        left_out: what could not be made equal, as some ranks do not have it or have it otherwise.
+    """
+
+    num_equal: int
+    num_alone: int
+    num_created: int
+    left_out: tuple[str, ...] = ()

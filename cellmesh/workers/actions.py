@@ -1,0 +1,81 @@
+"""What a supervisor has its agent do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..wire.framing import Frame, Parcel
+from ..wire.messages import Channel
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Fork these ranks; if there is no zygote to do it, start one, and say so when it is ready.
+
+    Attributes:
+        ranks: which.
+        incarnation: how often all ranks have been forked.
+        rejoin: they replace dead ones, and join the living ranks' process groups later.
+    """
+
+    ranks: tuple[int, ...]
+    incarnation: int
+    rejoin: bool = False
+
+
+@dataclass(frozen=True)
+class KillRanks:
+    """SIGKILL these ranks and what they started."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AskToLeave:
+    """Tell these ranks to end by themselves."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ToRanks:
+    """Pass frames on."""
+
+    ranks: tuple[int, ...]
+    channel: Channel
+    frames: Sequence[Frame]
+
+
+@dataclass(frozen=True)
+class Up:
+    """Tell the controller."""
+
+    parcels: Sequence[Parcel[Any]]
+
+
+@dataclass(frozen=True)
+class End:
+    """Everything has ended: tidy up and exit."""
+
+    reason: str
+
+
+Action = Fork | KillRanks | AskToLeave | ToRanks | Up | End
+
+
+def join_relays(actions: Sequence[Action]) -> list[Action]:
+    """Make one message of what goes to the same ranks in a row."""
+    joined: list[Action] = []
+    for action in actions:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(action, ToRanks)
+            and isinstance(last, ToRanks)
+            and (action.ranks, action.channel) == (last.ranks, last.channel)
+        ):
+            joined[-1] = ToRanks(last.ranks, last.channel, [*last.frames, *action.frames])
+        else:
+            joined.append(action)
+    return joined

@@ -1,0 +1,228 @@
+"""What `copying` pickles by reference, found or made again on the rank where it is loaded.
+
+The names of these functions stand in the pickles. The rank's namespace is that of ``__main__``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import types
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+
+Buckets = list[list[int]]  # positions of parameters, a list a bucket
+
+
+def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
+    """Take over where modules and files are looked for; a dict for the names, which are loaded after."""
+    sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
+    with contextlib.suppress(OSError):
+        os.chdir(directory)
+    return {}
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def find_device() -> torch.device:
+    """The rank's own device."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def make_storage(data: Any, is_on_cpu: bool) -> torch.UntypedStorage:
+    """A tensor's memory, on the CPU or on the rank's own device.
+
+    Args:
+        data: what it holds. It is copied: what arrives may be read-only, or shared between ranks.
+        is_on_cpu: whether it was on the CPU where it came from.
+    """
+    source = memoryview(data).cast("B")
+    held = torch.empty(source.nbytes, dtype=torch.uint8)
+    if source.nbytes:
+        memory: Any = held.numpy()
+        memory.data[:] = source
+    return (held if is_on_cpu else held.to(find_device())).untyped_storage()
+
+
+def make_untyped(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage
+
+
+def make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+# ---------------------------------------------------------------- functions of cells
+
+_UNBOUND = "cellmesh: this closure variable has no value yet"
+
+
+def contents_of(cell: types.CellType) -> Any:
+    """What a closure's cell holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _UNBOUND
+
+
+def make_function(code: types.CodeType, name: str, num_cells: int) -> types.FunctionType:
+    """A function that sees the rank's namespace; what it closes over may refer to it, and comes later."""
+    cells = tuple(types.CellType() for _ in range(num_cells))
+    return types.FunctionType(code, vars(sys.modules["__main__"]), name, None, cells)
+
+
+def finish_function(
+    function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any], list[Any]]
+) -> None:
+    """Give a function its attributes, and its closure."""
+    attributes, own, contents = state
+    for name, value in attributes.items():
+        setattr(function, name, value)
+    function.__dict__.update(own)
+    for cell, value in zip(function.__closure__ or (), contents, strict=True):
+        if not (isinstance(value, str) and value == _UNBOUND):
+            cell.cell_contents = value
+
+
+# ---------------------------------------------------------------- groups and meshes
+
+
+def find_mesh(dims: tuple[str, ...]) -> DeviceMesh:
+    """The rank's ``mesh``, or a part of it."""
+    mesh: DeviceMesh = vars(sys.modules["__main__"])["mesh"]
+    return mesh[dims] if dims else mesh
+
+
+def find_dim_group(dim: int) -> dist.ProcessGroup:
+    """The group of a dim of ``mesh`` that this rank is in."""
+    return find_mesh(()).get_group(dim)
+
+
+def find_world() -> dist.ProcessGroup | None:
+    return dist.group.WORLD
+
+
+def find_group(name: str) -> Any:
+    """A group by torch's name; torch's token for ranks that are not in it."""
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    try:
+        return resolve(name)
+    except (RuntimeError, KeyError, ValueError):
+        return non_member()
+
+
+def non_member() -> Any:
+    return dist.GroupMember.NON_GROUP_MEMBER
+
+
+def make_sampler(kind: type[DistributedSampler[Any]], dim: int) -> DistributedSampler[Any]:
+    """A sampler without its state, with this rank's part (`set_sampler`)."""
+    sampler = kind.__new__(kind)
+    sampler.rank = dist.get_rank() if dim < 0 else find_mesh(()).get_local_rank(dim)
+    return sampler
+
+
+def set_sampler(sampler: DistributedSampler[Any], state: dict[str, Any]) -> None:
+    sampler.__dict__.update({key: value for key, value in state.items() if key != "rank"})
+
+
+# ---------------------------------------------------------------- DistributedDataParallel
+
+
+def make_ddp(kind: type[DistributedDataParallel]) -> DistributedDataParallel:
+    return kind.__new__(kind)
+
+
+def set_ddp(
+    module: DistributedDataParallel, carried: tuple[dict[str, Any], list[Any], Buckets | None]
+) -> None:
+    """Make the module whole, with a reducer of its own; runs no collective."""
+    state, hooks, buckets = dict(carried[0]), carried[1], carried[2]
+    if state.get("device_ids"):
+        state["device_ids"] = [torch.cuda.current_device()]
+        state["output_device"] = torch.cuda.current_device()
+    state.update(_comm_hooks=[], _accum_grad_hooks=[], _has_rebuilt_buckets=False, _lazy_init_ran=False)
+    state.pop("_cellmesh_final_buckets", None)  # what healing notes of another reducer
+    state["_cellmesh_buckets"] = buckets
+    with _use_buckets(buckets, state["bucket_bytes_cap"]):
+        module.__setstate__(state)  # type: ignore[no-untyped-call]
+    for hook, hook_state in hooks:
+        module.register_comm_hook(hook_state, hook)
+
+
+def renew_reducers(ranks: Collection[int]) -> None:
+    """Let this rank's DDP models go on with copies of them that have just come to new ranks.
+
+    After its first step a reducer agrees with the other ranks on its buckets, once. Where one rank's copy is
+    new and will do that, the others must do it again, or they wait for each other. Runs no collective.
+
+    Args:
+        ranks: the new ones.
+    """
+    # By `type`, as `isinstance` asks the objects.
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    for module in found:
+        is_whole = "reducer" in vars(module)
+        if is_whole and not set(ranks).isdisjoint(dist.get_process_group_ranks(module.process_group)):
+            _renew_reducer(module)
+
+
+def _renew_reducer(module: DistributedDataParallel) -> None:
+    internals: Any = module
+    buckets, hooks = buckets_of(module), list(internals._comm_hooks)
+    internals.reducer._remove_autograd_hooks()
+    internals.reducer = internals.logger = None
+    internals._has_rebuilt_buckets = internals._cellmesh_final_buckets = False
+    internals._cellmesh_buckets = buckets
+    internals._comm_hooks = []
+    parameters, expect_sparse_gradient = internals._build_params_for_reducer()
+    names = internals._build_debug_param_to_name_mapping(parameters)
+    with _use_buckets(buckets, internals.bucket_bytes_cap):
+        internals._ddp_init_helper(parameters, expect_sparse_gradient, names, internals.static_graph)
+    if internals.static_graph:
+        internals.reducer._set_static_graph()
+        internals.logger._set_static_graph()
+    for hook, hook_state in hooks:
+        module.register_comm_hook(hook_state, hook)
+
+
+def buckets_of(module: DistributedDataParallel) -> Buckets | None:
+    """The buckets that a module has come to in its second step; None where it has those of a new one."""
+    internals: Any = module
+    told = internals._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
+    if told:  # "3 2, 1 0"
+        return [[int(index) for index in bucket.split()] for bucket in told.split(",")]
+    if not (internals._has_rebuilt_buckets or getattr(module, "_cellmesh_final_buckets", False)):
+        given: Buckets | None = getattr(module, "_cellmesh_buckets", None)
+        return given  # a new reducer's, that has not come to its own yet
+    # Not told yet, in the second step; this takes memory as the gradients do.
+    position = {id(p): index for index, p in enumerate(internals._build_params_for_reducer()[0])}
+    buckets = internals.reducer._get_zeros_like_grad_buckets()
+    return [[position[id(p)] for p in bucket.parameters()] for bucket in buckets]
+
+
+@contextlib.contextmanager
+def _use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
+    """Let the next reducer have these: another layout would add up gradients in another order."""
+    if buckets is None:
+        yield
+        return
+    internals: Any = dist
+    compute = internals._compute_bucket_assignment_by_size
+    chosen = buckets[::-1]  # torch turns them round
+    internals._compute_bucket_assignment_by_size = lambda *args: (chosen, [num_bytes] * len(chosen))
+    try:
+        yield
+    finally:
+        internals._compute_bucket_assignment_by_size = compute

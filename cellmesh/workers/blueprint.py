@@ -1,0 +1,79 @@
+"""What a rank writes down of its process groups, for a rank that replaces a dead one and for healing."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GroupPlan(msgspec.Struct, frozen=True):
+    """How a process group was made, as `torch.distributed` was asked.
+
+    Attributes:
+        name: torch's name of it.
+        ranks: global ranks of its members, in the group's order; () for the default group.
+        backend: backend string.
+        tag: "" for none.
+        description: torch's description.
+        timeout_s: of its collectives.
+        device: the device bound to it, "" for none.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    backend: str
+    tag: str
+    description: str
+    timeout_s: float
+    device: str = ""
+
+    def members(self, world_size: int) -> tuple[int, ...]:
+        """Global ranks of its members."""
+        return self.ranks or tuple(range(world_size))
+
+
+class MeshPlan(msgspec.Struct, frozen=True):
+    """A DeviceMesh over all ranks.
+
+    Attributes:
+        names: its dims.
+        shape: their sizes.
+        first_group: torch's counter of groups when it was made: where its groups' names begin.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    first_group: int
+
+
+class BlueprintData(msgspec.Struct, frozen=True):
+    """All that a new rank needs to make the groups of a living one.
+
+    Attributes:
+        groups: in the order made; those that the writer is no member of, too.
+        group_count: torch's counter of groups.
+        num_stores: how many prefixes of the mesh's store are used up.
+        mesh: the rank's ``mesh``.
+    """
+
+    groups: tuple[GroupPlan, ...]
+    group_count: int
+    num_stores: int
+    mesh: MeshPlan | None = None
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """What a rank brings to a heal.
+
+    Attributes:
+        groups: those it is a member of.
+        group_count: torch's counter of groups.
+        num_stores: how many prefixes of the mesh's store are used up.
+        half_done: the models that an interrupted step has left half done, by signature.
+        buckets: for each DDP model, by signature, whether its buckets are in their final order.
+    """
+
+    groups: tuple[GroupPlan, ...]
+    group_count: int
+    num_stores: int
+    half_done: tuple[str, ...]
+    buckets: dict[str, bool]

@@ -1,0 +1,90 @@
+"""Where torch writes down its process groups: dictionaries by group, lists by tag, C++ by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+
+from .healing import HealableGroup
+
+
+class Books:
+    """Changes what torch has written down of process groups."""
+
+    @staticmethod
+    def _by_group() -> list[dict[Any, Any]]:
+        world = c10d._world
+        return [
+            world.pg_map,
+            world.pg_names,
+            world.pg_group_ranks,
+            world.pg_backend_config,
+            world.pg_to_tag,
+            world.pg_coalesce_state,
+        ]
+
+    def has(self, group: Any) -> bool:
+        """Whether the group has been made and not been destroyed."""
+        return group in c10d._world.pg_names
+
+    def replace(self, old: Any, new: HealableGroup) -> None:
+        """Put a group in another's place."""
+        for book in self._by_group():
+            if old in book:
+                entries = [(new if group is old else group, entry) for group, entry in book.items()]
+                book.clear()
+                book.update(entries)
+        for groups in c10d._world.tags_to_pg.values():
+            groups[:] = [new if group is old else group for group in groups]
+        _unregister_process_group(new.group_name)
+        _register_process_group(new.group_name, new)
+
+    def remove(self, group: Any) -> None:
+        """Take a group out of all but C++'s register of names."""
+        for book in self._by_group():
+            book.pop(group, None)
+        for groups in c10d._world.tags_to_pg.values():
+            groups[:] = [other for other in groups if other is not group]
+
+    def enter(self, group: HealableGroup, backend: str, store: Any, tag: str | None) -> None:
+        """Write down a group as ``_new_process_group_helper`` does, for one that it has not made."""
+        world = c10d._world
+        world.pg_map[group] = (c10d.Backend(backend), store)
+        world.pg_names[group] = c10d.GroupName(group.group_name)
+        world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(backend)))
+        _register_process_group(group.group_name, group)
+        if tag:
+            full_tag = f"user:{tag}"
+        else:
+            full_tag = f"ptd:{group.group_name}"
+            world.tags_to_pg.setdefault("", []).append(group)
+        world.tags_to_pg.setdefault(full_tag, []).append(group)
+        world.pg_to_tag[group] = full_tag
+
+    def rebuild(self, group: HealableGroup, make: Callable[[], tuple[Any, Any]]) -> Any:
+        """Let torch make a group of a name that is taken, without leaving a trace of it in the books.
+
+        Args:
+            group: the one that has the name, and keeps it.
+            make: calls torch's helper; returns the new group and its store.
+
+        Returns:
+            The new group.
+        """
+        names = c10d._world.pg_names
+        before = set(names)
+        name = names.pop(group)
+        _unregister_process_group(name)
+        try:
+            inner, store = make()
+            c10d._world.pg_map[group] = (c10d._world.pg_map[group][0], store)
+            return inner
+        finally:
+            for other in [other for other in names if other not in before]:
+                self.remove(other)
+                _unregister_process_group(name)
+            names[group] = name
+            _register_process_group(name, group)

@@ -1,0 +1,232 @@
+"""The control thread of a rank: answers while the main thread computes or is blocked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+
+from ..errors import CellmeshError, ProtocolError, Released
+from ..wire import payload
+from ..wire.framing import Parcel, at_rank_for_control, encode
+from ..wire.messages import (
+    Blueprint,
+    Describe,
+    Done,
+    Failed,
+    Interrupt,
+    Leave,
+    Peek,
+    Probe,
+    RankState,
+    Release,
+    Reply,
+    Stacks,
+    StackText,
+)
+from ..wire.stream import Channel
+from .activity import Activity, Stop, Waited, look_at_main_thread
+from .asking import Asker
+from .executor import reduce_for_notebook
+from .groups import Groups
+from .inspection import describe, is_quiet
+from .interrupts import Interrupts
+from .processes import main_thread_sleeps, signal_own_group
+from .shell import RankShell
+from .stacks import format_stacks
+
+# How long an interrupted run may unwind before its collectives are cut.
+_UNWIND_S = 0.4
+
+
+class ControlThread:
+    """Answers at once, whatever the main thread does.
+
+    Args:
+        channel: the rank's control socket.
+        shell: its namespace is the rank's.
+        groups: the rank's process groups.
+        interrupts: stops a run.
+        asker: takes what the user types.
+        device: where the rank computes.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        shell: RankShell,
+        groups: Groups,
+        interrupts: Interrupts,
+        asker: Asker,
+        device: torch.device,
+    ) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._shell = shell
+        self._groups = groups
+        self._interrupts = interrupts
+        self._asker = asker
+        self._device = device
+        self._last_stop: tuple[int, Stop | None] = (-1, None)
+        self._seen: tuple[int, Activity] | None = None
+        self._seen_since = 0.0
+
+    def serve(self) -> None:
+        """Answer until the process ends."""
+        codec = at_rank_for_control()
+        while True:
+            try:
+                for verb, _ in codec.decode(self._channel.receive()):
+                    self._handle(verb)
+            except ProtocolError as error:
+                print(error, file=sys.__stderr__)
+
+    def stop_of(self, run: int) -> Stop | None:
+        """How this run was interrupted or released, None if it was not; from any thread."""
+        stopped, stop = self._last_stop
+        return stop if stopped == run else None
+
+    def kind_of_stop(self, run: int) -> type[KeyboardInterrupt] | None:
+        """What this run is to be seen to end with, None if it was not told to stop."""
+        stop = self.stop_of(run)
+        return stop.kind if stop is not None else None
+
+    def _handle(self, verb: Any) -> None:
+        match verb:
+            case Interrupt():
+                self._stop(verb.run, KeyboardInterrupt)
+            case Release():
+                self._stop(verb.run, Released)
+            case Reply():
+                self._asker.reply(verb.request, verb.text, verb.is_end)
+            case Stacks():
+                self._answer(Parcel(StackText(verb.request, format_stacks(self._shell, verb.all_threads))))
+            case Describe():
+                self._answer(Parcel(Blueprint(verb.request, self._groups.blueprint())))
+            case Probe():
+                self._answer(Parcel(self._state(verb.request)))
+            case Peek():  # beside: properties and statistics may take their time
+                threading.Thread(target=lambda: self._answer(self._peek(verb)), daemon=True).start()
+            case Leave():
+                _leave()
+
+    def _answer(self, parcel: Parcel[Any]) -> None:
+        with self._lock:
+            self._channel.send(encode([parcel]))
+
+    def _stop(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+        if self._interrupts.running != run:
+            self._interrupts.request(run, kind)  # it will not begin
+            return
+        waited = self._waits(look_at_main_thread(self._shell))
+        self._last_stop = (run, Stop(kind, waited or Waited()))
+        if waited is not None and self._groups.release():
+            # The collective raises by itself, and unwinds as any error does. A signal would be pending then,
+            # and strike in the first ``__exit__`` on the way: `torch.no_grad()` would stay in force.
+            threading.Thread(target=self._insist, args=(run, kind), daemon=True).start()
+        else:
+            self._signal(run, kind)
+
+    def _insist(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+        """The collective has raised, and the code may have gone on all the same."""
+        time.sleep(_UNWIND_S)
+        if self._interrupts.running == run:
+            self._signal(run, kind)
+
+    def _signal(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+        if self._interrupts.request(run, kind):
+            # What it started and waits for (`os.system`, a pipeline) is to end as well; its terminal
+            # would tell the whole group.
+            signal_own_group(signal.SIGINT)
+            threading.Thread(target=self._free_if_stuck, args=(run,), daemon=True).start()
+
+    def _free_if_stuck(self, run: int) -> None:
+        """The main thread may sit in C++ and not see its signal: then cut what it waits for.
+
+        What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is its own
+        affair, unless that waits in a collective again; and C++ that computes is waited for.
+        """
+        while self._interrupts.running == run:
+            waits = self._is_in_collective()
+            if not waits:
+                time.sleep(_UNWIND_S)
+                waits = self._is_in_collective() or (
+                    self._interrupts.is_pending(run) and main_thread_sleeps()
+                )
+            if waits and self._interrupts.running == run and self._groups.release():
+                return
+
+    def _is_in_collective(self) -> bool:
+        return self._waits(look_at_main_thread(self._shell)) is not None
+
+    def _waits(self, seen: Activity) -> Waited | None:
+        """What the main thread waits in, None if in no collective."""
+        operation = self._groups.current()
+        if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
+            name = operation.name if seen.collective in ("", "wait") else seen.collective
+            return Waited(name, operation.group, time.monotonic() - operation.since)
+        if seen.collective:  # a group is being made, a store waited for
+            return Waited(seen.collective, "", self._since_seen(seen))
+        return None
+
+    def _since_seen(self, seen: Activity) -> float:
+        """For how long the main thread has been seen where it is."""
+        now = time.monotonic()
+        if self._seen != (self._interrupts.running, seen):
+            self._seen, self._seen_since = (self._interrupts.running, seen), now
+        return now - self._seen_since
+
+    def _state(self, request: int) -> RankState:
+        run = self._interrupts.running
+        seen = look_at_main_thread(self._shell)
+        waited = self._waits(seen) or Waited()
+        busy = run >= 0
+        return RankState(
+            request=request,
+            run=run,
+            execution_count=seen.execution_count if busy else 0,
+            line=seen.line if busy else 0,
+            where=seen.where if busy else "",
+            collective=waited.collective if busy else "",
+            device=str(self._device),
+            device_bytes=self._device_bytes(),
+            group=waited.group if busy else "",
+            waited_s=waited.waited_s if busy else 0.0,
+            asks=self._asker.is_asking,
+            is_broken=self._groups.is_broken,
+            counts=tuple(self._groups.counts()),
+        )
+
+    def _device_bytes(self) -> int:
+        if self._device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return 0
+        return torch.cuda.memory_reserved(self._device)
+
+    def _peek(self, verb: Peek) -> Parcel[Done | Failed]:
+        try:
+            if not is_quiet(verb.expression):
+                raise CellmeshError(
+                    f"the rank is busy, and {verb.expression!r} would have to run code: while a cell runs, "
+                    "inspect names, attributes and indices only"
+                )
+            facts = describe(eval(verb.expression.strip(), self._shell.user_ns))
+            pickled, buffers = payload.dumps(facts, verb.expression, reduce_for_notebook)
+            return Parcel(Done(verb.run, pickled), tuple(buffers))
+        except BaseException as error:
+            text = str(error)
+            kind = type(error).__name__
+            return Parcel(Failed(verb.run, kind, text, f"{kind}: {text}", 0))
+
+
+def _leave() -> None:
+    import atexit
+
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        os._exit(0)

@@ -1,0 +1,100 @@
+"""Ranks meet in the mesh's store to heal: they tell each other what they have, and agree what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+from torch.distributed import DistStoreError
+
+from ..errors import GroupDown
+from .blueprint import GroupPlan, Presence
+from .leftovers import Survey
+from .store import MeshStore
+
+# How long ranks wait for each other.
+_PATIENCE = timedelta(seconds=60)
+
+
+class Meeting:
+    """One heal's meeting.
+
+    Args:
+        store: where they meet.
+        prefix: of its keys; not used before.
+        rank: ours.
+        participants: all that take part.
+
+    Attributes:
+        keys: those that this rank has set in the store.
+        present: what each has told of itself (after `tell_presence`).
+    """
+
+    def __init__(self, store: MeshStore, prefix: str, rank: int, participants: frozenset[int]) -> None:
+        self._store, self._prefix, self._rank = store, prefix, rank
+        self._participants = sorted(participants)
+        self.keys: list[str] = []
+        self.present: dict[int, Presence] = {}
+
+    def tell_presence(self, ours: Presence) -> None:
+        """Tell the others what we have, and learn what they have."""
+        told = self.exchange("present", msgspec.msgpack.encode(ours))
+        self.present = {rank: msgspec.msgpack.decode(data, type=Presence) for rank, data in told.items()}
+
+    def exchange(self, topic: str, ours: bytes) -> dict[int, bytes]:
+        """Tell every participant something, and learn what each tells.
+
+        Raises:
+            GroupDown: one does not come.
+        """
+        keys = {rank: f"{self._prefix}/{topic}/{rank}" for rank in self._participants}
+        self.keys.append(keys[self._rank])
+        self._store.set(keys[self._rank], ours)
+        try:
+            self._store.wait(list(keys.values()), _PATIENCE)
+        except DistStoreError as error:
+            missing = [str(rank) for rank, key in keys.items() if not self._store.check([key])]
+            raise GroupDown(
+                f"healing the process groups was given up: rank {', '.join(missing)} did not come. "
+                "%dist_heal tries again"
+            ) from error
+        return dict(zip(keys, self._store.multi_get(list(keys.values())), strict=True))
+
+    def why_not(self, plan: GroupPlan, world_size: int) -> str:
+        """Why a group of ours cannot be connected now; "" if it can."""
+        members = plan.members(world_size)
+        missing = [rank for rank in members if rank not in self.present]
+        if missing:
+            return f"{_ranks(missing)} missing"
+        if not plan.ranks:
+            return ""  # who had destroyed the default group has made it anew
+        wanted = (plan.name, plan.ranks)
+        without = [
+            rank
+            for rank in members
+            if all(wanted != (other.name, other.ranks) for other in self.present[rank].groups)
+        ]
+        return f"{_ranks(without)} without it" if without else ""
+
+    def align_buckets(self, models: Survey) -> None:
+        """Have DDP's buckets in one order on all ranks."""
+        states: dict[str, set[bool]] = {}
+        for other in self.present.values():
+            for signature, is_final in other.buckets.items():
+                states.setdefault(signature, set()).add(is_final)
+        unsettled = {signature for signature, found in states.items() if len(found) > 1}
+        if not unsettled:
+            return
+        ours = msgspec.msgpack.encode(models.finish_buckets(unsettled))
+        orders: dict[str, set[str]] = {}
+        for told in self.exchange("buckets", ours).values():
+            for signature, digest in msgspec.msgpack.decode(told, type=dict[str, str]).items():
+                orders.setdefault(signature, set()).add(digest)
+        models.restart_buckets({signature for signature, found in orders.items() if len(found) > 1})
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} is"
+    return f"ranks {', '.join(map(str, ranks))} are"

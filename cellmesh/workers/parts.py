@@ -1,0 +1,345 @@
+"""The tensors and plain values inside models, optimizers and containers, and who should hold the same.
+
+What a rank's own books say decides: DistributedDataParallel's group, a DTensor's mesh and placements. No
+collective is run, as groups may be broken when somebody asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..wire.replicas import Kind
+from .inspection import is_dtensor
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_OWN_STATISTICS = "running statistics are each rank's own"
+_DDP_COPIES = "DistributedDataParallel copies its rank 0's before each forward"
+_OWN_NUMBERS = "each rank draws random numbers of its own"
+_PLAIN = (bool, int, float, complex, str, type(None))
+_MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Ranks that should hold the same.
+
+    Args:
+        ranks: global ranks; those of two sets of replicas stand in the same order. () for all ranks.
+        find_groups: process groups; what is broadcast over one after the other reaches all of `ranks`.
+    """
+
+    ranks: tuple[int, ...]
+    find_groups: Callable[[], list[Any]]
+
+
+EVERYONE = Holders((), lambda: [dist.group.WORLD])
+
+
+def _only_here() -> Holders:
+    return Holders((dist.get_rank() if dist.is_initialized() else 0,), list)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor, or a plain value.
+
+    Args:
+        path: where it is.
+        kind: what it is.
+        value: the tensor itself (a DTensor as a whole), or the value.
+        holders: who should hold the same.
+        why_differs: why it may differ; "" if it must not.
+        replace: puts another value in its place; None for tensors, which are written in place.
+        in_state: it is of an optimizer's state of a parameter, which comes and goes.
+    """
+
+    path: str
+    kind: Kind
+    value: Any
+    holders: Holders
+    why_differs: str = ""
+    replace: Callable[[Any], None] | None = None
+    in_state: bool = False
+
+    def local(self) -> torch.Tensor:
+        """The rank's own part of a tensor, without autograd; it shares the tensor's memory."""
+        detached: torch.Tensor = self.value.detach()
+        return detached.to_local() if is_dtensor(detached) else detached
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """Where an optimizer keeps its state of one parameter."""
+
+    path: str
+    optimizer: Optimizer
+    parameter: torch.Tensor
+    holders: Holders
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a module says by itself which ranks hold what: DDP, FSDP, tensor parallel."""
+    return any(isinstance(m, DistributedDataParallel) or _is_fsdp1(m) for m in module.modules()) or any(
+        is_dtensor(p) for p in module.parameters()
+    )
+
+
+class Walk:
+    """Finds the parts of values.
+
+    Args:
+        namespace: the rank's; its models give optimizer state its names.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        self.slots: list[StateSlot] = []
+        self._known: dict[int, Part] = {}  # id of a parameter or buffer -> as its model has it
+        self._seen: set[int] = set()
+        modules = [(n, v) for n, v in namespace.items() if isinstance(v, nn.Module) and not n.startswith("_")]
+        for name, module in sorted(modules, key=lambda pair: not is_wrapped(pair[1])):  # the wrapped first
+            self._learn(name, module)
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is a DTensor or belongs to a wrapped model."""
+        known = self._known.get(id(parameter))
+        return is_dtensor(parameter) or (known is not None and known.holders is not EVERYONE)
+
+    def parts(self, value: Any, path: str, replace: Callable[[Any], None]) -> Iterator[Part]:
+        """The parts of a value, each once.
+
+        Args:
+            value: a tensor, model, optimizer, generator, number, or what holds them.
+            path: what it is called.
+            replace: puts another value in its place.
+        """
+        yield from self._parts(value, path, replace, EVERYONE, "tensor", 0)
+
+    def _learn(self, path: str, module: nn.Module) -> None:
+        for part in _of_module(module, path):
+            self._known.setdefault(id(part.value), part)
+
+    def _parts(
+        self,
+        value: Any,
+        path: str,
+        replace: Callable[[Any], None] | None,
+        holders: Holders,
+        kind: Kind,
+        depth: int,
+    ) -> Iterator[Part]:
+        if _is_plain(value):
+            if replace is not None:  # else it is of an object of the user's
+                yield Part(path, "number", value, holders, replace=replace)
+            return
+        if id(value) in self._seen or depth > _MAX_DEPTH:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield self._of_tensor(value, path, holders, kind)
+        elif isinstance(value, nn.Module):
+            self._learn(path, value)
+            for part in _of_module(value, path):
+                if id(part.value) not in self._seen:
+                    self._seen.add(id(part.value))
+                    yield self._of_tensor(part.value, part.path, part.holders, part.kind, part.why_differs)
+        elif isinstance(value, Optimizer):
+            yield from self._of_optimizer(value, path, depth)
+        elif isinstance(value, torch.Generator):
+            yield _generator(
+                path, lambda: _bytes_of(value.get_state()), lambda s: value.set_state(_tensor_of(s))
+            )
+        elif isinstance(value, Mapping):
+            for key, item in list(value.items()):
+                put = _setter(value, key) if replace is not None else None
+                yield from self._parts(item, f"{path}[{key!r}]", put, holders, kind, depth + 1)
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                put = _setter(value, index) if replace is not None else None
+                yield from self._parts(item, f"{path}[{index}]", put, holders, kind, depth + 1)
+        elif type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
+            if value.flags.writeable and value.dtype.kind in "biufc" and value.ndim:
+                yield Part(path, kind, torch.as_tensor(value), holders)
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            # Of the user's own objects only what is tensors, models, optimizers: a number there may well be
+            # the rank's own.
+            counts = isinstance(value, LRScheduler | torch.amp.GradScaler)
+            for name, item in list(vars(value).items()):
+                put = _attribute_setter(value, name) if counts else None
+                yield from self._parts(item, f"{path}.{name}", put, holders, kind, depth + 1)
+
+    def _of_tensor(
+        self, tensor: torch.Tensor, path: str, holders: Holders, kind: Kind, why_differs: str = ""
+    ) -> Part:
+        known = self._known.get(id(tensor))
+        if known is not None and known.holders is not EVERYONE:
+            return Part(path, known.kind, tensor, known.holders, known.why_differs)
+        return Part(path, kind, tensor, _holders_of(tensor, holders), why_differs)
+
+    def _of_optimizer(self, optimizer: Optimizer, path: str, depth: int) -> Iterator[Part]:
+        # Its state lies on one rank each, by design.
+        has_state = type(optimizer).__name__ != "ZeroRedundancyOptimizer"
+        for group_index, group in enumerate(optimizer.param_groups):
+            for key, value in list(group.items()):
+                if key != "params":
+                    name = f"{path}.param_groups[{group_index}].{key}"
+                    put = _setter(group, key)
+                    yield from self._parts(value, name, put, EVERYONE, "optimizer state", depth + 1)
+            for index, parameter in enumerate(group["params"] if has_state else ()):
+                known = self._known.get(id(parameter))
+                name = known.path if known else f"param_groups[{group_index}].params[{index}]"
+                holders = known.holders if known else _holders_of(parameter, EVERYONE)
+                slot = StateSlot(f"{path}.state[{name}]", optimizer, parameter, holders)
+                self.slots.append(slot)
+                yield from self._of_slot(slot, depth)
+
+    def _of_slot(self, slot: StateSlot, depth: int) -> Iterator[Part]:
+        # Step counts and the like are equal on all ranks of the mesh on which the parameter is sharded.
+        common = _on_mesh(slot.parameter.device_mesh) if is_dtensor(slot.parameter) else slot.holders
+        state = slot.optimizer.state.get(slot.parameter) or {}
+        for key, value in list(state.items()):
+            put = _setter(state, key)
+            for part in self._parts(value, f"{slot.path}.{key}", put, common, "optimizer state", depth + 1):
+                yield dataclasses.replace(part, in_state=True)
+
+
+def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[Part]:
+    """The states of the process's generators.
+
+    Args:
+        why_differs: why they may differ.
+    """
+    yield _generator(
+        "rng.torch",
+        lambda: _bytes_of(torch.get_rng_state()),
+        lambda state: torch.set_rng_state(_tensor_of(state)),
+        why_differs,
+    )
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield _generator(
+            "rng.cuda",
+            lambda: _bytes_of(torch.cuda.get_rng_state()),
+            lambda state: torch.cuda.set_rng_state(_tensor_of(state)),
+            why_differs,
+        )
+    yield _generator(
+        "rng.python",
+        lambda: pickle.dumps(random.getstate()),
+        lambda state: random.setstate(pickle.loads(state)),
+        why_differs,
+    )
+    if "numpy" in sys.modules:
+        numpy_random = sys.modules["numpy"].random
+        yield _generator(
+            "rng.numpy",
+            lambda: pickle.dumps(numpy_random.get_state()),
+            lambda state: numpy_random.set_state(pickle.loads(state)),
+            why_differs,
+        )
+
+
+def _generator(
+    path: str, get: Callable[[], bytes], put: Callable[[bytes], Any], why_differs: str = ""
+) -> Part:
+    return Part(path, "rng", get(), EVERYONE, why_differs, put)
+
+
+def _bytes_of(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _tensor_of(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _of_module(module: nn.Module, path: str) -> Iterator[Part]:
+    """A module's parameters and buffers, each once, in its order."""
+    meshes = [p.device_mesh for p in module.parameters() if is_dtensor(p)]
+    # Norms and biases beside tensor-parallel layers: plain tensors that all ranks of that mesh share.
+    common = _on_mesh(max(meshes, key=lambda mesh: mesh.size())) if meshes else EVERYONE
+    yield from _of_submodule(module, path, common, frozenset(), "", set())
+
+
+def _of_submodule(
+    module: nn.Module, path: str, holders: Holders, ignored: frozenset[int], why_buffers: str, seen: set[int]
+) -> Iterator[Part]:
+    if isinstance(module, DistributedDataParallel):
+        holders = _on_group(module.process_group)
+        skipped = module.parameters_to_ignore
+        named = [*module.module.named_parameters(), *module.module.named_buffers()]
+        ignored |= {id(tensor) for name, tensor in named if name in skipped}
+        # `broadcast_buffers` until torch 2.12
+        copies = getattr(module, "forward_sync_buffers", None)
+        why_buffers = _DDP_COPIES if (module.broadcast_buffers if copies is None else copies) else ""
+    elif _is_fsdp1(module):
+        holders = _only_here()  # flat parameters: each rank has a piece of its own
+    own_statistics = isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm)
+    named_tensors: list[tuple[str, Any, Kind]] = [(n, t, "parameter") for n, t in module._parameters.items()]
+    named_tensors += [(n, t, "buffer") for n, t in module._buffers.items()]
+    for name, tensor, kind in named_tensors:
+        if tensor is None or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        why_differs = ""
+        if kind == "buffer":
+            why_differs = why_buffers or (_OWN_STATISTICS if own_statistics and name in _STATISTICS else "")
+        who = _only_here() if id(tensor) in ignored else _holders_of(tensor, holders)
+        yield Part(f"{path}.{name}", kind, tensor, who, why_differs)
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in seen:
+            seen.add(id(child))
+            yield from _of_submodule(child, f"{path}.{name}", holders, ignored, why_buffers, seen)
+
+
+def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
+    """By its placements for a DTensor, else as given."""
+    if not is_dtensor(tensor):
+        return holders
+    mesh = tensor.device_mesh
+    replicated = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    return _on_mesh(mesh, replicated)
+
+
+def _on_mesh(mesh: Any, dims: list[int] | None = None) -> Holders:
+    """The ranks that differ from this one in these dims of a mesh only (None: in any)."""
+    wanted = list(range(mesh.ndim)) if dims is None else dims
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return _only_here()
+    index = tuple(slice(None) if dim in wanted else coordinate[dim] for dim in range(mesh.ndim))
+    ranks = tuple(int(rank) for rank in mesh.mesh[index].flatten().tolist())
+    return Holders(ranks, lambda: [mesh.get_group(dim) for dim in wanted])
+
+
+def _on_group(group: Any) -> Holders:
+    return Holders(tuple(dist.get_process_group_ranks(group)), lambda: [group])
+
+
+def _is_fsdp1(module: nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, list | tuple) and all(map(_is_plain, value)))
+
+
+def _setter(container: Any, key: Any) -> Callable[[Any], None]:
+    return lambda value: container.__setitem__(key, value)
+
+
+def _attribute_setter(owner: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, name, value)

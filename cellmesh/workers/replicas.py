@@ -1,0 +1,228 @@
+"""One rank's word on whether replicas are equal, and by how much they differ; no collective is run."""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import MeshUsageError
+from ..wire.replicas import Distance, Entry
+from .inspection import digest_of_tensor
+from .parts import Part, StateSlot, Walk, is_wrapped, rng_parts
+
+_CHUNK = 1 << 22  # elements compared at a time
+_TEXT_CHARS = 60
+
+
+def find_parts(
+    namespace: Mapping[str, Any], expression: str
+) -> tuple[list[Part], list[Entry], list[StateSlot]]:
+    """Parts of an expression's value, what was left out, and where optimizers keep their state.
+
+    Args:
+        namespace: the rank's.
+        expression: as for `check`.
+
+    Raises:
+        MeshUsageError: there is nothing in it to compare.
+    """
+    walk, expression = Walk(namespace), expression.strip()
+    if not expression:
+        parts, left_out = _find_wrapped(walk, namespace)
+        return parts, left_out, walk.slots
+    if expression == "rng" and "rng" not in namespace:
+        return list(rng_parts(why_differs="")), [], []
+    value = eval(compile(expression, "<expression>", "eval"), dict(namespace))
+
+    def replace(new: Any) -> None:
+        if not (expression.isidentifier() and isinstance(namespace, dict)):
+            raise MeshUsageError(f"{expression!r} cannot be assigned to: name the variable")
+        namespace[expression] = new
+
+    parts = list(walk.parts(value, expression, replace))
+    if not parts:
+        raise MeshUsageError(
+            f"{expression} is a {type(value).__name__} without tensors or numbers: name a model, an "
+            "optimizer, a tensor, or rng"
+        )
+    return parts, [], walk.slots
+
+
+def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[Part], list[Entry]]:
+    """Of all at top level: what says by itself who holds the same."""
+    visible = {name: value for name, value in namespace.items() if not name.startswith("_")}
+    modules = {name: value for name, value in visible.items() if isinstance(value, nn.Module)}
+    wrapped = {name: module for name, module in modules.items() if is_wrapped(module)}
+    inner = {id(part) for module in wrapped.values() for part in module.modules() if part is not module}
+    parts: list[Part] = []
+    left_out: list[Entry] = []
+    seen: set[int] = set()
+    for name, module in modules.items():
+        if id(module) in inner or id(module) in seen:
+            continue
+        seen.add(id(module))
+        if name in wrapped:
+            parts += walk.parts(module, name, _refuse)
+        elif any(True for _ in module.parameters()):
+            left_out.append(Entry(path=name, kind="not wrapped"))
+    for name, value in visible.items():
+        if isinstance(value, Optimizer) and id(value) not in seen:
+            seen.add(id(value))
+            if any(walk.knows(p) for group in value.param_groups for p in group["params"]):
+                parts += walk.parts(value, name, _refuse)
+            else:
+                left_out.append(Entry(path=name, kind="not wrapped"))
+    return parts, left_out
+
+
+def _refuse(value: Any) -> None:
+    raise AssertionError(value)
+
+
+def check(namespace: Mapping[str, Any], expression: str) -> list[Entry]:
+    """Digests of what an expression's value holds. No collective is run.
+
+    Args:
+        namespace: the rank's.
+        expression: a model, an optimizer, a tensor, a number, a scheduler, a generator, a container or an
+            object that holds them; ``rng`` for the process's generators (unless that is a name of the
+            namespace); "" for all wrapped models (DDP, FSDP, tensor parallel) and optimizers over them at
+            top level, with generators beside them, which may differ.
+
+    Returns:
+        One entry a tensor or value.
+
+    Raises:
+        MeshUsageError: there is nothing in it to compare.
+    """
+    parts, left_out, _ = find_parts(namespace, expression)
+    if not expression.strip() and parts:
+        parts += rng_parts()
+    return [*map(_entry, parts), *left_out]
+
+
+def _entry(part: Part) -> Entry:
+    if not isinstance(part.value, torch.Tensor):
+        text = "" if part.kind == "rng" else repr(part.value)
+        data = part.value if isinstance(part.value, bytes) else text.encode(errors="replace")
+        return Entry(
+            path=part.path,
+            kind=part.kind,
+            digest=hashlib.blake2b(data, digest_size=12).hexdigest(),
+            ranks=part.holders.ranks,
+            text=text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…",
+            why_differs=part.why_differs,
+        )
+    local = part.local()
+    return Entry(
+        path=part.path,
+        kind=part.kind,
+        dtype=str(local.dtype).removeprefix("torch."),
+        shape=tuple(local.shape),
+        digest=digest_of_tensor(local),
+        ranks=part.holders.ranks,
+        why_differs=part.why_differs,
+    )
+
+
+def find_tensor(namespace: Mapping[str, Any], expression: str, path: str) -> torch.Tensor:
+    """The rank's own part of a tensor that `check` found, in memory of its own, on the CPU.
+
+    Raises:
+        MeshUsageError: it is no longer there, or is no tensor.
+    """
+    return _find_local(namespace, expression, path).cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _find_local(namespace: Mapping[str, Any], expression: str, path: str) -> torch.Tensor:
+    parts, _, _ = find_parts(namespace, expression)
+    for part in parts:
+        if part.path == path and isinstance(part.value, torch.Tensor):
+            return part.local()
+    raise MeshUsageError(f"there is no tensor {path} on this rank")
+
+
+def compare(namespace: Mapping[str, Any], expression: str, path: str, theirs: torch.Tensor) -> Distance:
+    """How far the rank's own part of a tensor is from another rank's.
+
+    Args:
+        namespace: the rank's.
+        expression: as for `check`.
+        path: which tensor.
+        theirs: the other rank's part, on the CPU.
+
+    Raises:
+        MeshUsageError: the tensor is not there, or has another shape or dtype.
+    """
+    ours = _find_local(namespace, expression, path)
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise MeshUsageError(
+            f"{path} is {tuple(ours.shape)} {ours.dtype} here, and {tuple(theirs.shape)} {theirs.dtype} there"
+        )
+    return distance(ours, theirs)
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
+    """How far two tensors of one shape and dtype are apart; holds little more than they take."""
+    flat_ours, flat_theirs = ours.reshape(-1), theirs.reshape(-1)
+    num_differing = num_nan = 0
+    max_abs, first = 0.0, -1
+    for start in range(0, flat_ours.numel(), _CHUNK):
+        a, b = (_widened(flat[start : start + _CHUNK].cpu()) for flat in (flat_ours, flat_theirs))
+        a_nan, b_nan = torch.isnan(a), torch.isnan(b)
+        differs = (a != b) & ~(a_nan & b_nan)
+        if not bool(differs.any()):
+            continue
+        if first < 0:
+            first = start + int(differs.nonzero()[0])
+        one_nan = a_nan ^ b_nan
+        num_differing += int(differs.sum())
+        num_nan += int(one_nan.sum())
+        pick = differs & ~one_nan
+        if bool(pick.any()):
+            gap = (_real(a[pick]) - _real(b[pick])).abs()
+            max_abs = max(max_abs, gap.max().item())
+    if first < 0:
+        return Distance(num_differing=0, num_elements=flat_ours.numel())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), ours.shape))
+    return Distance(
+        num_differing=num_differing,
+        num_elements=flat_ours.numel(),
+        max_abs=max_abs,
+        num_nan=num_nan,
+        first_index=index,
+        ours=_text(flat_ours[first]),
+        theirs=_text(flat_theirs[first]),
+    )
+
+
+def _widened(values: torch.Tensor) -> torch.Tensor:
+    """As a dtype in which all comparing is there, and exact."""
+    if values.is_complex():
+        return values.to(torch.complex128)
+    return values.to(torch.float64 if values.is_floating_point() else torch.int64)
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    return values if values.is_complex() else values.double()
+
+
+def _text(element: torch.Tensor) -> str:
+    value = element.item()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def interrupted_step(traceback: types.TracebackType | None) -> bool:
+    """Whether an exception left an optimizer's ``step``: some parameters may have stepped, others not."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), Optimizer):
+            return True
+        traceback = traceback.tb_next
+    return False

@@ -1,0 +1,295 @@
+"""What an agent has to say and no controller has taken in yet; pure.
+
+As long as a controller is attached and keeps up, what ranks say passes through at once. Else it waits here:
+while nobody is attached, and while a controller is too slow. Output is bounded, and the oldest dropped first;
+answers are kept, as runs wait for them. Of runs in flight, also what an earlier controller has taken in is
+kept, so that another one can have them whole.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..wire.framing import Parcel
+from ..wire.messages import (
+    Ask,
+    AskEnded,
+    Died,
+    Display,
+    Done,
+    Failed,
+    Output,
+    Ranked,
+    Relay,
+    RunInfo,
+    Skipped,
+    StartFailed,
+    Stopped,
+    StoreDied,
+)
+from ..wire.standin import stand_in
+
+MAX_OUTPUT_BYTES = 64 << 20
+# Of values and exceptions, while nobody is attached who could take them.
+MAX_ANSWER_BYTES = 256 << 20
+# What one message may hold of what has waited.
+CHUNK_BYTES = 1 << 20
+# Runs of the controller's own, which end with it.
+_FIRST_OWN_RUN = 1 << 40
+
+_OUTPUT = (Output, Skipped, Display)
+# What means something to a controller that did not ask for it.
+_LASTING = (Output, Skipped, Display, Done, Failed, Ask, AskEnded, Died, StoreDied, StartFailed, Stopped)
+
+
+@dataclass
+class _Flight:
+    """A run, and what a controller has taken in of its answers."""
+
+    info: RunInfo
+    waiting: set[int]
+    answers: list[Parcel[Any]] = field(default_factory=list)
+    asks: dict[int, Parcel[Any]] = field(default_factory=dict)
+
+
+class Spool:
+    """Keeps what was said, in order, and the runs in flight.
+
+    Args:
+        max_output_bytes: bound on output that waits.
+        max_answer_bytes: bound on values that wait for somebody to attach.
+
+    Attributes:
+        num_dropped_bytes: of output, since nobody was attached.
+        next_run: above every run that was seen.
+    """
+
+    def __init__(
+        self, max_output_bytes: int = MAX_OUTPUT_BYTES, max_answer_bytes: int = MAX_ANSWER_BYTES
+    ) -> None:
+        self._max_output_bytes = max_output_bytes
+        self._max_answer_bytes = max_answer_bytes
+        self._entries: collections.OrderedDict[int, Parcel[Any]] = collections.OrderedDict()
+        self._next_entry = 0
+        self._output: collections.deque[int] = collections.deque()  # those entries that may be dropped
+        self._output_bytes = 0
+        self._answer_bytes = 0
+        self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._is_attended = False
+        self.num_dropped_bytes = 0
+        self.next_run = 1
+
+    # ---- runs
+
+    def begin(self, order: Relay) -> None:
+        """A run is passed to ranks."""
+        if order.run < 0 or order.run >= _FIRST_OWN_RUN:
+            return
+        self.next_run = max(self.next_run, order.run + 1)
+        if order.channel == "work":
+            info = RunInfo(order.run, order.ranks, order.title, order.execution_count)
+            self._flights[order.run] = _Flight(info, set(order.ranks))
+
+    def forget_runs(self) -> None:
+        """All ranks are replaced: nobody waits for what they ran."""
+        self._flights.clear()
+
+    def replied(self, ranks: Iterable[int]) -> None:
+        """These ranks no longer wait for what they have asked."""
+        for flight in self._flights.values():
+            for rank in ranks:
+                flight.asks.pop(rank, None)
+
+    def has_asks(self) -> bool:
+        """Whether a rank waits for an answer, as far as is known here."""
+        return any(flight.asks for flight in self._flights.values())
+
+    def runs(self) -> tuple[RunInfo, ...]:
+        """The runs of which a controller has not taken in every answer, oldest first."""
+        return tuple(flight.info for _, flight in sorted(self._flights.items()))
+
+    def acked(self, parcels: Iterable[Parcel[Any]]) -> None:
+        """A controller has taken these in."""
+        for parcel in parcels:
+            verb = parcel.verb
+            if type(verb) is Ranked:
+                inner: Any = verb.verb
+                if type(inner) in (Done, Failed):
+                    self._note_answer(inner.run, verb.ranks, parcel)
+                elif type(inner) is Ask:
+                    if inner.run in self._flights:
+                        self._flights[inner.run].asks.update(dict.fromkeys(verb.ranks, parcel))
+                elif type(inner) is AskEnded and inner.run in self._flights:
+                    for rank in verb.ranks:
+                        self._flights[inner.run].asks.pop(rank, None)
+            elif type(verb) is Died:
+                for run in list(self._flights):
+                    if verb.rank in self._flights[run].waiting:
+                        self._note_answer(run, (verb.rank,), parcel)
+
+    # ---- what waits
+
+    def __bool__(self) -> bool:
+        return bool(self._entries) or bool(self._skipped)
+
+    def add(self, parcels: Iterable[Parcel[Any]]) -> None:
+        """Keep what cannot be sent now."""
+        for parcel in parcels:
+            if not self._is_attended:
+                kept = self._fit_for_others(parcel)
+                if kept is None:
+                    continue
+                parcel = kept
+            self._entries[self._next_entry] = parcel
+            if _is_output(parcel.verb):
+                self._output.append(self._next_entry)
+                self._output_bytes += size_of(parcel)
+            self._next_entry += 1
+        while self._output_bytes > self._max_output_bytes:
+            self._drop_oldest_output()
+
+    def take(self, max_bytes: int = CHUNK_BYTES) -> list[Parcel[Any]]:
+        """The oldest of what waits, to be sent as one message."""
+        taken: list[Parcel[Any]] = [
+            Parcel(Ranked(ranks, Skipped(run, num_lines, num_bytes)))
+            for (ranks, run), (num_lines, num_bytes) in self._skipped.items()
+        ]
+        self._skipped.clear()
+        num_bytes = 0
+        while self._entries and num_bytes < max_bytes:
+            number, parcel = self._entries.popitem(last=False)
+            size = size_of(parcel)
+            if self._output and self._output[0] == number:
+                self._output.popleft()
+                self._output_bytes -= size
+            num_bytes += size
+            taken.append(parcel)
+        return taken
+
+    # ---- who attends
+
+    def leave(self, unacked: Iterable[Sequence[Parcel[Any]]]) -> None:
+        """Nobody is attached any more.
+
+        Args:
+            unacked: the messages that were sent and not taken in, oldest first.
+        """
+        waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
+        self._clear_entries()
+        self._is_attended, self.num_dropped_bytes = False, 0
+        self._answer_bytes = sum(
+            size_of(parcel) for flight in self._flights.values() for parcel in flight.answers
+        )
+        self.add(waiting)
+
+    def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
+        """Somebody attaches: what it is told first goes before what waits.
+
+        Args:
+            state: the mesh's.
+            deaths: of the ranks that are dead.
+        """
+        dead = {died.rank for died in deaths}
+        # Who died and was replaced since lives: the mesh's state has it.
+        waiting = [p for p in self._entries.values() if type(p.verb) is not Died or p.verb.rank in dead]
+        to_come = {parcel.verb.rank for parcel in waiting if type(parcel.verb) is Died}
+        before: list[Parcel[Any]] = []
+        asks: list[Parcel[Any]] = []
+        for _, flight in sorted(self._flights.items()):
+            # One that died and was replaced since is not dead: the mesh's state, which comes later, says so.
+            before += [answer for answer in flight.answers if getattr(answer.verb, "rank", -1) not in dead]
+            asks += dict.fromkeys(flight.asks.values())
+            flight.answers, flight.asks, flight.waiting = [], {}, set(flight.info.ranks)
+        told = [Parcel(died) for died in deaths if died.rank not in to_come]
+        self._clear_entries()
+        self._is_attended, self.num_dropped_bytes = True, 0
+        self.add([*before, state, *told, *asks, *waiting])
+
+    # ---- inside
+
+    def _note_answer(self, run: int, ranks: Iterable[int], parcel: Parcel[Any]) -> None:
+        flight = self._flights.get(run)
+        if flight is None:
+            return
+        flight.waiting.difference_update(ranks)
+        for rank in ranks:
+            flight.asks.pop(rank, None)
+        if not flight.waiting:
+            del self._flights[run]
+        else:
+            kept = sum(map(size_of, flight.answers))
+            flight.answers.append(_lighten(parcel, self._max_answer_bytes - kept))
+
+    def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
+        """What of this is kept while nobody is attached."""
+        verb: Any = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
+        if type(verb) not in _LASTING:
+            return None
+        if type(verb) not in (Done, Failed):
+            return parcel
+        if verb.run not in self._flights:  # a control thread's, or a heal's: who asked has gone
+            return None
+        light = _lighten(parcel, self._max_answer_bytes - self._answer_bytes)
+        self._answer_bytes += size_of(light)
+        return light
+
+    def _drop_oldest_output(self) -> None:
+        parcel = self._entries.pop(self._output.popleft())
+        size = size_of(parcel)
+        self._output_bytes -= size
+        self.num_dropped_bytes += size
+        verb = parcel.verb.verb
+        lines = self._skipped.setdefault((parcel.verb.ranks, verb.run), [0, 0])
+        if type(verb) is Skipped:
+            lines[0] += verb.num_lines
+            lines[1] += verb.num_bytes
+        else:
+            lines[0] += verb.text.count("\n") if type(verb) is Output else 1
+            lines[1] += size
+
+    def _clear_entries(self) -> None:
+        self._entries.clear()
+        self._output.clear()
+        self._output_bytes = 0
+
+
+def size_of(parcel: Parcel[Any]) -> int:
+    """About how much memory a parcel takes, in bytes."""
+    verb = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
+    match verb:
+        case Output():
+            return len(verb.text)
+        case Display():
+            return len(verb.bundle)
+        case Done() | Failed():
+            traceback = len(verb.traceback) if isinstance(verb, Failed) else 0
+            stream = len(verb.payload.stream) if verb.payload is not None else 0
+            return traceback + stream + sum(map(len, parcel.buffers))
+    return 100
+
+
+def _is_output(verb: Any) -> bool:
+    return type(verb) is Ranked and type(verb.verb) in _OUTPUT
+
+
+def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
+    """An answer, without its value where that is too large."""
+    size = size_of(parcel)
+    if size <= max_bytes or type(parcel.verb) is Died or parcel.verb.verb.payload is None:
+        return parcel
+    verb = parcel.verb.verb
+    text = (
+        f"it was {size / 1e6:,.0f} MB, too much to keep until somebody was attached. The run ended well on "
+        "the rank: ask for the value again (mesh.pull)"
+    )
+    if type(verb) is Failed:
+        light = msgspec.structs.replace(verb, payload=None, why_no_payload="it was too large to keep")
+    else:
+        light = msgspec.structs.replace(verb, payload=stand_in(text))
+    return Parcel(Ranked(parcel.verb.ranks, light))

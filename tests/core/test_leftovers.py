@@ -1,0 +1,108 @@
+"""What a broken step leaves in models is found and taken out, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from cellmesh.workers import leftovers
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Breaks(nn.Module):
+    """Two layers between which a backward pass breaks, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.is_broken = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        between = self.first(x)
+        if self.is_broken:
+            between.register_hook(self._break)
+        return self.second(between)
+
+    def _break(self, grad: torch.Tensor) -> torch.Tensor:
+        self.is_broken = False
+        raise KeyboardInterrupt
+
+
+def _step(model: nn.Module) -> None:
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def _broken_step(model: nn.Module, inner: Breaks) -> None:
+    inner.is_broken = True
+    with pytest.raises(KeyboardInterrupt):
+        _step(model)
+
+
+def test_ddp_steps_on_after_a_broken_backward() -> None:
+    inner = Breaks()
+    model = DistributedDataParallel(inner)
+    _step(model)
+    wanted = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    assert not leftovers.is_dirty()
+    _broken_step(model, inner)
+    assert leftovers.is_dirty()
+    leftovers.reset()
+    assert not leftovers.is_dirty()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    _step(model)
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_fsdp_steps_on_after_a_broken_backward() -> None:
+    inner = Breaks()
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (inner.first, inner.second, inner):
+        fully_shard(module, mesh=mesh)
+    _step(inner)
+    wanted = [parameter.grad.full_tensor() for parameter in inner.parameters()]
+    inner.zero_grad()
+    assert not leftovers.is_dirty()
+    _broken_step(inner, inner)
+    assert leftovers.is_dirty()
+    leftovers.reset()
+    assert not leftovers.is_dirty()
+    assert all(parameter.grad is None for parameter in inner.parameters())
+    _step(inner)
+    for parameter, grad in zip(inner.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), grad)
+
+
+def test_a_model_between_forward_and_backward_is_left_alone() -> None:
+    inner = Breaks()
+    model = DistributedDataParallel(inner)
+    loss = model(torch.ones(2, 4)).sum()
+    assert not leftovers.is_dirty()
+    leftovers.reset()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_same_model_has_the_same_signature_on_a_rank_that_was_clean() -> None:
+    clean, broken = (DistributedDataParallel(Breaks()) for _ in range(2))
+    _broken_step(broken, broken.module)
+    half_done = leftovers.Survey().half_done
+    assert len(half_done) == 1
+    _step(clean)
+    leftovers.Survey().reset(half_done)  # both: this is what a rank does with what another has found
+    assert all(parameter.grad is None for parameter in clean.parameters())
+    leftovers.Survey().reset(())

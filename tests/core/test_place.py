@@ -1,0 +1,66 @@
+"""What tells hosts, processes and versions apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cellmesh.wire.place import (
+    fits,
+    format_span,
+    is_process,
+    own_python,
+    own_version,
+    started_ticks,
+    this_place,
+)
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    ticks = started_ticks(os.getpid())
+    assert is_process(os.getpid(), ticks)
+    assert not is_process(os.getpid(), ticks + 1)
+    assert not is_process(os.getpid(), 0)
+
+
+def test_a_process_that_has_ended_is_none() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ticks = started_ticks(process.pid)
+    assert is_process(process.pid, ticks)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_process(process.pid, ticks), "what is to be reaped still has its number"
+    process.communicate()
+    assert started_ticks(process.pid) == 0
+
+
+def test_a_place_is_the_same_for_processes_that_see_each_other() -> None:
+    code = "from cellmesh.wire.place import this_place; print(repr(this_place()))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == repr(this_place())
+
+
+def test_versions_are_those_that_run() -> None:
+    import cellmesh
+
+    assert own_version() == cellmesh.__version__
+    assert own_python().startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_fit"),
+    [("3.11.2", "3.11.9", True), ("3.11.2", "3.12.2", False), ("3.11.2", "", False)],
+)
+def test_minor_versions_of_python_do_not_mix(one: str, other: str, is_fit: bool) -> None:
+    assert fits(one, other) is is_fit
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59, "59 s"), (60, "1 min"), (720, "12 min"), (7200, "2 h"), (86400 * 3, "3 d")],
+)
+def test_spans_are_told_as_people_do(seconds: float, text: str) -> None:
+    assert format_span(seconds) == text

@@ -1,0 +1,252 @@
+"""The table's rows and columns: faults, what ranks are doing, and what is to come of each pair.
+
+One rank, the victim, has the fault. A fault of its own strikes at the place named by what the ranks are
+doing, in the midst of a backward pass for one; the others are then held up by the victim. For a fault from
+outside another rank, the holder, holds the others up until a gate opens (a file), so that all of them are in
+place when it strikes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Striker = Literal["victim", "outside", "user", "kernel"]
+Outcome = Literal["raised", "died", "stopped", "killed", "unharmed", "ended"]
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What the ranks are doing.
+
+    Attributes:
+        name: in words.
+        place: where the fault strikes (`models.SETUP`).
+        source: what all ranks run.
+        waits_in: words of the collective in which ranks then wait, "" where they wait in none.
+        concerns_all: whether all ranks wait for the one that holds them up, or only its neighbour in ``tp``.
+        waits_for_gate: whether it ends only when the gate is open, whoever holds it up.
+    """
+
+    name: str
+    place: str = ""
+    source: str = ""
+    waits_in: str = ""
+    concerns_all: bool = True
+    waits_for_gate: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong.
+
+    Attributes:
+        name: in words.
+        striker: who causes it: the victim's own code, another process, the user, or what becomes of the
+            controller's process.
+        source: what the victim runs, if it is its own.
+        outcome: what becomes of the run: ``raised`` (an exception of the victim's), ``died`` (the victim),
+            ``stopped`` (RanksInterrupted), ``killed`` (likewise, and the victim was replaced),
+            ``unharmed`` (it ends well), ``ended`` (the mesh does).
+        error: name of the exception's type on the victim, "" where there is none.
+        words: a regular expression that the report matches.
+        idle_outcome: what becomes of the mesh where no run is struck.
+        within_s: how soon after it struck the run has ended, at the latest.
+        needs_cgroup: whether a memory cgroup must be made for it.
+    """
+
+    name: str
+    striker: Striker
+    outcome: Outcome
+    source: str = ""
+    error: str = ""
+    words: str = ""
+    idle_outcome: Outcome = "unharmed"
+    within_s: float = 5.0
+    needs_cgroup: bool = False
+
+
+DOINGS = (
+    Doing("idle"),
+    Doing(
+        "Python",
+        "python",
+        "reach('python')\nwhile not is_open():\n    sum(range(1000))",
+        waits_for_gate=True,
+    ),
+    Doing("sleep", "sleep", "reach('sleep')\ntime.sleep(sleep_s)"),
+    Doing(
+        "all_reduce",
+        "all_reduce",
+        "reach('all_reduce')\ntotal = torch.ones(1000)\ndist.all_reduce(total)\n"
+        "assert total[0] == world_size",
+        waits_in="all_reduce",
+    ),
+    Doing(
+        "P2P recv",
+        "recv",
+        "reach('recv')\nletter = torch.zeros(4)\n"
+        "if rank == holding:\n"
+        "    for other in set(range(world_size)) - {rank}:\n        dist.send(torch.ones(4), other)\n"
+        "else:\n    dist.recv(letter, src=holding)\n    assert letter[0] == 1",
+        waits_in="recv",
+    ),
+    Doing(
+        "DDP backward",
+        "ddp backward",
+        "ddp_optimizer.zero_grad()\nloss_of(ddp, 10_000, rank).backward()",
+        waits_in="all_reduce",
+    ),
+    Doing(
+        "FSDP2 backward",
+        "fsdp backward",
+        "fsdp_optimizer.zero_grad()\nloss_of(fsdp, 10_000, rank).backward()",
+        waits_in="reduce_scatter|all_gather|all_reduce",
+    ),
+    Doing(
+        "TP forward",
+        "tp forward",
+        "tp_forward(10_000)",
+        waits_in="all_reduce",
+        concerns_all=False,
+    ),
+    Doing(
+        "background run",
+        "background",
+        "reach('background')\nwhile not is_open():\n    time.sleep(0.005)\n"
+        "total = torch.ones(1)\ndist.all_reduce(total)",
+        waits_for_gate=True,
+    ),
+    Doing(
+        "output flood",
+        "flood",
+        "number = 0\n"
+        "while not is_open():\n"
+        "    print(number, 'x' * 60)\n    number += 1\n"
+        "    if number == 500:\n        reach('flood')",
+        waits_for_gate=True,
+    ),
+)
+
+# Loops end when a test binds `gate` to None: a thread that has one must not outlive its cell's test.
+_LOOP = "while gate is not None:\n    pass"
+_STUBBORN = """
+while gate is not None:
+    try:
+        while gate is not None:
+            time.sleep(0.005)
+    except KeyboardInterrupt:
+        pass
+"""
+_LIMITED = """
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+with open("/proc/self/statm") as file:
+    size = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), hard))
+try:
+    hoard = bytearray(1 << 30)
+finally:
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+"""
+_GREEDY = """
+hoard = []
+while True:
+    hoard.append(bytearray(os.urandom(1 << 20) * 8))
+"""
+_IN_A_THREAD = """
+def fail():
+    raise ValueError("boom in a thread")
+
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+del thread
+"""
+
+FAULTS = (
+    Fault("raise", "victim", "raised", "raise ValueError('boom')", "ValueError", "raised ValueError: boom"),
+    Fault("sys.exit", "victim", "raised", "sys.exit(3)", "SystemExit", "SystemExit"),
+    Fault("os._exit", "victim", "died", "os._exit(3)", "RankDied", "exited with code 3", idle_outcome="died"),
+    Fault("SIGKILL", "outside", "died", "", "RankDied", "killed by SIGKILL", idle_outcome="died"),
+    Fault("SIGSEGV", "outside", "died", "", "RankDied", "killed by SIGSEGV", idle_outcome="died"),
+    Fault(
+        "segmentation fault",
+        "victim",
+        "died",
+        "faulthandler._sigsegv()",
+        "RankDied",
+        "killed by SIGSEGV",
+        idle_outcome="died",
+    ),
+    Fault("SIGSTOP, SIGCONT", "outside", "unharmed"),
+    Fault(
+        "out of memory, killed",
+        "victim",
+        "died",
+        _GREEDY,
+        "RankDied",
+        "(?i)memory",
+        idle_outcome="died",
+        within_s=15.0,
+        needs_cgroup=True,
+    ),
+    Fault("out of memory, RLIMIT_AS", "victim", "raised", _LIMITED, "MemoryError", "MemoryError"),
+    Fault("infinite loop", "victim", "stopped", _LOOP, within_s=12.0),
+    Fault("exception in a thread", "victim", "unharmed", _IN_A_THREAD),
+    Fault("interrupt", "user", "stopped"),
+    Fault("double interrupt", "victim", "killed", _STUBBORN, within_s=8.0),
+    Fault("agent SIGKILL", "outside", "ended", "", "RankDied", "agent", idle_outcome="ended"),
+    Fault("zygote SIGKILL", "outside", "unharmed"),
+    Fault("store SIGKILL", "outside", "unharmed"),
+    Fault("kernel SIGKILL", "kernel", "unharmed"),
+    Fault("kernel restart", "kernel", "unharmed"),
+    Fault("controller socket cut", "outside", "unharmed"),
+)
+
+
+def doing_named(name: str) -> Doing:
+    """The column of that name."""
+    return next(doing for doing in DOINGS if doing.name == name)
+
+
+def fault_named(name: str) -> Fault:
+    """The row of that name."""
+    return next(fault for fault in FAULTS if fault.name == name)
+
+
+def outcome_of(fault: Fault, doing: Doing) -> Outcome:
+    """What is to come of a fault while the ranks are doing that."""
+    return fault.outcome if doing.place else fault.idle_outcome
+
+
+def holder_for(victim: int) -> int:
+    """Who holds the victim up: its neighbour in ``tp``."""
+    return victim ^ 1
+
+
+def cell_for(fault: Fault, doing: Doing, gate: str, victim: int = 1) -> str:
+    """The cell that all ranks run.
+
+    Args:
+        fault: what is to go wrong; if it is the victim's own, it is in the cell.
+        doing: what the ranks do.
+        victim: the rank that has the fault.
+        gate: path of the file that lets go on who waits for it.
+    """
+    is_own = fault.striker == "victim"
+    ends_alone = outcome_of(fault, doing) == "unharmed"
+    body = "\n".join(f"    {line}" for line in (fault.source if is_own else "wait_for_gate()").splitlines())
+    holding = victim if is_own else holder_for(victim)
+    head = (
+        f"gate, holding, sleep_s = {gate!r}, {holding}, {3.0 if ends_alone else 600.0}\n"
+        "kept['counter'] += 1\n"
+    )
+    if not doing.place:
+        act = f"def act():\n    wait_for_gate()\n{body}\n"
+        return f"{head}{act}arrive()\nif rank == {victim} and {is_own}:\n" + (
+            "    threading.Thread(target=act, daemon=True).start()"
+        )
+    return (
+        f"{head}def act():\n    arrive()\n{body}\n"
+        f"places[{doing.place!r}] = act if rank == holding else arrive\n{doing.source}"
+    )

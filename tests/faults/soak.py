@@ -1,0 +1,321 @@
+"""The soak: random cells and random faults from a seed, and a model of what must be there after each.
+
+::
+
+    python -m tests.faults.soak --seed 1 --minutes 30
+
+A step that fails is named with the seed and its number; ``--steps`` ends after so many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import random
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+import cellmesh as cm
+from tests.conftest import processes_of
+
+from .cells import replaces_victim, run_cell
+from .models import NUM_RANKS
+from .rig import REAPER, Losses, Rig, measure_losses, open_rig
+from .rows import DOINGS, FAULTS, outcome_of
+from .striking import STRIKES, can_limit_memory
+from .table import describe_machine, write_into
+from .watching import Shown, deadline, wait_until
+
+NAMES = tuple(f"value_{number}" for number in range(8))
+STEP_S = 120.0
+ROLES = ("controller", "agent", "zygote", "store", "rank")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process has; of ranks, what the one has that has most."""
+
+    rss_bytes: int
+    num_fds: int
+    num_threads: int
+
+
+@dataclass
+class Soak:
+    """One soak.
+
+    Attributes:
+        rig: the mesh and what it must hold.
+        random: where all choices come from.
+        names: rank -> what it must hold by name.
+        samples: role -> what its process had, in the order of time.
+        counts: how often what was done.
+        doing: what is done now.
+        took_s: how long it has taken, in seconds.
+    """
+
+    rig: Rig
+    random: random.Random
+    names: dict[int, dict[str, int]] = field(default_factory=lambda: {r: {} for r in range(NUM_RANKS)})
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: {role: [] for role in ROLES})
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    doing: str = ""
+    took_s: float = 0.0
+
+    # ---- steps
+
+    def step(self) -> str:
+        """Do something at random, check everything, and say what it was."""
+        actions: dict[Callable[[], str], int] = {
+            self.strike: 12,
+            self.bind_names: 4,
+            self.push_names: 2,
+            self.kill_two: 1,
+            self.go_and_come: 1,
+            self.rewind: 1,
+        }
+        action = self.random.choices(list(actions), list(actions.values()))[0]
+        self.counts[action.__name__] += 1
+        what = action()
+        self.check()
+        return what
+
+    def strike(self) -> str:
+        """A fault, as in the table."""
+        possible = [
+            fault
+            for fault in FAULTS
+            if fault.striker != "kernel"
+            and fault.outcome != "ended"
+            and (not fault.needs_cgroup or can_limit_memory())
+        ]
+        # Those that take long by nature come less often.
+        weights = [1 if fault.within_s > 5 else 4 for fault in possible]
+        fault = self.random.choices(possible, weights)[0]
+        doing = self.random.choice(DOINGS)
+        victim = self.random.randrange(NUM_RANKS)
+        source = self.random.choice([rank for rank in range(NUM_RANKS) if rank != victim])
+        self.announce(f"{fault.name} of rank {victim} x {doing.name}, source {source}")
+        run_cell(self.rig, fault, doing, victim, source)
+        self.counts[f"outcome: {outcome_of(fault, doing)}"] += 1
+        if replaces_victim(fault, doing):
+            self.names[victim] = dict(self.names[source])
+        return fault.name
+
+    def bind_names(self) -> str:
+        """A cell on some ranks."""
+        ranks = sorted(self.random.sample(range(NUM_RANKS), self.random.randint(1, NUM_RANKS)))
+        name, value = self.random.choice(NAMES), self.random.randrange(1 << 30)
+        self.announce(f"{name} on ranks {ranks}")
+        self.rig.run(f"{name} = {value} + rank", ranks)
+        for rank in ranks:
+            self.names[rank][name] = value + rank
+        return "names bound"
+
+    def push_names(self) -> str:
+        """A value from the controller to all ranks."""
+        name, value = self.random.choice(NAMES), self.random.randrange(1 << 30)
+        self.announce(f"push of {name}")
+        self.rig.mesh.push(**{name: value})
+        for held in self.names.values():
+            held[name] = value
+        return "names pushed"
+
+    def kill_two(self) -> str:
+        """Two ranks die at once, while all are in a collective or idle."""
+        dead = sorted(self.random.sample(range(NUM_RANKS), 2))
+        source = self.random.choice([rank for rank in range(NUM_RANKS) if rank not in dead])
+        self.announce(f"SIGKILL of ranks {dead}, source {source}")
+        for rank in dead:
+            STRIKES["SIGKILL"](self.rig, rank)
+        mesh = self.rig.mesh
+        wait_until(lambda: all(mesh.report()[rank].phase == "dead" for rank in dead), 5, "two deaths")
+        self.rig.renew(dead, source)
+        for rank in dead:
+            self.names[rank] = dict(self.names[source])
+        return "two killed"
+
+    def go_and_come(self) -> str:
+        """Leave the mesh, and attach again."""
+        self.announce("detach, attach")
+        name = self.rig.mesh.name
+        self.rig.mesh.detach()
+        self.rig.mesh = cm.attach(name, sink=Shown())
+        # The agent is this process's child: a thread waits for its end where no session does any more.
+        assert sum(thread.name == REAPER for thread in threading.enumerate()) <= 1
+        return "attached again"
+
+    def rewind(self) -> str:
+        """Load the checkpoint."""
+        self.announce("rewind")
+        self.rig.rewind()
+        return "rewound"
+
+    def announce(self, what: str) -> None:
+        """Say what is about to be done, so that a failure names it."""
+        self.doing = what
+
+    # ---- checks
+
+    def check(self) -> None:
+        """The mesh holds what the model holds, and the models go on as if nothing had been."""
+        self.rig.verify()
+        self.rig.check_leftovers()
+        found = self.rig.mesh.pull(f"{{n: globals()[n] for n in {NAMES!r} if n in globals()}}")
+        for rank, names in self.names.items():
+            assert found[rank] == names, f"rank {rank} holds {found[rank]} and not {names}"
+
+    def sample(self) -> None:
+        """Write down what all processes have."""
+        by_role = collections.defaultdict(list)
+        by_role["controller"].append(_sample(psutil.Process()))
+        for process in processes_of(self.rig.directory):
+            with contextlib.suppress(psutil.Error):
+                role = process.name().removeprefix("cellmesh-")
+                by_role[role if role in ROLES else "rank"].append(_sample(process))
+        for role, samples in by_role.items():
+            self.samples[role].append(
+                Sample(
+                    max(sample.rss_bytes for sample in samples),
+                    max(sample.num_fds for sample in samples),
+                    max(sample.num_threads for sample in samples),
+                )
+            )
+
+    def check_growth(self, memory_share: float = 0.05, memory_bytes: int = 8 << 20) -> None:
+        """Nobody has more in the last quarter than in the second, but for a little memory."""
+        for role, samples in self.samples.items():
+            early, late = (_middle(quarter) for quarter in _quarters(samples))
+            bound = early.rss_bytes + max(memory_bytes, memory_share * early.rss_bytes)
+            assert late.rss_bytes <= bound, f"memory of the {role} grew from {early} to {late}"
+            # A group or a file may be open at one time and not at the other.
+            slack = 0 if role in ("zygote", "store") else 4
+            assert late.num_fds <= early.num_fds + slack, f"descriptors of the {role}: {early} to {late}"
+            assert late.num_threads <= early.num_threads + slack, f"threads of the {role}: {early} to {late}"
+
+    def summary(self) -> str:
+        """What it came to, as Markdown: what was done, and what processes had early and late."""
+        counts = sorted(self.counts.items())
+        done = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts)
+        lines = [
+            f"{done}.",
+            "",
+            "| process | memory, second -> last quarter | descriptors | threads |",
+            "|---|---|---|---|",
+        ]
+        for role, samples in self.samples.items():
+            early, late = (_middle(quarter) for quarter in _quarters(samples))
+            lines.append(
+                f"| {role} | {early.rss_bytes / 1e6:.1f} -> {late.rss_bytes / 1e6:.1f} MB "
+                f"| {early.num_fds} -> {late.num_fds} | {early.num_threads} -> {late.num_threads} |"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def _sample(process: psutil.Process) -> Sample:
+    with process.oneshot():
+        return Sample(process.memory_info().rss, process.num_fds(), process.num_threads())
+
+
+def _quarters(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """The second and the last quarter."""
+    quarter = max(1, len(samples) // 4)
+    return samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
+
+
+def _middle(samples: Sequence[Sample]) -> Sample:
+    return Sample(
+        int(statistics.median(sample.rss_bytes for sample in samples)),
+        int(statistics.median(sample.num_fds for sample in samples)),
+        int(statistics.median(sample.num_threads for sample in samples)),
+    )
+
+
+@contextlib.contextmanager
+def open_soak(seed: int, losses: Losses) -> Iterator[Soak]:
+    """A mesh for a soak; nothing of it is left in the end."""
+    with open_rig(losses, lease_s=300) as rig:
+        yield Soak(rig, random.Random(seed))
+
+
+def run_soak(
+    seed: int,
+    minutes: float,
+    num_steps: int | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    sample_every_s: float = 10.0,
+) -> Soak:
+    """Soak for so long.
+
+    Args:
+        seed: where all choices come from.
+        minutes: how long.
+        num_steps: end after so many steps, if that is sooner.
+        tell: called with a line for each step.
+        sample_every_s: how often processes are measured.
+
+    Returns:
+        The soak, whose growth has not been judged.
+
+    Raises:
+        AssertionError: something was not as it must be; names the seed and the step.
+    """
+    losses = measure_losses()
+    with open_soak(seed, losses) as soak:
+        started_at = time.monotonic()
+        ends_at = started_at + 60 * minutes
+        sampled_at = 0.0
+        step = 0
+        while time.monotonic() < ends_at and (num_steps is None or step < num_steps):
+            step += 1
+            soak.doing = "?"
+            began = time.monotonic()
+            try:
+                with deadline(soak.rig.directory, STEP_S, "a step", soak.rig.mesh):
+                    soak.step()
+            except BaseException as error:
+                error.add_note(f"seed {seed}, step {step}: {soak.doing}")
+                raise
+            tell(f"step {step}: {soak.doing} ({time.monotonic() - began:.1f} s)")
+            if time.monotonic() - sampled_at >= sample_every_s:
+                soak.sample()
+                sampled_at = time.monotonic()
+        soak.counts["steps"] = step
+        soak.took_s = time.monotonic() - started_at
+    return soak
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description="A soak.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--output", type=Path, help="write the figures here (between their marks)")
+    given = parser.parse_args(arguments)
+    # A shell that starts this in the background has it ignore the stop button.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    soak = run_soak(given.seed, given.minutes, given.steps, lambda line: print(line, flush=True))
+    text = (
+        f"{describe_machine()}: seed {given.seed}, {soak.took_s / 60:.0f} minutes, "
+        f"{soak.counts['steps']} steps, no state lost.\n\n{soak.summary()}"
+    )
+    print(text)
+    soak.check_growth()
+    print("nothing has grown")
+    if given.output:
+        write_into(given.output, "soak", text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

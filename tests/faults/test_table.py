@@ -1,0 +1,70 @@
+"""A part of the table in which every fault and everything that ranks do comes up: see `CHOSEN`.
+
+``python -m tests.faults --full`` runs all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .rig import Losses, measure_losses
+from .rows import DOINGS, FAULTS, doing_named, fault_named
+from .table import Pair, Table, in_order, possible
+
+# fault -> what the ranks are doing, and why that pair
+CHOSEN = {
+    "raise": (
+        "all_reduce",  # a plain collective
+        "P2P recv",  # nobody counts on both sides
+        "DDP backward",  # some buckets reduced, some not
+        "FSDP2 backward",  # parameters gathered, gradients half reduced
+        "TP forward",  # a subgroup: the other one comes to its end
+        "background run",  # what waits behind it runs
+        "output flood",  # the report comes through the flood
+    ),
+    "sys.exit": ("Python",),  # an exception like others, and no end of the rank
+    "os._exit": ("FSDP2 backward",),  # shards are lost: a checkpoint is loaded
+    "SIGKILL": ("idle", "DDP backward", "background run"),  # reported where no cell runs; copied; the queue
+    "SIGSEGV": ("P2P recv",),
+    "segmentation fault": ("sleep",),
+    "SIGSTOP, SIGCONT": ("all_reduce",),
+    "out of memory, killed": ("TP forward",),
+    "out of memory, RLIMIT_AS": ("DDP backward",),
+    "infinite loop": ("all_reduce",),  # the live line names the rank that loops
+    "exception in a thread": ("idle", "output flood"),  # no run fails, and it is told
+    "interrupt": ("idle", "Python", "sleep", "P2P recv", "DDP backward", "TP forward"),
+    "double interrupt": ("FSDP2 backward", "background run"),  # with and without somebody who waits
+    "zygote SIGKILL": ("idle", "all_reduce"),  # a rank is replaced afterwards
+    "store SIGKILL": ("all_reduce",),  # as the groups are then made over another one
+    "controller socket cut": ("idle", "output flood"),  # nothing is lost on the way
+    "agent SIGKILL": ("DDP backward",),  # everything ends, and nothing is left
+    "kernel SIGKILL": ("FSDP2 backward",),
+    "kernel restart": ("background run",),
+}
+PAIRS = in_order(possible((fault_named(name), doing_named(d)) for name, ds in CHOSEN.items() for d in ds))
+
+
+@pytest.fixture(scope="module")
+def losses() -> Losses:
+    return measure_losses()
+
+
+@pytest.fixture(scope="module")
+def table(losses: Losses) -> Iterator[Table]:
+    """Runs cells, on one mesh as long as that lives."""
+    table = Table(losses)
+    yield table
+    table.close()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1].name}")
+def test_a_fault_costs_what_it_must_and_no_more(pair: Pair, table: Table) -> None:
+    result = table.run(*pair)
+    assert not result.failure, result.failure
+
+
+def test_every_fault_and_everything_that_ranks_do_comes_up() -> None:
+    assert set(CHOSEN) == {fault.name for fault in FAULTS}
+    assert {doing for doings in CHOSEN.values() for doing in doings} == {doing.name for doing in DOINGS}

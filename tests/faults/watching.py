@@ -1,0 +1,189 @@
+"""Deadlines that say what hangs, and waiting for a condition."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+import cellmesh as cm
+from cellmesh.controller.fold import Block, Line, Live, Trace
+from tests.conftest import processes_of
+
+_DIAGNOSIS_S = 20.0
+# Name of the threads of `deadline`.
+WATCHDOG = "watchdog"
+
+
+class Stuck(AssertionError):
+    """Something took longer than it may; says where everybody was."""
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> float:
+    """Wait for a condition that can only be asked for, and give how long that took.
+
+    Raises:
+        Stuck: it has not come in time.
+    """
+    began = time.monotonic()
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() - began > timeout_s:
+            raise Stuck(f"{what}: not within {timeout_s} s")
+        pause.wait(0.003)
+    return time.monotonic() - began
+
+
+def runs_in(thread: int, code: types.CodeType) -> bool:
+    """Whether a thread of this process is in a function, or in what that calls."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def processes_named(directory: Path, name: str) -> list[psutil.Process]:
+    """A mesh's processes of that name: ``cellmesh-agent``, ``cellmesh-zygote``, ``cellmesh-store``."""
+    found = []
+    for process in processes_of(directory):
+        with contextlib.suppress(psutil.Error):
+            if process.name() == name[:15]:
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def deadline(directory: Path, timeout_s: float, what: str, mesh: cm.Mesh | None = None) -> Iterator[None]:
+    """Whatever hangs inside ends: after the time-out the mesh's agent is killed, and the mesh with it.
+
+    Args:
+        directory: the runtime directory of the mesh.
+        timeout_s: how long it may take.
+        what: what is done.
+        mesh: asked for states and stacks before it is killed.
+
+    Raises:
+        Stuck: it took too long.
+    """
+    done = threading.Event()
+    diagnoses: list[str] = []
+
+    def watch() -> None:
+        if done.wait(timeout_s):
+            return
+        diagnoses.append(diagnose(directory, mesh))
+        for process in processes_named(directory, "cellmesh-agent"):
+            process.kill()
+
+    watcher = threading.Thread(target=watch, name=WATCHDOG, daemon=True)
+    watcher.start()
+    # Should not even that help, the process says where it is and ends.
+    faulthandler.dump_traceback_later(timeout_s + _DIAGNOSIS_S + 40, exit=True, file=sys.__stderr__)
+    try:
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+            faulthandler.cancel_dump_traceback_later()
+    except BaseException as error:
+        if diagnoses:
+            raise Stuck(f"{what}: not within {timeout_s} s\n{diagnoses[0]}") from error
+        raise
+    if diagnoses:
+        raise Stuck(f"{what}: not within {timeout_s} s\n{diagnoses[0]}")
+
+
+def diagnose(directory: Path, mesh: cm.Mesh | None) -> str:
+    """Where everybody is, as far as it can be told."""
+    parts = []
+    if mesh is not None:
+        for title, ask in (
+            ("states", lambda: "\n".join(f"{rank}: {state}" for rank, state in mesh.states().items())),
+            ("report", lambda: "\n".join(map(str, mesh.report()))),
+            ("stacks", lambda: mesh.stacks(all_threads=True)),
+        ):
+            parts.append(f"-- {title}\n{_try(ask)}")
+    parts.append(f"-- this process\n{_own_stacks()}")
+    parts += [
+        f"-- {log.name}\n{log.read_text()[-3000:]}" for log in directory.glob("cellmesh/*/logs/agent.log")
+    ]
+    for process in processes_of(directory):
+        parts.append(f"-- {process.pid} {_try(process.name)}\n{_spy(process.pid)}")
+    return "\n".join(parts)
+
+
+def _try(ask: Callable[[], str]) -> str:
+    answers: list[str] = []
+
+    def work() -> None:
+        try:
+            answers.append(ask())
+        except Exception as e:
+            answers.append(f"{type(e).__name__}: {e}")
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(6.0)
+    return answers[0] if answers else "no answer"
+
+
+def _own_stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read()
+
+
+def _spy(pid: int) -> str:
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return str(e)
+    return (found.stdout or found.stderr)[-3000:]
+
+
+class Shown:
+    """A sink that remembers what was shown, and when."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.texts: list[str] = []
+        self.first_trace_at: float | None = None
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        with self._changed:
+            for block in blocks:
+                if isinstance(block, Block) and isinstance(block.item, Trace):
+                    self.first_trace_at = self.first_trace_at or time.time()
+                    self.texts.append(block.item.traceback)
+                # A flood is not kept: what is waited for are single lines.
+                elif isinstance(block, Block) and isinstance(block.item, Line) and len(self.texts) < 10_000:
+                    self.texts.append(block.item.text)
+            self._changed.notify_all()
+
+    def note(self, text: str) -> None:
+        with self._changed:
+            self.texts.append(text)
+            self._changed.notify_all()
+
+    def status(self, text: str, final: bool) -> None:
+        self.note(text)
+
+    def wait_for(self, part: str, timeout_s: float) -> None:
+        """Wait until something was shown that has this in it."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: any(part in text for text in self.texts), timeout_s):
+                raise Stuck(f"{part!r} was not shown within {timeout_s} s: {self.texts[-20:]}")

@@ -1,0 +1,145 @@
+"""A rank's process in memory, which says what a test has it say."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cellmesh.wire import payload
+from cellmesh.wire.framing import Frame, Parcel, at_rank_for_control, at_rank_for_work, encode
+from cellmesh.wire.messages import (
+    Blueprint,
+    Describe,
+    Display,
+    Done,
+    Failed,
+    Heal,
+    Interrupt,
+    Leave,
+    Output,
+    Peek,
+    Probe,
+    RankReady,
+    RankState,
+    Release,
+    Resume,
+)
+
+Frames = Sequence[Frame]
+
+
+class ScriptedRank:
+    """A rank, which runs what it is given until a test has it end that.
+
+    After a run that failed it holds back what follows, until it is healed or told to go on.
+
+    Args:
+        rank: its number.
+        pid: its process.
+        say: carries what it says to its agent.
+    """
+
+    def __init__(self, rank: int, pid: int, say: Callable[[Frames], None]) -> None:
+        self.rank, self.pid = rank, pid
+        self.queue: collections.deque[int] = collections.deque()
+        self.interrupted: set[int] = set()
+        self.released: set[int] = set()
+        self.num_heals = 0
+        self.collective = ""
+        self.answers_probes = True
+        self.is_broken = False
+        self.is_doomed = False
+        self.was_asked_to_leave = False
+        self.holds = False
+        self._heals: collections.deque[int] = collections.deque()
+        self._send = say
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs the first of its queue."""
+        return bool(self.queue) and not self.holds
+
+    def ready(self) -> None:
+        self._say(RankReady("cpu", "gloo"))
+
+    def print(self, text: str, stream: Any = "stdout") -> None:
+        self._say(Output(self.queue[0], stream, text))
+
+    def display(self, bundle: bytes) -> None:
+        self._say(Display(self.queue[0], "display", bundle))
+
+    def done(self, value: Any = None) -> None:
+        """Answer the first run with a value."""
+        assert self.running, "work that is held back cannot end"
+        run = self.queue.popleft()
+        if value is None:
+            self._say(Done(run))
+        else:
+            pickled, buffers = payload.dumps(value, "value")
+            self._say(Done(run, pickled), buffers)
+        self._heal()
+
+    def fail(self, error: BaseException, line: int = 1) -> None:
+        """Answer the first run with an exception."""
+        assert self.running, "work that is held back cannot fail"
+        run = self.queue.popleft()
+        self.holds = True
+        kind = type(error).__name__
+        pickled, buffers = payload.dumps(error, "error")
+        released = run in self.released and isinstance(error, KeyboardInterrupt)
+        failed = Failed(run, kind, str(error), f"{kind}: {error}", line, pickled, released=released)
+        self._say(failed, buffers)
+        self._heal()
+
+    def obey(self) -> None:
+        """Answer the first run as an interrupted or released rank does."""
+        self.fail(KeyboardInterrupt("interrupted in sleep"))
+
+    # ---- what reaches it
+
+    def hear_work(self, frames: Frames) -> None:
+        for verb, _ in at_rank_for_work().decode(frames):
+            match verb:
+                case Heal(run):
+                    self._heals.append(run)
+                    if not self.running:
+                        self._heal()
+                case Resume():
+                    self.holds = False
+                case _:
+                    self.queue.append(verb.run)
+
+    def hear_control(self, frames: Frames) -> None:
+        for verb, _ in at_rank_for_control().decode(frames):
+            match verb:
+                case Probe(request):
+                    if self.answers_probes:
+                        self._say(self._state(request))
+                case Describe(request):
+                    self._say(Blueprint(request, b"groups"))
+                case Interrupt(run):
+                    self.interrupted.add(run)
+                case Release(run):
+                    self.released.add(run)
+                case Peek(run, expression):
+                    pickled, buffers = payload.dumps(f"{expression} on {self.rank}", "peek")
+                    self._say(Done(run, pickled), buffers)
+                case Leave():
+                    self.was_asked_to_leave = True
+
+    def _state(self, request: int) -> RankState:
+        if not self.running:
+            return RankState(request, -1, 0, 0, "", "", "cpu", 0, is_broken=self.is_broken)
+        return RankState(
+            request, self.queue[0], 1, 5, "m.f", self.collective, "cpu", 0, is_broken=self.is_broken
+        )
+
+    def _heal(self) -> None:
+        while self._heals:
+            self.num_heals += 1
+            self.holds = self.is_broken = False
+            self._say(Done(self._heals.popleft()))
+
+    def _say(self, verb: Any, buffers: Frames = ()) -> None:
+        self._send(encode([Parcel(verb, tuple(buffers))]))
