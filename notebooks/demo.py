@@ -7,7 +7,10 @@ the notebook itself, for a commit.
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,7 @@ def show_displays(cell: NotebookNode, cell_index: int, execute_reply: dict[str, 
 
 
 def execute(notebook: NotebookNode, directory: Path) -> None:
-    """Execute a notebook in a real kernel, in place.
+    """Execute a notebook in a real kernel, in place; the meshes that it starts end with it, however it ends.
 
     Args:
         notebook: gets the outputs, also those of a cell that fails.
@@ -73,7 +76,14 @@ def execute(notebook: NotebookNode, directory: Path) -> None:
         # On loopback others could listen; older versions of Jupyter pass over this option.
         config=Config({"KernelManager": {"transport_encryption": "auto"}}),
     )
-    client.execute()
+    # A mesh outlives its kernel, under its lease; those of this kernel have a directory to themselves.
+    with tempfile.TemporaryDirectory(prefix="cm-") as runtime:
+        env = {**os.environ, "JUPYTER_RUNTIME_DIR": runtime}
+        try:
+            client.execute(env=env)
+        finally:
+            stop = [sys.executable, "-m", "cellmesh", "stop", "--all"]
+            subprocess.run(stop, env=env, check=True, stdout=subprocess.DEVNULL)
 
 
 def write_html(notebook: NotebookNode, path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.browser.lab import Notebook, Server, open_notebook
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "notebooks" / "01_quickstart.ipynb"
 README = ROOT / "README.md"
+SUM = "%%dist\nx = torch.ones(1, device=device)\ndist.all_reduce(x)\nx.item()"
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -141,25 +142,41 @@ def test_tables(notebook: Notebook, theme: str) -> None:
     notebook.picture(f"tables-{theme.split()[-1].lower()}")
 
 
-def test_stop_button_frees_ranks_that_wait_for_one_that_raised(notebook: Notebook) -> None:
+def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) -> None:
     cell = notebook.start('%%dist\nif rank == 0:\n    raise ValueError("gives up")\ndist.barrier()')
-    expect(cell.outputs.last).to_contain_text("ranks 1-3 in barrier at line 4", timeout=15_000)
-    expect(cell.outputs.first).to_contain_text("ValueError: gives up")
+    expect(cell.outputs.last).to_contain_text("process groups rebuilt in", timeout=15_000)
+    cell.wait_for_end()
+    traceback, released, failure, _ = cell.texts()
+    assert traceback.endswith("\nValueError: gives up")
+    assert released == "[1-3]\nReleased: waited in barrier at line 4"
+    assert re.fullmatch(
+        r"RankFailure: rank 0 raised ValueError: gives up \(line 3\); "
+        r"ranks 1-3 waited in barrier at line 4 for \d+\.\d s and were released",
+        failure,
+    )
+    notebook.picture("released")
+    assert notebook.run("6 * 7").texts() == ["42"]
+    assert notebook.run(SUM).texts() == ["[0-3] 4.0"]
+
+
+def test_a_cell_that_hangs_says_where_and_the_stop_button_ends_it(notebook: Notebook) -> None:
+    cell = notebook.start("%%dist\nimport time\nif rank == 0:\n    time.sleep(600)\ndist.barrier()")
+    expect(cell.outputs.last).to_have_text(
+        re.compile(r"ranks 1-3 wait in barrier \(line 5\) \d+ s; rank 0 runs line 4: time\.sleep\s*"),
+        timeout=20_000,
+    )
     notebook.picture("waiting")
     notebook.press_stop()
     cell.wait_for_end(timeout_s=5)
-    assert cell.texts()[-1] == (
-        "RanksInterrupted: rank 0 raised ValueError: gives up (line 3); "
-        "ranks 1-3 raised KeyboardInterrupt: interrupted in barrier (line 4)"
-    )
+    assert (
+        "RanksInterrupted: rank 0 raised KeyboardInterrupt: interrupted in time.sleep (line 4); "
+        "ranks 1-3 raised KeyboardInterrupt: interrupted in barrier (line 5)"
+    ) in cell.texts()
     notebook.picture("stopped")
-
-    assert notebook.run("6 * 7").texts() == ["42"]
-    assert notebook.run("%%dist\nrank").texts() == ["[0] 0\n[1] 1\n[2] 2\n[3] 3"]
+    assert notebook.run(SUM).texts() == ["[0-3] 4.0"]
     restarted = "\n".join(notebook.run("%dist_restart").texts())
     assert re.fullmatch(r"4 ranks ready in \d+\.\d s: .*", restarted)
-    summed = notebook.run("%%dist\nx = torch.ones(1, device=device)\ndist.all_reduce(x)\nx.item()")
-    assert summed.texts() == ["[0-3] 4.0"]
+    assert notebook.run(SUM).texts() == ["[0-3] 4.0"]
 
 
 def test_quickstart_runs_in_jupyterlab(browser: Browser, server: Server) -> None:
@@ -195,7 +212,7 @@ def test_the_ten_lines_of_the_readme(browser: Browser, server: Server) -> None:
         assert len(inspect.outputs.locator("tbody tr").all()) == 1
         expect(inspect.outputs).to_contain_text("model.module.weight.grad: replicas are equal, bit for bit")
         waiting = notebook.start('%%dist\nif rank == 2:\n    raise ValueError("odd batch")\ndist.barrier()')
-        expect(waiting.outputs.last).to_contain_text("ranks 0-1,3 in barrier at line 4", timeout=15_000)
-        notebook.picture("readme", last=len(sources))
-        notebook.press_stop()
+        expect(waiting.outputs.last).to_contain_text("process groups rebuilt in", timeout=15_000)
         waiting.wait_for_end()
+        assert notebook.run(sources[2]).texts() != [], "the model steps on"
+        notebook.picture("readme", last=len(sources) + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -37,11 +38,11 @@ def runtime_directory() -> Iterator[Path]:
 
 
 def _started_with(directory: Path) -> list[psutil.Process]:
-    """The processes with this runtime directory in their environment, orphans too."""
+    """The processes with this runtime directory, or one in it, in their environment, orphans too."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("JUPYTER_RUNTIME_DIR") == str(directory):
+            if process.environ().get("JUPYTER_RUNTIME_DIR", "").startswith(str(directory)):
                 found.append(process)
         except psutil.Error:  # it has just ended
             continue
@@ -87,10 +88,11 @@ def test_quickstart_is_committed_with_its_plot() -> None:
     assert "image/png" in plot.outputs[0].data
 
 
-def _demo(path: Path, html: Path) -> subprocess.CompletedProcess[str]:
+def _demo(path: Path, html: Path, runtime: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "notebooks.demo", str(path), "--html", str(html)],
         cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(runtime)},
         capture_output=True,
         text=True,
         timeout=100,
@@ -98,7 +100,7 @@ def _demo(path: Path, html: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_prints_and_writes_html(tmp_path: Path) -> None:
+def test_demo_prints_and_writes_html(tmp_path: Path, runtime_directory: Path) -> None:
     notebook = new_notebook(
         cells=[
             new_markdown_cell("# A heading\n\nprose"),
@@ -110,7 +112,7 @@ def test_demo_prints_and_writes_html(tmp_path: Path) -> None:
     path, html = tmp_path / "small.ipynb", tmp_path / "small.html"
     nbformat.write(notebook, path)
     source = path.read_bytes()
-    done = _demo(path, html)
+    done = _demo(path, html, runtime_directory)
     assert done.returncode == 0, done.stderr
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     assert lines[:2] == ["", "A heading"]
@@ -121,7 +123,7 @@ def test_demo_prints_and_writes_html(tmp_path: Path) -> None:
     assert path.read_bytes() == source, "only --save may change the notebook"
 
 
-def test_demo_fails_with_the_traceback_of_the_cell(tmp_path: Path) -> None:
+def test_demo_fails_with_the_traceback_of_the_cell(tmp_path: Path, runtime_directory: Path) -> None:
     notebook = new_notebook(
         cells=[
             new_code_cell("%load_ext cellmesh\n%dist_start 2"),
@@ -131,7 +133,7 @@ def test_demo_fails_with_the_traceback_of_the_cell(tmp_path: Path) -> None:
     )
     path, html = tmp_path / "broken.ipynb", tmp_path / "broken.html"
     nbformat.write(notebook, path)
-    done = _demo(path, html)
+    done = _demo(path, html, runtime_directory)
     assert done.returncode == 1
     assert "RankFailure: rank 1 raised ValueError: odd" in done.stderr
     assert "not reached" not in done.stdout
