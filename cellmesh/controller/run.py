@@ -80,6 +80,11 @@ class Run(Generic[T]):
         """The ranks that have not ended it."""
         return [rank for rank in self.ranks if rank not in self._outcomes]
 
+    def failed_ranks(self) -> list[int]:
+        """The ranks that have ended it with an exception, or died."""
+        ended = list(self._outcomes.items())
+        return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
+
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call back once every rank has ended it, on the link's thread, or now if that is so."""
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -13,13 +14,16 @@ from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
 from ..controller.ranks import Ranks
 from ..controller.recovery import describe_heal
 from ..controller.run import Run
+from ..controller.seeding import seed_ranks
 from ..controller.session import Progress
 from ..controller.sinks import Sink, current_sink
 from ..controller.starting import attach, start
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import parse_ranks
 from .auto import magics_inside
+from .export import export
 from .options import Given
+from .recording import Recorder
 from .tables import Table, facts_table, status_table
 
 
@@ -34,6 +38,7 @@ class Commands:
         self._shell = shell
         self.mesh: Mesh | None = None
         self.is_auto = False
+        self.recorder = Recorder(shell)
 
     # ---- a mesh's life
 
@@ -67,11 +72,11 @@ class Commands:
 
     def dist(self, options: Given, source: str, line: str = "%%dist") -> Run[Any] | None:
         # The magic's own line counts as line 1 in the notebook: keep its place.
+        typed, mesh, count = source, self._need_mesh(), self.execution_count()
         if not source.lstrip().startswith("%%"):
             source = f"# {line}\n{source}"
-        run = self._choose(options).submit_cell(
-            source, execution_count=self._execution_count(), quiet=options["quiet"]
-        )
+        run = self._choose(options).submit_cell(source, execution_count=count, quiet=options["quiet"])
+        self.recorder.cell(count, typed, run, options["quiet"], mesh)
         if options["nowait"]:
             return run
         run.result()
@@ -83,7 +88,10 @@ class Commands:
             raise MeshUsageError(
                 f"{inside[0]} talks to the mesh from the notebook: put it in a cell of its own"
             )
-        self._need_mesh().submit_cell(source, execution_count=self._execution_count()).result()
+        mesh, count = self._need_mesh(), self.execution_count()
+        run = mesh.submit_cell(source, execution_count=count)
+        self.recorder.cell(count, source, run, False, mesh)
+        run.result()
 
     def dist_auto(self, options: Given) -> None:
         self.is_auto = options["switch"] == "on"
@@ -132,6 +140,15 @@ class Commands:
             raise MeshUsageError(f"--as {target!r} is no name")
         self._shell.user_ns[target] = value
         return None
+
+    def dist_seed(self, options: Given) -> None:
+        seed, per_rank = options["seed"], options["per_rank"]
+        seeded = seed_ranks(self._need_mesh(), seed, per_rank)
+        print(f"seeded {', '.join(seeded)} with {seed}{' + rank' if per_rank else ''}")
+
+    def dist_export(self, options: Given) -> None:
+        path = Path(options["path"]).expanduser()
+        print(export(self.recorder.history, path, options["with_locals"], options["force"]))
 
     def dist_inspect(self, options: Given) -> Table:
         expression = " ".join(options["expression"])
@@ -214,7 +231,7 @@ class Commands:
             chosen = chosen.at(**parse_coordinate(options["at"]))
         return chosen
 
-    def _execution_count(self) -> int:
+    def execution_count(self) -> int:
         """The ``In[n]`` of the cell that runs. Some versions of IPython count up before it, some after."""
         count = int(self._shell.execution_count)
         history = self._shell.history_manager

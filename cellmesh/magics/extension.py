@@ -37,6 +37,7 @@ class Extension:
         self._register("local", "cell", self._local_magic)
         self._register(AUTO_MAGIC, "cell", lambda line, cell: self.commands.auto_cell(cell))
         self._shell.input_transformers_cleanup.append(self._transformer)
+        self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
         # IPython prints exception groups whole, frames of ours and all, unless told otherwise.
         self._shell.set_custom_exc((RankFailure, CellSyntaxError), _show_failure)  # type: ignore[no-untyped-call]
 
@@ -44,6 +45,7 @@ class Extension:
         """Undo `register`, and stop the mesh."""
         self.commands.close()
         self._shell.input_transformers_cleanup.remove(self._transformer)
+        self._shell.events.unregister("post_run_cell", self.commands.recorder.close_cell)
         self._shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]
         for kind in self._shell.magics_manager.magics.values():
             for name in [name for name, function in kind.items() if getattr(function, "cellmesh", False)]:
@@ -62,7 +64,11 @@ class Extension:
             if wants_help(line):
                 print(describe(name, False))
                 return None
-            return method(parse(name, line))
+            options = parse(name, line)
+            result = method(options)
+            count, mesh = self.commands.execution_count(), self.commands.mesh
+            self.commands.recorder.magic(count, name, line, options, mesh)
+            return result
 
         return run
 

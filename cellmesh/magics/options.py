@@ -159,6 +159,25 @@ COMMANDS = {
             ),
         ),
         _command(
+            "dist_seed",
+            "Seed the generators of random, numpy and torch on all ranks: alike, or each with its rank more.",
+            "  %dist_seed 0",
+            click.Argument(["seed"], type=click.IntRange(0)),
+            click.Option(["--per-rank"], is_flag=True, help="Seed each rank with the seed plus its rank."),
+        ),
+        _command(
+            "dist_export",
+            "Write what ran on the ranks, in its order, as a script for torchrun.",
+            "  %dist_export train.py",
+            click.Argument(["path"], metavar="FILE"),
+            click.Option(["--force"], is_flag=True, help="Overwrite the file."),
+            click.Option(
+                ["--locals", "with_locals"],
+                is_flag=True,
+                help="Run the notebook's own cells, too, on rank 0.",
+            ),
+        ),
+        _command(
             "dist_debug",
             "Open the debugger where a rank's last exception was raised.",
             "  %dist_debug --ranks 3",

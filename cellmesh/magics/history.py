@@ -1,0 +1,214 @@
+"""What a notebook has run on its mesh, as `%dist_export` needs it: records, in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+_MAX_ITEMS = 100
+_MAX_LITERAL = 10_000
+
+
+class Outcome(Protocol):
+    """How a run ended, as a `controller.run.Run` tells it."""
+
+    def done(self) -> bool: ...
+
+    def failed_ranks(self) -> list[int]: ...
+
+
+@dataclass
+class RankCell:
+    """A cell that ran on ranks.
+
+    Attributes:
+        source: as typed, without the line of ``%%dist``.
+        ranks: who ran it, None for all.
+        quiet: its last expression is not shown.
+        run: how it ends; dropped when it has.
+        failed: the ranks on which it failed.
+    """
+
+    source: str
+    ranks: tuple[int, ...] | None = None
+    quiet: bool = False
+    run: Outcome | None = None
+    failed: tuple[int, ...] = ()
+
+    def settle(self) -> None:
+        """Take in how the run has ended, if it has."""
+        run = self.run
+        if run is not None and run.done():
+            self.failed = tuple(run.failed_ranks())
+            self.run = None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the notebook.
+
+    Attributes:
+        literal: Python that makes it, "" where there is none.
+        description: what it is, for people.
+    """
+
+    literal: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """Values that the notebook gave to ranks (None: all)."""
+
+    values: Mapping[str, Value]
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """``mesh`` got other dims."""
+
+    dims: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Seed:
+    """The generators were seeded."""
+
+    seed: int
+    per_rank: bool
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Another magic: a script has nothing that does the same.
+
+    Attributes:
+        line: as typed.
+        changes: whether it changed what ranks hold.
+    """
+
+    line: str
+    changes: bool = False
+
+
+Entry = RankCell | Push | Reshape | Seed | Aside
+
+
+@dataclass
+class NotebookCell:
+    """One cell of the notebook.
+
+    Attributes:
+        count: its ``In [n]``.
+        source: as typed.
+        entries: what it did with the mesh, in order.
+        failed: whether it raised.
+    """
+
+    count: int
+    source: str = ""
+    entries: list[Entry] = field(default_factory=list)
+    failed: bool = False
+
+    def is_on_ranks(self) -> bool:
+        """Whether ranks ran it, rather than the notebook."""
+        return any(isinstance(entry, RankCell) for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How the ranks began that the mesh has now.
+
+    Attributes:
+        dims: of the DeviceMesh.
+        backend: as given to ``init_process_group``.
+        num_threads: torch's, on each rank; 0 if it was not set.
+        attached: the mesh was found; what other kernels ran on it is not known.
+    """
+
+    dims: Mapping[str, int]
+    backend: str
+    num_threads: int
+    attached: bool = False
+
+
+class History:
+    """The cells of one notebook. `begin` forgets what ranks ran before, and nothing else."""
+
+    def __init__(self) -> None:
+        self.beginning: Beginning | None = None
+        self._cells: list[NotebookCell] = []
+        self._open: NotebookCell | None = None
+
+    def begin(self, beginning: Beginning) -> None:
+        """The ranks are new: nothing that ran before has left anything on them."""
+        self.beginning = beginning
+        self._cells = [cell for cell in self._cells if not cell.is_on_ranks()]
+        for cell in (*self._cells, *((self._open,) if self._open else ())):
+            cell.entries.clear()
+
+    def add(self, count: int, entry: Entry) -> None:
+        """The cell that runs has done this."""
+        if self._open is None:
+            self._open = NotebookCell(count)
+        self._open.entries.append(entry)
+
+    def close(self, count: int, source: str, failed: bool) -> None:
+        """The cell has ended."""
+        cell = self._open or NotebookCell(count)
+        self._open = None
+        cell.count, cell.source, cell.failed = count, source, failed
+        self._cells.append(cell)
+
+    def cells(self) -> Iterator[NotebookCell]:
+        """All cells, in order; the one that runs now is last, without its source."""
+        yield from self._cells
+        if self._open is not None:
+            yield self._open
+
+
+def value_of(value: Any) -> Value:
+    """A value as a record: what Python makes it, or else what it is."""
+    try:
+        literal = _literal(value, depth=0)
+    except ValueError:
+        literal = ""
+    return Value(literal if len(literal) <= _MAX_LITERAL else "", describe(value))
+
+
+def _literal(value: Any, depth: int) -> str:
+    kind = type(value)
+    if value is None or kind in (bool, int, str, bytes, complex):
+        return repr(value)
+    if kind is float:
+        return repr(value) if math.isfinite(value) else f'float("{value!r}")'
+    if kind not in (list, tuple, dict, set) or len(value) > _MAX_ITEMS or depth > 4:
+        raise ValueError("no literal")
+    if kind is dict:
+        pairs = [f"{_literal(key, depth + 1)}: {_literal(item, depth + 1)}" for key, item in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    items = [_literal(item, depth + 1) for item in value]
+    if kind is tuple:
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+    if kind is set:
+        return f"{{{', '.join(sorted(items))}}}" if items else "set()"
+    return f"[{', '.join(items)}]"
+
+
+def describe(value: Any) -> str:
+    """What a value is, in a few words: its type, shape and dtype or length."""
+    words = [type(value).__name__]
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, Sequence):
+        words.append(f"of shape {tuple(shape)}")
+        if getattr(value, "dtype", None) is not None:
+            words.append(str(value.dtype))
+    elif hasattr(value, "__len__"):
+        try:
+            words.append(f"of length {len(value)}")
+        except Exception:  # a class, or a __len__ that fails
+            pass
+    return " ".join(words)

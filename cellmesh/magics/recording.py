@@ -1,0 +1,79 @@
+"""Writes what a notebook's magics do into its `History`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
+from ..controller.mesh import Mesh
+from ..controller.options import parse_mesh
+from ..controller.run import Run
+from ..wire.ranks import parse_ranks
+from .history import Aside, Beginning, Entry, History, Push, RankCell, Reshape, Seed, value_of
+
+_BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
+# What changes the ranks in a way that a script cannot repeat.
+_CHANGES = ("dist_sync", "dist_heal", "dist_debug", "dist_interrupt")
+# What a script need not know of.
+_PASSED_OVER = ("dist_stop", "dist_detach", "dist_auto", "dist_export")
+
+
+class Recorder:
+    """Records one notebook.
+
+    Args:
+        shell: the notebook's.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self.history = History()
+
+    def cell(self, count: int, source: str, run: Run[Any], quiet: bool, mesh: Mesh) -> None:
+        """Ranks have been sent a cell."""
+        entry = RankCell(source, _unless_all(run.ranks, mesh), quiet, run)
+        self.history.add(count, entry)
+        run.on_end(entry.settle)
+
+    def magic(self, count: int, name: str, line: str, options: dict[str, Any], mesh: Mesh | None) -> None:
+        """A line magic has done what it does."""
+        if mesh is not None and name in _BEGINNINGS:
+            self.history.begin(_beginning(mesh, attached=name == "dist_attach"))
+        elif mesh is not None and name not in _PASSED_OVER:
+            entry = self._entry(name, line, options, mesh)
+            if entry is not None:
+                self.history.add(count, entry)
+
+    def close_cell(self, result: ExecutionResult | None) -> None:
+        """IPython's event: a cell of the notebook has ended."""
+        info = result.info if result is not None else None
+        if result is None or info is None or not info.store_history or result.execution_count is None:
+            return  # one inside another, or a front end's own
+        self.history.close(result.execution_count, info.raw_cell or "", not result.success)
+
+    def _entry(self, name: str, line: str, options: dict[str, Any], mesh: Mesh) -> Entry | None:
+        match name:
+            case "dist_push":
+                namespace = self._shell.user_ns
+                values = {each: value_of(namespace[each]) for each in options["names"]}
+                ranks = parse_ranks(options["ranks"], len(mesh)) if options["ranks"] else mesh.ranks
+                return Push(values, _unless_all(tuple(ranks), mesh))
+            case "dist_mesh":
+                return Reshape(parse_mesh(" ".join(options["dims"]))) if options["dims"] else None
+            case "dist_seed":
+                return Seed(options["seed"], options["per_rank"])
+        return Aside(f"%{name} {line}".strip(), name in _CHANGES)
+
+
+def _unless_all(ranks: tuple[int, ...], mesh: Mesh) -> tuple[int, ...] | None:
+    return None if set(ranks) == set(mesh.ranks) else ranks
+
+
+def _beginning(mesh: Mesh, attached: bool) -> Beginning:
+    backends = sorted({info.backend for info in mesh.ready_ranks if info.backend})
+    told = os.environ.get("OMP_NUM_THREADS", "")  # as `workers.processes.num_threads_for`
+    default = 1 if len(mesh) > 1 else 0
+    num_threads = int(told) if told.isdecimal() else default
+    return Beginning(mesh.dims, backends[0] if backends else "gloo", num_threads, attached)

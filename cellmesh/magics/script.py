@@ -1,0 +1,239 @@
+"""Cells rewritten as parts of a script. Pure: source in, source out."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import re
+import symtable
+import textwrap
+import tokenize
+from collections.abc import Iterable
+
+INDENT = "    "
+# Calls of functions or methods with these names return None.
+_SILENT = (
+    "print",
+    "display",
+    "append",
+    "extend",
+    "clear",
+    "backward",
+    "barrier",
+    "zero_grad",
+    "manual_seed_all",
+)
+
+
+class CannotRewriteError(Exception):
+    """A cell has something that cannot stand where the script needs it; says what."""
+
+
+def parse(source: str) -> ast.Module | None:
+    """A cell's tree, which may await at top level; None if it is no Python."""
+    try:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
+        tree = compile(source, "cell", "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError):
+        return None
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
+def awaits(source: str) -> bool:
+    """Whether a cell awaits at top level."""
+    code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    return bool(code.co_flags & inspect.CO_COROUTINE)
+
+
+def names_in(source: str) -> set[str]:
+    """All names that a cell uses or binds, at any depth."""
+    tree = parse(source)
+    found: set[str] = set()
+    for node in ast.walk(tree) if tree is not None else ():
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.alias(name=name, asname=asname):
+                found.add(asname or name.partition(".")[0])
+    return found
+
+
+def names_bound(source: str) -> set[str]:
+    """The names that a cell binds at its top level."""
+    try:
+        table = symtable.symtable(_as_function(source, "cell"), "cell", "exec").get_children()[0]
+    except (SyntaxError, CannotRewriteError):
+        return set()
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()}
+
+
+def free_name(wanted: str, taken: Iterable[str]) -> str:
+    """A name that nobody has taken, like the wanted one."""
+    taken = set(taken)
+    name = wanted
+    while name in taken:
+        name += "_"
+    return name
+
+
+def indent(source: str) -> str:
+    """Indent a cell by one level; what stands inside strings stays as it was.
+
+    Raises:
+        CannotRewriteError: it means something else when it is indented.
+    """
+    lines = _lines(source)
+    inside: set[int] = set()  # lines that begin inside a string
+    open_strings: list[int] = []
+    for token in _tokens(source):
+        kind = tokenize.tok_name[token.type]
+        if kind in ("FSTRING_START", "TSTRING_START"):
+            open_strings.append(token.start[0])
+        elif kind in ("FSTRING_END", "TSTRING_END"):
+            inside.update(range(open_strings.pop() + 1, token.end[0] + 1))
+        elif token.type == tokenize.STRING:
+            inside.update(range(token.start[0] + 1, token.end[0] + 1))
+    moved = "".join(
+        line if number in inside or not line.strip() else INDENT + line
+        for number, line in enumerate(lines, 1)
+    )
+    _check_same(source, moved)
+    return moved
+
+
+def _check_same(source: str, moved: str) -> None:
+    before, after = parse(source), parse(f"if True:\n{moved}\n{INDENT}pass")
+    if before is None or after is None:
+        raise CannotRewriteError("it is no Python when it is indented")
+    (block,) = after.body
+    assert isinstance(block, ast.If)
+    if ast.dump(before) != ast.dump(ast.Module(block.body[:-1], [])):
+        raise CannotRewriteError("it means something else when it is indented")
+    if any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in before.body):
+        raise CannotRewriteError("`from __future__ import` must stand first in a file")
+
+
+def _tokens(source: str) -> list[tokenize.TokenInfo]:
+    try:
+        return list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError) as e:
+        raise CannotRewriteError(f"it cannot be read: {e}") from None
+
+
+def only_on(condition: str, source: str) -> str:
+    """A cell under an ``if``."""
+    tree = parse(source)
+    body = indent(source)
+    if tree is not None and not tree.body:
+        body = f"{body}{INDENT}pass\n"
+    return f"if {condition}:\n{body}"
+
+
+def as_coroutine(source: str, name: str) -> str:
+    """A cell that awaits, as an ``async def`` that binds the same global names.
+
+    Raises:
+        CannotRewriteError: something in it cannot stand in a function.
+    """
+    bound = sorted(names_bound(source))
+    text = _as_function(source, name)
+    if bound:
+        head, _, body = text.partition("\n")
+        text = f"{head}\n{INDENT}global {', '.join(bound)}\n{body}"
+    try:
+        compile(text, "cell", "exec", dont_inherit=True)
+    except SyntaxError as e:
+        raise CannotRewriteError(f"it awaits, and in an async function {e.msg}") from None
+    return text
+
+
+def _lines(source: str) -> list[str]:
+    """Lines as Python counts them, with their line feeds (`str.splitlines` knows other ends as well)."""
+    return re.findall(r"[^\n]*\n|[^\n]+", source)
+
+
+def _as_function(source: str, name: str) -> str:
+    return f"async def {name}():\n{indent(_ended(source))}{INDENT}pass\n"
+
+
+def _ended(source: str) -> str:
+    return source if source.endswith("\n") else source + "\n"
+
+
+def show_last(source: str, show: str) -> str:
+    """A cell whose last expression, if it may have a value and is not ended by ``;``, is given to `show`."""
+    tree = parse(source)
+    if tree is None or not tree.body:
+        return source
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr) or _is_silent(last.value) or _ends_quietly(source):
+        return source
+    start, end = (
+        _offset(source, last.lineno, last.col_offset),
+        _offset(source, last.end_lineno, last.end_col_offset),
+    )
+    expression = source[start:end]
+    call = parse(f"{show}({expression})")
+    match call.body if call is not None else None:
+        case [ast.Expr(value=ast.Call(args=[argument], keywords=[]))] if ast.dump(argument) == ast.dump(
+            last.value
+        ):
+            pass
+        case _:
+            expression = f"({expression})"
+    return f"{source[:start]}{show}({expression}){source[end:]}"
+
+
+def _offset(source: str, line: int | None, column: int | None) -> int:
+    """Where a position of the syntax tree (its columns count UTF-8 bytes) lies in the text."""
+    assert line is not None
+    assert column is not None
+    lines = _lines(source)
+    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+
+def _is_silent(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(value=None):
+            return True
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+            return name in _SILENT
+    return False
+
+
+def _ends_quietly(source: str) -> bool:
+    passed_over = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER)
+    tokens = [token for token in _tokens(source) if token.type not in passed_over]
+    return bool(tokens) and tokens[-1].string == ";"
+
+
+def split_future(source: str) -> tuple[list[str], str]:
+    """The features that a cell imports from ``__future__``, and the cell without those lines."""
+    tree = parse(source)
+    features: list[str] = []
+    lines = _lines(source)
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            features += [alias.name for alias in node.names]
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = ""
+    return features, "".join(lines)
+
+
+def comment(source: str, depth: int = 0) -> str:
+    """Source as a comment."""
+    return "".join(
+        f"#{' ' * (4 * depth + 1)}{line}\n" if line.strip() else "#\n"
+        for line in source.strip("\n").splitlines()
+    )
+
+
+def without_margin(source: str) -> str:
+    """A cell without blank lines around it, ended by a line feed, and at the left margin."""
+    text = source.strip("\n").rstrip()
+    tree = parse(text)
+    return (text if tree is not None else textwrap.dedent(text)) + "\n"
