@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
@@ -253,6 +253,24 @@ class PostMortem(Verb, frozen=True):
     run: int
 
 
+class BeginProfile(Verb, frozen=True):
+    """Profile the next cell, from its begin to its end."""
+
+    run: int
+
+
+class EndProfile(Verb, frozen=True):
+    """Answer with the profile of the last cell (`wire.profile.RankProfile`; nothing, if there is none).
+
+    With a `trace_path`, the trace in Chrome's format comes along, if it is at most `max_trace_bytes` long;
+    a longer one stays in that file on the rank's host.
+    """
+
+    run: int
+    trace_path: str
+    max_trace_bytes: int
+
+
 class Interrupt(Verb, frozen=True):
     """Raise KeyboardInterrupt in `run` if it is what the rank runs, and free it from a collective."""
 
@@ -318,6 +336,8 @@ Work = (
     | SurveyNames
     | GatherNames
     | PostMortem
+    | BeginProfile
+    | EndProfile
 )
 ToMainThread = Work | Resume
 Control = Interrupt | Release | Probe | Peek | Stacks | Describe | Reply | Leave
@@ -342,6 +362,30 @@ class GroupCount(msgspec.Struct, frozen=True, array_like=True):
     num_collectives: int
     num_sent: tuple[tuple[int, int], ...] = ()
     num_received: tuple[tuple[int, int], ...] = ()
+
+
+class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's memory, in bytes; the last cell is the one that runs, if one does.
+
+    Attributes:
+        rss: resident now. Pages that ranks share (what was imported before they were forked) count in each.
+        peak_rss: the most that it has been since the rank began.
+        cell_rss: by how much the last cell has changed `rss`.
+        cell_peak_rss: by how much the last cell has raised `peak_rss`.
+        execution_count: the last cell's ``In[n]``; 0 if there was none.
+        allocated, peak_allocated, reserved: on the rank's GPU, by torch's allocator.
+        cell_allocated: by how much the last cell has changed `allocated`.
+    """
+
+    rss: int = 0
+    peak_rss: int = 0
+    cell_rss: int = 0
+    cell_peak_rss: int = 0
+    execution_count: int = 0
+    allocated: int = 0
+    peak_allocated: int = 0
+    reserved: int = 0
+    cell_allocated: int = 0
 
 
 class RankReady(Verb, frozen=True):
@@ -420,7 +464,8 @@ class RankState(Verb, frozen=True):
     `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is in, as
     written, or the innermost Python function; `collective` the torch.distributed call it waits in ("" if
     none), `group` that call's group by torch's name, and `waited_s` for how long; `asks` that it waits for
-    the user (`Ask`); `is_broken` that its groups must be healed; `counts` has all its groups.
+    the user (`Ask`); `is_broken` that its groups must be healed; `counts` has all its groups; `memory` what
+    it holds.
     """
 
     request: int
@@ -436,6 +481,7 @@ class RankState(Verb, frozen=True):
     asks: bool = False
     is_broken: bool = False
     counts: tuple[GroupCount, ...] = ()
+    memory: MemoryUse = MemoryUse()
 
 
 class StackText(Verb, frozen=True):

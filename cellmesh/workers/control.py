@@ -36,6 +36,7 @@ from .executor import reduce_for_notebook
 from .groups import Groups
 from .inspection import describe, is_quiet
 from .interrupts import Interrupts
+from .metering import MemoryMeter
 from .processes import main_thread_sleeps, signal_own_group
 from .shell import RankShell
 from .stacks import format_stacks
@@ -54,6 +55,7 @@ class ControlThread:
         interrupts: stops a run.
         asker: takes what the user types.
         device: where the rank computes.
+        meter: how much memory the rank has.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ControlThread:
         interrupts: Interrupts,
         asker: Asker,
         device: torch.device,
+        meter: MemoryMeter,
     ) -> None:
         self._channel = channel
         self._lock = threading.Lock()
@@ -72,6 +75,7 @@ class ControlThread:
         self._interrupts = interrupts
         self._asker = asker
         self._device = device
+        self._meter = meter
         self._last_stop: tuple[int, Stop | None] = (-1, None)
         self._seen: tuple[int, Activity] | None = None
         self._seen_since = 0.0
@@ -200,6 +204,7 @@ class ControlThread:
             asks=self._asker.is_asking,
             is_broken=self._groups.is_broken,
             counts=tuple(self._groups.counts()),
+            memory=self._meter.use(),
         )
 
     def _device_bytes(self) -> int:

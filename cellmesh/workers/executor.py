@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -14,9 +14,11 @@ from ..errors import CellmeshError, GroupDown, Released, UnpicklableError
 from ..wire import payload
 from ..wire.framing import Frame, Parcel
 from ..wire.messages import (
+    BeginProfile,
     Check,
     Compare,
     Done,
+    EndProfile,
     Failed,
     GatherNames,
     GatherTensor,
@@ -39,11 +41,15 @@ from .debugger import post_mortem, remember_error
 from .groups import Groups
 from .inspection import describe, is_dtensor
 from .interrupts import Interrupts
+from .metering import MemoryMeter
 from .processes import flush_c_stdio
 from .replicas import interrupted_step
 from .shell import RankShell
 from .stopping import lost_its_peers
 from .streams import Pump, RunTracker
+
+if TYPE_CHECKING:
+    from .profiling import CellProfiler
 
 _MAX_TEXT = 10_000
 
@@ -58,6 +64,7 @@ class Executor:
         tracker: told which run executes.
         interrupts: told which run may be interrupted.
         stop_of: how a run was interrupted or released, None if it was not.
+        meter: told of cells.
         needs_groups: the rank replaces one that died, and has no process groups before the first `Heal`.
     """
 
@@ -69,6 +76,7 @@ class Executor:
         tracker: RunTracker,
         interrupts: Interrupts,
         stop_of: Callable[[int], Stop | None],
+        meter: MemoryMeter,
         needs_groups: bool,
     ) -> None:
         self._shell = shell
@@ -77,7 +85,9 @@ class Executor:
         self._tracker = tracker
         self._interrupts = interrupts
         self._stop_of = stop_of
+        self._meter = meter
         self._needs_groups = needs_groups
+        self._profiler: CellProfiler | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
         """Run one piece of work and send its answer, whatever happens in it.
@@ -129,9 +139,7 @@ class Executor:
                 bind_missing_names((function, args, kwargs), self._shell.user_ns)
                 return self._value(work.run, function(*args, **kwargs), "the result")
             case RunCell():
-                error = self._shell.run_source(
-                    work.source, work.transformed, work.is_async, work.execution_count, work.quiet
-                )
+                error = self._run_cell(work)
                 return Parcel(Done(work.run)) if error is None else error
             case PushNames():
                 names = payload.loads(work.payload, buffers)
@@ -155,7 +163,32 @@ class Executor:
             case PostMortem():
                 post_mortem()
                 return Parcel(Done(work.run))
+            case BeginProfile() | EndProfile():
+                return self._profile(work)
         raise AssertionError(work)
+
+    def _run_cell(self, work: RunCell) -> BaseException | None:
+        self._meter.begin(work.execution_count)
+        try:
+            if self._profiler is not None:
+                self._profiler.start()
+            return self._shell.run_source(
+                work.source, work.transformed, work.is_async, work.execution_count, work.quiet
+            )
+        finally:
+            if self._profiler is not None:
+                self._profiler.stop()
+            self._meter.end()
+
+    def _profile(self, work: BeginProfile | EndProfile) -> Parcel[Done]:
+        from . import profiling  # rarely used
+
+        profiler, self._profiler = self._profiler, None
+        if isinstance(work, BeginProfile):
+            self._profiler = profiling.CellProfiler(self._groups, self._groups.placement.device)
+            return Parcel(Done(work.run))
+        found = None if profiler is None else profiler.collect(work.trace_path, work.max_trace_bytes)
+        return self._value(work.run, found, "the profile")
 
     def _heal(self, work: Heal) -> None:
         if self._needs_groups:

@@ -30,6 +30,7 @@ from .debugger import break_here
 from .executor import Executor
 from .groups import Groups, choose_placement
 from .interrupts import Interrupts
+from .metering import MemoryMeter
 from .output import Log
 from .processes import die_with, name_process
 from .shell import RankShell, Show
@@ -95,7 +96,10 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
         options.backend, options.local_rank, options.num_local_ranks, options.num_gpus
     )
     groups = Groups(options.rank, options.world_size, placement, options.master_port, options.incarnation)
-    control_thread = ControlThread(Channel(control), shell, groups, interrupts, asker, placement.device)
+    meter = MemoryMeter(placement.device)
+    control_thread = ControlThread(
+        Channel(control), shell, groups, interrupts, asker, placement.device, meter
+    )
     threading.Thread(target=control_thread.serve, name="cellmesh-control", daemon=True).start()
     shell.user_ns.update(
         rank=options.rank,
@@ -115,7 +119,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     pump.send(Parcel(RankReady(str(placement.device), placement.backend)))
     raise_as_stops(lambda: control_thread.kind_of_stop(interrupts.running))
     executor = Executor(
-        shell, groups, pump, tracker, interrupts, control_thread.stop_of, needs_groups=options.rejoin
+        shell, groups, pump, tracker, interrupts, control_thread.stop_of, meter, needs_groups=options.rejoin
     )
     _work(work_channel, executor)
 
