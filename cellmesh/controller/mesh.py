@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from ..errors import HostError, MeshUsageError
 from ..wire.messages import HostReport, LogText, RankInfo, SetMesh
+from .checkpoint import finish_saving, save
 from .copying import copy_names
 from .effects import HealReport
 from .options import check_mesh, parse_mesh
@@ -26,6 +28,7 @@ class Mesh(Ranks):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, range(session.num_ranks))
+        self._may_be_saving = False
 
     @property
     def name(self) -> str:
@@ -75,6 +78,25 @@ class Mesh(Ranks):
             lambda number: SetMesh(number, tuple(shape), tuple(shape.values())), title="reshape"
         ).result()
         self._session.reshaped(shape)
+
+    def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
+        """Save names of the ranks' namespace as one checkpoint (``torch.distributed.checkpoint``). Blocks.
+
+        What was at `path` stays until the new one is whole on disk, and is then replaced in one step. An
+        earlier save that is still being written is waited for.
+
+        Args:
+            names: modules, optimizers, anything with a ``state_dict``, DTensors, tensors, plain values.
+            path: a directory; made if need be.
+            wait: for the writing. Without, come back when the state is copied; the end or the failure is
+                printed where this call prints.
+
+        Raises:
+            MeshUsageError: something cannot be saved; nothing has been written then.
+            RankFailure: it could not be written; what was at `path` is still there.
+        """
+        save(self, names, path, wait)
+        self._may_be_saving = not wait
 
     def report(self) -> Sequence[RankInfo]:
         """Each rank's process, device and memory, from the agent."""
@@ -153,6 +175,7 @@ class Mesh(Ranks):
             NoMeshError: the mesh has ended.
             HostError: the new ranks did not come up; the mesh has ended.
         """
+        self._finish_saving()
         self._session.restart(timeout_s, on_progress)
 
     def detach(self) -> None:
@@ -165,8 +188,17 @@ class Mesh(Ranks):
         self._session.detach()
 
     def stop(self) -> None:
-        """End every process of the mesh and wait until they have gone. Calling it again does nothing."""
+        """End every process of the mesh and wait until they have gone. Calling it again does nothing.
+
+        A checkpoint that is being written by idle ranks is waited for.
+        """
+        self._finish_saving()
         self._session.stop()
+
+    def _finish_saving(self) -> None:
+        if self._may_be_saving and self.alive and not self.runs:
+            finish_saving(self)
+        self._may_be_saving = False
 
     def __enter__(self) -> Mesh:
         return self

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import MeshUsageError
@@ -35,6 +37,7 @@ from .source import read_cell
 from .stacks import show_stacks
 
 if TYPE_CHECKING:
+    from .profiling import Profile
     from .replicas import CheckReport, SyncSummary
 
 
@@ -249,6 +252,44 @@ class Ranks:
         from .replicas import sync
 
         return sync(self, expression, source)
+
+    def load(self, *names: str, path: str | os.PathLike[str]) -> tuple[str, ...]:
+        """Load a checkpoint into the ranks' objects, in place, on whatever number of ranks it was saved.
+
+        Waits for a save that is being written. Blocks.
+
+        Args:
+            names: which of those that were saved; none for all.
+            path: of the checkpoint, as `Mesh.save` or ``torch.distributed.checkpoint`` has written it.
+
+        Returns:
+            The names loaded.
+
+        Raises:
+            MeshUsageError: there is no checkpoint, or a name is not there or not what was saved. Nothing has
+                been loaded then.
+        """
+        from .checkpoint import load  # it is built on this module
+
+        return load(self, names, path)
+
+    def profile(self, source: str, trace: str | Path | None = None) -> Profile:
+        """Run source as `cell` does, under torch.profiler on every rank, and wait.
+
+        Args:
+            source: the cell.
+            trace: a file for one Chrome trace of all ranks.
+
+        Returns:
+            Where time went: ``.operators``, ``.lateness``, ``.by_rank``.
+
+        Raises:
+            RankFailure: the cell raised on some ranks; its `profile` has what ran until then.
+            RanksInterrupted: it was interrupted; likewise.
+        """
+        from .profiling import profile  # it is built on this module
+
+        return profile(self, source, trace)
 
     def debug(self) -> None:
         """Open the debugger where these ranks' last exception was raised; ends with it. Blocks.

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
 
 from ..controller.effects import HealReport
 from ..controller.mesh import Mesh
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
+from ..controller.profiling import Profiling
 from ..controller.ranks import Ranks
 from ..controller.recovery import describe_heal
 from ..controller.run import Run
@@ -22,9 +24,10 @@ from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import parse_ranks
 from .auto import magics_inside
 from .export import export
-from .options import Given
+from .options import Given, unquote
+from .profiles import ProfileView
 from .recording import Recorder
-from .tables import Table, facts_table, status_table
+from .tables import Table, facts_table, memory_table, status_table
 
 
 class Commands:
@@ -81,6 +84,16 @@ class Commands:
             return run
         run.result()
         return None
+
+    def dist_profile(self, options: Given, source: str, line: str = "%%dist_profile") -> None:
+        mesh, count = self._need_mesh(), self.execution_count()
+        profiling = Profiling(self._choose(options), f"# {line}\n{source}", options["trace"], count)
+        self.recorder.cell(count, source, profiling.run, False, mesh)
+        try:
+            profiling.run.result()
+        finally:
+            if profiling.run.done():
+                display(ProfileView(profiling.collect(), options["num_rows"]))  # type: ignore[no-untyped-call]
 
     def auto_cell(self, source: str) -> None:
         inside = magics_inside(source)
@@ -158,6 +171,12 @@ class Commands:
         mesh = self._need_mesh()
         return status_table(repr(mesh), mesh.report(), mesh.states())
 
+    def dist_mem(self, options: Given) -> Table:
+        ranks = self._choose(options)
+        infos = [info for info in self._need_mesh().report() if info.rank in ranks.ranks]
+        has_gpus = any(info.device.startswith("cuda") for info in infos)
+        return memory_table("", infos, ranks.states(), has_gpus)
+
     def dist_logs(self, options: Given) -> None:
         mesh = self._need_mesh()
         for rank in parse_ranks(options["ranks"] or "all", len(mesh)):
@@ -185,6 +204,16 @@ class Commands:
 
     def dist_sync(self, options: Given) -> Any:
         return self._need_mesh().sync(" ".join(options["expression"]), source=options["source"])
+
+    def dist_save(self, options: Given) -> None:
+        *names, path = options["names"]
+        if not names:
+            raise MeshUsageError("name what to save, and where: `%dist_save model optimizer runs/latest`")
+        self._need_mesh().save(*names, path=unquote(path), wait=not options["is_async"])
+
+    def dist_load(self, options: Given) -> None:
+        *names, path = options["names"]
+        print(f"loaded {', '.join(self._choose(options).load(*names, path=unquote(path)))}")
 
     def dist_debug(self, options: Given) -> None:
         self._choose({"ranks": options["ranks_argument"] or options["ranks"]}).debug()

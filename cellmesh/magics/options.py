@@ -68,6 +68,25 @@ COMMANDS = {
             click.Option(["-q", "--quiet"], is_flag=True, help="Show nothing but errors."),
         ),
         _command(
+            "dist_profile",
+            "Run this cell on the ranks under torch.profiler; show where time went on each rank.",
+            "  %%dist_profile -o trace.json\n  train_step()",
+            _RANKS,
+            _AT,
+            click.Option(
+                ["-o", "--output", "trace"],
+                metavar="FILE",
+                help="Write one Chrome trace, for chrome://tracing or Perfetto: a process for each rank.",
+            ),
+            click.Option(
+                ["--rows", "num_rows"],
+                type=click.IntRange(1),
+                default=10,
+                show_default=True,
+                help="How many operators of each kind the tables have.",
+            ),
+        ),
+        _command(
             "dist_auto",
             "Run every cell on the ranks from here on; %%local and %dist... cells stay here.",
             "  %dist_auto on",
@@ -107,6 +126,18 @@ COMMANDS = {
             "dist_status",
             "Show each rank: process, device, what it is doing, memory.",
             "  %dist_status",
+        ),
+        _command(
+            "dist_mem",
+            "Show each rank's memory: now, its peak, and the change that the last cell made.\n\n"
+            "`memory` is what is resident (RSS) of the rank's process; pages that ranks share, like torch's "
+            "code and what was imported before they were forked, count in each. `peak` is the most since the "
+            "rank began; `peak rose by` tells of the last cell's own peak, where it was a new one. Memory "
+            "that is freed may stay with the process. On a GPU: what torch's allocator has given to tensors, "
+            "the most of that since the rank began or torch.cuda.reset_peak_memory_stats(), what it holds "
+            "of the GPU, and the last cell's change of what is allocated. Calls from Python are no cells.",
+            "  %dist_mem",
+            _RANKS,
         ),
         _command(
             "dist_logs",
@@ -178,6 +209,24 @@ COMMANDS = {
             ),
         ),
         _command(
+            "dist_save",
+            "Save names of the ranks as one checkpoint (torch.distributed.checkpoint), whole or not at all.",
+            "  %dist_save model optimizer step runs/latest",
+            click.Argument(["names"], nargs=-1, required=True, metavar="NAME... PATH"),
+            click.Option(
+                ["--async", "is_async"],
+                is_flag=True,
+                help="Come back when the state is copied; write in the background, and say when it is done.",
+            ),
+        ),
+        _command(
+            "dist_load",
+            "Load a checkpoint into the names it was saved from, in place; on any number of ranks.",
+            "  %dist_load model optimizer runs/latest",
+            click.Argument(["names"], nargs=-1, required=True, metavar="[NAME...] PATH"),
+            _RANKS,
+        ),
+        _command(
             "dist_debug",
             "Open the debugger where a rank's last exception was raised.",
             "  %dist_debug --ranks 3",
@@ -227,13 +276,14 @@ def split(line: str) -> list[str]:
     for index, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option.startswith("--") and equals:
-            words[index] = f"{option}={_unquote(value)}"
+            words[index] = f"{option}={unquote(value)}"
         elif index and words[index - 1].startswith("--"):
-            words[index] = _unquote(word)
+            words[index] = unquote(word)
     return words
 
 
-def _unquote(word: str) -> str:
+def unquote(word: str) -> str:
+    """A word without the quotes round it."""
     quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "'\""
     return word[1:-1] if quoted else word
 

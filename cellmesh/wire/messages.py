@@ -247,6 +247,21 @@ class GatherNames(Verb, frozen=True):
     names: tuple[str, ...]
 
 
+class Checkpoint(Verb, frozen=True):
+    """Save or load names with torch.distributed.checkpoint.
+
+    `check_save` and `check_load` are answered with why this rank cannot ("" if it can) and run no
+    collective; `save` is collective, and with `waits` not answered before all is written; `load` is answered
+    with what was loaded (`names`, or with none all that is there); `finish` when nothing is being written.
+    """
+
+    run: int
+    action: Literal["check_save", "save", "check_load", "load", "finish"]
+    names: tuple[str, ...] = ()
+    path: str = ""
+    waits: bool = True
+
+
 class PostMortem(Verb, frozen=True):
     """Open the debugger at the frame where the last exception was raised."""
 
@@ -335,6 +350,7 @@ Work = (
     | Sync
     | SurveyNames
     | GatherNames
+    | Checkpoint
     | PostMortem
     | BeginProfile
     | EndProfile

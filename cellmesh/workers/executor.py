@@ -16,6 +16,7 @@ from ..wire.framing import Frame, Parcel
 from ..wire.messages import (
     BeginProfile,
     Check,
+    Checkpoint,
     Compare,
     Done,
     EndProfile,
@@ -49,6 +50,7 @@ from .stopping import lost_its_peers
 from .streams import Pump, RunTracker
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoints
     from .profiling import CellProfiler
 
 _MAX_TEXT = 10_000
@@ -87,6 +89,7 @@ class Executor:
         self._stop_of = stop_of
         self._meter = meter
         self._needs_groups = needs_groups
+        self._checkpoints: Checkpoints | None = None
         self._profiler: CellProfiler | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
@@ -160,6 +163,8 @@ class Executor:
                 return Parcel(Done(work.run))
             case Check() | Compare() | GatherTensor() | Sync() | SurveyNames() | GatherNames():
                 return self._look_after_replicas(work, buffers)
+            case Checkpoint():
+                return self._value(work.run, self._keep(work), work.path)
             case PostMortem():
                 post_mortem()
                 return Parcel(Done(work.run))
@@ -222,6 +227,23 @@ class Executor:
                 pickled, out_of_band = copying.gather(namespace, work.names)
                 return Parcel(Done(work.run, pickled), tuple(out_of_band))
         raise AssertionError(work)
+
+    def _keep(self, work: Checkpoint) -> Any:
+        if self._checkpoints is None:
+            from .checkpoint import Checkpoints  # rarely used
+
+            self._checkpoints = Checkpoints(self._shell.user_ns)
+        match work.action:
+            case "check_save":
+                return self._checkpoints.check_save(work.names, work.path)
+            case "save":
+                return self._checkpoints.save(work.names, work.path, work.waits)
+            case "check_load":
+                return self._checkpoints.check_load(work.names, work.path)
+            case "load":
+                return self._checkpoints.load(work.names, work.path)
+            case "finish":
+                return self._checkpoints.finish()
 
     def _evaluate(self, expression: str) -> Any:
         return eval(compile(expression.strip(), "<expression>", "eval"), self._shell.user_ns)

@@ -1,0 +1,76 @@
+"""Checkpoints of names of the ranks: asked of all ranks first, so that all of it is done or nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from ..errors import CellmeshError, MeshUsageError
+from ..wire.messages import Checkpoint
+from ..wire.ranks import describe_ranks
+from .ranks import Ranks
+from .results import Results
+
+
+def save(ranks: Ranks, names: Sequence[str], path: str | os.PathLike[str], waits: bool) -> None:
+    """Save names of all ranks; see `Mesh.save`."""
+    target = _absolute(path)
+    if not names:
+        raise MeshUsageError("name what to save")
+    names = tuple(dict.fromkeys(names))
+    dead = sorted(ranks._session.dead_ranks)
+    if dead:
+        raise MeshUsageError(
+            f"{describe_ranks(dead)} died, and what was there cannot be saved: `%dist_heal`, then load what "
+            "was saved before"
+        )
+    _check(ranks, "check_save", names, target)
+    ranks._start(lambda number: Checkpoint(number, "save", names, target, waits), title="the save").result()
+
+
+def load(ranks: Ranks, names: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Load names on ranks; see `Ranks.load`."""
+    target = _absolute(path)
+    names = tuple(dict.fromkeys(names))
+    everyone = Ranks(ranks._session, ranks.ranks)
+    _check(everyone, "check_load", names, target)
+    run = everyone._start(lambda number: Checkpoint(number, "load", names, target), title="the load")
+    loaded: Results[tuple[str, ...]] = run.result()
+    return tuple(dict.fromkeys(name for theirs in loaded.values() for name in theirs))
+
+
+def finish_saving(ranks: Ranks) -> None:
+    """Wait until the ranks write nothing; a failure has been told where the save was asked for."""
+    try:
+        ranks._start(lambda number: Checkpoint(number, "finish"), title="the save").result()
+    except CellmeshError:
+        pass  # they have died
+
+
+def _check(
+    ranks: Ranks, action: Literal["check_save", "check_load"], names: tuple[str, ...], path: str
+) -> None:
+    run = ranks._start(lambda number: Checkpoint(number, action, names, path), title="the check")
+    problems: Mapping[int, str] = run.result()
+    if told := tell(problems):
+        raise MeshUsageError(told)
+
+
+def tell(problems: Mapping[int, str]) -> str:
+    """What ranks have said, equal words once; "" if there is no problem."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in problems.items():
+        if text:
+            by_text.setdefault(text, []).append(rank)
+    if len(by_text) == 1 and len(next(iter(by_text.values()))) == len(problems):
+        return next(iter(by_text))
+    return "; ".join(f"{describe_ranks(ranks)}: {text}" for text, ranks in by_text.items())
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """From here, whatever directory the ranks have gone to."""
+    if not os.fspath(path):
+        raise MeshUsageError("name a directory for the checkpoint")
+    return str(Path(path).expanduser().absolute())

@@ -1,0 +1,255 @@
+"""Load a checkpoint into the objects that the names of the namespace stand for.
+
+Each rank reads what its own shards need, on whatever number of ranks it was saved. No collective is run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.optim import Optimizer
+
+from ..errors import MeshUsageError
+from .checkpoint_state import fresh_state, leaves, owner_of
+
+_MAX_NAMED = 3
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where a name's part of a checkpoint goes.
+
+    Attributes:
+        key: of the name in the checkpoint.
+        tree: live tensors to be filled, and values to be replaced.
+        finish: gives the filled tree to its owner.
+    """
+
+    key: str
+    tree: Any
+    finish: Callable[[Any], None]
+
+
+class _Contents:
+    """What a checkpoint has.
+
+    Args:
+        path: of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata: Metadata = FileSystemReader(path).read_metadata()
+        self.paths: dict[str, KeyPath] = {
+            fqn: (self.metadata.planner_data or {}).get(fqn) or tuple(fqn.split("."))
+            for fqn in self.metadata.state_dict_metadata
+        }
+        self.keys = dict.fromkeys(str(path[0]) for path in self.paths.values())
+        self.names = list(dict.fromkeys(key.partition("@")[0] for key in self.keys))
+
+    def key_of(self, name: str) -> str:
+        """The key of a name; for this rank, where each rank has one."""
+        if name in self.keys:
+            return name
+        if name not in self.names:
+            near = get_close_matches(name, self.names, 1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise MeshUsageError(f"{self.path} has no {name!r}{hint}; it has {', '.join(self.names)}")
+        key = f"{name}@{dist.get_rank()}"
+        if key not in self.keys:
+            num_ranks = sum(one.startswith(f"{name}@") for one in self.keys)
+            raise MeshUsageError(
+                f"{name!r} was different on each of {num_ranks} ranks when it was saved, and there is none "
+                "for this one: leave it out"
+            )
+        return key
+
+    def below(self, *path: str) -> dict[str, KeyPath]:
+        """Flat keys with their paths, of what lies at or below a path."""
+        return {fqn: at for fqn, at in self.paths.items() if at[: len(path)] == path}
+
+    def skeleton(self, *path: str) -> Any:
+        """A tree like that at a path, of empty tensors and None."""
+        root: dict[str, Any] = {}
+        for fqn, at in self.below(*path).items():
+            _put(root, ("", *at[len(path) :]), self._empty(fqn))
+        return root.get("")
+
+    def _empty(self, fqn: str) -> Any:
+        stored = self.metadata.state_dict_metadata[fqn]
+        if isinstance(stored, TensorStorageMetadata):
+            return torch.empty(stored.size, dtype=stored.properties.dtype)
+        return None
+
+    def compare(self, key: str, tree: Any) -> str:
+        """In what a tree differs from what the checkpoint has at a key; "" if it does not."""
+        mine = dict(leaves(tree, key))
+        theirs = self.below(key)
+        told = []
+        for fqn, leaf in mine.items():
+            stored = self.metadata.state_dict_metadata.get(fqn)
+            if stored is None:
+                told.append(f"{fqn} is not in the checkpoint")
+            elif not isinstance(leaf, torch.Tensor) or not isinstance(stored, TensorStorageMetadata):
+                if isinstance(leaf, torch.Tensor) or isinstance(stored, TensorStorageMetadata):
+                    told.append(f"{fqn} is a tensor on one side only")
+            elif leaf.size() != stored.size:
+                told.append(f"{fqn} is {tuple(stored.size)} in the checkpoint, and {tuple(leaf.shape)} here")
+        told += [f"{fqn} is in the checkpoint only" for fqn in theirs if fqn not in mine]
+        more = f"; and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
+        return "; ".join(told[:_MAX_NAMED]) + more
+
+
+def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Path) -> str:
+    """Why names cannot be loaded; "" if they can."""
+    contents = _Contents(path)
+    try:
+        for name in names or contents.names:
+            target = _target(contents, name, namespace, names)
+            different = contents.compare(target.key, target.tree)
+            if different:
+                return f"{name!r} is not what was saved: {different}"
+    except MeshUsageError as error:
+        return str(error)
+    return ""
+
+
+def load(namespace: dict[str, Any], names: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Load names in place.
+
+    Args:
+        namespace: the rank's.
+        names: which; none for all that the checkpoint has.
+        path: of the checkpoint.
+
+    Returns:
+        The names.
+
+    Raises:
+        MeshUsageError: a name is not there, or is not what was saved.
+    """
+    contents = _Contents(path)
+    chosen = tuple(names or contents.names)
+    targets = [_target(contents, name, namespace, names) for name in chosen]
+    trees = {target.key: target.tree for target in targets}
+    # As dcp.load does, but alone: a part of a mesh may load, and a rank that has failed keeps nobody waiting.
+    reader, planner = FileSystemReader(path), DefaultLoadPlanner()
+    planner.set_up_planner(trees, contents.metadata, True)
+    reader.set_up_storage_reader(contents.metadata, True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    (plan,) = reader.prepare_global_plan(planner.create_global_plan([plan]))
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+    for target in targets:
+        target.finish(trees[target.key])
+    return chosen
+
+
+def _target(contents: _Contents, name: str, namespace: dict[str, Any], names: Sequence[str]) -> _Target:
+    key = contents.key_of(name)
+    value = namespace.get(name)
+    if name not in namespace:
+        return _new_target(contents, name, key, namespace)
+    if isinstance(value, nn.Module):
+        module = value
+        return _Target(key, get_model_state_dict(module), lambda tree: _set_model(module, tree))
+    if isinstance(value, Optimizer):
+        return _optimizer_target(contents, key, value, owner_of(value, name, namespace, names))
+    if isinstance(value, torch.Tensor):
+        return _Target(key, value, lambda tree: None)
+    stateful = value
+    if isinstance(stateful, Stateful):
+        return _Target(key, contents.skeleton(key), stateful.load_state_dict)
+    return _Target(key, contents.skeleton(key), lambda tree: _set_value(namespace, name, tree))
+
+
+def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, Any]) -> _Target:
+    """A tensor or a value can be made of what was saved; a model cannot."""
+    if any(len(at) > 1 for at in contents.below(key).values()):
+        raise MeshUsageError(
+            f"there is no name {name!r} to load into: make it as it was made when it was saved, or name what "
+            "else to load"
+        )
+    device = namespace.get("device", "cpu")
+
+    def bind(tree: Any) -> None:
+        namespace[name] = tree.to(device) if isinstance(tree, torch.Tensor) else tree
+
+    return _Target(key, contents.skeleton(key), bind)
+
+
+def _optimizer_target(contents: _Contents, key: str, optimizer: Optimizer, model: nn.Module) -> _Target:
+    groups = contents.skeleton(key, "param_groups") or []
+    if not contents.below(key, "state"):  # it had not stepped, or never has any
+
+        def set_groups(tree: Any) -> None:
+            optimizer.state.clear()
+            for group, saved in zip(optimizer.param_groups, tree["param_groups"], strict=True):
+                group.update({name: item for name, item in saved.items() if name != "params"})
+
+        return _Target(key, {"param_groups": groups}, set_groups)
+    if len(groups) != len(optimizer.param_groups):
+        raise MeshUsageError(
+            f"{key!r} has {len(optimizer.param_groups)} groups of parameters, and the checkpoint's "
+            f"{len(groups)}"
+        )
+    with fresh_state(optimizer):
+        tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
+    tree["param_groups"] = groups  # plain values: with what a scheduler has added
+
+    def set_all(tree: Any) -> None:
+        set_optimizer_state_dict(model, optimizer, tree)
+
+    return _Target(key, tree, set_all)
+
+
+def _set_model(module: nn.Module, tree: Any) -> None:
+    set_model_state_dict(module, tree)
+
+
+def _set_value(namespace: dict[str, Any], name: str, value: Any) -> None:
+    """Fill a list or a dict that is there, as others may hold it; replace anything else."""
+    before = namespace[name]
+    if type(before) is list and type(value) is list:
+        before[:] = value
+    elif type(before) is dict and type(value) is dict:
+        before.clear()
+        before.update(value)
+    else:
+        namespace[name] = value
+
+
+def _put(root: Any, path: KeyPath, value: Any) -> None:
+    """Set a leaf of a tree; text in a path is a key of a dict, a number an index of a list."""
+    for step, following in itertools.pairwise(path):
+        root = _item(root, step, [] if isinstance(following, int) else {})
+    _item(root, path[-1], value)
+
+
+def _item(container: Any, step: str | int, default: Any) -> Any:
+    if isinstance(step, int):
+        container.extend([None] * (step + 1 - len(container)))
+        if container[step] is None:
+            container[step] = default
+    elif step not in container:
+        container[step] = default
+    return container[step]

@@ -1,0 +1,200 @@
+"""What a name of the namespace is in a checkpoint: a tree of tensors and values, as DCP is given it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.optim import Optimizer
+
+from ..errors import MeshUsageError
+from .inspection import digest_of_tensor, is_dtensor
+from .parts import is_wrapped
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+@dataclass(frozen=True)
+class State:
+    """What is saved of a name.
+
+    Attributes:
+        tree: a tensor, a value, or nested dicts and lists of them.
+        is_plain: nothing says by itself which ranks should hold the same of it.
+    """
+
+    tree: Any
+    is_plain: bool
+
+
+def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Why names cannot be saved, as far as it can be told without reading them; "" if they can."""
+    for name in names:
+        if name not in namespace:
+            return _missing(name, namespace)
+        value = namespace[name]
+        if isinstance(value, Optimizer):
+            try:
+                owner_of(value, name, namespace, names)
+            except MeshUsageError as error:
+                return str(error)
+        if isinstance(value, Mapping) and not isinstance(value, Stateful):
+            if not value:
+                return f"{name!r} is an empty dict, of which DCP keeps nothing: leave it out"
+            if not all(isinstance(key, str) for key in value):
+                return f"{name!r} is a dict whose keys are not all text, as DCP would make them: rename them"
+    return ""
+
+
+def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, State]:
+    """What is to be saved of names. Tensors in it are the live ones."""
+    problem = find_save_problem(namespace, names)
+    if problem:
+        raise MeshUsageError(problem)
+    return {name: _state_of(namespace[name], name, namespace, names) for name in names}
+
+
+def _state_of(value: Any, name: str, namespace: Mapping[str, Any], names: Sequence[str]) -> State:
+    if isinstance(value, nn.Module):
+        return State(get_model_state_dict(value), not is_wrapped(value))
+    if isinstance(value, Optimizer):
+        model = owner_of(value, name, namespace, names)
+        return State(read_optimizer(model, value), not is_wrapped(model))
+    if isinstance(value, torch.Tensor):
+        return State(value, not is_dtensor(value))
+    return State(value.state_dict() if isinstance(value, Stateful) else value, True)
+
+
+def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's state by the names of its model's parameters. One that has not stepped has none."""
+    with fresh_state(optimizer) as was_fresh:
+        tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
+    if was_fresh:
+        tree["state"] = {}
+    return tree
+
+
+@contextlib.contextmanager
+def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
+    """Let torch give an optimizer without state one, by a step that changes nothing; then it goes again.
+
+    Gradients would keep torch from it, so they are out of the way meanwhile. Yields whether there was none.
+    """
+    is_fresh = not optimizer.state
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if is_fresh]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield is_fresh
+    finally:
+        if is_fresh:
+            optimizer.state.clear()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def owner_of(
+    optimizer: Optimizer, name: str, namespace: Mapping[str, Any], names: Sequence[str]
+) -> nn.Module:
+    """The model whose parameters an optimizer steps: of the names given, else the smallest at top level.
+
+    Raises:
+        MeshUsageError: there is none.
+    """
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+    def owners(among: Sequence[str]) -> Iterator[tuple[int, nn.Module]]:
+        for one in among:
+            module = namespace.get(one)
+            if isinstance(module, nn.Module):
+                held = {id(parameter) for parameter in module.parameters()}
+                if wanted <= held:
+                    yield len(held), module
+
+    for among in (names, [one for one in namespace if not one.startswith("_")]):
+        found = sorted(owners(among), key=lambda pair: pair[0])
+        if found:
+            return found[0][1]
+    raise MeshUsageError(
+        f"{name!r} is an optimizer, and no module at top level has all of its parameters: its state is saved "
+        "and loaded by their names"
+    )
+
+
+def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None]:
+    """For each name, digests by path of what may differ by rank; None where that is not asked."""
+    return {
+        name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name)} if one.is_plain else None
+        for name, one in state.items()
+    }
+
+
+def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) -> str:
+    """The key of a name in the checkpoint: its own, or one for each rank where ranks hold different things.
+
+    Args:
+        name: which.
+        rank: this rank.
+        digests: by rank, what `plain_digests` has.
+    """
+    seen: dict[str, str] = {}
+    for theirs in digests:
+        for path, digest in (theirs or {}).items():
+            if seen.setdefault(path, digest) != digest:
+                return f"{name}@{rank}"
+    return name
+
+
+def leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree with their paths, as DCP joins them."""
+    if isinstance(tree, Mapping):
+        for key, item in tree.items():
+            yield from leaves(item, f"{path}.{key}")
+    elif isinstance(tree, list) and _is_branch(tree):
+        for index, item in enumerate(tree):
+            yield from leaves(item, f"{path}.{index}")
+    else:
+        yield path, tree
+
+
+def _is_branch(item: Any) -> bool:
+    """Whether DCP looks into it: a list without tensors and dicts is a value."""
+    if isinstance(item, list):
+        return any(isinstance(one, torch.Tensor) or _is_branch(one) for one in item)
+    return isinstance(item, Mapping)
+
+
+def _digest(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        if is_dtensor(leaf):
+            return ""
+        return f"{leaf.dtype} {tuple(leaf.shape)} {digest_of_tensor(leaf.detach())}"
+    # Equal values may have different pickles; their texts are alike.
+    data = repr(leaf).encode(errors="replace") if _is_text(leaf) else pickle.dumps(leaf)
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def _is_text(leaf: Any) -> bool:
+    """Whether a value's text says all of it."""
+    if type(leaf) in (list, tuple):
+        return all(map(_is_text, leaf))
+    if type(leaf) is dict:
+        return all(_is_text(key) and _is_text(item) for key, item in leaf.items())
+    return type(leaf) in _PLAIN
+
+
+def _missing(name: str, namespace: Mapping[str, Any]) -> str:
+    if not name.isidentifier():
+        return f"{name!r} is no name: names of the ranks' namespace are saved and loaded, no expressions"
+    near = get_close_matches(name, [one for one in namespace if not one.startswith("_")], 1)
+    return f"there is no name {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
