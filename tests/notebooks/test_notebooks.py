@@ -10,17 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
-from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from traitlets.config import Config
 
-from cellmesh.wire.ticket import runtime_root
-from tests.conftest import LEFTOVER_S, own_runtime_dir
+from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_of_a_test, script_of
 
-ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# tests/exactness executes the others.
+EXECUTED_HERE = [path for path in NOTEBOOKS if not script_of(path).exists()]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -28,46 +24,17 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(autouse=True)
 def runtime_directory() -> Iterator[Path]:
     """A runtime directory of the test's own: no file may be left in it, no process that was given it."""
-    with own_runtime_dir() as directory:
-        assert runtime_root() == directory / "cellmesh"
+    with runtime_directory_of_a_test() as directory:
         yield directory
-        _, running = psutil.wait_procs(_started_with(directory), timeout=LEFTOVER_S)
-        assert running == []
-        left = [str(path) for path in directory.rglob("*") if path != runtime_root()]
-        assert left == []
-
-
-def _started_with(directory: Path) -> list[psutil.Process]:
-    """The processes with this runtime directory, or one in it, in their environment, orphans too."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("JUPYTER_RUNTIME_DIR", "").startswith(str(directory)):
-                found.append(process)
-        except psutil.Error:  # it has just ended
-            continue
-    return found
 
 
 def test_there_are_notebooks() -> None:
     assert [path.name for path in NOTEBOOKS][:1] == ["01_quickstart.ipynb"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_executes(path: Path, runtime_directory: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=120,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
-        config=Config({"KernelManager": {"transport_encryption": "auto"}}),
-    )
-    meshes: list[Path] = []
-    client.on_cell_executed = lambda **_: meshes.extend(runtime_root().glob("*"))
-    client.execute()
-    assert meshes, "the notebook started no mesh in the test's runtime directory"
-    assert list(runtime_root().glob("*")) == []
+@pytest.mark.parametrize("path", EXECUTED_HERE, ids=lambda path: path.stem)
+def test_executes(path: Path) -> None:
+    execute(nbformat.read(path, as_version=4))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

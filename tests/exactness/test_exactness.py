@@ -1,0 +1,107 @@
+"""The same program cell by cell, as the script that `%dist_export` wrote, and as a person writes it.
+
+Each leaves a list `losses` on every rank; they must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell
+
+from tests.exactness.comparing import Losses, difference
+from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_of_a_test, script_of
+
+PAIRS = [(path, script_of(path)) for path in NOTEBOOKS if script_of(path).exists()]
+# Of a notebook that trains for longer than a test may (a cell tagged "parameters" has the number).
+NUM_STEPS = 12
+TIMEOUT_S = 150.0
+
+pytestmark = pytest.mark.timeout(500)
+
+
+@pytest.fixture(autouse=True)
+def runtime_directory() -> Iterator[Path]:
+    with runtime_directory_of_a_test() as directory:
+        yield directory
+
+
+def test_every_script_has_its_notebook() -> None:
+    scripts = {path.stem for path in (ROOT / "tests" / "exactness" / "scripts").glob("*.py")}
+    assert scripts == {path.stem for path, _ in PAIRS}
+
+
+@pytest.mark.parametrize(("path", "script"), PAIRS, ids=[path.stem for path, _ in PAIRS])
+def test_losses_are_equal_bit_for_bit(
+    path: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a person would run all three; the number of threads decides in which order a sum is added up.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("NOTEBOOK_STEPS", str(NUM_STEPS))
+    exported = tmp_path / "exported.py"
+    by_cell = run_notebook(path, exported)
+    assert by_cell, "the notebook left no losses"
+    assert all(losses for losses in by_cell.values()), "there is a rank without losses"
+    subprocess.run([sys.executable, "-m", "py_compile", str(exported)], check=True, timeout=60)
+    assert not re.search(r"\bcellmesh\b", exported.read_text())
+    by_hand = run_script(script, len(by_cell), tmp_path / "by_hand")
+    assert not (parted := difference("cell by cell", by_cell, "in the hand-written script", by_hand)), parted
+    by_export = run_script(exported, len(by_cell), tmp_path / "by_export")
+    assert not (parted := difference("cell by cell", by_cell, "in the exported script", by_export)), parted
+
+
+def run_notebook(path: Path, exported: Path) -> Losses:
+    """Run a notebook cell by cell; before its last cell it is exported, and its losses are brought here."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            cell.source, num_changed = re.subn(r"(?m)^(num_steps) *=.*", rf"\1 = {NUM_STEPS}", cell.source)
+            assert num_changed, "the cell of parameters has no `num_steps`"
+    kept = exported.with_suffix(".json")
+    added = (
+        f"%dist_export {exported}",
+        "%dist_pull losses --all --as exact_losses",
+        "import json, pathlib\n"
+        "exact = {rank: [float(x).hex() for x in each] for rank, each in exact_losses.items()}\n"
+        f"_ = pathlib.Path({str(kept)!r}).write_text(json.dumps(exact))",
+    )
+    notebook.cells[-1:-1] = [new_code_cell(source) for source in added]
+    execute(notebook)
+    losses = json.loads(kept.read_text())
+    return {int(rank): [float.fromhex(loss) for loss in each] for rank, each in losses.items()}
+
+
+def run_script(script: Path, num_ranks: int, folder: Path) -> Losses:
+    """Run a script under torchrun, where notebooks are run."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", str(num_ranks), str(ROOT / "tests" / "exactness" / "launching.py")]
+    process = subprocess.Popen(
+        [*command, str(script), str(folder)],
+        cwd=ROOT / "notebooks",
+        env=os.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    assert process.returncode == 0, f"{script.name} failed:\n{output[-5000:]}"
+    return {
+        rank: [float.fromhex(loss) for loss in json.loads((folder / f"{rank}.json").read_text())]
+        for rank in range(num_ranks)
+    }
