@@ -11,18 +11,21 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import c10d_logger
-
-from ..errors import Released
 
 # What gloo and NCCL say when a connection ends under an operation.
 _LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|not connected|Socket closed|pair closure|"
     r"communicator was aborted"
 )
+# How long after the loss of a connection this rank is told to stop, where it is: a death takes the settle
+# time to be followed by the release. Peers whose own time-out for a group is over close connections, too.
+_TOLD_WITHIN_S = 3.0
+_LOOK_S = 0.02
 
 
 def lost_its_peers(error: BaseException) -> bool:
@@ -37,7 +40,7 @@ def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
     torch 2.11 to 2.13): here it is exchanged.
 
     Args:
-        kind: how the run that executes was told to stop, None if it was not: then others have gone.
+        kind: how the run that executes was told to stop, None if it was not.
     """
     describe = c10d_logger._get_msg_dict
 
@@ -45,7 +48,11 @@ def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
         error = sys.exc_info()[1]
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and error is not None and lost_its_peers(error):
-            raise (kind() or Released)() from error
+            told_by = time.monotonic() + _TOLD_WITHIN_S
+            while (stop := kind()) is None and time.monotonic() < told_by:
+                time.sleep(_LOOK_S)  # others may have cut the connection before this rank is told
+            if stop is not None:
+                raise stop() from error
         return describe(*args, **kwargs)
 
     c10d_logger._get_msg_dict = describe_or_stop
