@@ -104,10 +104,12 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
     Attributes:
         exceptions_by_rank: rank -> the original exception, for each rank that did not finish.
         tracebacks: rank -> its traceback as text (with ANSI colours), where there is one.
+        profile: of a cell that ``mesh.profile`` ran, what was seen until then.
     """
 
     exceptions_by_rank: Mapping[int, BaseException]
     tracebacks: Mapping[int, str]
+    profile: Any = None
 
     def __new__(
         cls,
@@ -140,7 +142,13 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
 
 
 class RanksInterrupted(KeyboardInterrupt):
-    """The user interrupted the cell; says what each rank was doing."""
+    """The user interrupted the cell; says what each rank was doing.
+
+    Attributes:
+        profile: of a cell that ``mesh.profile`` ran, what was seen until then.
+    """
+
+    profile: Any = None
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import HostError, MeshUsageError
+from ..errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ..wire.messages import BeginProfile, EndProfile
 from ..wire.profile import Collective, OperatorKind, RankProfile
 from ..wire.ranks import describe_ranks, format_ranks
@@ -47,12 +47,14 @@ class Lateness:
     Attributes:
         rank: which.
         num_last: to how many it came last.
+        num_missed: to how many it never came, although others of the group did.
         awaited_s: how long the ranks that had come before waited for it in these, added up.
         waited_s: how long it waited for others.
     """
 
     rank: int
     num_last: int
+    num_missed: int
     awaited_s: float
     waited_s: float
 
@@ -121,6 +123,13 @@ class Profile:
             return ""
         worst = max(late, key=lambda one: one.awaited_s)
         num = sum(one.num_last for one in late)
+        missed = [one for one in late if one.num_missed]
+        if missed:
+            one = max(missed, key=lambda one: one.num_missed)
+            what = "collective" if one.num_missed == 1 else "collectives"
+            return f"rank {one.rank} never came to {one.num_missed} {what} that others waited in"
+        if num == 0:
+            return ""
         if worst.awaited_s < 0.05 * self.took_s * max(1, len(self.by_rank) - 1):
             return f"no straggler: ranks came to {num} collectives at about the same time"
         return (
@@ -200,6 +209,17 @@ class Profiling:
         return Profile(by_rank, missing, self._trace, len(merged))
 
 
+def profile(ranks: Ranks, source: str, trace: str | Path | None = None) -> Profile:
+    """Run a cell under the profiler, and wait (see `Ranks.profile`)."""
+    profiling = Profiling(ranks, source, trace)
+    try:
+        profiling.run.result()
+    except (RankFailure, RanksInterrupted) as error:
+        error.profile = profiling.collect()
+        raise
+    return profiling.collect()
+
+
 def _check_target(path: Path) -> Path:
     path = path.expanduser().absolute()
     if path.is_dir():
@@ -232,33 +252,84 @@ def compare_operators(by_rank: Mapping[int, RankProfile]) -> list[OperatorByRank
 
 
 def find_lateness(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, Lateness]:
-    """Who came last to collectives, by matching the n-th of a kind on a group over its members.
-
-    Messages are left out, and so are collectives that not all members have begun.
+    """Who came last to collectives, and how long others waited for it.
 
     Args:
         collectives: rank -> its collectives, in order.
     """
-    begun: dict[tuple[str, tuple[int, ...], str, int], dict[int, Collective]] = {}
+    totals = {rank: [0, 0, 0, 0] for rank in collectives}
+    for of_ranks, missing in match_collectives(collectives):
+        if missing:
+            waited_ns = sum(collectives[rank][index].duration_ns for rank, index in of_ranks.items())
+            for rank in missing:
+                totals[rank][3] += 1
+                totals[rank][1] += waited_ns
+            for rank, index in of_ranks.items():
+                totals[rank][2] += collectives[rank][index].duration_ns
+            continue
+        last = max(of_ranks, key=lambda rank: collectives[rank][of_ranks[rank]].start_ns)
+        last_ns = collectives[last][of_ranks[last]].start_ns
+        totals[last][0] += 1
+        for rank, index in of_ranks.items():
+            waited_ns = _waited_ns(collectives[rank][index], last_ns)
+            totals[last][1] += waited_ns
+            totals[rank][2] += waited_ns
+    return {
+        rank: Lateness(rank, num_last, num_missed, awaited_ns / 1e9, waited_ns / 1e9)
+        for rank, (num_last, awaited_ns, waited_ns, num_missed) in totals.items()
+    }
+
+
+def find_waits(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, list[int]]:
+    """How long each collective waited for the last of its ranks, in nanoseconds.
+
+    Args:
+        collectives: rank -> its collectives, in order.
+
+    Returns:
+        rank -> a number for each of its collectives; 0 for those without a counterpart on others.
+    """
+    waits = {rank: [0] * len(of_rank) for rank, of_rank in collectives.items()}
+    for of_ranks, missing in match_collectives(collectives):
+        if missing:
+            for rank, index in of_ranks.items():
+                waits[rank][index] = collectives[rank][index].duration_ns
+            continue
+        last_ns = max(collectives[rank][index].start_ns for rank, index in of_ranks.items())
+        for rank, index in of_ranks.items():
+            waits[rank][index] = _waited_ns(collectives[rank][index], last_ns)
+    return waits
+
+
+def _waited_ns(one: Collective, last_ns: int) -> int:
+    return max(0, min(last_ns, one.start_ns + one.duration_ns) - one.start_ns)
+
+
+def match_collectives(
+    collectives: Mapping[int, Sequence[Collective]],
+) -> list[tuple[dict[int, int], set[int]]]:
+    """Which collectives of the ranks are one: the n-th of a kind on a process group, over its members.
+
+    Messages are left out. Members that never came to one are named where its group is known.
+
+    Args:
+        collectives: rank -> its collectives, in order.
+
+    Returns:
+        For each of them, rank -> index in that rank's, and the members that have not begun it.
+    """
+    begun: dict[tuple[str, tuple[int, ...], str, int], dict[int, int]] = {}
     for rank, of_rank in collectives.items():
         counts: dict[tuple[str, tuple[int, ...], str], int] = {}
-        for one in of_rank:
+        for index, one in enumerate(of_rank):
             kind = (one.name, one.ranks, one.group)
             counts[kind] = counts.get(kind, 0) + 1
             if one.name not in _MESSAGES:
-                begun.setdefault((*kind, counts[kind]), {})[rank] = one
-    totals = {rank: [0, 0, 0] for rank in collectives}
-    for (_, members, _, _), of_ranks in begun.items():
+                begun.setdefault((*kind, counts[kind]), {})[rank] = index
+    matched = []
+    for (_, members, group, _), of_ranks in begun.items():
         expected = set(members or collectives) & set(collectives)
-        if len(of_ranks) < 2 or set(of_ranks) != expected:
-            continue
-        last = max(of_ranks, key=lambda rank: of_ranks[rank].start_ns)
-        totals[last][0] += 1
-        for rank, one in of_ranks.items():
-            waited_ns = min(of_ranks[last].start_ns, one.start_ns + one.duration_ns) - one.start_ns
-            totals[last][1] += max(0, waited_ns)
-            totals[rank][2] += max(0, waited_ns)
-    return {
-        rank: Lateness(rank, num_last, awaited_ns / 1e9, waited_ns / 1e9)
-        for rank, (num_last, awaited_ns, waited_ns) in totals.items()
-    }
+        missing = expected - set(of_ranks)
+        if len(expected) > 1 and (not missing or group):
+            matched.append((of_ranks, missing))
+    return matched

@@ -26,15 +26,15 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
 def stays_here(lines: list[str]) -> bool:
     """Whether a cell runs in the notebook's own process even in auto mode.
 
-    Those do: empty cells, ``%%dist`` and ``%%local``, help (``x?``), and cells that begin with one of our
-    line magics or with what manages extensions.
+    Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help (``x?``), and cells that
+    begin with one of our line magics or with what manages extensions.
     """
     stripped = (line.strip() for line in lines)
     first = next((line for line in stripped if line and (not line.startswith("#"))), "")
     if not first:
         return True
     if first.startswith("%%"):
-        return first.split()[0] in ("%%dist", "%%local", f"%%{AUTO_MAGIC}")
+        return first.split()[0] in ("%%dist", "%%dist_profile", "%%local", f"%%{AUTO_MAGIC}")
     return first.startswith(("%dist_", "%load_ext", "%reload_ext", "%unload_ext", "?")) or first.endswith("?")
 
 

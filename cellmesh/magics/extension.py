@@ -13,7 +13,7 @@ from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
 from .options import COMMANDS, describe, parse, wants_help
 
-_CELL_MAGICS = ("dist", "local")
+_CELL_MAGICS = ("dist", "dist_profile", "local")
 
 
 class Extension:
@@ -34,6 +34,7 @@ class Extension:
             if name not in _CELL_MAGICS:
                 self._register(name, "line", self._line_magic(name, getattr(self.commands, name)))
         self._register("dist", "line_cell", self._dist_magic)
+        self._register("dist_profile", "line_cell", self._profile_magic)
         self._register("local", "cell", self._local_magic)
         self._register(AUTO_MAGIC, "cell", lambda line, cell: self.commands.auto_cell(cell))
         self._shell.input_transformers_cleanup.append(self._transformer)
@@ -80,6 +81,15 @@ class Extension:
         if cell is None:
             raise MeshUsageError("%dist runs a whole cell: write %%dist on its first line")
         return self.commands.dist(options, cell, f"%%dist {line}".strip())
+
+    def _profile_magic(self, line: str, cell: str | None = None) -> None:
+        if wants_help(line):
+            print(describe("dist_profile", True))
+            return
+        options = parse("dist_profile", line)
+        if cell is None:
+            raise MeshUsageError("%dist_profile runs a whole cell: write %%dist_profile on its first line")
+        self.commands.dist_profile(options, cell, f"%%dist_profile {line}".strip())
 
     def _local_magic(self, line: str, cell: str) -> None:
         parse("local", line)  # it has no options: whatever is there is told

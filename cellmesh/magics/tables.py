@@ -77,6 +77,49 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
     return Table(headers, rows, title)
 
 
+def memory_table(
+    title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState], has_gpus: bool = False
+) -> Table:
+    """What ``%dist_mem`` shows.
+
+    Args:
+        title: a sentence below.
+        infos: the ranks to be shown.
+        states: what they say; ranks that do not answer are missing.
+        has_gpus: whether ranks compute on GPUs.
+    """
+    headers = ["rank", "memory", "peak", "last cell", "peak rose by", "cell"]
+    if has_gpus:
+        headers += ["GPU allocated", "GPU peak", "GPU reserved", "last cell"]
+    rows = []
+    for info in infos:
+        state = states.get(info.rank)
+        if state is None:
+            text = f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
+            rows.append([str(info.rank), text, *[""] * (len(headers) - 2)])
+            continue
+        use = state.memory
+        sign = f"In[{use.execution_count}]" if use.execution_count else "-"
+        still = " (runs)" if state.run >= 0 and use.execution_count == state.execution_count else ""
+        row = [
+            str(info.rank),
+            _bytes(use.rss),
+            _bytes(use.peak_rss),
+            _change(use.cell_rss),
+            _bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
+            f"{sign}{still}",
+        ]
+        if has_gpus:
+            row += [_bytes(use.allocated), _bytes(use.peak_allocated), _bytes(use.reserved)]
+            row.append(_change(use.cell_allocated))
+        rows.append(row)
+    return Table(headers, rows, title)
+
+
+def _change(number: int) -> str:
+    return f"{'-' if number < 0 else '+'}{_bytes(abs(number))}"
+
+
 def _doing(info: RankInfo, state: RankState | None) -> str:
     if info.phase == "dead":
         return f"dead: {info.ending}"

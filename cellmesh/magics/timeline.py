@@ -1,0 +1,262 @@
+"""The picture of a profiled cell: a row for each rank, as SVG or text. Pure."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..controller.profiling import Profile, find_waits
+from ..wire.ranks import format_ranks
+
+# Readable on white and on black alike.
+_COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
+_WIDTH, _LEFT, _ROW, _TOP = 900.0, 62.0, 40.0, 6.0
+_MAX_TITLES = 300  # of a rank: more rectangles become one path a colour
+_TICKS = 6
+_TEXT_COLUMNS = 72
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A collective on one rank, in nanoseconds from the begin of the cell.
+
+    Attributes:
+        name: as ``torch.distributed`` calls it.
+        start_ns, end_ns: from its begin to its end.
+        waited_ns: how long of it the last of its ranks had not come.
+        members: the ranks of its group; () for all or unknown.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    waited_ns: int
+    members: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is drawn of one rank."""
+
+    rank: int
+    busy: Sequence[tuple[int, int]]
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Operators and collectives of each rank over time; shows itself as SVG or text.
+
+    Attributes:
+        rows: one a rank.
+        length_ns: from the first rank's begin to the last one's end.
+    """
+
+    rows: Sequence[Row]
+    length_ns: int
+
+    @property
+    def names(self) -> list[str]:
+        """The collectives, those that took longest in all first."""
+        totals: Counter[str] = Counter()
+        for row in self.rows:
+            for bar in row.bars:
+                totals[bar.name] += bar.end_ns - bar.start_ns
+        return [name for name, _ in totals.most_common()]
+
+    def __repr__(self) -> str:
+        return draw_text(self)
+
+    def _repr_html_(self) -> str:
+        return draw_svg(self)
+
+
+def timeline_of(profile: Profile) -> Timeline:
+    """The picture of a profile."""
+    start = profile.start_ns
+    waits = find_waits({rank: one.collectives for rank, one in profile.by_rank.items()})
+    rows = []
+    for rank, one in sorted(profile.by_rank.items()):
+        bars = [
+            Bar(c.name, c.start_ns - start, c.start_ns - start + c.duration_ns, waited_ns, c.ranks)
+            for c, waited_ns in zip(one.collectives, waits[rank], strict=True)
+        ]
+        rows.append(Row(rank, [(begin - start, begin - start + took) for begin, took in one.busy], bars))
+    return Timeline(rows, max(1, round(profile.took_s * 1e9)))
+
+
+# ---- SVG
+
+
+def draw_svg(timeline: Timeline) -> str:
+    """The picture as HTML: text in the page's own colour, so that it fits a dark one."""
+    colours = _colours(timeline.names)
+    height = _TOP + _ROW * len(timeline.rows) + 22
+    parts = [
+        f'<svg class="cellmesh-timeline" viewBox="0 0 {_WIDTH:g} {height:g}" role="img" '
+        'aria-label="operators and collectives of each rank over time" '
+        f'style="max-width:{_WIDTH:g}px;width:100%;height:auto;display:block;font:11px sans-serif" '
+        'fill="currentColor">'
+    ]
+    parts += _draw_axis(timeline, height)
+    for index, row in enumerate(timeline.rows):
+        parts += _draw_row(timeline, row, _TOP + index * _ROW, colours)
+    return f"<div>{_draw_legend(colours)}{''.join(parts)}</svg></div>"
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    return {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
+
+
+def _draw_legend(colours: Mapping[str, str]) -> str:
+    entries = [
+        ("operators", "currentColor", ".45"),
+        *((name, colour, "1") for name, colour in colours.items()),
+    ]
+    if colours:
+        entries.append(("pale: waits for another rank", next(iter(colours.values())), ".35"))
+    inner = "".join(
+        f'<span style="margin-right:14px;white-space:nowrap"><svg width="10" height="10">'
+        f'<rect width="10" height="10" fill="{colour}" fill-opacity="{opacity}"/></svg> '
+        f"{html.escape(name)}</span>"
+        for name, colour, opacity in entries
+    )
+    return f'<div style="font:11px sans-serif;margin:2px 0 4px {_LEFT:g}px">{inner}</div>'
+
+
+def _draw_axis(timeline: Timeline, height: float) -> Iterable[str]:
+    bottom = height - 18
+    for at_ns in ticks(timeline.length_ns):
+        x = _x(timeline, at_ns)
+        yield (
+            f'<path d="M{x:.1f} {_TOP:g}V{bottom:g}" stroke="currentColor" stroke-opacity=".18" fill="none"/>'
+            f'<text x="{x:.1f}" y="{height - 5:g}" text-anchor="middle" opacity=".75">'
+            f"{format_time(at_ns)}</text>"
+        )
+
+
+def _draw_row(timeline: Timeline, row: Row, top: float, colours: Mapping[str, str]) -> Iterable[str]:
+    yield f'<text x="{_LEFT - 8:g}" y="{top + 22:g}" text-anchor="end">rank {row.rank}</text>'
+    line = f"M{_LEFT:g} {top + _ROW - 3:g}H{_WIDTH:g}"
+    yield f'<path d="{line}" stroke="currentColor" stroke-opacity=".12" fill="none"/>'
+    yield _path(_spans(timeline, row.busy), top + 4, 12, "currentColor", 0.45)
+    if len(row.bars) <= _MAX_TITLES:
+        for bar in row.bars:
+            yield _draw_bar(timeline, row, bar, top + 18, colours[bar.name])
+        return
+    for name, colour in colours.items():
+        ours = [bar for bar in row.bars if bar.name == name]
+        waits = [(bar.start_ns, bar.start_ns + bar.waited_ns) for bar in ours]
+        rest = [(bar.start_ns + bar.waited_ns, bar.end_ns) for bar in ours]
+        yield _path(_spans(timeline, waits), top + 18, 14, colour, 0.35)
+        yield _path(_spans(timeline, rest), top + 18, 14, colour, 1)
+
+
+def _draw_bar(timeline: Timeline, row: Row, bar: Bar, top: float, colour: str) -> str:
+    begin, middle, end = (_x(timeline, at) for at in (bar.start_ns, bar.start_ns + bar.waited_ns, bar.end_ns))
+    members = f" of ranks {format_ranks(list(bar.members))}" if bar.members else ""
+    waiting = f", {format_time(bar.waited_ns)} of it waiting for another rank" if bar.waited_ns else ""
+    title = f"rank {row.rank}: {bar.name}{members}, {format_time(bar.end_ns - bar.start_ns)}{waiting}"
+    pale = (
+        f'<rect x="{begin:.1f}" y="{top:g}" width="{middle - begin:.1f}" height="14" fill-opacity=".35"/>'
+        if middle - begin >= 0.1
+        else ""
+    )
+    width = max(0.6, end - middle)
+    return (
+        f'<g fill="{colour}"><title>{html.escape(title)}</title>{pale}'
+        f'<rect x="{middle:.1f}" y="{top:g}" width="{width:.1f}" height="14"/></g>'
+    )
+
+
+def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
+    """Intervals as (x, width), wide enough to be seen and joined where they touch."""
+    joined: list[list[float]] = []
+    for start_ns, end_ns in intervals:
+        if end_ns <= start_ns:
+            continue
+        begin, end = _x(timeline, start_ns), _x(timeline, end_ns)
+        end = max(end, begin + 0.4)
+        if joined and begin - joined[-1][1] < 0.3:
+            joined[-1][1] = max(end, joined[-1][1])
+        else:
+            joined.append([begin, end])
+    return [(begin, end - begin) for begin, end in joined]
+
+
+def _path(
+    spans: Sequence[tuple[float, float]], top: float, height: float, colour: str, opacity: float
+) -> str:
+    if not spans:
+        return ""
+    moves = "".join(f"M{x:.1f} {top:g}h{width:.1f}v{height:g}h-{width:.1f}z" for x, width in spans)
+    return f'<path d="{moves}" fill="{colour}" fill-opacity="{opacity:g}"/>'
+
+
+def _x(timeline: Timeline, at_ns: int) -> float:
+    inside = min(max(at_ns, 0), timeline.length_ns) / timeline.length_ns
+    return _LEFT + inside * (_WIDTH - _LEFT - 22)
+
+
+def ticks(length_ns: int) -> list[int]:
+    """Round times from 0 on, about six of them."""
+    step = 1
+    while length_ns / step > _TICKS:
+        for factor in (2, 5, 10):
+            if length_ns / (step * factor) <= _TICKS:
+                return list(range(0, length_ns + 1, step * factor))
+        step *= 10
+    return list(range(0, length_ns + 1, step))
+
+
+def format_time(ns: float) -> str:
+    """``12 µs``, ``3.4 ms``, ``1.25 s``."""
+    if ns == 0:
+        return "0"
+    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.0f} ns"
+
+
+# ---- text
+
+
+def draw_text(timeline: Timeline) -> str:
+    """The picture for a terminal: a letter for each collective, small where it waits."""
+    letters = dict(zip(timeline.names, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
+    width = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
+    lines = [f"{f'rank {row.rank}':<{width}}  {_text_row(timeline, row, letters)}" for row in timeline.rows]
+    legend = ["# operators", *(f"{letter} {name}" for name, letter in letters.items())]
+    if letters:
+        legend.append("small letters: waits for another rank")
+    lines.append(f"{'':<{width}}  0 to {format_time(timeline.length_ns)}; {', '.join(legend)}")
+    return "\n".join(lines)
+
+
+def _text_row(timeline: Timeline, row: Row, letters: Mapping[str, str]) -> str:
+    cells: list[Counter[str]] = [Counter() for _ in range(_TEXT_COLUMNS)]
+    for start_ns, end_ns in row.busy:
+        _cover(cells, timeline.length_ns, start_ns, end_ns, "#")
+    for bar in row.bars:
+        letter = letters.get(bar.name, "?")
+        middle = bar.start_ns + bar.waited_ns
+        _cover(cells, timeline.length_ns, bar.start_ns, middle, letter.lower())
+        _cover(cells, timeline.length_ns, middle, bar.end_ns, letter)
+    column_ns = timeline.length_ns / _TEXT_COLUMNS
+    return "".join(
+        max(cell, key=lambda mark: (cell[mark], mark)) if sum(cell.values()) >= column_ns / 4 else " "
+        for cell in cells
+    ).rstrip()
+
+
+def _cover(cells: list[Counter[str]], length_ns: int, start_ns: int, end_ns: int, mark: str) -> None:
+    column_ns = length_ns / len(cells)
+    first = max(0, int(start_ns / column_ns))
+    last = min(len(cells) - 1, int(max(0, end_ns - 1) / column_ns))
+    for index in range(first, last + 1):
+        covered = min(end_ns, (index + 1) * column_ns) - max(start_ns, index * column_ns)
+        if covered > 0:
+            cells[index][mark] += int(covered)
