@@ -1,0 +1,281 @@
+"""The APIs of PyTorch Distributed that docs/apis.md lists, after PyTorch's own pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OVERVIEW_URL = "https://docs.pytorch.org/tutorials/beginner/dist_overview.html"
+OVERVIEW_DATE = "20 July 2025"
+DOCS = "https://docs.pytorch.org/docs/stable"
+
+
+@dataclass(frozen=True)
+class Api:
+    """One name.
+
+    Attributes:
+        path: dotted; a method ends in ``Class.method``.
+        reason: why no notebook shows it; nothing where one has to.
+        is_method: whether it is called on an instance, whose class the code does not tell.
+    """
+
+    path: str
+    reason: str = ""
+    is_method: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The name as the page writes it."""
+        parts = self.path.split(".")
+        return ".".join(parts[-2:]) if self.is_method or parts[-2][0].isupper() else parts[-1]
+
+
+@dataclass(frozen=True)
+class Section:
+    """The names of one page."""
+
+    title: str
+    url: str
+    apis: tuple[Api, ...]
+    remark: str = ""
+
+
+def _names(module: str, names: str, reason: str = "") -> tuple[Api, ...]:
+    return tuple(Api(f"{module}.{name}", reason) for name in names.split())
+
+
+def _methods(owner: str, names: str, reason: str = "") -> tuple[Api, ...]:
+    return tuple(Api(f"{owner}.{name}", reason, is_method=True) for name in names.split())
+
+
+_DIST = "torch.distributed"
+_DDP = "torch.nn.parallel.DistributedDataParallel"
+_HOOKS = f"{_DIST}.algorithms.ddp_comm_hooks"
+_DTENSOR = f"{_DIST}.tensor"
+_DCP = f"{_DIST}.checkpoint"
+_RPC = f"{_DIST}.rpc"
+_PP = f"{_DIST}.pipelining"
+
+_BY_THE_MESH = "the mesh does it: ranks come with their groups, and take them along"
+_LIKE_A_HOOK = "registered like allreduce_hook"
+_PARTS = "a part of the machinery, for those who write their own"
+_FUNCTIONS = f"{_DIST}._functional_collectives"
+
+SECTIONS = (
+    Section(
+        "Data parallel (DDP)",
+        f"{DOCS}/generated/torch.nn.parallel.DistributedDataParallel.html",
+        (
+            Api(_DDP),
+            *_methods(_DDP, "no_sync"),
+            *_methods(_DDP, "join", "superseded by Join"),
+            *_methods(_DDP, "register_comm_hook"),
+            Api("torch.nn.SyncBatchNorm"),
+            Api("torch.utils.data.DistributedSampler"),
+            Api("torch.nn.DataParallel", "threads of one process; PyTorch advises DDP instead"),
+        ),
+    ),
+    Section(
+        "Communication hooks of DDP",
+        f"{DOCS}/ddp_comm_hooks.html",
+        (
+            *_names(f"{_HOOKS}.default_hooks", "allreduce_hook"),
+            *_names(f"{_HOOKS}.default_hooks", "fp16_compress_hook bf16_compress_hook", _LIKE_A_HOOK),
+            *_names(f"{_HOOKS}.powerSGD_hook", "PowerSGDState powerSGD_hook", _LIKE_A_HOOK),
+            *_names(f"{_HOOKS}.post_localSGD_hook", "PostLocalSGDState post_localSGD_hook"),
+        ),
+    ),
+    Section(
+        "Mixed precision with data parallelism",
+        f"{DOCS}/notes/amp_examples.html",
+        (Api("torch.autocast"), Api("torch.amp.GradScaler")),
+    ),
+    Section(
+        "Fully sharded data parallel (FSDP2)",
+        f"{DOCS}/distributed.fsdp.fully_shard.html",
+        (
+            *_names(f"{_DIST}.fsdp", "fully_shard FSDPModule MixedPrecisionPolicy CPUOffloadPolicy"),
+            *_names(f"{_DIST}.fsdp", "OffloadPolicy", "the base class of CPUOffloadPolicy"),
+            *_methods(f"{_DIST}.fsdp.FSDPModule", "unshard reshard set_requires_gradient_sync"),
+            *_methods(
+                f"{_DIST}.fsdp.FSDPModule",
+                "set_modules_to_forward_prefetch set_modules_to_backward_prefetch",
+                "tunes the overlap with communication, which CPU ranks do not have",
+            ),
+            *_names(f"{_DIST}.fsdp", "register_fsdp_forward_method UnshardHandle share_comm_ctx", _PARTS),
+            *_names(f"{_DIST}.fsdp", "FullyShardedDataParallel", "FSDP1, superseded by FSDP2"),
+        ),
+    ),
+    Section(
+        "Tensor parallel (TP)",
+        f"{DOCS}/distributed.tensor.parallel.html",
+        (
+            *_names(f"{_DTENSOR}.parallel", "parallelize_module ColwiseParallel RowwiseParallel"),
+            *_names(f"{_DTENSOR}.parallel", "SequenceParallel PrepareModuleInput PrepareModuleOutput"),
+            *_names(f"{_DTENSOR}.parallel", "loss_parallel"),
+            *_names(f"{_DTENSOR}.parallel", "PrepareModuleInputOutput", "the two before it, in one"),
+            *_names(f"{_DTENSOR}.parallel", "ParallelStyle", _PARTS),
+        ),
+    ),
+    Section(
+        "Pipeline parallel (PP)",
+        f"{DOCS}/distributed.pipelining.html",
+        (
+            *_names(_PP, "pipeline SplitPoint PipelineStage ScheduleGPipe Schedule1F1B"),
+            *_names(_PP, "ScheduleInterleaved1F1B"),
+            *_names(_PP, "pipe_split", "SplitPoint does it from outside of the model"),
+            *_names(_PP, "build_stage Pipe", _PARTS),
+            *_names(
+                _PP,
+                "ScheduleLoopedBFS ScheduleInterleavedZeroBubble ScheduleZBVZeroBubble ScheduleDualPipeV",
+                "used like ScheduleInterleaved1F1B",
+            ),
+        ),
+    ),
+    Section(
+        "DTensor",
+        f"{DOCS}/distributed.tensor.html",
+        (
+            *_names(_DTENSOR, "DTensor distribute_tensor distribute_module Shard Replicate Partial"),
+            *_methods(f"{_DTENSOR}.DTensor", "from_local to_local full_tensor redistribute"),
+            *_names(_DTENSOR, "zeros ones empty full rand randn"),
+            *_names(_DTENSOR, "Placement", "the base class of Shard, Replicate and Partial"),
+            *_names(f"{_DTENSOR}.debug", "CommDebugMode"),
+            *_names(f"{_DTENSOR}.debug", "visualize_sharding", "the pictures of notebook 03 show more"),
+            *_names(f"{_DTENSOR}.experimental", "local_map implicit_replication"),
+            *_names(f"{_DTENSOR}.experimental", "register_sharding", _PARTS),
+        ),
+    ),
+    Section(
+        "Context parallel",
+        "https://docs.pytorch.org/tutorials/unstable/context_parallel.html",
+        _names(f"{_DTENSOR}.experimental", "context_parallel"),
+        "Experimental; not on the overview page.",
+    ),
+    Section(
+        "DeviceMesh",
+        f"{DOCS}/distributed.html#devicemesh",
+        (
+            *_names(f"{_DIST}.device_mesh", "init_device_mesh DeviceMesh"),
+            *_methods(f"{_DIST}.device_mesh.DeviceMesh", "get_group get_local_rank get_coordinate size"),
+            *_methods(f"{_DIST}.device_mesh.DeviceMesh", "from_group get_all_groups"),
+        ),
+        'Slices (`mesh["tp"]`) are shown where `get_group` is.',
+    ),
+    Section(
+        "Process groups",
+        f"{DOCS}/distributed.html",
+        (
+            *_names(_DIST, "init_process_group destroy_process_group", _BY_THE_MESH),
+            *_names(_DIST, "get_backend get_process_group_ranks new_group"),
+            *_names(
+                _DIST,
+                "get_rank get_world_size is_initialized get_node_local_rank",
+                "`rank`, `world_size` and `local_rank` are there on every rank",
+            ),
+            *_names(_DIST, "get_group_rank get_global_rank"),
+            *_names(_DIST, "new_subgroups new_subgroups_by_enumeration", "new_group in a loop"),
+            *_names(_DIST, "split_group"),
+            *_names(_DIST, "shrink_group", "NCCL only"),
+            *_names(_DIST, "TCPStore FileStore HashStore PrefixStore", _BY_THE_MESH),
+        ),
+    ),
+    Section(
+        "Collectives",
+        f"{DOCS}/distributed.html#collective-functions",
+        (
+            *_names(_DIST, "broadcast all_reduce reduce all_gather all_gather_into_tensor gather scatter"),
+            *_names(_DIST, "reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single barrier"),
+            *_names(_DIST, "monitored_barrier ReduceOp"),
+            *_methods(f"{_DIST}.Work", "wait is_completed"),
+            *_names(_DIST, "broadcast_object_list all_gather_object gather_object scatter_object_list"),
+            *_names(
+                _DIST,
+                "all_gather_single reduce_scatter_single",
+                "new names, in torch 2.13, of all_gather_into_tensor and reduce_scatter_tensor",
+            ),
+        ),
+    ),
+    Section(
+        "Point-to-point messages",
+        f"{DOCS}/distributed.html#point-to-point-communication",
+        _names(_DIST, "send recv isend irecv batch_isend_irecv P2POp send_object_list recv_object_list"),
+    ),
+    Section(
+        "Functional collectives",
+        "https://docs.pytorch.org/docs/main/distributed.html",
+        (
+            *_names(_FUNCTIONS, "all_reduce reduce_scatter_tensor all_gather_tensor"),
+            *_names(_FUNCTIONS, "all_to_all_single broadcast"),
+        ),
+        "Not documented as public.",
+    ),
+    Section(
+        "Symmetric memory",
+        f"{DOCS}/symmetric_memory.html",
+        _names(f"{_DIST}._symmetric_memory", "empty rendezvous"),
+        "GPUs with NVLink only.",
+    ),
+    Section(
+        "Checkpoints (DCP)",
+        f"{DOCS}/distributed.checkpoint.html",
+        (
+            *_names(_DCP, "save load async_save"),
+            *_names(f"{_DCP}.state_dict", "get_model_state_dict set_model_state_dict"),
+            *_names(f"{_DCP}.state_dict", "get_optimizer_state_dict set_optimizer_state_dict"),
+            *_names(f"{_DCP}.state_dict", "get_state_dict set_state_dict StateDictOptions"),
+            *_names(f"{_DCP}.stateful", "Stateful"),
+            *_names(_DCP, "FileSystemReader FileSystemWriter", "save and load make them of a path"),
+            *_names(
+                f"{_DCP}.format_utils", "dcp_to_torch_save torch_save_to_dcp", "a conversion in one process"
+            ),
+            *_names(_DCP, "StorageReader StorageWriter LoadPlanner SavePlanner", _PARTS),
+        ),
+    ),
+    Section(
+        "Uneven inputs (Join)",
+        f"{DOCS}/distributed.algorithms.join.html",
+        _names(f"{_DIST}.algorithms.join", "Join Joinable JoinHook"),
+    ),
+    Section(
+        "Sharded and local optimizers",
+        f"{DOCS}/distributed.optim.html",
+        (
+            *_names(f"{_DIST}.optim", "ZeroRedundancyOptimizer PostLocalSGDOptimizer"),
+            *_names(f"{_DIST}.algorithms.model_averaging.averagers", "PeriodicModelAverager"),
+        ),
+    ),
+    Section(
+        "RPC",
+        f"{DOCS}/rpc.html",
+        (
+            *_names(_RPC, "init_rpc shutdown rpc_sync rpc_async remote RRef get_worker_info"),
+            *_names(_RPC, "TensorPipeRpcBackendOptions"),
+            *_names(f"{_RPC}.functions", "async_execution"),
+            *_names(f"{_DIST}.autograd", "context backward get_gradients"),
+            *_names(f"{_DIST}.optim", "DistributedOptimizer"),
+            *_names(f"{_DIST}.nn.api.remote_module", "RemoteModule"),
+        ),
+    ),
+    Section(
+        "Launcher (torchrun)",
+        f"{DOCS}/elastic/run.html",
+        (
+            Api(
+                f"{_DIST}.run",
+                "`%dist_export` writes a notebook as a script for it; `tests/exactness` runs such scripts",
+            ),
+            Api(f"{_DIST}.elastic.multiprocessing.errors.record", "for scripts under torchrun"),
+        ),
+    ),
+    Section(
+        "Debugging",
+        f"{DOCS}/distributed.html#debugging-torch-distributed-applications",
+        (
+            *_names(_DIST, "set_debug_level get_debug_level", "`TORCH_DISTRIBUTED_DEBUG`, before the start"),
+            *_names(_DIST, "breakpoint", "`breakpoint()` opens a debugger for all ranks in the notebook"),
+            Api("torch.utils._debug_mode.DebugMode"),
+            Api("torch.profiler.profile"),
+        ),
+    ),
+)
