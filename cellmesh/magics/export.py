@@ -6,33 +6,33 @@ group and threads are made as `workers/rank.py` makes them.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MeshUsageError
 from ..wire.ranks import describe_ranks
-from .history import Aside, Beginning, Entry, History, NotebookCell, Push, RankCell, Reshape, Seed, Value
+from .export_entries import describe_dims, write_checkpoint, write_push, write_seed
+from .export_frame import Draft, Part, condition, make_mesh, write_head, write_tail
+from .export_locals import write_comment, write_on_rank_0
+from .history import Aside, Checkpoint, Entry, History, NotebookCell, Push, RankCell, Reshape, Seed
 from .script import (
     CannotRewriteError,
     as_coroutine,
     awaits,
     comment,
     free_name,
+    names_bound,
     names_in,
-    only_on,
     show_last,
     split_future,
+    under,
     without_margin,
 )
 from .script_ipython import to_python
-
-# Magics that have no trace in a script.
-_SILENT = (
-    "%load_ext", "%reload_ext", "%dist_start", "%dist_stop", "%dist_attach", "%dist_detach", "%dist_restart",
-    "%dist_auto", "%dist_export", "%dist_mesh", "%dist_seed",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,22 +85,6 @@ def export(history: History, path: Path, with_locals: bool, overwrite: bool) -> 
     return "\n".join([*lines, *(f"- {warning}" for warning in script.warnings)])
 
 
-@dataclass
-class _Draft:
-    """What comes up while cells are written, and stands elsewhere in the script."""
-
-    names: set[str]
-    with_locals: bool
-    modules: set[str] = field(default_factory=lambda: {"os"})
-    futures: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    left_out: list[int] = field(default_factory=list)
-    num_cells: int = 0
-    shows: bool = False
-    awaits: bool = False
-    has_numpy: bool = False
-
-
 def write_script(history: History, filename: str, *, with_locals: bool = False) -> Script:
     """Write the script.
 
@@ -118,213 +102,99 @@ def write_script(history: History, filename: str, *, with_locals: bool = False) 
         for entry in cell.entries
         if isinstance(entry, RankCell)
     ]
-    names = set().union(*map(names_in, sources)) if sources else set()
-    draft = _Draft(names, with_locals, has_numpy=any("numpy" in source for source in sources))
-    show, loop = free_name("show", names), free_name("loop", names)
-    body = _fold(list(_write_cells(cells, draft, show, loop)))
-    head = _head(beginning, filename, draft, show, loop)
-    text = "\n".join([head, *body, _tail(draft, loop)])
+    draft = Draft(set().union(*map(names_in, sources)))
+    if "display" in draft.names - set().union(*map(names_bound, sources)):
+        draft.imports.add("from IPython.display import display")
+    uses_numpy = any("numpy" in source for source in sources)
+    parts = _fold(_write_cells(cells, draft, with_locals, uses_numpy), draft)
+    body = [part.render() for part in parts]
+    text = "\n".join([write_head(beginning, filename, draft), *body, write_tail(draft)])
     return Script(text, draft.num_cells, tuple(draft.left_out), tuple(draft.warnings))
 
 
-# ---- before and after the cells
-
-
-def _head(beginning: Beginning, filename: str, draft: _Draft, show: str, loop: str) -> str:
-    num_ranks = math.prod(beginning.dims.values())
-    modules = sorted(draft.modules | ({"asyncio"} if draft.awaits else set()))
-    others = "".join("# Only cells that ran in this notebook are here.\n" if beginning.attached else "")
-    parts = [
-        f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their order.\n\n'
-        f'    torchrun --nproc-per-node {num_ranks} {filename}\n"""\n\n',
-        "".join(f"from __future__ import {name}\n" for name in dict.fromkeys(draft.futures)),
-        "\n" if draft.futures else "",
-        "".join(f"import {module}\n" for module in modules),
-        "\nimport torch\nimport torch.distributed as dist\n",
-        "from IPython.display import display\n" if "display" in draft.names else "",
-        "from torch.distributed.device_mesh import init_device_mesh\n\n",
-        others,
-        f"torch.set_num_threads({beginning.num_threads})\n" if beginning.num_threads else "",
-        'rank = int(os.environ["RANK"])\n'
-        'local_rank = int(os.environ["LOCAL_RANK"])\n'
-        'world_size = int(os.environ["WORLD_SIZE"])\n',
-        _device(beginning.backend),
-        f"mesh = {_mesh(beginning.dims)}\n",
-        f"{loop} = asyncio.new_event_loop()\n" if draft.awaits else "",
-        _SHOW.format(show=show) if draft.shows else "",
-    ]
-    return "".join(parts)
-
-
-_SHOW = '''
-
-def {show}(value: object) -> None:
-    """Print the value of a cell's last expression, as a notebook shows it."""
-    if value is not None:
-        print(f"[{{rank}}] {{value!r}}")
-
-'''
-
-
-def _device(backend: str) -> str:
-    if backend == "gloo":  # there was no GPU
-        backend = "cpu:gloo,cuda:nccl"
-    spread = "local_rank" if "nccl" in backend else "local_rank % torch.cuda.device_count()"
-    return (
-        "if torch.cuda.is_available():\n"
-        f'    device = torch.device("cuda", {spread})\n'
-        "    torch.cuda.set_device(device)\n"
-        f'    dist.init_process_group("{backend}")\n'
-        "else:\n"
-        '    device = torch.device("cpu")\n'
-        '    dist.init_process_group("gloo")\n'
-    )
-
-
-def _mesh(dims: Mapping[str, int]) -> str:
-    sizes = ", ".join(map(str, dims.values())) + ("," if len(dims) == 1 else "")
-    if len(dims) == 1:
-        sizes = "world_size,"
-    names = ", ".join(f'"{name}"' for name in dims) + ("," if len(dims) == 1 else "")
-    return f"init_device_mesh(device.type, ({sizes}), mesh_dim_names=({names}))"
-
-
-def _tail(draft: _Draft, loop: str) -> str:
-    close = f"{loop}.close()\n" if draft.awaits else ""
-    return f"{close}dist.destroy_process_group()\n"
-
-
-# ---- the cells
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What one entry of a cell becomes."""
-
-    count: int
-    title: str
-    text: str
-
-    def render(self) -> str:
-        head = f"# In [{self.count}]{self.title}\n"
-        return head + self.text
-
-
-def _write_cells(cells: Iterable[NotebookCell], draft: _Draft, show: str, loop: str) -> Iterator[_Part]:
+def _write_cells(
+    cells: Iterable[NotebookCell], draft: Draft, with_locals: bool, uses_numpy: bool
+) -> Iterator[Part]:
     for cell in cells:
-        if not cell.is_on_ranks() and cell.source:
-            yield from _local(cell, draft)
+        if not cell.is_on_ranks() and not with_locals:
+            yield from write_comment(cell)
         for entry in cell.entries:
-            yield from _write(cell, entry, draft, show, loop)
+            yield from _write(cell.count, entry, draft, uses_numpy)
+        if not cell.is_on_ranks() and with_locals:
+            yield from write_on_rank_0(cell, draft)
 
 
-def _write(cell: NotebookCell, entry: Entry, draft: _Draft, show: str, loop: str) -> Iterator[_Part]:
+def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator[Part]:
     match entry:
         case RankCell():
-            yield _rank_cell(cell.count, entry, draft, show, loop)
-        case Push(values, ranks):
-            yield _push(cell.count, values, ranks, draft)
+            yield _rank_cell(count, entry, draft)
+        case Push():
+            yield write_push(count, entry, draft)
         case Reshape(dims):
-            yield _Part(cell.count, f": %dist_mesh {_dims(dims)}", f"mesh = {_mesh(dims)}\n")
-        case Seed(seed, per_rank):
-            yield _seed(cell.count, seed, per_rank, draft)
-        case Aside(line, changes):
-            if changes:
-                draft.warnings.append(f"In [{cell.count}]: a script has nothing like `{line}`")
-                yield _Part(cell.count, f" left out: {line}", "")
+            yield Part((count,), f": %dist_mesh {describe_dims(dims)}", f"mesh = {make_mesh(dims)}\n")
+        case Seed():
+            yield write_seed(count, entry, uses_numpy, draft)
+        case Checkpoint():
+            yield write_checkpoint(count, entry, draft)
+        case Aside(line, changes) if changes:
+            draft.warnings.append(f"In [{count}]: a script has nothing like `{line}`")
+            yield Part((count,), f" is left out: {line}", "")
 
 
-def _rank_cell(count: int, entry: RankCell, draft: _Draft, show: str, loop: str) -> _Part:
+def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:
     entry.settle()
     where = f" on {describe_ranks(entry.ranks)}" if entry.ranks is not None else ""
     if entry.run is not None:
         return _left_out(count, f"{where} has not ended and is left out:", entry.source, draft)
     if entry.failed:
-        return _left_out(
-            count, f"{where} failed on {describe_ranks(entry.failed)} and is left out:", entry.source, draft
-        )
+        ranks = describe_ranks(entry.failed)
+        return _left_out(count, f"{where} failed on {ranks} and is left out:", entry.source, draft)
     plain = to_python(entry.source)
     try:
-        text = _body(plain.source, count, entry, draft, show, loop)
+        text = _body(plain.source, count, entry, draft)
     except CannotRewriteError as e:
         draft.warnings.append(f"In [{count}] cannot stand in a script: {e}")
         return _left_out(count, f"{where} is left out, as {e}:", entry.source, draft)
-    draft.modules |= plain.modules
+    draft.imports.update(plain.imports)
     draft.warnings += [f"In [{count}]: a script cannot do `{what}`" for what in plain.left_out]
     draft.num_cells += 1
-    return _Part(count, where, text)
+    return Part((count,), where, text, can_repeat=True)
 
 
-def _body(source: str, count: int, entry: RankCell, draft: _Draft, show: str, loop: str) -> str:
+def _body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
     features, text = split_future(without_margin(source))
     draft.futures += features
     if not entry.quiet:
-        shown = show_last(text, show)
+        shown = show_last(text, draft.show)
         draft.shows |= shown != text
         text = shown
+    definition = ""
     if awaits(text):
         name = free_name(f"cell_{count}", draft.names)
-        definition = as_coroutine(text, name)
+        definition = f"{as_coroutine(text, name)}\n\n"
         draft.awaits = True
-        text = f"{loop}.run_until_complete({name}())\n"
-        if entry.ranks is not None:
-            text = only_on(_condition(entry.ranks), text)
-        return f"{definition}\n\n{text}"
-    return text if entry.ranks is None else only_on(_condition(entry.ranks), text)
+        text = f"{draft.loop}.run_until_complete({name}())\n"
+    return definition + (text if entry.ranks is None else under(f"if {condition(entry.ranks)}", text))
 
 
-def _condition(ranks: tuple[int, ...]) -> str:
-    return f"rank == {ranks[0]}" if len(ranks) == 1 else f"rank in ({', '.join(map(str, ranks))})"
-
-
-def _left_out(count: int, why: str, source: str, draft: _Draft) -> _Part:
+def _left_out(count: int, why: str, source: str, draft: Draft) -> Part:
     draft.left_out.append(count)
-    return _Part(count, why, comment(source, depth=1))
+    return Part((count,), why, comment(source, depth=1))
 
 
-def _push(count: int, values: Mapping[str, Value], ranks: tuple[int, ...] | None, draft: _Draft) -> _Part:
-    lines, missing = [], []
-    for name, value in values.items():
-        if value.literal:
-            lines.append(f"{name} = {value.literal}\n")
+def _fold(parts: Iterable[Part], draft: Draft) -> Iterator[Part]:
+    """Make a loop of cells that were run again and again."""
+    for (text, title, can_repeat), alike in itertools.groupby(
+        parts, lambda part: (part.text, part.title, part.can_repeat)
+    ):
+        first, *others = alike
+        try:
+            if not others or not can_repeat:
+                raise CannotRewriteError("it is run once")
+            counter = free_name("_", draft.names)
+            text = under(f"for {counter} in range({1 + len(others)})", text)
+        except CannotRewriteError:
+            yield from (first, *others)
         else:
-            missing.append(f"# {name} = ...  # supply it: {value.description}\n")
-            draft.warnings.append(
-                f"In [{count}] pushed `{name}`, a {value.description}: the script must be given it"
-            )
-    text = "".join(lines)
-    if text and ranks is not None:
-        text = only_on(_condition(ranks), text)
-    return _Part(count, ": %dist_push", "".join(missing) + text)
-
-
-def _seed(count: int, seed: int, per_rank: bool, draft: _Draft) -> _Part:
-    value = f"{seed} + rank" if per_rank else str(seed)
-    draft.modules.add("random")
-    lines = [f"random.seed({value})\n"]
-    if draft.has_numpy:
-        draft.modules.add("numpy")
-        lines.append(f"numpy.random.seed({value})\n")
-    lines.append(f"torch.manual_seed({value})\n")
-    return _Part(count, f": %dist_seed {seed}{' --per-rank' if per_rank else ''}", "".join(lines))
-
-
-def _local(cell: NotebookCell, draft: _Draft) -> Iterator[_Part]:
-    lines = [line for line in cell.source.splitlines() if line.strip()]
-    if all(line.strip().split()[0] in _SILENT for line in lines):
-        return
-    if all(line.lstrip().startswith("%dist_") for line in lines):
-        left = [line.strip() for line in lines if line.split()[0] not in ("%dist_push", *_SILENT)]
-        if left:
-            yield _Part(cell.count, f" left out: {'; '.join(left)}", "")
-        return
-    yield _Part(cell.count, " ran in the notebook's own process:", comment(cell.source, depth=1))
-
-
-def _dims(dims: Mapping[str, int]) -> str:
-    return " ".join(f"{name}={size}" for name, size in dims.items())
-
-
-def _fold(parts: list[_Part]) -> list[str]:
-    """The parts as text."""
-    return [part.render() for part in parts]
+            counts = tuple(count for part in (first, *others) for count in part.counts)
+            yield dataclasses.replace(first, counts=counts, title=title, text=text)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 _MAX_ITEMS = 100
 _MAX_LITERAL = 10_000
@@ -52,10 +53,12 @@ class Value:
     Attributes:
         literal: Python that makes it, "" where there is none.
         description: what it is, for people.
+        is_temporary: it is a path among temporary files.
     """
 
     literal: str
     description: str
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,32 @@ class Seed:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What a name was when it was saved or loaded.
+
+    Attributes:
+        name: of the ranks.
+        kind: what.
+        model: an optimizer's, by name.
+        by_rank: each rank has its own of it.
+    """
+
+    name: str
+    kind: Literal["model", "optimizer", "stateful", "tensor", "value"]
+    model: str = ""
+    by_rank: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Names were saved or loaded."""
+
+    action: Literal["save", "load"]
+    items: tuple[Held, ...]
+    path: str
+
+
+@dataclass(frozen=True)
 class Aside:
     """Another magic: a script has nothing that does the same.
 
@@ -94,7 +123,7 @@ class Aside:
     changes: bool = False
 
 
-Entry = RankCell | Push | Reshape | Seed | Aside
+Entry = RankCell | Push | Reshape | Seed | Checkpoint | Aside
 
 
 @dataclass
@@ -176,7 +205,8 @@ def value_of(value: Any) -> Value:
         literal = _literal(value, depth=0)
     except ValueError:
         literal = ""
-    return Value(literal if len(literal) <= _MAX_LITERAL else "", describe(value))
+    is_temporary = isinstance(value, str) and value.startswith(f"{tempfile.gettempdir()}/")
+    return Value(literal if len(literal) <= _MAX_LITERAL else "", describe(value), is_temporary)
 
 
 def _literal(value: Any, depth: int) -> str:

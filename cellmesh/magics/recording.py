@@ -10,12 +10,14 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from ..controller.mesh import Mesh
 from ..controller.options import parse_mesh
 from ..controller.run import Run
+from ..errors import CellmeshError
 from ..wire.ranks import parse_ranks
+from .checkpoints import look_at_checkpoint
 from .history import Aside, Beginning, Entry, History, Push, RankCell, Reshape, Seed, value_of
 
 _BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
 # What changes the ranks in a way that a script cannot repeat.
-_CHANGES = ("dist_sync", "dist_heal", "dist_debug", "dist_interrupt")
+_CHANGES = ("dist_sync", "dist_heal", "dist_debug", "dist_interrupt", "dist_load")
 # What a script need not know of.
 _PASSED_OVER = ("dist_stop", "dist_detach", "dist_auto", "dist_export")
 
@@ -64,6 +66,11 @@ class Recorder:
                 return Reshape(parse_mesh(" ".join(options["dims"]))) if options["dims"] else None
             case "dist_seed":
                 return Seed(options["seed"], options["per_rank"])
+            case "dist_save" | "dist_load" if options.get("ranks") is None:
+                try:
+                    return look_at_checkpoint(mesh, name.removeprefix("dist_"), options["names"])
+                except (CellmeshError, KeyboardInterrupt):  # it was done, and only the script will lack it
+                    return Aside(f"%{name} {line}", changes=True)
         return Aside(f"%{name} {line}".strip(), name in _CHANGES)
 
 

@@ -98,7 +98,7 @@ def indent(source: str) -> str:
         elif token.type == tokenize.STRING:
             inside.update(range(token.start[0] + 1, token.end[0] + 1))
     moved = "".join(
-        line if number in inside or not line.strip() else INDENT + line
+        line if number in inside or not line.strip() else INDENT + line.lstrip("\f")
         for number, line in enumerate(lines, 1)
     )
     _check_same(source, moved)
@@ -124,13 +124,17 @@ def _tokens(source: str) -> list[tokenize.TokenInfo]:
         raise CannotRewriteError(f"it cannot be read: {e}") from None
 
 
-def only_on(condition: str, source: str) -> str:
-    """A cell under an ``if``."""
+def under(head: str, source: str) -> str:
+    """A cell as the body of an ``if`` or a loop.
+
+    Raises:
+        CannotRewriteError: it cannot be one.
+    """
     tree = parse(source)
     body = indent(source)
     if tree is not None and not tree.body:
         body = f"{body}{INDENT}pass\n"
-    return f"if {condition}:\n{body}"
+    return f"{head}:\n{body}"
 
 
 def as_coroutine(source: str, name: str) -> str:

@@ -16,12 +16,12 @@ class Plain:
 
     Attributes:
         source: the Python.
-        modules: what it needs imported, beside what the cell imports.
+        imports: lines that it needs, beside what the cell imports.
         left_out: what it had that a script cannot do.
     """
 
     source: str
-    modules: set[str] = field(default_factory=set)
+    imports: set[str] = field(default_factory=set)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -42,7 +42,7 @@ def to_python(source: str) -> Plain:
     plain = Plain(transformed)
     lines = transformed.splitlines(keepends=True)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr | ast.Assign) and (call := _magic_of(node.value)) is not None:
+        if isinstance(node, ast.Expr | ast.Assign) and (call := magic_of(node.value)) is not None:
             old = lines[node.lineno - 1]
             margin = old[: len(old) - len(old.lstrip())]
             target = ast.unparse(node.targets[0]) + " = " if isinstance(node, ast.Assign) else ""
@@ -54,7 +54,7 @@ def to_python(source: str) -> Plain:
     return plain
 
 
-def _magic_of(value: ast.expr) -> tuple[str, list[str]] | None:
+def magic_of(value: ast.expr) -> tuple[str, list[str]] | None:
     """``get_ipython().method("text", ...)``: the method and its texts."""
     match value:
         case ast.Call(
@@ -70,21 +70,21 @@ def _magic_of(value: ast.expr) -> tuple[str, list[str]] | None:
 def _replace(plain: Plain, call: tuple[str, list[str]], target: str, is_nested: bool) -> str:
     match call:
         case ("system", [command]):
-            plain.modules.add("subprocess")
+            plain.imports.add("import subprocess")
             return f"{target}subprocess.run({_command(command)}, shell=True)"
         case ("getoutput", [command]):
-            plain.modules.add("subprocess")
+            plain.imports.add("import subprocess")
             run = f"subprocess.run({_command(command)}, shell=True, capture_output=True, text=True)"
             return f"{target}{run}.stdout.splitlines()"
         case ("run_line_magic", ["time", statement]) if statement.strip():
             return _inner(plain, target + statement)
         case ("run_line_magic", ["cd", directory]) if directory and not directory.startswith("-"):
-            plain.modules.add("os")
+            plain.imports.add("import os")
             return f"os.chdir(os.path.expanduser({directory.strip()!r}))"
         case ("run_cell_magic", ["time" | "capture" | "prun", _, body]) if not is_nested:
             return _inner(plain, body)
         case ("run_cell_magic", ["bash" | "sh" as shell, "", body]):
-            plain.modules.add("subprocess")
+            plain.imports.add("import subprocess")
             return f"subprocess.run([{shell!r}, '-c', {body!r}])"
         case ("run_line_magic", [name, rest]):
             return _leave_out(plain, f"{target}%{name} {rest}".strip(), is_nested)
@@ -95,7 +95,7 @@ def _replace(plain: Plain, call: tuple[str, list[str]], target: str, is_nested: 
 
 def _inner(plain: Plain, source: str) -> str:
     inner = to_python(source)
-    plain.modules |= inner.modules
+    plain.imports |= inner.imports
     plain.left_out += inner.left_out
     return inner.source
 

@@ -1,0 +1,151 @@
+"""What stands before and after the cells in an exported script, and what its parts share. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .history import Beginning
+from .script import free_name
+
+
+@dataclass
+class Draft:
+    """What comes up while parts are written, and stands elsewhere in the script.
+
+    Attributes:
+        names: that ranks' cells use or bind.
+        imports: lines for the head of the script.
+        futures: features that cells import from ``__future__``.
+        warnings: what the script cannot do, or must be given.
+        left_out: the counts of cells that are not in it.
+        num_cells: how many are.
+        shows, awaits: whether a cell shows its last value, awaits.
+    """
+
+    names: set[str]
+    imports: set[str] = field(default_factory=lambda: {"import os"})
+    futures: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
+    num_cells: int = 0
+    shows: bool = False
+    awaits: bool = False
+
+    @property
+    def show(self) -> str:
+        """The name of the function that shows a value."""
+        return free_name("show", self.names)
+
+    @property
+    def loop(self) -> str:
+        """The name of the event loop."""
+        return free_name("loop", self.names)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of the script.
+
+    Attributes:
+        counts: the cells that it comes from.
+        title: what else stands in the comment above it.
+        text: code, or comments.
+        can_repeat: it may be run in a loop, if it comes again.
+    """
+
+    counts: tuple[int, ...]
+    title: str
+    text: str
+    can_repeat: bool = False
+
+    def render(self) -> str:
+        """The part as text."""
+        cells = ", ".join(f"In [{count}]" for count in self.counts[:1] + self.counts[1:][-1:])
+        if len(self.counts) > 2:
+            cells = cells.replace(", ", " to ")
+        return f"# {cells}{self.title}\n{self.text}"
+
+
+def condition(ranks: tuple[int, ...]) -> str:
+    """Whether this rank is one of some, as Python."""
+    return f"rank == {ranks[0]}" if len(ranks) == 1 else f"rank in ({', '.join(map(str, ranks))})"
+
+
+def make_mesh(dims: Mapping[str, int]) -> str:
+    """The call that makes a DeviceMesh."""
+    names = ", ".join(f'"{name}"' for name in dims)
+    if len(dims) == 1:
+        return f"init_device_mesh(device.type, (world_size,), mesh_dim_names=({names},))"
+    return f"init_device_mesh(device.type, ({', '.join(map(str, dims.values()))}), mesh_dim_names=({names}))"
+
+
+def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
+    """Everything before the first cell."""
+    num_ranks = math.prod(beginning.dims.values())
+    imports = draft.imports | ({"import asyncio"} if draft.awaits else set())
+    own = {line for line in imports if not line.split()[1].startswith(("torch", "IPython", "numpy"))}
+    theirs = sorted(imports - own, key=lambda line: (line.startswith("from"), line.split()[1]))
+    attached = (
+        "\nThe ranks were attached to: what others ran on them before is not here.\n"
+        if beginning.attached
+        else ""
+    )
+    parts = [
+        f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their order.\n'
+        f'{attached}\n    torchrun --nproc-per-node {num_ranks} {filename}\n"""\n\n',
+        "".join(f"from __future__ import {name}\n" for name in dict.fromkeys(draft.futures)),
+        "\n" if draft.futures else "",
+        "".join(f"{line}\n" for line in sorted(own)),
+        "\n",
+        "".join(f"{line}\n" for line in theirs if line.startswith("import")),
+        "import torch\nimport torch.distributed as dist\n",
+        "".join(f"{line}\n" for line in theirs if line.startswith("from")),
+        "from torch.distributed.device_mesh import init_device_mesh\n\n",
+        f"torch.set_num_threads({beginning.num_threads})\n" if beginning.num_threads else "",
+        'rank = int(os.environ["RANK"])\n'
+        'local_rank = int(os.environ["LOCAL_RANK"])\n'
+        'world_size = int(os.environ["WORLD_SIZE"])\n',
+        _device(beginning.backend),
+        f"mesh = {make_mesh(beginning.dims)}\n",
+        f"{draft.loop} = asyncio.new_event_loop()\n" if draft.awaits else "",
+        _SHOW.format(show=draft.show) if draft.shows else "",
+    ]
+    return "".join(parts)
+
+
+_SHOW = '''
+
+def {show}(value: object) -> None:
+    """Print the value of a cell's last expression, as a notebook shows it."""
+    if value is not None:
+        print(f"[{{rank}}] {{value!r}}")
+
+'''
+
+
+def _device(backend: str) -> str:
+    if backend == "gloo":  # there was no GPU
+        backend = "cpu:gloo,cuda:nccl"
+    index = "local_rank" if "nccl" in backend else "local_rank % torch.cuda.device_count()"
+    return (
+        "if torch.cuda.is_available():\n"
+        f'    device = torch.device("cuda", {index})\n'
+        "    torch.cuda.set_device(device)\n"
+        f'    dist.init_process_group("{backend}")\n'
+        "else:\n"
+        '    device = torch.device("cpu")\n'
+        '    dist.init_process_group("gloo")\n'
+    )
+
+
+def write_tail(draft: Draft) -> str:
+    """Everything after the last cell.
+
+    A script that raises does not come here, and need not: its process ends, and torchrun ends the others.
+    Taking down a process group in which others wait could hang.
+    """
+    close = f"{draft.loop}.close()\n" if draft.awaits else ""
+    return f"{close}dist.destroy_process_group()\n"
