@@ -5,6 +5,7 @@ Imported when a cell is profiled, and not before.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -137,7 +138,6 @@ class CellProfiler:
             return RankProfile(start_ns=self._start_ns, end_ns=self._end_ns, problem=self._problem)
         events = read_events(self._profile)
         collectives = find_collectives(events, self._begun)
-        busy = [(event.start_ns, event.end_ns) for event in events if _is_computation(event)]
         resolution_ns = (self._end_ns - self._start_ns) // _MAX_BUSY
         return RankProfile(
             start_ns=self._start_ns,
@@ -145,7 +145,7 @@ class CellProfiler:
             operators=add_up(events),
             collectives=tuple(collectives[:_MAX_COLLECTIVES]),
             num_collectives=len(collectives),
-            busy=merge_intervals(busy, resolution_ns),
+            busy=find_busy(events, resolution_ns),
             num_events=len(events),
             **self._export(trace_path, max_trace_bytes),
         )
@@ -214,8 +214,12 @@ def find_collectives(events: Sequence[Event], begun: Sequence[Begun]) -> list[Co
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two names stand for the same kind of collective: ``all_gather_into_tensor``, ``all_gather``."""
-    return _VARIANTS.sub("", one) == _VARIANTS.sub("", other)
+    """Whether a collective that was called by one name may go on under another.
+
+    ``all_gather_into_tensor`` is ``all_gather`` below; gloo makes a ``reduce_scatter`` of an ``all_reduce``.
+    """
+    called, below = _VARIANTS.sub("", one), _VARIANTS.sub("", other)
+    return called == below or (called, below) == ("reduce_scatter", "all_reduce")
 
 
 def _collective_name(event: Event, on_device: bool) -> str:
@@ -233,10 +237,48 @@ def _from_camel_case(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def _is_computation(event: Event) -> bool:
-    if event.is_annotation or event.is_async:
-        return False
-    return _kind_of(event) != "communication"
+def find_busy(events: Sequence[Event], resolution_ns: int) -> tuple[tuple[int, int], ...]:
+    """When there was computation: in operators and kernels, but not in the communication that they call.
+
+    Args:
+        events: in the order of their begins.
+        resolution_ns: gaps up to this are closed.
+
+    Returns:
+        (start, duration), in order, apart from one another.
+    """
+    computed: dict[int, list[tuple[int, int]]] = {}
+    communicated: dict[int, list[tuple[int, int]]] = {}
+    for event in events:
+        if not event.is_annotation and not event.is_async:
+            into = communicated if _kind_of(event) == "communication" else computed
+            into.setdefault(-1 if event.on_device else event.thread, []).append(
+                (event.start_ns, event.end_ns)
+            )
+    found: list[tuple[int, int]] = []
+    for thread, intervals in computed.items():
+        holes = merge_intervals(communicated.get(thread, ()), 0) if thread != -1 else ()
+        found += _cut_out(merge_intervals(intervals, 0), holes)
+    return merge_intervals(found, resolution_ns)
+
+
+def _cut_out(whole: Iterable[tuple[int, int]], holes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of (start, duration) outside of others, as (start, end)."""
+    left = []
+    first = 0
+    for start, duration in whole:
+        end = start + duration
+        while first < len(holes) and sum(holes[first]) <= start:
+            first += 1
+        for hole, length in itertools.islice(holes, first, None):
+            if hole >= end:
+                break
+            if hole > start:
+                left.append((start, hole))
+            start = max(start, hole + length)
+        if start < end:
+            left.append((start, end))
+    return left
 
 
 def _kind_of(event: Event) -> OperatorKind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import threading
 import traceback
 import types
@@ -47,6 +48,15 @@ def user_frames(frame: types.FrameType | None, shell: RankShell) -> list[types.F
     return stack[user_part(stack, shell)]
 
 
+def _shorten(name: str) -> str:
+    """The file of a library as it is imported, ``torch/distributed/distributed_c10d.py``."""
+    places = {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib")}
+    for place in sorted(places, key=len, reverse=True):
+        if name.startswith(f"{place}/"):
+            return name[len(place) + 1 :]
+    return name
+
+
 def _format_stack(frame: types.FrameType | None, shell: RankShell) -> str:
     frames = user_frames(frame, shell)
     if not frames:
@@ -56,7 +66,7 @@ def _format_stack(frame: types.FrameType | None, shell: RankShell) -> str:
         name = each.f_code.co_filename
         summary = traceback.FrameSummary(name, each.f_lineno, each.f_code.co_name)
         count = shell.cell_of(name)
-        where = f"In[{count}]" if count else f'"{name}"'
+        where = f"In[{count}]" if count else f'"{_shorten(name)}"'
         lines.append(f"  {where}, line {each.f_lineno}, in {each.f_code.co_name}\n")
         if summary.line:
             lines.append(f"    {summary.line}\n")
