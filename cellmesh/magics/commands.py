@@ -28,6 +28,7 @@ from .options import Given, unquote
 from .profiles import ProfileView
 from .recording import Recorder
 from .tables import Table, facts_table, memory_table, status_table
+from .timings import describe_timings
 
 
 class Commands:
@@ -75,14 +76,24 @@ class Commands:
 
     def dist(self, options: Given, source: str, line: str = "%%dist") -> Run[Any] | None:
         # The magic's own line counts as line 1 in the notebook: keep its place.
-        typed, mesh, count = source, self._need_mesh(), self.execution_count()
+        typed, mesh, count, timed = source, self._need_mesh(), self.execution_count(), options["timed"]
+        if timed and options["nowait"]:
+            raise MeshUsageError(
+                "%%dist: --time and --nowait exclude each other: who goes on does not see the time"
+            )
         if not source.lstrip().startswith("%%"):
             source = f"# {line}\n{source}"
-        run = self._choose(options).submit_cell(source, execution_count=count, quiet=options["quiet"])
+        run = self._choose(options).submit_cell(
+            source, execution_count=count, quiet=options["quiet"], timed=timed
+        )
         self.recorder.cell(count, typed, run, options["quiet"], mesh)
         if options["nowait"]:
             return run
-        run.result()
+        try:
+            run.result()
+        finally:
+            if timed and run.timings():
+                print(describe_timings(run.timings()))
         return None
 
     def dist_profile(self, options: Given, source: str, line: str = "%%dist_profile") -> None:
@@ -210,6 +221,8 @@ class Commands:
         if not names:
             raise MeshUsageError("name what to save, and where: `%dist_save model optimizer runs/latest`")
         self._need_mesh().save(*names, path=unquote(path), wait=not options["is_async"])
+        if not options["is_async"]:
+            print(f"saved {', '.join(names)}")
 
     def dist_load(self, options: Given) -> None:
         *names, path = options["names"]

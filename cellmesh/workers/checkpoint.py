@@ -18,7 +18,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class Checkpoints:
         self.finish()
         saving = _prepare(self._namespace, names, Place(Path(path)), tells=not waits)
         self._saving = saving
-        saving.thread.start()
+        threading.Thread(target=saving.run, name="cellmesh-save", daemon=True).start()
         if waits:
             self.finish()
             if saving.problem:
@@ -97,9 +97,9 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Wait until nothing is being written."""
-        saving = self._saving
-        while saving is not None and saving.thread.is_alive():
-            saving.thread.join(0.1)  # in steps: a signal is to get through
+        # An Event, as a Thread.join that is interrupted takes the thread for ended.
+        while self._saving is not None and not self._saving.has_ended.wait(1.0):
+            pass
         self._saving = None
 
 
@@ -139,7 +139,7 @@ class _Saving:
         began_at: by the monotonic clock.
         tells: whether its end is to be printed.
         problem: why it failed; "" if it did not.
-        thread: writes.
+        has_ended: nothing is being written any more.
     """
 
     names: tuple[str, ...]
@@ -152,9 +152,14 @@ class _Saving:
     began_at: float
     tells: bool
     problem: str = ""
+    has_ended: threading.Event = field(default_factory=threading.Event)
 
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, name="cellmesh-save", daemon=True)
+    def run(self) -> None:
+        """Write; on a thread of its own."""
+        try:
+            self._run()
+        finally:
+            self.has_ended.set()
 
     def _run(self) -> None:
         rank, dead = dist.get_rank(), set[int]()

@@ -1,0 +1,220 @@
+"""Checkpoints on four ranks, 2 x 2: what is saved comes back in place, on other meshes, and in plain DCP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import cellmesh as cm
+from cellmesh.errors import MeshUsageError
+from tests.mesh.conftest import Recorder
+
+SETUP = """
+import os
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+def net(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3))
+
+def sharded(seed, mesh):
+    model = net(seed)
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+def train(model, optimizer, part, num_steps=2):
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + part))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+def whole(model):
+    return [getattr(p, "full_tensor", lambda: p)().detach().clone() for p in model.parameters()]
+"""
+MODELS = """
+fsdp, adam = sharded(1, mesh["dp"])
+schedule = torch.optim.lr_scheduler.StepLR(adam, 1)
+ddp = DistributedDataParallel(net(2))
+sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
+plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+tp = parallelize_module(net(3), mesh["tp"], plan)
+momentum = torch.optim.SGD(tp.parameters(), lr=0.1, momentum=0.9)
+grid = distribute_tensor(torch.arange(35.0).reshape(7, 5), mesh, [Shard(0), Shard(1)])
+table, own = torch.arange(5), torch.full((2,), float(rank))
+step, history, settings = 7, [1.0, float(rank)], {"lr": 0.1, "more": {"dims": [1, 2]}}
+dp = mesh["dp"].get_local_rank()
+everything = lambda: (
+    train(fsdp, adam, dp), schedule.last_epoch, train(ddp, sgd, rank), train(tp, momentum, 0),
+    grid.full_tensor().tolist(), table.tolist(), own.tolist(), step, list(history), dict(settings),
+)
+objects = lambda: [id(globals()[name]) for name in NAMES if name != "step"]
+everything(); schedule.step()
+"""
+NAMES = [
+    "fsdp",
+    "adam",
+    "schedule",
+    "ddp",
+    "sgd",
+    "tp",
+    "momentum",
+    "grid",
+    "table",
+    "own",
+    "step",
+    "history",
+    "settings",
+]
+SPOIL = """
+before = objects()
+for model in (fsdp, ddp, tp):
+    for parameter in model.parameters():
+        getattr(parameter, "to_local", lambda: parameter)().detach().zero_()
+adam.state.clear(); momentum.state.clear(); schedule.last_epoch = 99; adam.param_groups[0]["lr"] = 5.0
+grid.to_local().zero_(); table.zero_(); own.zero_(); step = 0; history[:] = []; settings.clear()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models(mesh: cm.Mesh) -> None:
+    mesh.cell(f"{SETUP}\nNAMES = {NAMES}\n{MODELS}")
+
+
+def test_all_kinds_come_back_in_place(mesh: cm.Mesh, tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "latest"
+    mesh.save(*NAMES, path=path)
+    wanted = mesh.pull("everything()")
+    mesh.cell(SPOIL)
+    assert set(mesh.load(path=path)) == set(NAMES)
+    assert mesh.pull("everything()") == wanted
+    assert all(mesh.pull("before == objects()").values())
+    assert [entry.name for entry in path.parent.iterdir()] == ["latest"]
+
+
+def test_an_optimizer_that_has_not_stepped_stays_so(mesh: cm.Mesh, tmp_path: Path) -> None:
+    mesh.cell("model, optimizer = sharded(5, mesh['dp'])")
+    mesh.save("model", "optimizer", path=tmp_path / "new")
+    assert mesh.pull("len(optimizer.state)").list == [0] * 4
+    wanted = mesh.pull("train(model, optimizer, dp)")
+    mesh.load(path=tmp_path / "new")
+    assert mesh.pull("len(optimizer.state)").list == [0] * 4
+    assert mesh.pull("train(model, optimizer, dp)") == wanted
+
+
+def test_it_is_plain_dcp(mesh: cm.Mesh, tmp_path: Path) -> None:
+    mesh.save("fsdp", "step", "table", path=tmp_path / "ours")
+    state = {"fsdp": {"0.weight": torch.zeros(10, 6)}, "table": torch.zeros(5, dtype=torch.int64), "step": 0}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(state, checkpoint_id=str(tmp_path / "ours"))
+    assert state["step"] == 7
+    assert state["table"].tolist() == [0, 1, 2, 3, 4]
+    full = mesh.pull("whole(fsdp)")
+    assert torch.equal(state["fsdp"]["0.weight"], full[0][0])
+    mesh.push(theirs=str(tmp_path / "theirs"))
+    mesh.cell(
+        "import torch.distributed.checkpoint as dcp\n"
+        "from torch.distributed.checkpoint.state_dict import get_state_dict\n"
+        "model_state, adam_state = get_state_dict(fsdp, adam)\n"
+        "dcp.save({'fsdp': model_state, 'adam': adam_state, 'step': 8}, checkpoint_id=theirs)\n"
+    )
+    mesh.load("step", "fsdp", "adam", path=tmp_path / "theirs")
+    assert mesh.pull("step").list == [8] * 4
+    mesh.cell("step = 7")
+
+
+def test_other_dims_and_fewer_ranks_load_it(mesh: cm.Mesh, own_mesh: cm.Mesh, tmp_path: Path) -> None:
+    mesh.cell("model, optimizer = sharded(6, mesh._flatten()); train(model, optimizer, rank)")
+    mesh.save("model", "optimizer", "own", "history", path=tmp_path / "four")
+    wanted = mesh.pull("whole(model)")[0]
+    mesh.cell("model, optimizer = sharded(7, mesh['tp'])")
+    mesh.load("model", "optimizer", path=tmp_path / "four")
+    own_mesh.cell(SETUP + "model, optimizer = sharded(7, mesh)")
+    loaded = own_mesh.load(path=tmp_path / "four")
+    assert set(loaded) == {"model", "optimizer", "own", "history"}
+    for part in (mesh, own_mesh):
+        for got in part.pull("whole(model)").values():
+            assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+    moments = "[s['exp_avg'].full_tensor() for s in optimizer.state.values()]"
+    for one, other in zip(mesh.pull(moments)[3], own_mesh.pull(moments)[1], strict=True):
+        assert torch.equal(one, other)
+    assert own_mesh.pull("own.tolist()").list == [[0.0, 0.0], [1.0, 1.0]]
+    # And back on more: what each rank had of its own is not there for the others.
+    own_mesh.save("own", path=tmp_path / "two")
+    with pytest.raises(MeshUsageError, match=r"ranks 2-3: 'own' was different on each of 2 ranks"):
+        mesh.load("own", path=tmp_path / "two")
+    mesh[:2].load("own", path=tmp_path / "two")
+
+
+def test_what_cannot_be_done_is_said_and_nothing_done(mesh: cm.Mesh, tmp_path: Path) -> None:
+    mesh.cell(
+        "step = 7\nif rank < 3:\n    here = 1\nlone = torch.optim.SGD([torch.zeros(2)], lr=0.1)\nempty = {}"
+    )
+    path = tmp_path / "saved"
+    for names, words in (
+        (("here",), r"rank 3: there is no name 'here'"),
+        (("settngs",), r"there is no name 'settngs' \(did you mean 'settings'\?\)"),
+        (("fsdp.weight",), r"'fsdp.weight' is no name"),
+        (("lone",), r"'lone' is an optimizer, and no module at top level has all"),
+        (("empty",), r"'empty' is an empty dict"),
+        (("train", "os", "mesh"), r"nothing was saved: ranks 0-3: \w*Error"),
+    ):
+        with pytest.raises((MeshUsageError, cm.RankFailure), match=words):
+            mesh.save(*names, path=path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.txt").touch()
+    with pytest.raises(MeshUsageError, match=r"holds what is no checkpoint's \(notes.txt\)"):
+        mesh.save("step", path=tmp_path / "data")
+    with pytest.raises(MeshUsageError, match="there is nothing at"):
+        mesh.load(path=path)
+    with pytest.raises(MeshUsageError, match="is no checkpoint"):
+        mesh.load(path=tmp_path / "data")
+    mesh.save("step", "fsdp", path=path)
+    with pytest.raises(MeshUsageError, match=r"has no 'stap' \(did you mean 'step'\?\); it has "):
+        mesh.load("stap", path=path)
+    mesh.cell("kept, fsdp, step = fsdp, nn.Linear(6, 4), 8")
+    with pytest.raises(
+        MeshUsageError, match=r"'fsdp' is not what was saved: fsdp.weight is not in the check"
+    ):
+        mesh.load("step", "fsdp", path=path)
+    mesh.cell("fsdp = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))")
+    with pytest.raises(
+        MeshUsageError, match=r"fsdp.0.weight is \(10, 6\) in the checkpoint, and \(9, 6\) here"
+    ):
+        mesh.load("step", "fsdp", path=path)
+    assert mesh.pull("step").list == [8] * 4
+    mesh.cell("del fsdp, step")
+    with pytest.raises(MeshUsageError, match="there is no name 'fsdp' to load into"):
+        mesh.load(path=path)
+    mesh.load("step", path=path)
+    mesh.cell("fsdp = kept")
+    assert mesh.pull("step").list == [7] * 4
+
+
+def test_a_save_in_the_background_copies_what_is_there_now(
+    mesh: cm.Mesh, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cellmesh.controller.ranks.current_sink", lambda *args: recorder)
+    mesh.cell("counter = torch.zeros(3)")
+    mesh.save("counter", path=tmp_path / "one", wait=False)
+    mesh.cell("counter += 1")
+    mesh.save("counter", path=tmp_path / "two", wait=False)  # waits for the first
+    mesh.cell("counter += 1")
+    mesh.load("counter", path=tmp_path / "one")  # waits for the second
+    assert mesh.pull("counter.tolist()").list == [[0.0] * 3] * 4
+    mesh.load("counter", path=tmp_path / "two")
+    assert mesh.pull("counter.tolist()").list == [[1.0] * 3] * 4
+    for name in ("one", "two"):
+        line = next(text for _, text in recorder.lines() if text.endswith(f"to {tmp_path / name}"))
+        assert line.startswith("counter: saved in ")
