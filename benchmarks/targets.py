@@ -68,3 +68,18 @@ TARGETS = (
     Target("no-op call on 64", _own("call_s", "cellmesh-64"), "most", 4e-3, MILLISECONDS),
     Target("memory of the tree, 64 ranks", _own("pss_bytes", "cellmesh-64"), "most", 1000e6, MEGABYTES),
 )
+
+# Of `benchmarks.training`.
+TRAINING_TARGETS = (
+    *(
+        Target(f"{name}, loop in a cell: speed / torchrun's", _own("loop_ratio", name), "least", 0.98)
+        for name in ("ddp", "fsdp2", "tp")
+    ),
+    *(
+        Target(
+            f"{name}, one step a cell: more a step", _own("cell_extra_s", name), "most", 2e-3, MILLISECONDS
+        )
+        for name in ("ddp", "fsdp2", "tp")
+    ),
+    Target("step after an edit: torchrun from scratch / cellmesh", _own("edit_ratio", "edit"), "least", 20),
+)
