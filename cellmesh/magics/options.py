@@ -66,6 +66,11 @@ COMMANDS = {
                 ["--nowait"], is_flag=True, help="Return a Run at once; output comes here as it comes."
             ),
             click.Option(["-q", "--quiet"], is_flag=True, help="Show nothing but errors."),
+            click.Option(
+                ["--time", "timed"],
+                is_flag=True,
+                help="Tell how long each rank took, and which one the others waited for.",
+            ),
         ),
         _command(
             "dist_profile",
@@ -312,7 +317,7 @@ def parse(name: str, line: str) -> dict[str, Any]:
         with command.make_context(name, words) as context:
             return dict(context.params)
     except click.UsageError as e:
-        mark = "%%" if name in ("dist", "local") else "%"
+        mark = "%%" if name in ("dist", "dist_profile", "local") else "%"
         raise MeshUsageError(
             f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options)"
         ) from None

@@ -101,6 +101,9 @@ class CellProfiler:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
+        if torch._C._autograd._profiler_enabled():  # torch would end that one, without a word
+            self._problem = "a torch.profiler of the rank's own is running: stop that first"
+            return
         made = profile(activities=activities)
         try:
             made.start()
@@ -117,6 +120,10 @@ class CellProfiler:
         self._end_ns = self._end_ns or time.time_ns()
         self._ledger.__class__ = Ledger
         if not self._is_running:
+            return
+        if not torch._C._autograd._profiler_enabled():
+            self._is_running, self._profile = False, None
+            self._problem = "the cell ran a torch.profiler of its own, and there can only be one"
             return
         try:
             self._profile.stop()

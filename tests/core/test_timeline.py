@@ -1,0 +1,159 @@
+"""The picture of a profile, as SVG and as text, and its tables."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.controller.profiling import MAX_TRACE_BYTES, Profile
+from cellmesh.magics.profiles import ProfileView
+from cellmesh.magics.tables import memory_table
+from cellmesh.magics.timeline import Bar, Row, Timeline, draw_svg, draw_text, format_time, ticks, timeline_of
+from cellmesh.wire.messages import MemoryUse, RankInfo, RankState
+from cellmesh.wire.profile import Collective, OperatorTime, RankProfile
+
+MS = 1_000_000
+
+
+def profile_of_two(**changes: Any) -> Profile:
+    """Rank 1 comes 60 ms late to an all_reduce."""
+    base = 10**18
+    operators = (OperatorTime("aten::mm", "computation", 3, 5 * MS), OperatorTime("add", "computation", 1, 9))
+    return Profile(
+        {
+            rank: RankProfile(
+                start_ns=base,
+                end_ns=base + 100 * MS,
+                operators=operators,
+                collectives=(Collective("all_reduce", base + start * MS, (90 - start) * MS, (), "0"),),
+                num_collectives=1,
+                busy=((base + 2 * MS, (start - 4) * MS),),
+                **changes,
+            )
+            for rank, start in ((0, 20), (1, 80))
+        }
+    )
+
+
+def svg_of(timeline: Timeline) -> tuple[ET.Element, str]:
+    page = draw_svg(timeline)
+    return ET.fromstring(page), page
+
+
+def test_a_picture_has_a_row_for_each_rank_and_says_who_waits() -> None:
+    root, _ = svg_of(timeline_of(profile_of_two()))
+    texts = [element.text for element in root.iter("text")]
+    titles = [element.text for element in root.iter("title")]
+    assert {"rank 0", "rank 1", "0", "100 ms"} <= set(texts)
+    assert titles == [
+        "rank 0: all_reduce, 70 ms, 60 ms of it waiting for another rank",
+        "rank 1: all_reduce, 10 ms",
+    ]
+
+
+def test_many_collectives_become_one_path_a_colour() -> None:
+    bars = [Bar("all_reduce", at * MS, at * MS + MS // 2, MS // 4, (0, 1)) for at in range(3000)]
+    root, page = svg_of(Timeline([Row(0, [], bars)], 3000 * MS))
+    assert not list(root.iter("title"))
+    assert len(page) < 100_000
+
+
+def test_names_are_escaped() -> None:
+    _, page = svg_of(Timeline([Row(0, [], [Bar("<b>&", 0, 5, 0)])], 10))
+    assert "<b>" not in page
+
+
+def test_a_terminal_gets_letters_small_where_a_rank_waits() -> None:
+    zero, one, legend = draw_text(timeline_of(profile_of_two())).splitlines()
+    assert zero.startswith("rank 0  ")
+    assert zero.count("a") == pytest.approx(43, abs=2)
+    assert "a" not in one.removeprefix("rank 1")
+    assert {"#", "A"} <= set(one)
+    assert legend.endswith("0 to 100 ms; # operators, A all_reduce, small letters: waits for another rank")
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    svg_of(timeline_of(Profile({})))
+    assert draw_text(timeline_of(Profile({}))).strip() == "0 to 1 ns; # operators"
+
+
+_TIMES = st.integers(0, 10**10)
+
+
+@given(
+    busy=st.lists(st.tuples(_TIMES, _TIMES), max_size=5),
+    bars=st.lists(st.builds(Bar, st.sampled_from(["a", "b&"]), _TIMES, _TIMES, _TIMES), max_size=5),
+    length=st.integers(1, 10**10),
+)
+def test_any_timeline_can_be_drawn(busy: list[tuple[int, int]], bars: list[Bar], length: int) -> None:
+    timeline = Timeline([Row(0, busy, bars)], length)
+    svg_of(timeline)
+    assert len(draw_text(timeline).splitlines()) == 2
+
+
+@given(length=st.integers(1, 10**13))
+def test_ticks_are_few_and_inside(length: int) -> None:
+    found = ticks(length)
+    assert found[0] == 0
+    assert found[-1] <= length
+    assert 2 <= len(found) <= 7
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(0, "0"), (12, "12 ns"), (1500, "1.5 µs"), (20 * MS, "20 ms"), (2_500 * MS, "2.5 s")]
+)
+def test_times_are_written_with_their_unit(ns: int, text: str) -> None:
+    assert format_time(ns) == text
+
+
+def test_a_profile_shows_tables_and_the_straggler() -> None:
+    view = ProfileView(profile_of_two(), 1)
+    for text in (repr(view), view._repr_html_()):
+        assert "rank 1 came last to 1 of 1 collectives; the others waited for it 0.06 s, added up" in text
+        assert "aten::mm" in text
+        assert "and 1 more: --rows 2" in text
+        assert "of it waiting" in text
+
+
+def test_traces_that_are_elsewhere_and_ranks_that_are_missing_are_named() -> None:
+    profile = profile_of_two(num_trace_bytes=200_000_000, trace_path="/data/trace.rank0.json")
+    text = Profile(profile.by_rank, {2: "it has died", 3: "it has died"}).describe_trace()
+    assert f"at most {MAX_TRACE_BYTES >> 20} MB a rank" in text
+    assert "rank 0's trace of 200 MB" in text
+    assert "it is in /data/trace.rank0.json" in text
+    assert "nothing of ranks 2-3: it has died" in text
+    assert "nothing of rank 0: x" in repr(ProfileView(Profile({}, {0: "x"})))
+
+
+# ---- memory
+
+
+def memory_state(rank: int, run: int, **fields: int) -> RankState:
+    return RankState(1, run, 7 if run >= 0 else 0, 0, "", "", "cpu", 0, memory=MemoryUse(**fields))
+
+
+def test_the_memory_table_tells_what_the_last_cell_changed() -> None:
+    infos = [RankInfo(rank, 10 + rank, "node", "idle", "cpu") for rank in range(3)]
+    infos.append(RankInfo(3, 0, "node", "dead", ending="was killed by SIGKILL"))
+    states = {
+        0: memory_state(0, -1, rss=300_000_000, peak_rss=400_000_000, cell_rss=-2_000_000, execution_count=6),
+        1: memory_state(1, 5, rss=1, peak_rss=1, cell_rss=5, cell_peak_rss=8_000, execution_count=7),
+    }
+    table = memory_table("", infos, states)
+    assert [list(row) for row in table.rows] == [
+        ["0", "300.0 MB", "400.0 MB", "-2.0 MB", "-", "In[6]"],
+        ["1", "1 B", "1 B", "+5 B", "8 kB", "In[7] (runs)"],
+        ["2", "does not answer", "", "", "", ""],
+        ["3", "dead: was killed by SIGKILL", "", "", "", ""],
+    ]
+
+
+def test_gpus_have_columns_of_their_own() -> None:
+    states = {0: memory_state(0, -1, allocated=5_000_000, peak_allocated=6_000_000, reserved=8_000_000)}
+    table = memory_table("", [RankInfo(0, 10, "node", "idle", "cuda:0")], states, has_gpus=True)
+    assert list(table.rows[0])[-4:] == ["5.0 MB", "6.0 MB", "8.0 MB", "+0 B"]
+    assert list(table.headers)[-4:] == ["GPU allocated", "GPU peak", "GPU reserved", "last cell"]
