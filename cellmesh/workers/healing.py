@@ -296,16 +296,25 @@ def _begin(group: HealableGroup, label: str, call: Callable[..., Any], args: Any
         ledger.last = None
         return work
     caller = _module_of(sys._getframe(1).f_back)
-    if caller == c10d.__name__:
+    if caller == c10d.__name__ and not _is_of_join(sys._getframe(1)):
         if group.is_gloo and label not in _POINT_TO_POINT:
             work = PatientCollective(work, ledger.patience)
         # Its caller waits for it or gives it to the user: it lives while anyone may wait.
         ledger.last = (label, group, since, weakref.ref(work))
-    else:  # C++ (DDP, functional collectives) keeps it where Python does not see that
+    else:  # C++ (DDP, also under Join, functional collectives) keeps it where Python does not see that
         ledger.last = (label, group, since, lambda: work)
         if caller in _BACKWARD:
             group._backward_work = work
     return work
+
+
+def _is_of_join(method: types.FrameType) -> bool:
+    """Whether ``Join`` has begun this for DDP, which keeps the C++ part only; a `wait` in Python is lost."""
+    function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
+    wrapper = function and function.f_back
+    caller = wrapper and wrapper.f_back
+    is_of_join = _module_of(caller) == "torch.distributed.algorithms.join"
+    return is_of_join and function is not None and bool(function.f_locals.get("async_op"))
 
 
 def _module_of(frame: types.FrameType | None) -> str:

@@ -185,6 +185,13 @@ def _above(rank: Rank, directory: Path) -> Iterator[tuple[str, Feature]]:
         with Join([model]):
             for _ in range(2 + rank.rank):
                 model(torch.ones(2, 8)).sum().backward()
+        # Of the number of ranks that still train DDP's C++ learns from a Work that Python no longer holds.
+        alone = DistributedDataParallel(nn.Linear(2, 2))
+        with Join([alone], divide_by_initial_world_size=False):
+            for _ in range(rank.rank // 3):
+                alone(torch.ones(2, 2)).sum().backward()
+        gradient = alone.module.weight.grad
+        return None if gradient is None else gradient.tolist()
 
     def fsdp1() -> Any:
         from torch.distributed.fsdp import FullyShardedDataParallel
