@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import nbformat
@@ -50,6 +50,14 @@ class Uses:
 
     paths: dict[str, How] = field(default_factory=dict)
     methods: dict[str, How] = field(default_factory=dict)
+
+    @cached_property
+    def canonical(self) -> dict[str, How]:
+        """The paths under the names that `canonical` gives them."""
+        resolved: dict[str, How] = {}
+        for path, how in self.paths.items():
+            _keep_best(resolved, canonical(path), how)
+        return resolved
 
 
 class _Reader(ast.NodeVisitor):
@@ -130,6 +138,7 @@ def read(notebook: NotebookNode) -> Uses:
     uses = Uses()
     on_ranks, here = dict(ON_RANKS), dict[str, str]()
     auto = False
+    lines = TransformerManager()
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
@@ -140,7 +149,7 @@ def read(notebook: NotebookNode) -> Uses:
         tags = cell.metadata.get("tags", [])
         shows_errors = "raises-exception" in tags or "shows-errors" in tags
         how = How.NOT_RUN if cell.execution_count is None else How.FAILS if shows_errors else How.RUN
-        tree = ast.parse(TransformerManager().transform_cell(source))
+        tree = ast.parse(lines.transform_cell(source))
         _Reader(uses, on_ranks if ranks else here, how).visit(tree)
         auto = ("%dist_auto on" in source) or (auto and "%dist_auto off" not in source)
     return uses
@@ -198,20 +207,12 @@ def where(api: Api, section: Section, notebooks: Mapping[str, Uses]) -> dict[str
     family = {canonical(other.path) for other in section.apis if not other.is_method}
     found = {}
     for name, uses in notebooks.items():
-        resolved = _canonical_uses(uses)
-        how = resolved.get(wanted)
-        if how is None and api.is_method and not family.isdisjoint(resolved):
+        how = uses.canonical.get(wanted)
+        if how is None and api.is_method and not family.isdisjoint(uses.canonical):
             how = uses.methods.get(api.path.rpartition(".")[2])
         if how is not None:
             found[name] = how
     return found
-
-
-def _canonical_uses(uses: Uses) -> dict[str, How]:
-    resolved: dict[str, How] = {}
-    for path, how in uses.paths.items():
-        _keep_best(resolved, canonical(path), how)
-    return resolved
 
 
 def load(directory: Path = ROOT / "notebooks") -> dict[str, Uses]:
@@ -252,7 +253,12 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
         "What a cell uses is read from its code, through its imports; a method counts by its name, in a "
         "notebook that uses something else of its section."
     )
-    total = shown = run = 0
+    found = {api: where(api, section, notebooks) for section in SECTIONS for api in section.apis}
+    best = {api: max(uses.values(), default=None) for api, uses in found.items()}
+    num_shown = sum(how is not None for how in best.values())
+    num_run = sum(how is How.RUN for how in best.values())
+    yield ""
+    yield f"{len(found)} APIs; {num_shown} are in notebooks, {num_run} of them run on CPU."
     for section in SECTIONS:
         yield ""
         yield f"## {section.title}"
@@ -262,18 +268,12 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
         yield "| API | notebooks | CPU, gloo | GPU, NCCL |"
         yield "|---|---|---|---|"
         for api in section.apis:
-            found = where(api, section, notebooks)
-            best = max(found.values(), default=None)
-            total, shown, run = total + 1, shown + (best is not None), run + (best is How.RUN)
-            shown_in = _links(found) or api.reason or "?"
-            yield f"| `{api.shown}` | {shown_in} | {_on_cpu(best)} | {_on_gpu(best)} |"
+            shown_in = ", ".join(f"[{name[:2]}]" for name in found[api]) or api.reason or "?"
+            yield f"| `{api.shown}` | {shown_in} | {_on_cpu(best[api])} | {_on_gpu(best[api])} |"
     yield ""
-    yield f"{total} APIs; {shown} are in notebooks, {run} of them run on CPU."
+    for name in notebooks:
+        yield f"[{name[:2]}]: ../notebooks/{name}"
     yield ""
-
-
-def _links(found: Mapping[str, How]) -> str:
-    return ", ".join(f"[{name[:2]}](../notebooks/{name})" for name in found)
 
 
 def _on_cpu(best: How | None) -> str:

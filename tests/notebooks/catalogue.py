@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 OVERVIEW_URL = "https://docs.pytorch.org/tutorials/beginner/dist_overview.html"
 OVERVIEW_DATE = "20 July 2025"
+_DIST = "torch.distributed"
+# Modules whose names say too little alone.
+_TOLD_WITH_NAMES = ("autograd", "_symmetric_memory", "_functional_collectives")
 DOCS = "https://docs.pytorch.org/docs/stable"
 
 
@@ -26,8 +29,10 @@ class Api:
     @property
     def shown(self) -> str:
         """The name as the page writes it."""
-        parts = self.path.split(".")
-        return ".".join(parts[-2:]) if self.is_method or parts[-2][0].isupper() else parts[-1]
+        owner, name = self.path.split(".")[-2:]
+        if self.path == f"{_DIST}.run":
+            return "torchrun"
+        return f"{owner}.{name}" if owner[0].isupper() or owner in _TOLD_WITH_NAMES else name
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,6 @@ def _methods(owner: str, names: str, reason: str = "") -> tuple[Api, ...]:
     return tuple(Api(f"{owner}.{name}", reason, is_method=True) for name in names.split())
 
 
-_DIST = "torch.distributed"
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _HOOKS = f"{_DIST}.algorithms.ddp_comm_hooks"
 _DTENSOR = f"{_DIST}.tensor"
@@ -68,7 +72,7 @@ SECTIONS = (
         (
             Api(_DDP),
             *_methods(_DDP, "no_sync"),
-            *_methods(_DDP, "join", "superseded by Join"),
+            *_names(_DDP, "join", "Join does it, for more than DDP"),
             *_methods(_DDP, "register_comm_hook"),
             Api("torch.nn.SyncBatchNorm"),
             Api("torch.utils.data.DistributedSampler"),
@@ -94,9 +98,15 @@ SECTIONS = (
         "Fully sharded data parallel (FSDP2)",
         f"{DOCS}/distributed.fsdp.fully_shard.html",
         (
-            *_names(f"{_DIST}.fsdp", "fully_shard FSDPModule MixedPrecisionPolicy CPUOffloadPolicy"),
+            *_names(f"{_DIST}.fsdp", "fully_shard MixedPrecisionPolicy CPUOffloadPolicy"),
+            *_names(f"{_DIST}.fsdp", "FSDPModule", "the class that `fully_shard` gives a module"),
             *_names(f"{_DIST}.fsdp", "OffloadPolicy", "the base class of CPUOffloadPolicy"),
-            *_methods(f"{_DIST}.fsdp.FSDPModule", "unshard reshard set_requires_gradient_sync"),
+            *_methods(f"{_DIST}.fsdp.FSDPModule", "unshard reshard", "FSDP2 calls it round each layer"),
+            *_methods(
+                f"{_DIST}.fsdp.FSDPModule",
+                "set_requires_gradient_sync",
+                "what `no_sync` is in DDP; see notebook 02",
+            ),
             *_methods(
                 f"{_DIST}.fsdp.FSDPModule",
                 "set_modules_to_forward_prefetch set_modules_to_backward_prefetch",
@@ -157,7 +167,7 @@ SECTIONS = (
         f"{DOCS}/distributed.html#devicemesh",
         (
             *_names(f"{_DIST}.device_mesh", "init_device_mesh DeviceMesh"),
-            *_methods(f"{_DIST}.device_mesh.DeviceMesh", "get_group get_local_rank get_coordinate size"),
+            *_methods(f"{_DIST}.device_mesh.DeviceMesh", "get_group get_local_rank get_coordinate"),
             *_methods(f"{_DIST}.device_mesh.DeviceMesh", "from_group get_all_groups"),
         ),
         'Slices (`mesh["tp"]`) are shown where `get_group` is.',
@@ -187,7 +197,8 @@ SECTIONS = (
             *_names(_DIST, "broadcast all_reduce reduce all_gather all_gather_into_tensor gather scatter"),
             *_names(_DIST, "reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single barrier"),
             *_names(_DIST, "monitored_barrier ReduceOp"),
-            *_methods(f"{_DIST}.Work", "wait is_completed"),
+            *_names(_DIST, "Work", "what a call with `async_op=True` returns; see notebook 07"),
+            *_methods(f"{_DIST}.Work", "is_completed"),
             *_names(_DIST, "broadcast_object_list all_gather_object gather_object scatter_object_list"),
             *_names(
                 _DIST,
@@ -221,10 +232,18 @@ SECTIONS = (
         f"{DOCS}/distributed.checkpoint.html",
         (
             *_names(_DCP, "save load async_save"),
-            *_names(f"{_DCP}.state_dict", "get_model_state_dict set_model_state_dict"),
-            *_names(f"{_DCP}.state_dict", "get_optimizer_state_dict set_optimizer_state_dict"),
             *_names(f"{_DCP}.state_dict", "get_state_dict set_state_dict StateDictOptions"),
-            *_names(f"{_DCP}.stateful", "Stateful"),
+            *_names(
+                f"{_DCP}.state_dict",
+                "get_model_state_dict get_optimizer_state_dict",
+                "`get_state_dict` gives both",
+            ),
+            *_names(
+                f"{_DCP}.state_dict",
+                "set_model_state_dict set_optimizer_state_dict",
+                "`set_state_dict` sets both",
+            ),
+            *_names(f"{_DCP}.stateful", "Stateful", "for classes of your own that know how to be saved"),
             *_names(_DCP, "FileSystemReader FileSystemWriter", "save and load make them of a path"),
             *_names(
                 f"{_DCP}.format_utils", "dcp_to_torch_save torch_save_to_dcp", "a conversion in one process"
@@ -250,7 +269,7 @@ SECTIONS = (
         f"{DOCS}/rpc.html",
         (
             *_names(_RPC, "init_rpc shutdown rpc_sync rpc_async remote RRef get_worker_info"),
-            *_names(_RPC, "TensorPipeRpcBackendOptions"),
+            *_names(_RPC, "TensorPipeRpcBackendOptions", "its defaults are used"),
             *_names(f"{_RPC}.functions", "async_execution"),
             *_names(f"{_DIST}.autograd", "context backward get_gradients"),
             *_names(f"{_DIST}.optim", "DistributedOptimizer"),

@@ -139,7 +139,8 @@ def test_an_api_without_notebook_or_reason_is_named(monkeypatch: pytest.MonkeyPa
     used = {"01_one.ipynb": read(_notebook(_code("%%dist\ndist.barrier()")))}
     assert apis.without_notebook(used) == []
     page = apis.render(used)
-    assert "| `barrier` | [01](../notebooks/01_one.ipynb) | run | not run |" in page
+    assert "| `barrier` | [01] | run | not run |" in page
+    assert "[01]: ../notebooks/01_one.ipynb" in page
     assert "| `send` | told elsewhere | – | – |" in page
     assert "2 APIs; 1 are in notebooks, 1 of them run on CPU." in page
 
