@@ -196,9 +196,9 @@ class Mesh(Ranks):
         self._session.stop()
 
     def _finish_saving(self) -> None:
-        if self._may_be_saving and self.alive and not self.runs:
+        waits, self._may_be_saving = self._may_be_saving, False
+        if waits and self.alive and not self.runs:
             finish_saving(self)
-        self._may_be_saving = False
 
     def __enter__(self) -> Mesh:
         return self

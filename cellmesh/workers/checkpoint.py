@@ -79,8 +79,8 @@ class Checkpoints:
     def check_load(self, names: Sequence[str], path: str) -> str:
         """Why this rank cannot load these names from there; "" if it can. No collective is run."""
         self.finish()
-        place = Place(Path(path))
-        return place.why_no_checkpoint() or find_load_problem(self._namespace, names, place.target)
+        why = Place(Path(path)).why_no_checkpoint()
+        return why or find_load_problem(self._namespace, names, Path(path))
 
     def load(self, names: Sequence[str], path: str) -> tuple[str, ...]:
         """Load names in place; waits for a save. No collective is run, but for those of old FSDP models.
@@ -129,6 +129,7 @@ class _Saving:
     """A save whose state has been copied.
 
     Attributes:
+        rank: this one.
         names: what is saved.
         place: where.
         writer: writes into the directory beside.
@@ -142,6 +143,7 @@ class _Saving:
         has_ended: nothing is being written any more.
     """
 
+    rank: int
     names: tuple[str, ...]
     place: Place
     writer: FileSystemWriter
@@ -162,8 +164,7 @@ class _Saving:
             self.has_ended.set()
 
     def _run(self) -> None:
-        rank, dead = dist.get_rank(), set[int]()
-        why = ""
+        rank, dead, why = self.rank, set[int](), ""
         try:
             try:
                 results = self.writer.write_data(self.plan, self.planner).wait()
@@ -171,7 +172,7 @@ class _Saving:
             except BaseException as error:  # the others are to know
                 self.place.mark_failed(rank, f"{type(error).__name__}: {error}")
             self.planner.staged.clear()
-            why = self._await_end(rank, dead)
+            why = self._await_end(dead)
         except BaseException as error:
             why = f"rank {rank}: {type(error).__name__}: {error}"
         everyone = {rank, *self.peers.values()}
@@ -190,17 +191,16 @@ class _Saving:
                 flush=True,
             )
 
-    def _await_end(self, rank: int, dead: set[int]) -> str:
+    def _await_end(self, dead: set[int]) -> str:
         """Wait until the checkpoint is in its place, or will not be; rank 0 puts it there.
 
         Args:
-            rank: this one.
             dead: gets the ranks that have died.
 
         Returns:
             Why it failed; "" if it did not.
         """
-        everyone = sorted({rank, *self.peers.values()})
+        everyone = sorted({self.rank, *self.peers.values()})
         poll = select.poll()
         for descriptor in self.peers:
             poll.register(descriptor, select.POLLIN)
@@ -211,7 +211,7 @@ class _Saving:
             if failures:
                 return "; ".join(f"rank {r}: {text}" for r, text in failures.items())
             written = self.place.written()
-            if rank == 0 and written == everyone:
+            if self.rank == 0 and written == everyone:
                 self._put(everyone)
                 return ""
             if self.place.was_removed():
@@ -285,7 +285,7 @@ def _prepare(namespace: Mapping[str, Any], names: Sequence[str], place: Place, t
     except BaseException:
         place.close(discards=True)
         raise
-    return _Saving(tuple(names), place, writer, plan, planner, metadata, peers, began_at, tells)
+    return _Saving(rank, tuple(names), place, writer, plan, planner, metadata, peers, began_at, tells)
 
 
 def _open_peers(pids: Sequence[int], rank: int) -> dict[int, int]:

@@ -67,6 +67,18 @@ class _Contents:
         self.keys = dict.fromkeys(str(path[0]) for path in self.paths.values())
         self.names = list(dict.fromkeys(key.partition("@")[0] for key in self.keys))
 
+    def cut_short(self) -> str:
+        """A file of the checkpoint that is not all there; "" if all are."""
+        ends: dict[str, int] = {}
+        for stored in self.metadata.storage_data.values():
+            end = stored.offset + stored.length
+            ends[stored.relative_path] = max(end, ends.get(stored.relative_path, 0))
+        for name, end in ends.items():
+            file = self.path / name
+            if not file.is_file() or file.stat().st_size < end:
+                return name
+        return ""
+
     def key_of(self, name: str) -> str:
         """The key of a name; for this rank, where each rank has one."""
         if name in self.keys:
@@ -122,7 +134,13 @@ class _Contents:
 
 def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Path) -> str:
     """Why names cannot be loaded; "" if they can."""
-    contents = _Contents(path)
+    try:
+        contents = _Contents(path)
+    except Exception as error:  # whatever unpickling meets
+        return f"{path} cannot be read: {type(error).__name__}: {error}"
+    cut_short = contents.cut_short()
+    if cut_short:
+        return f"{path} is not complete: {cut_short} is missing or too short"
     try:
         for name in names or contents.names:
             target = _target(contents, name, namespace, names)

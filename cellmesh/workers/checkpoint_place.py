@@ -30,8 +30,8 @@ class Place:
     """
 
     def __init__(self, target: Path) -> None:
-        self.target = target
-        self.beside = target
+        # Of a link the directory behind it is replaced, and the link stays.
+        self.target = self.beside = target.resolve()
         self._directory = -1
 
     # ---- what is there

@@ -131,6 +131,17 @@ def test_the_last_to_let_go_of_a_failed_save_removes_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_of_a_link_the_directory_behind_it_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "disk" / "runs", "old")
+    (tmp_path / "latest").symlink_to(tmp_path / "disk" / "runs")
+    place = begin(tmp_path / "latest", "new", "a")
+    place.put()
+    place.close(discards=False)
+    assert (tmp_path / "latest").is_symlink()
+    assert version_at(tmp_path / "latest") == version_at(tmp_path / "disk" / "runs") == "new"
+    assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["runs"]
+
+
 def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("mine")

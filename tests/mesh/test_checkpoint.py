@@ -202,6 +202,20 @@ def test_what_cannot_be_done_is_said_and_nothing_done(mesh: cm.Mesh, tmp_path: P
     assert mesh.pull("step").list == [7] * 4
 
 
+def test_a_checkpoint_that_is_not_complete_is_told(mesh: cm.Mesh, tmp_path: Path) -> None:
+    mesh.save("grid", path=tmp_path / "saved")
+    file = tmp_path / "saved" / "__2_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"):
+        mesh.load(path=tmp_path / "saved")
+    file.unlink()
+    with pytest.raises(MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"):
+        mesh.load(path=tmp_path / "saved")
+    (tmp_path / "saved" / ".metadata").write_bytes(b"?")
+    with pytest.raises(MeshUsageError, match=r"saved cannot be read: \w*Error"):
+        mesh.load(path=tmp_path / "saved")
+
+
 def test_a_save_in_the_background_copies_what_is_there_now(
     mesh: cm.Mesh, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
