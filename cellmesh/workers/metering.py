@@ -26,7 +26,7 @@ class Sample:
 class MemoryMeter:
     """Reads the memory of this process; make it after the fork.
 
-    A cell pays for two samples (some microseconds each without a GPU); calls pay nothing.
+    A cell pays for two samples (about ten microseconds each without a GPU); calls pay nothing.
 
     Args:
         device: where the rank computes.
