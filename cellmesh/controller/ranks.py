@@ -138,7 +138,13 @@ class Ranks:
         self.submit_cell(source).result()
 
     def submit_cell(
-        self, source: str, *, execution_count: int = 0, quiet: bool = False, sink: Sink | None = None
+        self,
+        source: str,
+        *,
+        execution_count: int = 0,
+        quiet: bool = False,
+        timed: bool = False,
+        sink: Sink | None = None,
     ) -> Run[None]:
         """As `cell`, without waiting.
 
@@ -146,13 +152,14 @@ class Ranks:
             source: the cell.
             execution_count: what ``In[n]`` shows in tracebacks; 0 counts by itself.
             quiet: show nothing but errors.
+            timed: have each rank tell how long it took (`Run.timings`).
             sink: where output goes; None for the calling notebook cell or the console.
         """
         cell = read_cell(source, execution_count)
         count = execution_count or self._session.catalog.count_cell()
         sink = sink or current_sink(self._session.displays)
         return self._start(
-            lambda number: RunCell(number, cell.source, cell.transformed, cell.is_async, count, quiet),
+            lambda number: RunCell(number, cell.source, cell.transformed, cell.is_async, count, quiet, timed),
             title=f"cell {count}",
             sink=SilentSink(sink) if quiet else sink,
         )

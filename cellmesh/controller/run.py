@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from ..errors import MeshUsageError, RankFailure, RanksInterrupted
 from ..wire import payload
 from ..wire.framing import Frame, Parcel
-from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState
+from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState, Timing
 from ..wire.ranks import describe_ranks
 from .desk import Desk, Reply
 from .printer import Printer
@@ -84,6 +84,12 @@ class Run(Generic[T]):
         """The ranks that have ended it with an exception, or died."""
         ended = list(self._outcomes.items())
         return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
+
+    def timings(self) -> dict[int, Timing]:
+        """How long the ranks took that have ended it, if they were to tell (see `Ranks.submit_cell`)."""
+        verbs = {rank: outcome.verb for rank, outcome in list(self._outcomes.items())}
+        times = {rank: getattr(verb, "timing", None) for rank, verb in verbs.items()}
+        return {rank: timing for rank, timing in sorted(times.items()) if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call back once every rank has ended it, on the link's thread, or now if that is so."""

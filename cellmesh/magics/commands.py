@@ -78,15 +78,12 @@ class Commands:
         # The magic's own line counts as line 1 in the notebook: keep its place.
         typed, mesh, count, timed = source, self._need_mesh(), self.execution_count(), options["timed"]
         if timed and options["nowait"]:
-            raise MeshUsageError(
-                "%%dist: --time and --nowait exclude each other: who goes on does not see the time"
-            )
+            raise MeshUsageError("%%dist: --time and --nowait exclude each other")
         if not source.lstrip().startswith("%%"):
             source = f"# {line}\n{source}"
-        run = self._choose(options).submit_cell(
-            source, execution_count=count, quiet=options["quiet"], timed=timed
-        )
-        self.recorder.cell(count, typed, run, options["quiet"], mesh)
+        quiet = options["quiet"]
+        run = self._choose(options).submit_cell(source, execution_count=count, quiet=quiet, timed=timed)
+        self.recorder.cell(count, typed, run, quiet, mesh)
         if options["nowait"]:
             return run
         try:

@@ -120,6 +120,8 @@ def _write_cells(
             yield from write_comment(cell)
         for entry in cell.entries:
             yield from _write(cell.count, entry, draft, uses_numpy)
+            if isinstance(entry, Aside) and entry.changes:
+                draft.warnings.append(f"In [{cell.count}]: a script has nothing like `{entry.line}`")
         if not cell.is_on_ranks() and with_locals:
             yield from write_on_rank_0(cell, draft)
 
@@ -136,9 +138,6 @@ def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator
             yield write_seed(count, entry, uses_numpy, draft)
         case Checkpoint():
             yield write_checkpoint(count, entry, draft)
-        case Aside(line, changes) if changes:
-            draft.warnings.append(f"In [{count}]: a script has nothing like `{line}`")
-            yield Part((count,), f" is left out: {line}", "")
 
 
 def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .export_frame import Draft, Part, condition
-from .history import Checkpoint, Held, Push, Seed
+from .history import Checkpoint, Held, Push, Seed, quote
 from .script import under
 
 _STATE_DICTS = "torch.distributed.checkpoint.state_dict"
@@ -58,8 +58,9 @@ def write_checkpoint(count: int, checkpoint: Checkpoint, draft: Draft) -> Part:
     state = "".join(f"    {_key(held)}: {_state(held)},\n" for held in checkpoint.items)
     title = f": %dist_{action} {' '.join(held.name for held in checkpoint.items)} {checkpoint.path}"
     if action == "save":
-        return Part((count,), title, f"dcp.save({{\n{state}}}, checkpoint_id={checkpoint.path!r})\n")
-    lines = [f"checkpoint = {{\n{state}}}\ndcp.load(checkpoint, checkpoint_id={checkpoint.path!r})\n"]
+        text = f"checkpoint = {{\n{state}}}\ndcp.save(checkpoint, checkpoint_id={quote(checkpoint.path)})\n"
+        return Part((count,), title, text)
+    lines = [f"checkpoint = {{\n{state}}}\ndcp.load(checkpoint, checkpoint_id={quote(checkpoint.path)})\n"]
     lines += [_restore(held) for held in checkpoint.items]
     return Part((count,), title, "".join(lines))
 

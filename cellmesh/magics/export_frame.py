@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,9 +86,6 @@ def make_mesh(dims: Mapping[str, int]) -> str:
 def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
     """Everything before the first cell."""
     num_ranks = math.prod(beginning.dims.values())
-    imports = draft.imports | ({"import asyncio"} if draft.awaits else set())
-    own = {line for line in imports if not line.split()[1].startswith(("torch", "IPython", "numpy"))}
-    theirs = sorted(imports - own, key=lambda line: (line.startswith("from"), line.split()[1]))
     attached = (
         "\nThe ranks were attached to: what others ran on them before is not here.\n"
         if beginning.attached
@@ -98,12 +96,8 @@ def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         f'{attached}\n    torchrun --nproc-per-node {num_ranks} {filename}\n"""\n\n',
         "".join(f"from __future__ import {name}\n" for name in dict.fromkeys(draft.futures)),
         "\n" if draft.futures else "",
-        "".join(f"{line}\n" for line in sorted(own)),
+        _imports(draft.imports | ({"import asyncio"} if draft.awaits else set())),
         "\n",
-        "".join(f"{line}\n" for line in theirs if line.startswith("import")),
-        "import torch\nimport torch.distributed as dist\n",
-        "".join(f"{line}\n" for line in theirs if line.startswith("from")),
-        "from torch.distributed.device_mesh import init_device_mesh\n\n",
         f"torch.set_num_threads({beginning.num_threads})\n" if beginning.num_threads else "",
         'rank = int(os.environ["RANK"])\n'
         'local_rank = int(os.environ["LOCAL_RANK"])\n'
@@ -114,6 +108,20 @@ def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         _SHOW.format(show=draft.show) if draft.shows else "",
     ]
     return "".join(parts)
+
+
+def _imports(lines: set[str]) -> str:
+    """Imports in their usual order; names of one module are imported in one line."""
+    others = lines | {"import torch", "import torch.distributed as dist"}
+    others.add("from torch.distributed.device_mesh import init_device_mesh")
+    own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
+    whole = sorted(line for line in others - own if line.startswith("import"))
+    names: dict[str, list[str]] = {}
+    for line in sorted(others - own - set(whole)):
+        _, module, _, name = line.split()
+        names.setdefault(module, []).append(name)
+    parts = [f"from {module} import {', '.join(each)}" for module, each in names.items()]
+    return "\n".join([*sorted(own), "", *whole, *parts, ""])
 
 
 _SHOW = '''

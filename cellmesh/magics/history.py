@@ -211,7 +211,9 @@ def value_of(value: Any) -> Value:
 
 def _literal(value: Any, depth: int) -> str:
     kind = type(value)
-    if value is None or kind in (bool, int, str, bytes, complex):
+    if kind is str:
+        return quote(value)
+    if value is None or kind in (bool, int, bytes, complex):
         return repr(value)
     if kind is float:
         return repr(value) if math.isfinite(value) else f'float("{value!r}")'
@@ -226,6 +228,12 @@ def _literal(value: Any, depth: int) -> str:
     if kind is set:
         return f"{{{', '.join(sorted(items))}}}" if items else "set()"
     return f"[{', '.join(items)}]"
+
+
+def quote(text: str) -> str:
+    """Text as Python, in double quotes where it has none itself."""
+    literal = repr(text)
+    return literal if '"' in literal else f'"{literal[1:-1]}"'
 
 
 def describe(value: Any) -> str:

@@ -10,6 +10,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from ..controller.mesh import Mesh
 from ..controller.options import parse_mesh
 from ..controller.run import Run
+from ..controller.source import CellSyntaxError
 from ..errors import CellmeshError
 from ..wire.ranks import parse_ranks
 from .checkpoints import look_at_checkpoint
@@ -53,6 +54,8 @@ class Recorder:
         info = result.info if result is not None else None
         if result is None or info is None or not info.store_history or result.execution_count is None:
             return  # one inside another, or a front end's own
+        if isinstance(result.error_in_exec, CellSyntaxError):
+            return  # no rank has run anything
         self.history.close(result.execution_count, info.raw_cell or "", not result.success)
 
     def _entry(self, name: str, line: str, options: dict[str, Any], mesh: Mesh) -> Entry | None:

@@ -24,6 +24,11 @@ _SILENT = (
     "zero_grad",
     "manual_seed_all",
 )
+# And of these of torch.distributed, if they wait, and of these methods, by what they are called on.
+_COLLECTIVES = re.compile(
+    r"all_|reduce|broadcast|gather|scatter|send|destroy_process_group|init_process_group"
+)
+_STEPPERS = re.compile(r"opt|sched", re.IGNORECASE)
 
 
 class CannotRewriteError(Exception):
@@ -161,7 +166,7 @@ def _lines(source: str) -> list[str]:
 
 
 def _as_function(source: str, name: str) -> str:
-    return f"async def {name}():\n{indent(_ended(source))}{INDENT}pass\n"
+    return under(f"async def {name}()", _ended(source))
 
 
 def _ended(source: str) -> str:
@@ -204,8 +209,14 @@ def _is_silent(value: ast.expr) -> bool:
     match value:
         case ast.Constant(value=None):
             return True
-        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name)):
+        case ast.Call(func=ast.Name(id=name)):
             return name in _SILENT
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=args, keywords=keywords):
+            of = owner.id if isinstance(owner, ast.Name) else ""
+            waits = not any(keyword.arg in (None, "async_op") for keyword in keywords)
+            is_collective = of == "dist" and _COLLECTIVES.match(name) is not None and waits
+            is_step = name == "step" and not args and _STEPPERS.search(of) is not None
+            return name in _SILENT or is_collective or is_step
     return False
 
 

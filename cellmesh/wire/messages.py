@@ -134,7 +134,8 @@ class RunCell(Verb, frozen=True):
     """Run a cell in the rank's namespace.
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank is to do that);
-    `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last expression.
+    `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last expression; `is_timed`:
+    the answer is to say how long it took.
     """
 
     run: int
@@ -143,6 +144,7 @@ class RunCell(Verb, frozen=True):
     is_async: bool
     execution_count: int
     quiet: bool = False
+    is_timed: bool = False
 
 
 class RunCall(Verb, frozen=True):
@@ -442,6 +444,13 @@ class Display(Verb, frozen=True):
     display_id: str = ""
 
 
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """How long a cell took on a rank, and how much of that it was in collectives or messages, in seconds."""
+
+    elapsed_s: float
+    in_collectives_s: float
+
+
 class Done(Verb, frozen=True):
     """A run ended well; a payload only where the verb promised a value.
 
@@ -451,6 +460,7 @@ class Done(Verb, frozen=True):
     run: int
     payload: Pickled | None = None
     counts: tuple[GroupCount, ...] = ()
+    timing: Timing | None = None
 
 
 class Failed(Verb, frozen=True):
@@ -472,6 +482,7 @@ class Failed(Verb, frozen=True):
     collective: str = ""
     waited_s: float = 0.0
     in_step: bool = False
+    timing: Timing | None = None
 
 
 class RankState(Verb, frozen=True):

@@ -33,6 +33,7 @@ from ..wire.messages import (
     SetMesh,
     SurveyNames,
     Sync,
+    Timing,
     Work,
 )
 from . import leftovers
@@ -91,6 +92,7 @@ class Executor:
         self._needs_groups = needs_groups
         self._checkpoints: Checkpoints | None = None
         self._profiler: CellProfiler | None = None
+        self._timing: Timing | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
         """Run one piece of work and send its answer, whatever happens in it.
@@ -103,6 +105,7 @@ class Executor:
             Whether it ended well.
         """
         work, buffers = parcel
+        self._timing = None
         self._tracker.enter(work.run)
         self._groups.mark()
         outcome: Parcel[Done] | BaseException
@@ -122,6 +125,8 @@ class Executor:
                 self._groups.mark_broken()
         else:
             answer = self._with_counts(outcome)
+        if self._timing is not None:
+            answer = Parcel(msgspec.structs.replace(answer.verb, timing=self._timing), answer.buffers)
         if type(work) is RunCell:
             flush_c_stdio()
         self._tracker.enter(-1)
@@ -142,7 +147,7 @@ class Executor:
                 bind_missing_names((function, args, kwargs), self._shell.user_ns)
                 return self._value(work.run, function(*args, **kwargs), "the result")
             case RunCell():
-                error = self._run_cell(work)
+                error = self._run_timed(work) if work.is_timed else self._run_cell(work)
                 return Parcel(Done(work.run)) if error is None else error
             case PushNames():
                 names = payload.loads(work.payload, buffers)
@@ -171,6 +176,16 @@ class Executor:
             case BeginProfile() | EndProfile():
                 return self._profile(work)
         raise AssertionError(work)
+
+    def _run_timed(self, work: RunCell) -> BaseException | None:
+        from .timing import Stopwatch  # rarely used
+
+        stopwatch = Stopwatch(self._groups)
+        stopwatch.start()
+        try:
+            return self._run_cell(work)
+        finally:
+            self._timing = stopwatch.stop()
 
     def _run_cell(self, work: RunCell) -> BaseException | None:
         self._meter.begin(work.execution_count)

@@ -1,0 +1,142 @@
+"""`%dist_export`, `%dist_seed` and `%%dist --time` in a kernel; exported scripts under torchrun."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cellmesh.wire.ranks import parse_ranks
+from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.mesh.test_kernel import Notebook, open_notebook, plain
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with own_runtime_dir() as directory:
+        with open_notebook() as opened:
+            assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
+            yield opened
+            assert opened.run("%dist_stop").status == "ok"
+            check_nothing_left(directory)
+        check_nothing_left(directory)
+
+
+def torchrun(script: Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    process = subprocess.Popen(
+        [*command, "--nproc-per-node", "2", str(script)],
+        cwd=script.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=120)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return process.returncode, output
+
+
+def test_a_script_does_what_the_cells_did(notebook: Notebook, tmp_path: Path) -> None:
+    path, state = tmp_path / "train.py", tmp_path / "state"
+    for cell in (
+        "%dist_restart",
+        "lr = 0.5\n%dist_push lr",
+        "%dist_seed 3 --per-rank",
+        "%%dist\nmodel = torch.nn.Linear(3, 1)\nopt = torch.optim.SGD(model.parameters(), lr=lr)",
+        "%%dist\nloss = model(torch.rand(4, 3)).sum()\nloss.backward()\nopt.step()",
+        "%%dist\ndist.all_reduce(loss.detach_())",
+        f"%dist_save model opt {state}",
+        "%dist_sync model",
+        "%%dist --ranks 1\nextra = '''a\n  b'''",
+        "%dist_auto on",
+        "import asyncio\nawait asyncio.sleep(0)\nloss.item().hex()",
+        "%dist_auto off",
+        "x = 1",
+        "%dist_status",
+    ):
+        outcome = notebook.run(cell)
+        assert outcome.status == "ok", outcome.errors()
+        if "hex" in cell:
+            by_cell = outcome.text()
+    assert notebook.run("%%dist\nif rank == 0:\n    raise ValueError").status == "error"
+    assert notebook.run("%%dist\nx = = 1").status == "error"
+    said = notebook.run(f"%dist_export {path}").text()
+    assert said.startswith(f"{path}: 5 cells, 1 left out (In [")
+    assert "a script has nothing like `%dist_sync model`" in said
+    assert "--force" in plain(notebook.run(f"%dist_export {path}").errors()[0]["evalue"])
+    shutil.rmtree(state)
+    status, output = torchrun(path)
+    assert status == 0, output
+    assert sorted(re.findall(r"\[\d\] '[^']*'", output)) == expand(by_cell)
+    assert (state / ".metadata").exists()
+
+
+def expand(folded: str) -> list[str]:
+    """Lines of the notebook, one a rank."""
+    return sorted(
+        f"[{rank}] {value}"
+        for ranks, value in re.findall(r"\[([\d-]+)\] ('[^']*')", folded)
+        for rank in parse_ranks(ranks, 2)
+    )
+
+
+def test_a_script_that_raises_on_one_rank_ends(notebook: Notebook, tmp_path: Path) -> None:
+    assert notebook.run("%dist_restart").status == "ok"
+    assert notebook.run("%%dist\nstep = 0").status == "ok"
+    path = tmp_path / "train.py"
+    assert notebook.run(f"%dist_export {path}").status == "ok"
+    text = path.read_text()
+    path.write_text(text.replace("step = 0", "if rank == 1:\n    raise ValueError('odd')\ndist.barrier()"))
+    status, output = torchrun(path)
+    assert status != 0
+    assert "ValueError: odd" in output
+
+
+def test_seeds_are_equal_or_each_its_own(notebook: Notebook) -> None:
+    draw = (
+        "%%dist -q\nimport random, numpy\ndrawn = torch.rand(1).item(), random.random(), numpy.random.rand()"
+    )
+    told = "%dist_pull drawn --all"
+    assert notebook.run("%%dist\nimport numpy").status == "ok"
+    said = []
+    for seed in ("%dist_seed 7", "%dist_seed 7", "%dist_seed 7 --per-rank"):
+        said.append(notebook.run(seed).text().strip())
+        assert notebook.run(draw).status == "ok"
+        assert notebook.run(told).status == "ok"
+        said.append(notebook.run("print(drawn[0] == drawn[1], hash(drawn[0]))").text())
+    assert said[0] == "seeded random, numpy, torch with 7"
+    assert said[1] == said[3]
+    assert said[1].startswith("True")
+    assert said[4] == "seeded random, numpy, torch with 7 + rank"
+    assert said[5].split() == ["False", said[1].split()[1]]
+
+
+def test_a_straggler_is_named(notebook: Notebook) -> None:
+    outcome = notebook.run(
+        "%%dist --time\nimport time\nif rank == 1:\n    time.sleep(0.5)\ndist.all_reduce(torch.ones(1))"
+    )
+    said = outcome.text()
+    assert said.count("of it in collectives") == 2
+    assert "rank 1 was the straggler: " in said
+
+
+def test_a_cell_that_fails_is_timed_as_well(notebook: Notebook) -> None:
+    outcome = notebook.run("%%dist --time\nif rank == 0:\n    raise ValueError")
+    assert outcome.status == "error"
+    assert "] took " in outcome.text()
+    assert "exclude each other" in plain(notebook.run("%%dist --time --nowait\n1").errors()[0]["evalue"])
