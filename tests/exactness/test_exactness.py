@@ -22,7 +22,7 @@ from tests.exactness.comparing import Losses, difference
 from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_of_a_test, script_of
 
 PAIRS = [(path, script_of(path)) for path in NOTEBOOKS if script_of(path).exists()]
-# Of a notebook that trains for longer than a test may (a cell tagged "parameters" has the number).
+# Of a notebook that trains for longer than a test may, and reads this from the environment.
 NUM_STEPS = 12
 TIMEOUT_S = 150.0
 
@@ -62,10 +62,6 @@ def test_losses_are_equal_bit_for_bit(
 def run_notebook(path: Path, exported: Path) -> Losses:
     """Run a notebook cell by cell; before its last cell it is exported, and its losses are brought here."""
     notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            cell.source, num_changed = re.subn(r"(?m)^(num_steps) *=.*", rf"\1 = {NUM_STEPS}", cell.source)
-            assert num_changed, "the cell of parameters has no `num_steps`"
     kept = exported.with_suffix(".json")
     added = (
         f"%dist_export {exported}",
