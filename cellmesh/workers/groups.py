@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..wire.messages import GroupCount
-from . import cutting, leftovers
+from . import cutting, leftovers, remote_calls
 from .adoption import adopt_init_process_group, torch_init_process_group
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
 from .books import Books
@@ -65,8 +65,7 @@ class Groups:
         self._plans: list[GroupPlan] = []
         self._mesh: MeshPlan | None = None
         self._maker = Maker(self._store, self._patience)
-        self._is_broken = False
-        self._is_replaying = False
+        self._is_broken = self._is_replaying = False
         self._keys: list[str] = []
 
     def initialize(self) -> None:
@@ -299,6 +298,7 @@ class Groups:
         self._is_broken = self._patience.has_left = False
 
     def _heal(self, generation: int, participants: frozenset[int]) -> None:
+        remote_calls.count_on(generation)
         prefix = f"{self._prefix}/{generation:x}"
         models = leftovers.Survey()
         self._cut()

@@ -33,6 +33,7 @@ from .interrupts import Interrupts
 from .metering import MemoryMeter
 from .output import Log
 from .processes import die_with, name_process
+from .remote_calls import count_from, let_waits_be_interrupted
 from .shell import RankShell, Show
 from .stopping import raise_as_stops
 from .streams import Pump, RankStream, RunTracker
@@ -90,6 +91,8 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     sys.breakpointhook = break_here
     tracker.follow_threads()
     interrupts.install()
+    let_waits_be_interrupted()
+    count_from(options.incarnation)
     pump.start()
 
     placement = choose_placement(
@@ -195,6 +198,7 @@ def _set_environment(options: RankOptions) -> None:
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     if options.master_addr == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # TensorPipe's, under torch.distributed.rpc
         os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # TensorPipe, of torch.distributed.rpc
 
 
