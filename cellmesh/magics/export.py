@@ -102,8 +102,9 @@ def write_script(history: History, filename: str, *, with_locals: bool = False) 
         for entry in cell.entries
         if isinstance(entry, RankCell)
     ]
-    draft = Draft(set().union(*map(names_in, sources)))
-    if "display" in draft.names - set().union(*map(names_bound, sources)):
+    bound = set().union(*map(names_bound, sources))
+    draft = Draft(set().union(*map(names_in, sources)), "dist.get_rank()" if "rank" in bound else "rank")
+    if "display" in draft.names - bound:
         draft.imports.add("from IPython.display import display")
     uses_numpy = any("numpy" in source for source in sources)
     parts = _fold(_write_cells(cells, draft, with_locals, uses_numpy), draft)
@@ -156,6 +157,8 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:
         return _left_out(count, f"{where} is left out, as {e}:", entry.source, draft)
     draft.imports.update(plain.imports)
     draft.warnings += [f"In [{count}]: a script cannot do `{what}`" for what in plain.left_out]
+    if "get_ipython" in names_in(plain.source):
+        draft.warnings.append(f"In [{count}] calls get_ipython(), which a script has not")
     draft.num_cells += 1
     return Part((count,), where, text, can_repeat=True)
 
@@ -173,7 +176,7 @@ def _body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
         definition = f"{as_coroutine(text, name)}\n\n"
         draft.awaits = True
         text = f"{draft.loop}.run_until_complete({name}())\n"
-    return definition + (text if entry.ranks is None else under(f"if {condition(entry.ranks)}", text))
+    return definition + (text if entry.ranks is None else under(condition(draft, *entry.ranks), text))
 
 
 def _left_out(count: int, why: str, source: str, draft: Draft) -> Part:

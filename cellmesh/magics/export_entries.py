@@ -28,13 +28,13 @@ def write_push(count: int, push: Push, draft: Draft) -> Part:
             )
     text = "".join(lines)
     if text and push.ranks is not None:
-        text = under(f"if {condition(push.ranks)}", text)
+        text = under(condition(draft, *push.ranks), text)
     return Part((count,), f": %dist_push {' '.join(push.values)}", "".join(missing) + text)
 
 
 def write_seed(count: int, seed: Seed, uses_numpy: bool, draft: Draft) -> Part:
     """Seeds of all generators that the script has."""
-    value = f"{seed.seed} + rank" if seed.per_rank else str(seed.seed)
+    value = f"{seed.seed} + {draft.rank}" if seed.per_rank else str(seed.seed)
     draft.imports.add("import random")
     lines = [f"random.seed({value})\n"]
     if uses_numpy:
@@ -55,18 +55,18 @@ def write_checkpoint(count: int, checkpoint: Checkpoint, draft: Draft) -> Part:
         wanted += [f"set_{names[kind]}" for kind in sorted(kinds & names.keys())]
     draft.imports.add("import torch.distributed.checkpoint as dcp")
     draft.imports.update(f"from {_STATE_DICTS} import {name}" for name in wanted)
-    state = "".join(f"    {_key(held)}: {_state(held)},\n" for held in checkpoint.items)
+    state = "".join(f"    {_key(held, draft)}: {_state(held)},\n" for held in checkpoint.items)
     title = f": %dist_{action} {' '.join(held.name for held in checkpoint.items)} {checkpoint.path}"
     if action == "save":
         text = f"checkpoint = {{\n{state}}}\ndcp.save(checkpoint, checkpoint_id={quote(checkpoint.path)})\n"
         return Part((count,), title, text)
     lines = [f"checkpoint = {{\n{state}}}\ndcp.load(checkpoint, checkpoint_id={quote(checkpoint.path)})\n"]
-    lines += [_restore(held) for held in checkpoint.items]
+    lines += [_restore(held, draft) for held in checkpoint.items]
     return Part((count,), title, "".join(lines))
 
 
-def _key(held: Held) -> str:
-    return f'f"{held.name}@{{rank}}"' if held.by_rank else f'"{held.name}"'
+def _key(held: Held, draft: Draft) -> str:
+    return f'f"{held.name}@{{{draft.rank}}}"' if held.by_rank else f'"{held.name}"'
 
 
 def _state(held: Held) -> str:
@@ -80,8 +80,8 @@ def _state(held: Held) -> str:
     return held.name
 
 
-def _restore(held: Held) -> str:
-    saved = f"checkpoint[{_key(held)}]"
+def _restore(held: Held, draft: Draft) -> str:
+    saved = f"checkpoint[{_key(held, draft)}]"
     match held.kind:
         case "model":
             return f"set_model_state_dict({held.name}, {saved})\n"

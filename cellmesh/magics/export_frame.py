@@ -18,6 +18,7 @@ class Draft:
 
     Attributes:
         names: that ranks' cells use or bind.
+        rank: an expression for this rank, whatever cells do with `rank`.
         imports: lines for the head of the script.
         futures: features that cells import from ``__future__``.
         warnings: what the script cannot do, or must be given.
@@ -27,6 +28,7 @@ class Draft:
     """
 
     names: set[str]
+    rank: str = "rank"
     imports: set[str] = field(default_factory=lambda: {"import os"})
     futures: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -70,9 +72,10 @@ class Part:
         return f"# {cells}{self.title}\n{self.text}"
 
 
-def condition(ranks: tuple[int, ...]) -> str:
-    """Whether this rank is one of some, as Python."""
-    return f"rank == {ranks[0]}" if len(ranks) == 1 else f"rank in ({', '.join(map(str, ranks))})"
+def condition(draft: Draft, *ranks: int) -> str:
+    """The head of an ``if`` for some ranks."""
+    among = f"== {ranks[0]}" if len(ranks) == 1 else f"in ({', '.join(map(str, ranks))})"
+    return f"if {draft.rank} {among}"
 
 
 def make_mesh(dims: Mapping[str, int]) -> str:
@@ -105,7 +108,7 @@ def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         _device(beginning.backend),
         f"mesh = {make_mesh(beginning.dims)}\n",
         f"{draft.loop} = asyncio.new_event_loop()\n" if draft.awaits else "",
-        _SHOW.format(show=draft.show) if draft.shows else "",
+        _SHOW.format(show=draft.show, rank=draft.rank) if draft.shows else "",
     ]
     return "".join(parts)
 
@@ -129,7 +132,7 @@ _SHOW = '''
 def {show}(value: object) -> None:
     """Print the value of a cell's last expression, as a notebook shows it."""
     if value is not None:
-        print(f"[{{rank}}] {{value!r}}")
+        print(f"[{{{rank}}}] {{value!r}}")
 
 '''
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from .export_frame import Draft, Part
+from .export_frame import Draft, Part, condition
 from .history import NotebookCell
 from .options import parse as parse_options
 from .script import CannotRewriteError, awaits, comment, names_bound, names_in, parse, under
@@ -111,7 +111,7 @@ def _on_rank_0(source: str, count: int, draft: Draft) -> str:
     draft.imports.update(plain.imports)
     draft.warnings += [f"In [{count}]: a script cannot do `{what}`" for what in plain.left_out]
     try:
-        return under("if rank == 0", plain.source)
+        return under(condition(draft, 0), plain.source)
     except CannotRewriteError as e:
         draft.warnings.append(f"In [{count}] cannot stand in a script: {e}")
         return comment(source, depth=1)

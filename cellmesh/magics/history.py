@@ -239,14 +239,19 @@ def quote(text: str) -> str:
 def describe(value: Any) -> str:
     """What a value is, in a few words: its type, shape and dtype or length."""
     words = [type(value).__name__]
+    try:
+        return " ".join([*words, *_size(value)])
+    except Exception:  # what it has to say of itself is not to be relied on
+        return words[0]
+
+
+def _size(value: Any) -> list[str]:
+    words: list[str] = []
     shape = getattr(value, "shape", None)
     if isinstance(shape, Sequence):
         words.append(f"of shape {tuple(shape)}")
         if getattr(value, "dtype", None) is not None:
             words.append(str(value.dtype))
     elif hasattr(value, "__len__"):
-        try:
-            words.append(f"of length {len(value)}")
-        except Exception:  # a class, or a __len__ that fails
-            pass
-    return " ".join(words)
+        words.append(f"of length {len(value)}")
+    return words

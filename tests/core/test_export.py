@@ -132,6 +132,13 @@ def test_cells_of_some_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (names["x"], names["y"]) == (0, 1)
 
 
+def test_cells_may_use_the_name_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: int(os.environ["RANK"]))
+    script = script_of(ran("for rank in range(4): pass\n"), ran("x = 1\nx\n", 2))
+    assert run(script, monkeypatch, rank=2)[1] == "[2] 1\n"
+    assert "x" not in run(script, monkeypatch, rank=3)[0]
+
+
 def test_values_are_printed_with_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     script = script_of(ran("rank + 1\n"), ran("None\n"), ran("world_size;\n"), RankCell("7\n", quiet=True))
     assert run(script, monkeypatch, rank=2)[1] == "[2] 3\n"
