@@ -211,6 +211,8 @@ def steps_table(figures: Figures) -> str:
     """Medians of a step, and what a mesh adds."""
     lines = [["program", "torchrun", "loop in a cell", "its speed", "one step a cell", "more a step"]]
     for name in PROGRAMS:
+        if figures.get(name, "torchrun_s") is None:
+            continue
         shown = [MILLISECONDS.show(figures.get(name, way)) for way in ("torchrun_s", "loop_s", "cell_s")]
         ratio = TIMES.show(figures.get(name, "loop_ratio"))
         extra = MILLISECONDS.show(figures.get(name, "cell_extra_s"))
