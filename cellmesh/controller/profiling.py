@@ -132,9 +132,11 @@ class Profile:
             return ""
         if worst.awaited_s < 0.05 * self.took_s * max(1, len(self.by_rank) - 1):
             return f"no straggler: ranks came to {num} collectives at about the same time"
+        s = worst.awaited_s
+        waited = f"{s:.1f} s" if s >= 1 else f"{s * 1e3:.3g} ms"
         return (
             f"rank {worst.rank} came last to {worst.num_last} of {num} collectives; the others waited for it "
-            f"{worst.awaited_s:.2f} s, added up"
+            f"{waited}, added up"
         )
 
     def __repr__(self) -> str:
@@ -161,9 +163,13 @@ class Profiling:
         self._trace = None if trace is None else _check_target(Path(trace))
         begin = ranks._start(lambda number: BeginProfile(number), title="the profiler")
         try:
-            self.run: Run[None] = ranks.submit_cell(source, execution_count=execution_count)
-        finally:
-            begin.wait()
+            begin.result()  # ranks that are not ready yet would look like stragglers
+        except BaseException:
+            begin.cancel()
+            for rank in self._living():  # else the next cell would be profiled
+                self._ask(rank, "")
+            raise
+        self.run: Run[None] = ranks.submit_cell(source, execution_count=execution_count)
 
     def collect(self) -> Profile:
         """What the ranks have seen, once the cell has ended, well or not. Blocks; writes the trace.
@@ -172,9 +178,8 @@ class Profiling:
             HostError: the trace could not be written.
         """
         self.run.wait()
-        dead = self._ranks._session.dead_ranks
-        living = [rank for rank in self._ranks.ranks if rank not in dead]
-        missing = {rank: "it has died" for rank in self._ranks.ranks if rank in dead}
+        living = self._living()
+        missing = {rank: "it has died" for rank in self._ranks.ranks if rank not in living}
         by_rank: dict[int, RankProfile] = {}
         asked = {
             rank: self._ask(rank, "" if self._trace is None else str(_beside(self._trace, rank)))
@@ -192,6 +197,10 @@ class Profiling:
             else:
                 by_rank[rank] = found
         return self._write(by_rank, missing)
+
+    def _living(self) -> list[int]:
+        dead = self._ranks._session.dead_ranks
+        return [rank for rank in self._ranks.ranks if rank not in dead]
 
     def _ask(self, rank: int, path: str) -> Run[RankProfile | None]:
         one = Ranks(self._ranks._session, (rank,), single=True)

@@ -85,26 +85,28 @@ class CellProfiler:
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self._ledger = groups._ledger
-        self._device = device
+        self._activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
         self._begun: list[Begun] = []
         self._start_ns = self._end_ns = 0
         self._is_running = False
         self._problem = ""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it says on stderr that it starts and stops
+        if not torch._C._autograd._profiler_enabled():
+            with profile(activities=self._activities):  # the first one takes its time, and memory
+                pass
 
     def start(self) -> None:
         """The cell begins. Only the first one is profiled."""
         if self._start_ns:
             return
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it says on stderr that it starts and stops
         self._start_ns = time.time_ns()
-        activities = [ProfilerActivity.CPU]
-        if self._device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         if torch._C._autograd._profiler_enabled():  # torch would end that one, without a word
             self._problem = "a torch.profiler of the rank's own is running: stop that first"
             return
-        made = profile(activities=activities)
+        made = profile(activities=self._activities)
         try:
             made.start()
         except RuntimeError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 import cellmesh as cm
 from cellmesh.controller import profiling
-from cellmesh.errors import MeshUsageError
+from cellmesh.errors import MeshUsageError, RanksInterrupted
 
 STEP = "x = torch.ones(64, 64) @ torch.ones(64, 64)\ndist.all_reduce(x)"
 
@@ -55,6 +56,22 @@ def test_what_ran_before_a_cell_failed_is_kept(mesh: cm.Mesh, tmp_path: Path) ->
     assert profile.lateness[1].num_missed == 1
     assert "rank 1 never came to 1 collective" in profile.describe_lateness()
     mesh.cell("dist.barrier()")
+
+
+def test_a_cell_that_is_interrupted_has_its_profile(mesh: cm.Mesh) -> None:
+    stopper = threading.Timer(0, lambda: _interrupt_once_asleep(mesh))
+    stopper.start()
+    with pytest.raises(RanksInterrupted) as caught:
+        mesh.profile("import time\ny = torch.ones(3) + 1\ntime.sleep(60)")
+    stopper.join()
+    assert sorted(caught.value.profile.by_rank) == [0, 1, 2, 3]
+    assert any(operator.name == "aten::add" for operator in caught.value.profile.operators)
+
+
+def _interrupt_once_asleep(mesh: cm.Mesh) -> None:
+    while {state.where for state in mesh.states().values()} != {"time.sleep"}:
+        pass  # asking takes its time
+    mesh.interrupt()
 
 
 def test_the_profiler_has_ended_with_the_cell(mesh: cm.Mesh) -> None:
