@@ -24,9 +24,9 @@ from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_
 PAIRS = [(path, script_of(path)) for path in NOTEBOOKS if script_of(path).exists()]
 # Of a notebook that trains for longer than a test may, and reads this from the environment.
 NUM_STEPS = 12
-TIMEOUT_S = 150.0
+TIMEOUT_S = 200.0
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(autouse=True)
