@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-VOCAB, WIDTH, HEADS, SEQ, BLOCKS, BATCH, MICROBATCHES, STEPS = 32, 32, 4, 16, 4, 16, 4, 16
+VOCAB, WIDTH, HEADS, SEQ, BLOCKS, BATCH, MICROBATCHES, STEPS = 32, 32, 4, 16, 4, 16, 4, 10
 
 
 class Block(nn.Module):
@@ -94,7 +94,7 @@ def train(device: torch.device) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item() / 2)
-        if step % 4 == 3 and dist.get_rank() == 0:
+        if step % 5 == 4 and dist.get_rank() == 0:
             print(f"step {step + 1}: loss {losses[-1]:.4f}")
     return losses
 
