@@ -86,6 +86,17 @@ def execute(notebook: NotebookNode, directory: Path) -> None:
             subprocess.run(stop, env=env, check=True, stdout=subprocess.DEVNULL)
 
 
+def drop_empty_outputs(notebook: NotebookNode) -> None:
+    """Remove displays that show nothing: what is left of the live line of a cell that took long."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [
+                out
+                for out in cell.outputs
+                if "data" not in out or any(map(str.strip, map(str, out.data.values())))
+            ]
+
+
 def write_html(notebook: NotebookNode, path: Path) -> None:
     """Write an executed notebook as one HTML file."""
     html, _ = HTMLExporter().from_notebook_node(notebook)
@@ -115,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     finally:
+        drop_empty_outputs(notebook)
         write_html(notebook, page)
     if options.save:
         nbformat.write(notebook, options.notebook)
