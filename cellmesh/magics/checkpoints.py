@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..controller.mesh import Mesh
-from .history import Checkpoint, Held
+from .export.history import Checkpoint, Held
 from .options import unquote
 
 

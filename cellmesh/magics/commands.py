@@ -23,10 +23,10 @@ from ..controller.starting import attach, start
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import parse_ranks
 from .auto import magics_inside
-from .export import export
+from .export.recording import Recorder
+from .export.script import export
 from .options import Given, unquote
 from .profiles import ProfileView
-from .recording import Recorder
 from .tables import Table, facts_table, memory_table, status_table
 from .timings import describe_timings
 

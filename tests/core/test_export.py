@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.export import Script, export, write_script
-from cellmesh.magics.history import (
+from cellmesh.magics.export.history import (
     Aside,
     Beginning,
     Checkpoint,
@@ -29,6 +28,7 @@ from cellmesh.magics.history import (
     Seed,
     value_of,
 )
+from cellmesh.magics.export.script import Script, export, write_script
 
 
 class Ended:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.magics.script import (
+from cellmesh.magics.export.ipython import to_python
+from cellmesh.magics.export.rewriting import (
     CannotRewriteError,
     as_coroutine,
     awaits,
@@ -22,7 +23,6 @@ from cellmesh.magics.script import (
     under,
     without_margin,
 )
-from cellmesh.magics.script_ipython import to_python
 
 TRICKY = {
     "a text of several lines": 'x = """one\n  two\nthree"""\ny = 1\n',

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from .script import parse
+from .rewriting import parse
 
 
 @dataclass

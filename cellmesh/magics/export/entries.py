@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .export_frame import Draft, Part, condition
+from .frame import Draft, Part, condition
 from .history import Checkpoint, Held, Push, Seed, quote
-from .script import under
+from .rewriting import under
 
 _STATE_DICTS = "torch.distributed.checkpoint.state_dict"
 

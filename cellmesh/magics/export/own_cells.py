@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from .export_frame import Draft, Part, condition
+from ..options import parse as parse_options
+from .frame import Draft, Part, condition
 from .history import NotebookCell
-from .options import parse as parse_options
-from .script import CannotRewriteError, awaits, comment, names_bound, names_in, parse, under
-from .script_ipython import magic_of, to_python
+from .ipython import magic_of, to_python
+from .rewriting import CannotRewriteError, awaits, comment, names_bound, names_in, parse, under
 
 # Magics that have no trace in a script, or one of their own.
 _TRACELESS = (

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import MeshUsageError
-from ..wire.ranks import describe_ranks
-from .export_entries import describe_dims, write_checkpoint, write_push, write_seed
-from .export_frame import Draft, Part, condition, make_mesh, write_head, write_tail
-from .export_locals import write_comment, write_on_rank_0
+from ...errors import MeshUsageError
+from ...wire.ranks import describe_ranks
+from .entries import describe_dims, write_checkpoint, write_push, write_seed
+from .frame import Draft, Part, condition, make_mesh, write_head, write_tail
 from .history import Aside, Checkpoint, Entry, History, NotebookCell, Push, RankCell, Reshape, Seed
-from .script import (
+from .ipython import to_python
+from .own_cells import write_comment, write_on_rank_0
+from .rewriting import (
     CannotRewriteError,
     as_coroutine,
     awaits,
@@ -32,7 +33,6 @@ from .script import (
     under,
     without_margin,
 )
-from .script_ipython import to_python
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .history import Beginning
-from .script import free_name
+from .rewriting import free_name
 
 
 @dataclass

@@ -7,13 +7,13 @@ from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from ..controller.mesh import Mesh
-from ..controller.options import parse_mesh
-from ..controller.run import Run
-from ..controller.source import CellSyntaxError
-from ..errors import CellmeshError
-from ..wire.ranks import parse_ranks
-from .checkpoints import look_at_checkpoint
+from ...controller.mesh import Mesh
+from ...controller.options import parse_mesh
+from ...controller.run import Run
+from ...controller.source import CellSyntaxError
+from ...errors import CellmeshError
+from ...wire.ranks import parse_ranks
+from ..checkpoints import look_at_checkpoint
 from .history import Aside, Beginning, Entry, History, Push, RankCell, Reshape, Seed, value_of
 
 _BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
