@@ -34,7 +34,8 @@ def copy_names(
         pickled, buffers = gathering.payload_of(source.ranks[0])
         targets._start(lambda number: PushNames(number, pickled), buffers, "copy of names").result()
         if others is not None:
-            join = f"__import__('cellmesh.workers.arriving').workers.arriving.renew_reducers({targets.ranks})"
+            module = "__import__('importlib').import_module('cellmesh.workers.replicas.arriving')"
+            join = f"{module}.renew_reducers({targets.ranks})"
             cell = RunCell(0, join, join, False, 0, quiet=True)
             others._start(
                 lambda number: msgspec.structs.replace(cell, run=number), title="copy of names"

@@ -33,7 +33,7 @@ from ..wire.stream import Channel
 from .activity import Activity, Stop, Waited, look_at_main_thread
 from .asking import Asker
 from .executor import reduce_for_notebook
-from .groups import Groups
+from .groups.groups import Groups
 from .inspection import describe, is_quiet
 from .interrupts import Interrupts
 from .metering import MemoryMeter

@@ -36,22 +36,22 @@ from ..wire.messages import (
     Timing,
     Work,
 )
-from . import leftovers
 from .activity import Stop, Waited, describe_interruption
 from .borrowing import bind_missing_names
 from .debugger import post_mortem, remember_error
-from .groups import Groups
+from .groups import leftovers
+from .groups.groups import Groups
+from .groups.stopping import lost_its_peers
 from .inspection import describe, is_dtensor
 from .interrupts import Interrupts
 from .metering import MemoryMeter
 from .processes import flush_c_stdio
-from .replicas import interrupted_step
+from .replicas.checking import interrupted_step
 from .shell import RankShell
-from .stopping import lost_its_peers
 from .streams import Pump, RunTracker
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoints
+    from .checkpoint.saving import Checkpoints
     from .profiling import CellProfiler
 
 _MAX_TEXT = 10_000
@@ -219,7 +219,8 @@ class Executor:
         self._groups.heal(work.generation, frozenset(work.ranks), work.store_port or None)
 
     def _look_after_replicas(self, work: Any, buffers: tuple[Frame, ...]) -> Parcel[Done]:
-        from . import copying, replicas, syncing  # rarely used
+        from .replicas import checking as replicas
+        from .replicas import copying, syncing  # rarely used
 
         namespace = self._shell.user_ns
         match work:
@@ -245,7 +246,7 @@ class Executor:
 
     def _keep(self, work: Checkpoint) -> Any:
         if self._checkpoints is None:
-            from .checkpoint import Checkpoints  # rarely used
+            from .checkpoint.saving import Checkpoints  # rarely used
 
             self._checkpoints = Checkpoints(self._shell.user_ns)
         match work.action:

@@ -18,8 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ..wire.profile import Collective, OperatorKind, OperatorTime, RankProfile
-from .groups import Groups
-from .ledger import Ledger
+from .groups.groups import Groups
+from .groups.ledger import Ledger
 
 _MAX_OPERATORS = 100  # of each kind
 _MAX_COLLECTIVES = 5_000

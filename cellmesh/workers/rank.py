@@ -28,14 +28,14 @@ from .asking import Asker
 from .control import ControlThread
 from .debugger import break_here
 from .executor import Executor
-from .groups import Groups, choose_placement
+from .groups.groups import Groups, choose_placement
+from .groups.remote_calls import count_from, let_waits_be_interrupted
+from .groups.stopping import raise_as_stops
 from .interrupts import Interrupts
 from .metering import MemoryMeter
 from .output import Log
 from .processes import die_with, name_process
-from .remote_calls import count_from, let_waits_be_interrupted
 from .shell import RankShell, Show
-from .stopping import raise_as_stops
 from .streams import Pump, RankStream, RunTracker
 
 

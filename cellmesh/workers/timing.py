@@ -9,8 +9,8 @@ from typing import Any
 from torch._C._distributed_c10d import Work
 
 from ..wire.messages import Timing
-from .groups import Groups
-from .ledger import Ledger
+from .groups.groups import Groups
+from .groups.ledger import Ledger
 
 # (begin, end) by the monotonic clock; one that has not ended has no end.
 Span = tuple[float, float | None]

@@ -12,8 +12,8 @@ from cellmesh.wire.messages import (
     RankReady,
     Relay,
 )
-from cellmesh.workers.actions import Action, Up
-from cellmesh.workers.supervisor import Supervisor
+from cellmesh.workers.agent.actions import Action, Up
+from cellmesh.workers.agent.supervisor import Supervisor
 
 FRAMES = encode([Parcel(PullNames(1, "x"))])
 READY = Parcel(RankReady("cpu", "gloo"))

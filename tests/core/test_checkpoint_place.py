@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cellmesh.workers import checkpoint_place
-from cellmesh.workers.checkpoint_place import Place, exchange
+from cellmesh.workers.checkpoint import place as checkpoint_place
+from cellmesh.workers.checkpoint.place import Place, exchange
 
 
 class Killed(BaseException):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cellmesh.wire import payload
-from cellmesh.workers.copying import gather, survey
+from cellmesh.workers.replicas.copying import gather, survey
 
 
 @pytest.fixture

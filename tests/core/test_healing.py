@@ -14,11 +14,11 @@ import torch
 from torch._C._distributed_c10d import FakeWork, ProcessGroup
 
 from cellmesh.errors import GroupDown
-from cellmesh.workers import cutting
-from cellmesh.workers.healing import HealableGroup
-from cellmesh.workers.ledger import Ledger
-from cellmesh.workers.patience import Patience
-from cellmesh.workers.store import MeshStore
+from cellmesh.workers.groups import cutting
+from cellmesh.workers.groups.healing import HealableGroup
+from cellmesh.workers.groups.ledger import Ledger
+from cellmesh.workers.groups.patience import Patience
+from cellmesh.workers.groups.store import MeshStore
 
 
 class FakeBackend:

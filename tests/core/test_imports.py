@@ -31,7 +31,7 @@ ENTRIES = [
     "cellmesh.controller.starting",
     "cellmesh.magics.extension",
     "cellmesh.cli.main",
-    "cellmesh.workers.agent",
+    "cellmesh.workers.agent.agent",
 ]
 
 
@@ -74,7 +74,7 @@ def test_the_parts_are_those_of_the_package() -> None:
 def test_relative_imports_are_seen() -> None:
     module = PACKAGE / "controller" / "launch" / "local.py"
     assert any(name.startswith("cellmesh.wire.") for name in imported_by(module))
-    assert {part_of("cellmesh.workers.agent.main"), part_of("cellmesh.start"), part_of("cellmesh")} == {
+    assert {part_of("cellmesh.workers.agent.agent.main"), part_of("cellmesh.start"), part_of("cellmesh")} == {
         "workers",
         "__init__",
     }

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from cellmesh.workers import leftovers
+from cellmesh.workers.groups import leftovers
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cellmesh.workers.memory import (
+from cellmesh.workers.agent.memory import (
     OomWatch,
     explain_kill,
     explain_refusal,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Done, Failed, Output, Pickled, Ranked, RankState, Skipped
-from cellmesh.workers.merger import HOLD_S, Merger
+from cellmesh.workers.agent.merger import HOLD_S, Merger
 
 LATER = 1e6
 

@@ -18,8 +18,8 @@ from torch import nn
 from cellmesh.controller.replicas import CheckReport, Difference, bring_together
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.replicas import Distance, Entry
-from cellmesh.workers.parts import rng_parts
-from cellmesh.workers.replicas import check, compare, distance, find_tensor, interrupted_step
+from cellmesh.workers.replicas.checking import check, compare, distance, find_tensor, interrupted_step
+from cellmesh.workers.replicas.parts import rng_parts
 
 
 def model_of(seed: int = 0) -> nn.Sequential:

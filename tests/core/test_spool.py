@@ -28,7 +28,7 @@ from cellmesh.wire.messages import (
     Skipped,
     StoreDied,
 )
-from cellmesh.workers.spool import Spool
+from cellmesh.workers.agent.spool import Spool
 
 STATE = Parcel(MeshReady(()))
 

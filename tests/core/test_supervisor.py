@@ -19,8 +19,8 @@ from cellmesh.wire.messages import (
     Relay,
     Skipped,
 )
-from cellmesh.workers.actions import ToRanks, Up
-from cellmesh.workers.supervisor import LAST_WORDS_S
+from cellmesh.workers.agent.actions import ToRanks, Up
+from cellmesh.workers.agent.supervisor import LAST_WORDS_S
 
 from .supervising import FRAMES, LATER, done, phases, started, up, work
 

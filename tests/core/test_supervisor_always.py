@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import RankUnready, Respawned, RespawnFailed
-from cellmesh.workers.actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
-from cellmesh.workers.supervisor import LEAVE_S, RESPAWN_S
+from cellmesh.workers.agent.actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
+from cellmesh.workers.agent.supervisor import LEAVE_S, RESPAWN_S
 
 from .supervising import READY, done, make, phases, work
 

@@ -17,8 +17,8 @@ from cellmesh.wire.messages import (
     Stopped,
     StoreDied,
 )
-from cellmesh.workers.actions import AskToLeave, End, Fork, KillRanks
-from cellmesh.workers.supervisor import LEAVE_S, MAX_ZYGOTES_LOST
+from cellmesh.workers.agent.actions import AskToLeave, End, Fork, KillRanks
+from cellmesh.workers.agent.supervisor import LEAVE_S, MAX_ZYGOTES_LOST
 
 from .supervising import LATER, READY, done, make, of, phases, pids, started, up, work
 

@@ -8,8 +8,8 @@ import pytest
 
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Died, RankUnready, Respawned, RespawnFailed
-from cellmesh.workers.actions import Fork, KillRanks
-from cellmesh.workers.supervisor import KILLED, LAST_WORDS_S, MAX_ZYGOTES_LOST, RESPAWN_S, Supervisor
+from cellmesh.workers.agent.actions import Fork, KillRanks
+from cellmesh.workers.agent.supervisor import KILLED, LAST_WORDS_S, MAX_ZYGOTES_LOST, RESPAWN_S, Supervisor
 
 from .supervising import LATER, READY, done, of, phases, started, up, work
 

@@ -109,7 +109,9 @@ assert train.__globals__ is globals()
 """
     )
     # Ranks whose models have taken steps agree on buckets again, with the one whose model is new.
-    own_four[[0, 2, 3]].cell("from cellmesh.workers.arriving import renew_reducers\nrenew_reducers([1])")
+    own_four[[0, 2, 3]].cell(
+        "from cellmesh.workers.replicas.arriving import renew_reducers\nrenew_reducers([1])"
+    )
     own_four.cell(
         "[train(twin, twin_optimizer) for _ in range(num_steps)]\n"
         "losses = [(train(model, optimizer), train(twin, twin_optimizer)) for _ in range(3)]\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure
-from cellmesh.workers.supervisor import LEAVE_S
+from cellmesh.workers.agent.supervisor import LEAVE_S
 
 from .world import World
 

@@ -8,7 +8,7 @@ import pytest
 
 from cellmesh.errors import RankFailure
 from cellmesh.wire.messages import MeshReady, StartFailed, Stopped
-from cellmesh.workers.supervisor import LEAVE_S
+from cellmesh.workers.agent.supervisor import LEAVE_S
 
 from .world import World
 

@@ -52,9 +52,9 @@ from cellmesh.wire.messages import (
     Stop,
     Welcome,
 )
-from cellmesh.workers.actions import AskToLeave, End, Fork, KillRanks, ToRanks, Up
-from cellmesh.workers.spool import Spool
-from cellmesh.workers.supervisor import Supervisor
+from cellmesh.workers.agent.actions import AskToLeave, End, Fork, KillRanks, ToRanks, Up
+from cellmesh.workers.agent.spool import Spool
+from cellmesh.workers.agent.supervisor import Supervisor
 
 from .scripted import ScriptedRank
 

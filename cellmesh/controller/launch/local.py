@@ -117,7 +117,7 @@ def start_agent(ticket: Ticket) -> AgentProcess:
     package_parent = str(Path(__file__).parents[3])
     code = (
         f"import sys; sys.path.append({package_parent!r}); "
-        "from cellmesh.workers.agent import main; sys.exit(main(sys.argv[1]))"
+        "from cellmesh.workers.agent.agent import main; sys.exit(main(sys.argv[1]))"
     )
     try:
         with open(ticket.logs / "agent.log", "ab") as log:

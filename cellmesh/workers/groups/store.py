@@ -18,7 +18,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
-from .processes import renew_resolver
+from ..processes import renew_resolver
 
 _CONNECT_S = 10.0
 # Time-out of waits for which the caller names none.

@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..wire.framing import Frame, at_agent_from_rank
-from ..wire.messages import Channel, StreamName
-from ..wire.stream import pack
-from ..wire.ticket import Ticket
-from . import processes
+from ...wire.framing import Frame, at_agent_from_rank
+from ...wire.messages import Channel, StreamName
+from ...wire.stream import pack
+from ...wire.ticket import Ticket
+from .. import processes
+from ..events import Events, Order
+from ..output import Log, read_log
+from ..zygote import ZygoteFailed, ZygoteReady
 from .actions import Action, Fork, KillRanks
-from .events import Events, Order
 from .memory import OomWatch, explain_kill, explain_refusal, parse_address_limit
-from .output import Log, read_log
 from .rank_link import Hearing, RankLink
 from .supervisor import Supervisor
-from .zygote import ZygoteFailed, ZygoteReady
 from .zygote_client import ZygoteClient
 
 _MASTER_ADDR = "127.0.0.1"

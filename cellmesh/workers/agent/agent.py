@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from ..errors import HostError
-from ..wire.framing import Parcel, encode
-from ..wire.messages import (
+from ...errors import HostError
+from ...wire.framing import Parcel, encode
+from ...wire.messages import (
     Detach,
     Died,
     HostReport,
@@ -37,14 +37,14 @@ from ..wire.messages import (
     Stop,
     Stopped,
 )
-from ..wire.place import started_ticks
-from ..wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
-from . import processes
+from ...wire.place import started_ticks
+from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
+from .. import processes
+from ..events import Events
+from ..output import read_log
 from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up, join_relays
 from .attachment import Attachment, Dims
-from .events import Events
 from .family import Family
-from .output import read_log
 from .supervisor import Supervisor
 
 

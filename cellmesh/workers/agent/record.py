@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass, field
 
-from ..wire.messages import Phase, RankInfo
-from .output import Gate
+from ...wire.messages import Phase, RankInfo
+from ..output import Gate
 
 
 @dataclass

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
-from ..errors import MeshUsageError
-from .inspection import digest_of_tensor, is_dtensor
-from .parts import is_wrapped
+from ...errors import MeshUsageError
+from ..inspection import digest_of_tensor, is_dtensor
+from ..replicas.parts import is_wrapped
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from ..wire.framing import Parcel
-from ..wire.messages import (
+from ...wire.framing import Parcel
+from ...wire.messages import (
     Ask,
     AskEnded,
     Died,
@@ -32,7 +32,7 @@ from ..wire.messages import (
     Stopped,
     StoreDied,
 )
-from ..wire.standin import stand_in
+from ...wire.standin import stand_in
 
 MAX_OUTPUT_BYTES = 64 << 20
 # Of values and exceptions, while nobody is attached who could take them.

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import MeshUsageError
-from ..wire.ranks import describe_ranks
-from ..wire.replicas import SyncReport
-from .inspection import is_dtensor
+from ...errors import MeshUsageError
+from ...wire.ranks import describe_ranks
+from ...wire.replicas import SyncReport
+from ..inspection import is_dtensor
+from .checking import find_parts
 from .parts import Part, StateSlot
-from .replicas import find_parts
 
 _MAX_NAMED = 3
 

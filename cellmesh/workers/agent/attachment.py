@@ -15,10 +15,10 @@ from typing import Any
 
 import zmq
 
-from ..errors import HostError, ProtocolError
-from ..wire import transport
-from ..wire.framing import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
-from ..wire.messages import (
+from ...errors import HostError, ProtocolError
+from ...wire import transport
+from ...wire.framing import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
+from ...wire.messages import (
     PROTOCOL,
     Detached,
     Died,
@@ -28,10 +28,10 @@ from ..wire.messages import (
     Reply,
     Welcome,
 )
-from ..wire.place import fits, format_span, own_python, own_version
-from ..wire.reliable import Reliable
-from ..wire.ticket import Holder, Ticket, write_holder
-from .events import Events, Order
+from ...wire.place import fits, format_span, own_python, own_version
+from ...wire.reliable import Reliable
+from ...wire.ticket import Holder, Ticket, write_holder
+from ..events import Events, Order
 from .spool import Spool
 
 # So much is under way to a controller; what it is too slow to take waits, and output is then bounded.

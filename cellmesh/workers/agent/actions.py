@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..wire.framing import Frame, Parcel
-from ..wire.messages import Channel
+from ...wire.framing import Frame, Parcel
+from ...wire.messages import Channel
 
 
 @dataclass(frozen=True)

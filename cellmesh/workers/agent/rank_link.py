@@ -11,11 +11,11 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import ProtocolError
-from ..wire.framing import Frame
-from ..wire.messages import Channel, StreamName
-from ..wire.stream import QueuedChannel
-from .events import Events, Order
+from ...errors import ProtocolError
+from ...wire.framing import Frame
+from ...wire.messages import Channel, StreamName
+from ...wire.stream import QueuedChannel
+from ..events import Events, Order
 
 _PIPE_BYTES = 64 * 1024
 

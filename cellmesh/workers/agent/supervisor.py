@@ -17,8 +17,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..wire.framing import Frame, Parcel
-from ..wire.messages import (
+from ...wire.framing import Frame, Parcel
+from ...wire.messages import (
     Died,
     Done,
     Failed,
@@ -35,9 +35,9 @@ from ..wire.messages import (
     StoreDied,
     StreamName,
 )
+from ..output import Gate
 from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
-from .output import Gate
 from .record import RankRecord
 
 # How long ranks may take to run their exit handlers before they are killed.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..wire.framing import Frame, Parcel
-from ..wire.messages import Done, Failed, FromRank, Ranked
+from ...wire.framing import Frame, Parcel
+from ...wire.messages import Done, Failed, FromRank, Ranked
 
 # How long an answer waits for its like from other ranks.
 HOLD_S = 0.005

@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..wire.replicas import Kind
-from .inspection import is_dtensor
+from ...wire.replicas import Kind
+from ..inspection import is_dtensor
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _OWN_STATISTICS = "running statistics are each rank's own"

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Work
 
-from ..errors import GroupDown
+from ...errors import GroupDown
 from .store import MeshStore
 
 _STEP_S = 0.02

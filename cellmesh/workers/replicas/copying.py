@@ -27,12 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from ..errors import CellmeshError, UnpicklableError
-from ..wire import payload
-from ..wire.framing import Frame
-from ..wire.messages import Pickled
+from ...errors import CellmeshError, UnpicklableError
+from ...wire import payload
+from ...wire.framing import Frame
+from ...wire.messages import Pickled
+from ..inspection import is_dtensor
 from . import arriving
-from .inspection import is_dtensor
 
 # What every rank has by itself.
 _OWN_NAMES = frozenset(("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist"))

@@ -22,7 +22,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..wire.messages import GroupCount
+from ...wire.messages import GroupCount
 from . import cutting, leftovers, remote_calls
 from .adoption import adopt_init_process_group, torch_init_process_group
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence

@@ -4,7 +4,7 @@ A save has two parts. On the main thread, in step with the other ranks: DCP's pl
 copy of what this rank is to write. Then, on a thread and without collectives, so that whatever befalls
 process groups meanwhile is no matter: each rank writes its files into a directory beside the checkpoint and
 leaves a mark; when all have, rank 0 puts that directory in the checkpoint's place in one step
-(`checkpoint_place`).
+(`place`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from ..errors import HostError, MeshUsageError
-from ..wire.ranks import describe_ranks
-from .checkpoint_load import find_load_problem, load
-from .checkpoint_place import Place
-from .checkpoint_state import State, find_save_problem, key_of, plain_digests, read_state
+from ...errors import HostError, MeshUsageError
+from ...wire.ranks import describe_ranks
+from .loading import find_load_problem, load
+from .place import Place
+from .state import State, find_save_problem, key_of, plain_digests, read_state
 
 _LOOK_S = 0.02
 _MAX_NAMED = 3

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
-from ..errors import MeshUsageError
-from .checkpoint_state import fresh_state, leaves, owner_of
+from ...errors import MeshUsageError
+from .state import fresh_state, leaves, owner_of
 
 _MAX_NAMED = 3
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import MeshUsageError
-from ..wire.replicas import Distance, Entry
-from .inspection import digest_of_tensor
+from ...errors import MeshUsageError
+from ...wire.replicas import Distance, Entry
+from ..inspection import digest_of_tensor
 from .parts import Part, StateSlot, Walk, is_wrapped, rng_parts
 
 _CHUNK = 1 << 22  # elements compared at a time

@@ -26,8 +26,8 @@ from torch._C._distributed_c10d import (
 )
 from torch.futures import Future
 
-from ..errors import GroupDown
-from ..wire.messages import GroupCount
+from ...errors import GroupDown
+from ...wire.messages import GroupCount
 from . import cutting
 from .ledger import Ledger, has_ended_well
 from .patience import PatientCollective, PatientReceive

@@ -8,7 +8,7 @@ from datetime import timedelta
 import msgspec
 from torch.distributed import DistStoreError
 
-from ..errors import GroupDown
+from ...errors import GroupDown
 from .blueprint import GroupPlan, Presence
 from .leftovers import Survey
 from .store import MeshStore

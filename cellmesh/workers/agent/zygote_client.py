@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from ..wire.ticket import Ticket
-from . import processes
-from .zygote import MAX_RANKS_A_MESSAGE, Adopt, Forget, Forked, ForkRanks, ForkStore, Reply
+from ...wire.ticket import Ticket
+from .. import processes
+from ..zygote import MAX_RANKS_A_MESSAGE, Adopt, Forget, Forked, ForkRanks, ForkStore, Reply
 
 # Forks take milliseconds; a zygote that needs longer than this hangs.
 _FORK_S = 20.0
