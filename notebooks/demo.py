@@ -69,7 +69,6 @@ def execute(notebook: NotebookNode, directory: Path) -> None:
         timeout=None,
         kernel_name="python3",
         resources={"metadata": {"path": str(directory)}},
-        coalesce_streams=True,
         record_timing=False,
         on_cell_start=show_heading,
         on_cell_executed=show_displays,
@@ -86,15 +85,24 @@ def execute(notebook: NotebookNode, directory: Path) -> None:
             subprocess.run(stop, env=env, check=True, stdout=subprocess.DEVNULL)
 
 
-def drop_empty_outputs(notebook: NotebookNode) -> None:
-    """Remove displays that show nothing: what is left of the live line of a cell that took long."""
+def tidy_outputs(notebook: NotebookNode) -> None:
+    """Join pieces of one stream that follow each other, and remove displays that show nothing.
+
+    What is left of the live line of a cell that took long is an empty display. (nbclient's own
+    ``coalesce_streams`` joins pieces across displays that stand between them.)
+    """
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [
-                out
-                for out in cell.outputs
-                if "data" not in out or any(map(str.strip, map(str, out.data.values())))
-            ]
+        if cell.cell_type != "code":
+            continue
+        tidy: list[NotebookNode] = []
+        for out in cell.outputs:
+            if "data" in out and not any(str(value).strip() for value in out.data.values()):
+                continue
+            if out.output_type == "stream" and tidy and tidy[-1].get("name") == out.name:
+                tidy[-1].text += out.text
+            else:
+                tidy.append(out)
+        cell.outputs = tidy
 
 
 def write_html(notebook: NotebookNode, path: Path) -> None:
@@ -126,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     finally:
-        drop_empty_outputs(notebook)
+        tidy_outputs(notebook)
         write_html(notebook, page)
     if options.save:
         nbformat.write(notebook, options.notebook)
