@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +12,10 @@ from dataclasses import dataclass
 from ..controller.profiling import Profile, find_waits
 from ..wire.ranks import format_ranks
 
-# Readable on white and on black alike.
 _COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
-_WIDTH, _LEFT, _ROW, _TOP = 900.0, 62.0, 40.0, 6.0
-_MAX_TITLES = 300  # of a rank: more rectangles become one path a colour
+_INK, _BUSY, _PALE = "#222222", ".45", ".35"
+_WIDTH, _LEFT, _ROW, _LINE, _BAR, _BAR_HEIGHT = 840.0, 62.0, 40.0, 16, 18.0, 14.0
+_MAX_TITLES = 300  # of a rank, beyond which hovering tells nothing
 _TICKS = 6
 _TEXT_COLUMNS = 72
 
@@ -47,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Operators and collectives of each rank over time; shows itself as SVG or text.
+    """Operators and collectives of each rank over time; shows itself as a picture or text.
 
     Attributes:
         rows: one a rank.
@@ -70,7 +72,7 @@ class Timeline:
         return draw_text(self)
 
     def _repr_html_(self) -> str:
-        return draw_svg(self)
+        return draw_html(self)
 
 
 def timeline_of(profile: Profile) -> Timeline:
@@ -90,85 +92,119 @@ def timeline_of(profile: Profile) -> Timeline:
 # ---- SVG
 
 
+def draw_html(timeline: Timeline) -> str:
+    """The picture as an ``<img>``, which pages keep that remove inline SVG from what they do not trust.
+
+    Hovering over a collective tells what it was; an image map does that, as SVG in an ``<img>`` does not.
+    """
+    picture = draw_svg(timeline)
+    encoded = base64.b64encode(picture.encode()).decode()
+    areas = "".join(_areas(timeline))
+    # Maps have one namespace in a page.
+    name = f"cellmesh-{hashlib.sha1(picture.encode(), usedforsecurity=False).hexdigest()[:12]}"
+    height = _height(timeline)
+    return (
+        f'<div style="overflow-x:auto"><img class="cellmesh-timeline" usemap="#{name}" '
+        f'alt="operators and collectives of each rank over time" width="{_WIDTH:g}" height="{height:g}" '
+        f'style="max-width:none" src="data:image/svg+xml;base64,{encoded}"/>'
+        f'<map name="{name}">{areas}</map></div>'
+    )
+
+
 def draw_svg(timeline: Timeline) -> str:
-    """The picture as HTML: text in the page's own colour, so that it fits a dark one."""
+    """The picture alone, on a white ground: it cannot know the colours of the page that shows it."""
     colours = _colours(timeline.names)
-    height = _TOP + _ROW * len(timeline.rows) + 22
+    height = _height(timeline)
     parts = [
-        f'<svg class="cellmesh-timeline" viewBox="0 0 {_WIDTH:g} {height:g}" role="img" '
-        'aria-label="operators and collectives of each rank over time" '
-        f'style="max-width:{_WIDTH:g}px;width:100%;height:auto;display:block;font:11px sans-serif" '
-        'fill="currentColor">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}" '
+        f'width="{_WIDTH:g}" height="{height:g}" font-family="sans-serif" font-size="11" fill="{_INK}">'
+        f'<rect width="{_WIDTH:g}" height="{height:g}" rx="3" fill="#ffffff"/>'
     ]
-    parts += _draw_axis(timeline, height)
+    parts += _draw_legend(colours)
+    parts += _draw_axis(timeline)
     for index, row in enumerate(timeline.rows):
-        parts += _draw_row(timeline, row, _TOP + index * _ROW, colours)
-    return f"<div>{_draw_legend(colours)}{''.join(parts)}</svg></div>"
+        parts += _draw_row(timeline, row, _top(timeline) + index * _ROW, colours)
+    return f"{''.join(parts)}</svg>"
 
 
 def _colours(names: Sequence[str]) -> dict[str, str]:
     return {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
 
 
-def _draw_legend(colours: Mapping[str, str]) -> str:
-    entries = [
-        ("operators", "currentColor", ".45"),
-        *((name, colour, "1") for name, colour in colours.items()),
-    ]
+def _legend(colours: Mapping[str, str]) -> list[list[tuple[float, str, str, str]]]:
+    """Lines of entries: x, name, colour and opacity."""
+    entries = [("operators", _INK, _BUSY), *((name, colour, "1") for name, colour in colours.items())]
     if colours:
-        entries.append(("pale: waits for another rank", next(iter(colours.values())), ".35"))
-    inner = "".join(
-        f'<span style="margin-right:14px;white-space:nowrap"><svg width="10" height="10">'
-        f'<rect width="10" height="10" fill="{colour}" fill-opacity="{opacity}"/></svg> '
-        f"{html.escape(name)}</span>"
-        for name, colour, opacity in entries
-    )
-    return f'<div style="font:11px sans-serif;margin:2px 0 4px {_LEFT:g}px">{inner}</div>'
+        entries.append(("pale: waits for another rank", next(iter(colours.values())), _PALE))
+    lines: list[list[tuple[float, str, str, str]]] = [[]]
+    x = _LEFT
+    for name, colour, opacity in entries:
+        width = 30 + 6.2 * len(name)  # about what it takes
+        if lines[-1] and x + width > _WIDTH:
+            lines.append([])
+            x = _LEFT
+        lines[-1].append((x, name, colour, opacity))
+        x += width
+    return lines
 
 
-def _draw_axis(timeline: Timeline, height: float) -> Iterable[str]:
-    bottom = height - 18
+def _top(timeline: Timeline) -> float:
+    return 10 + _LINE * len(_legend(_colours(timeline.names)))
+
+
+def _height(timeline: Timeline) -> float:
+    return _top(timeline) + _ROW * len(timeline.rows) + 22
+
+
+def _draw_legend(colours: Mapping[str, str]) -> Iterable[str]:
+    for number, line in enumerate(_legend(colours)):
+        y = 8 + _LINE * number
+        for x, name, colour, opacity in line:
+            yield (
+                f'<rect x="{x:.0f}" y="{y}" width="10" height="10" fill="{colour}" fill-opacity="{opacity}"/>'
+                f'<text x="{x + 14:.0f}" y="{y + 9}">{html.escape(name)}</text>'
+            )
+
+
+def _draw_axis(timeline: Timeline) -> Iterable[str]:
+    height = _height(timeline)
     for at_ns in ticks(timeline.length_ns):
         x = _x(timeline, at_ns)
         yield (
-            f'<path d="M{x:.1f} {_TOP:g}V{bottom:g}" stroke="currentColor" stroke-opacity=".18" fill="none"/>'
-            f'<text x="{x:.1f}" y="{height - 5:g}" text-anchor="middle" opacity=".75">'
+            f'<path d="M{x:.1f} {_top(timeline):g}V{height - 18:g}" stroke="#dddddd" fill="none"/>'
+            f'<text x="{x:.1f}" y="{height - 5:g}" text-anchor="middle" fill="#666666">'
             f"{format_time(at_ns)}</text>"
         )
 
 
 def _draw_row(timeline: Timeline, row: Row, top: float, colours: Mapping[str, str]) -> Iterable[str]:
     yield f'<text x="{_LEFT - 8:g}" y="{top + 22:g}" text-anchor="end">rank {row.rank}</text>'
-    line = f"M{_LEFT:g} {top + _ROW - 3:g}H{_WIDTH:g}"
-    yield f'<path d="{line}" stroke="currentColor" stroke-opacity=".12" fill="none"/>'
-    yield _path(_spans(timeline, row.busy), top + 4, 12, "currentColor", 0.45)
-    if len(row.bars) <= _MAX_TITLES:
-        for bar in row.bars:
-            yield _draw_bar(timeline, row, bar, top + 18, colours[bar.name])
-        return
+    yield f'<path d="M{_LEFT:g} {top + _ROW - 3:g}H{_WIDTH:g}" stroke="#e6e6e6" fill="none"/>'
+    yield _path(_spans(timeline, row.busy), top + 4, 12, _INK, _BUSY)
     for name, colour in colours.items():
         ours = [bar for bar in row.bars if bar.name == name]
         waits = [(bar.start_ns, bar.start_ns + bar.waited_ns) for bar in ours]
         rest = [(bar.start_ns + bar.waited_ns, bar.end_ns) for bar in ours]
-        yield _path(_spans(timeline, waits), top + 18, 14, colour, 0.35)
-        yield _path(_spans(timeline, rest), top + 18, 14, colour, 1)
+        yield _path(_spans(timeline, waits), top + _BAR, _BAR_HEIGHT, colour, _PALE)
+        yield _path(_spans(timeline, rest), top + _BAR, _BAR_HEIGHT, colour, "1")
 
 
-def _draw_bar(timeline: Timeline, row: Row, bar: Bar, top: float, colour: str) -> str:
-    begin, middle, end = (_x(timeline, at) for at in (bar.start_ns, bar.start_ns + bar.waited_ns, bar.end_ns))
+def _areas(timeline: Timeline) -> Iterable[str]:
+    """What a collective was, where it is drawn; not of a rank with very many."""
+    for index, row in enumerate(timeline.rows):
+        if len(row.bars) > _MAX_TITLES:
+            continue
+        top = _top(timeline) + index * _ROW + _BAR
+        for bar in row.bars:
+            begin, end = _x(timeline, bar.start_ns), _x(timeline, bar.end_ns)
+            corners = f"{begin:.0f},{top:.0f},{max(end, begin + 2):.0f},{top + _BAR_HEIGHT:.0f}"
+            yield f'<area shape="rect" coords="{corners}" title="{html.escape(_describe(row, bar))}"/>'
+
+
+def _describe(row: Row, bar: Bar) -> str:
     members = f" of ranks {format_ranks(list(bar.members))}" if bar.members else ""
     waiting = f", {format_time(bar.waited_ns)} of it waiting for another rank" if bar.waited_ns else ""
-    title = f"rank {row.rank}: {bar.name}{members}, {format_time(bar.end_ns - bar.start_ns)}{waiting}"
-    pale = (
-        f'<rect x="{begin:.1f}" y="{top:g}" width="{middle - begin:.1f}" height="14" fill-opacity=".35"/>'
-        if middle - begin >= 0.1
-        else ""
-    )
-    width = max(0.6, end - middle)
-    return (
-        f'<g fill="{colour}"><title>{html.escape(title)}</title>{pale}'
-        f'<rect x="{middle:.1f}" y="{top:g}" width="{width:.1f}" height="14"/></g>'
-    )
+    return f"rank {row.rank}: {bar.name}{members}, {format_time(bar.end_ns - bar.start_ns)}{waiting}"
 
 
 def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
@@ -178,7 +214,7 @@ def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tup
         if end_ns <= start_ns:
             continue
         begin, end = _x(timeline, start_ns), _x(timeline, end_ns)
-        end = max(end, begin + 0.4)
+        end = max(end, begin + 0.6)
         if joined and begin - joined[-1][1] < 0.3:
             joined[-1][1] = max(end, joined[-1][1])
         else:
@@ -186,13 +222,11 @@ def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tup
     return [(begin, end - begin) for begin, end in joined]
 
 
-def _path(
-    spans: Sequence[tuple[float, float]], top: float, height: float, colour: str, opacity: float
-) -> str:
+def _path(spans: Sequence[tuple[float, float]], top: float, height: float, colour: str, opacity: str) -> str:
     if not spans:
         return ""
     moves = "".join(f"M{x:.1f} {top:g}h{width:.1f}v{height:g}h-{width:.1f}z" for x, width in spans)
-    return f'<path d="{moves}" fill="{colour}" fill-opacity="{opacity:g}"/>'
+    return f'<path d="{moves}" fill="{colour}" fill-opacity="{opacity}"/>'
 
 
 def _x(timeline: Timeline, at_ns: int) -> float:

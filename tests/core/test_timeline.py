@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -12,7 +13,17 @@ from hypothesis import strategies as st
 from cellmesh.controller.profiling import MAX_TRACE_BYTES, Profile
 from cellmesh.magics.profiles import ProfileView
 from cellmesh.magics.tables import memory_table
-from cellmesh.magics.timeline import Bar, Row, Timeline, draw_svg, draw_text, format_time, ticks, timeline_of
+from cellmesh.magics.timeline import (
+    Bar,
+    Row,
+    Timeline,
+    draw_html,
+    draw_svg,
+    draw_text,
+    format_time,
+    ticks,
+    timeline_of,
+)
 from cellmesh.wire.messages import MemoryUse, RankInfo, RankState
 from cellmesh.wire.profile import Collective, OperatorTime, RankProfile
 
@@ -39,32 +50,68 @@ def profile_of_two(**changes: Any) -> Profile:
     )
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 def svg_of(timeline: Timeline) -> tuple[ET.Element, str]:
     page = draw_svg(timeline)
     return ET.fromstring(page), page
 
 
+def page_of(timeline: Timeline) -> ET.Element:
+    return ET.fromstring(draw_html(timeline))
+
+
 def test_a_picture_has_a_row_for_each_rank_and_says_who_waits() -> None:
-    root, _ = svg_of(timeline_of(profile_of_two()))
-    texts = [element.text for element in root.iter("text")]
-    titles = [element.text for element in root.iter("title")]
-    assert {"rank 0", "rank 1", "0", "100 ms"} <= set(texts)
+    timeline = timeline_of(profile_of_two())
+    root, _ = svg_of(timeline)
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    titles = [element.attrib["title"] for element in page_of(timeline).iter("area")]
+    assert {"rank 0", "rank 1", "0", "100 ms", "all_reduce", "pale: waits for another rank"} <= set(texts)
     assert titles == [
         "rank 0: all_reduce, 70 ms, 60 ms of it waiting for another rank",
         "rank 1: all_reduce, 10 ms",
     ]
 
 
+def test_a_page_that_removes_inline_svg_shows_the_picture() -> None:
+    timeline = timeline_of(profile_of_two())
+    page = page_of(timeline)
+    (image,) = page.iter("img")
+    (areas,) = page.iter("map")
+    kind, encoded = image.attrib["src"].split(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert base64.b64decode(encoded).decode() == draw_svg(timeline)
+    assert image.attrib["alt"]
+    assert image.attrib["usemap"] == f"#{areas.attrib['name']}"
+    assert "<svg" not in ProfileView(profile_of_two())._repr_html_()
+
+
+def test_a_picture_brings_all_its_colours_with_it() -> None:
+    _, picture = svg_of(timeline_of(profile_of_two()))
+    assert "currentColor" not in picture
+
+
 def test_many_collectives_become_one_path_a_colour() -> None:
     bars = [Bar("all_reduce", at * MS, at * MS + MS // 2, MS // 4, (0, 1)) for at in range(3000)]
-    root, page = svg_of(Timeline([Row(0, [], bars)], 3000 * MS))
-    assert not list(root.iter("title"))
-    assert len(page) < 100_000
+    page = page_of(Timeline([Row(0, [], bars)], 3000 * MS))
+    assert not list(page.iter("area"))
+    assert len(ET.tostring(page)) < 100_000
+
+
+def test_a_long_legend_has_more_lines() -> None:
+    bars = [Bar(f"collective_number_{number}", number, number + 1, 0) for number in range(12)]
+    root, _ = svg_of(Timeline([Row(0, [], bars)], 12))
+    entries = [e for e in root.iter(f"{SVG}text") if (e.text or "").startswith("collective")]
+    assert len({entry.attrib["y"] for entry in entries}) == 3
+    assert all(float(entry.attrib["x"]) < 840 for entry in entries)
 
 
 def test_names_are_escaped() -> None:
-    _, page = svg_of(Timeline([Row(0, [], [Bar("<b>&", 0, 5, 0)])], 10))
+    timeline = Timeline([Row(0, [], [Bar('<b>&"', 0, 5, 0)])], 10)
+    _, page = svg_of(timeline)
     assert "<b>" not in page
+    assert [area.attrib["title"] for area in page_of(timeline).iter("area")] == ['rank 0: <b>&", 5 ns']
 
 
 def test_a_terminal_gets_letters_small_where_a_rank_waits() -> None:
@@ -92,6 +139,7 @@ _TIMES = st.integers(0, 10**10)
 def test_any_timeline_can_be_drawn(busy: list[tuple[int, int]], bars: list[Bar], length: int) -> None:
     timeline = Timeline([Row(0, busy, bars)], length)
     svg_of(timeline)
+    page_of(timeline)
     assert len(draw_text(timeline).splitlines()) == 2
 
 
