@@ -33,12 +33,14 @@ demo: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.training --out benchmarks/training.md
+	$(BIN)/python -m benchmarks.group_overhead
 
 faults: venv
-	$(BIN)/python -m tests.faults --full --output artifacts/faults.md
+	$(BIN)/python -m tests.faults --full --output docs/reliability.md
 
 soak: venv
-	$(BIN)/python -m tests.faults.soak --minutes 30
+	$(BIN)/python -m tests.faults.soak --minutes 30 --output docs/reliability.md
 
 clean:
 	rm -rf $(VENV) build dist artifacts .mypy_cache .ruff_cache .pytest_cache

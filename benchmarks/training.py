@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the batches; one round of edits")
     parser.add_argument("--only", choices=(*PROGRAMS, "edit"), action="append", help="repeatable")
+    parser.add_argument("--out", type=Path, help="write the tables here as well, as Markdown")
     arguments = parser.parse_args(argv)
     chosen = arguments.only or (*PROGRAMS, "edit")
     machine = describe_machine()
@@ -61,10 +62,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         samples[name] = _measure_edits(num_rounds) if name == "edit" else _measure_steps(name, num_batches)
         print(f"{time.monotonic() - began:.0f} s")
     figures = Figures(samples)
-    print("\n" + "\n".join(f"- {name}: {fact}" for name, fact in machine.items()))
-    print("\n" + steps_table(figures))
-    print("\n" + edits_table(figures))
-    print("\n" + targets_table(figures, TRAINING_TARGETS))
+    facts = "\n".join(f"- {name}: {fact}" for name, fact in machine.items())
+    tables = [steps_table(figures), edits_table(figures), targets_table(figures, TRAINING_TARGETS)]
+    text = "\n\n".join([facts, *(each.strip() for each in tables)]) + "\n"
+    print("\n" + text)
+    if arguments.out is not None:
+        arguments.out.write_text(f"# Training\n\nWritten by `python -m benchmarks.training`.\n\n{text}")
 
 
 # ---- steps
