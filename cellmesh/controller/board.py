@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..wire.messages import Died, RankInfo
+from ..wire.messages import Died, MeshReady, RankInfo
 from .effects import State
+from .news import News
 
 # Runs of the core's own (heals) are numbered from here.
 FIRST_HEAL = 1 << 40
@@ -31,6 +32,7 @@ class Pending:
         watched_at: when its user was last shown where its ranks are.
         was_in_step: an optimizer's step was left half way.
         is_waited_for: the user can do nothing else before it ends.
+        fills: it may give its ranks what a user's namespace holds.
     """
 
     members: tuple[int, ...]
@@ -47,6 +49,7 @@ class Pending:
     watched_at: float = 0.0
     was_in_step: bool = False
     is_waited_for: bool = False
+    fills: bool = False
 
     def begin(self, now: float) -> None:
         """It is sent only now: what depends on how long it takes begins anew."""
@@ -72,6 +75,7 @@ class Board:
         held: ranks that hold back work -> the run that failed on them, -1 if that is not known.
         asking: rank -> the request by which it waits for the user.
         store_port: where the c10d store listens, 0 if that is as it was when the ranks were forked.
+        news: of ranks that were replaced without being asked for.
     """
 
     num_ranks: int
@@ -83,6 +87,7 @@ class Board:
     held: dict[int, int] = field(default_factory=dict)
     asking: dict[int, int] = field(default_factory=dict)
     store_port: int = 0
+    news: News = field(default_factory=News)
 
     def living(self) -> set[int]:
         """The ranks that have a process."""
@@ -137,6 +142,20 @@ class Board:
         run = self.held.get(rank, -1)
         return run >= FIRST_HEAL or run not in self.pending
 
-    def forget(self) -> None:
-        """All ranks are new."""
-        self.dead, self.held, self.asking = {}, {}, {}
+    def let_go(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Those of some ranks that hold back work and may go on; they hold it back no longer."""
+        freed = tuple(rank for rank in sorted(ranks) if rank in self.held and self.may_go_on(rank))
+        for rank in freed:
+            del self.held[rank]
+        return freed
+
+    def begin(self, ready: MeshReady) -> None:
+        """The mesh is ready: all ranks are new, or not known yet."""
+        self.state, self.ranks, self.store_port = "ready", ready.ranks, ready.store_port
+        self.held, self.asking, self.news = {}, {}, News()
+        self.dead = {
+            info.rank: Died(info.rank, info.ending or "is being replaced", info.last_output)
+            for info in ready.ranks
+            if info.phase in ("dead", "starting")
+        }
+        self.news.add(ready.ranks)

@@ -131,10 +131,10 @@ class Core:
         ranks: Sequence[int],
         frames: Sequence[Frame],
         channel: Channel = "work",
-        *,
         now: float | None = None,
         title: str = "",
         execution_count: int = 0,
+        fills: bool = False,
     ) -> list[Effect]:
         """Send work to ranks.
 
@@ -146,6 +146,7 @@ class Core:
             now: seconds.
             title: what to call it.
             execution_count: of the notebook's cell, 0 if it is none.
+            fills: see `Relay`.
         """
         now = self._see(now)
         if self.state != "ready":
@@ -153,10 +154,10 @@ class Core:
             return [Deliver(run, tuple(ranks), Parcel(Died(min(ranks), reason, ""))), Finish(run)]
         is_work = channel == "work"
         effects = self._recovery.before_run(ranks, now) if is_work else []
-        self._runs.add(run, tuple(ranks), now, is_work)
+        effects += self._runs.add(run, tuple(ranks), now, is_work, fills)
         gone = self.lost if is_work else set(self.dead)
         left = tuple(rank for rank in ranks if rank not in gone)
-        parcel = Parcel(Relay(left, channel, run, len(frames), title, execution_count), tuple(frames))
+        parcel = Parcel(Relay(left, channel, run, len(frames), title, execution_count, fills), tuple(frames))
         self._board.pending[run].is_sent = bool(left)
         must_wait = bool((self._runs.condemned().union(self._recovery.missing())) & set(left))
         if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
@@ -317,7 +318,7 @@ class Core:
             if welcome.mesh_dim_names:
                 self._board.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
             for info in welcome.runs:
-                self._runs.add(info.run, info.ranks, now)
+                self._runs.add(info.run, info.ranks, now, fills=True)
         return [Change(self.state, welcome)]
 
     def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:
@@ -327,14 +328,7 @@ class Core:
         if self.state == "ready":  # restarted twice
             self._board.state = "restarting"
             effects = self._abandon_all("was restarted")
-        self._board.forget()
-        self._board.state, self._board.ranks = "ready", ready.ranks
-        self._board.store_port = ready.store_port
-        self._board.dead = {
-            info.rank: Died(info.rank, info.ending or "is being replaced", "")
-            for info in ready.ranks
-            if info.phase in ("dead", "starting")
-        }
+        self._board.begin(ready)
         effects += [*self._recovery.reset("every rank is new"), Change(self.state, ready)]
         effects += self._recovery.resume_all(now) if self._is_attached else []
         self._is_attached = False

@@ -54,6 +54,8 @@ class Deferred:
                 pending.begin(now)
                 dead = self._board.dead
                 ranks = tuple(rank for rank in relay.ranks if rank in pending.ranks and rank not in dead)
+                if pending.fills:
+                    effects += self._board.news.tell(run)
                 if ranks:
                     effects.append(Send(Parcel(msgspec.structs.replace(relay, ranks=ranks), frames)))
                 for rank in sorted(pending.ranks & dead.keys()):

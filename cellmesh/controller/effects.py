@@ -89,6 +89,7 @@ class HealReport:
         copied_to: ranks to which names were copied.
         copied: those names.
         not_copied: names that could not be copied -> why.
+        empty: ranks that are new and empty still.
     """
 
     respawned: tuple[int, ...] = ()
@@ -99,6 +100,7 @@ class HealReport:
     copied_to: tuple[int, ...] = ()
     copied: tuple[str, ...] = ()
     not_copied: Mapping[str, str] = field(default_factory=dict)
+    empty: tuple[int, ...] = ()
 
 
 def describe_heal(report: HealReport) -> str:

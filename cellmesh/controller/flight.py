@@ -57,12 +57,15 @@ class Runs:
         recovery.settle = self.settle
         self._came: set[int] = set()  # ranks that were given something since the last sweep began
 
-    def add(self, run: int, ranks: tuple[int, ...], now: float, is_work: bool = True) -> None:
-        """A run begins on these ranks."""
+    def add(
+        self, run: int, ranks: tuple[int, ...], now: float, is_work: bool = True, fills: bool = False
+    ) -> list[Effect]:
+        """A run begins on these ranks; its output begins with what the user does not know yet."""
         if not self._board.pending:
             self._sweep_at = now + SWEEP_S
-        self._board.pending[run] = Pending(ranks, set(ranks), now, is_work, watched_at=now)
+        self._board.pending[run] = Pending(ranks, set(ranks), now, is_work, watched_at=now, fills=fills)
         self._came |= set(ranks)
+        return self._board.news.tell(run) if fills else []
 
     def interrupt(self, run: int, now: float) -> list[Effect]:
         """Interrupt a run on the ranks that have not ended it; the second time kills what does not stop."""
@@ -137,7 +140,9 @@ class Runs:
         is_own = self._recovery.is_own(run)
         pending.ranks.difference_update(ranks)
         effects: list[Effect] = [] if is_own else [Deliver(run, ranks, parcel)]
-        if type(parcel.verb) is not Done:
+        if type(parcel.verb) is Done:
+            self._board.news.forget(ranks if pending.fills else ())
+        else:
             pending.has_failed = True
             pending.was_in_step |= isinstance(parcel.verb, Failed) and parcel.verb.in_step
         if is_own:

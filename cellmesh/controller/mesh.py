@@ -142,17 +142,20 @@ class Mesh(Ranks):
         if report.failure:
             busy = "must be idle" in report.failure
             raise MeshUsageError(report.failure) if busy else HostError(report.failure)
-        if source is None or not self._session.empty_ranks - {source}:
-            return report
-        dead = self._session.dead_ranks
-        targets = sorted(self._session.empty_ranks - {source} - dead)
+        empty, dead = self._empty_ranks(), self._session.dead_ranks
+        targets = sorted(empty - {source} - dead)
+        if source is None or not targets:
+            return dataclasses.replace(report, empty=tuple(targets))
         others = [rank for rank in self.ranks if rank not in targets and rank not in dead]
         copied, refused = copy_names(self[source], self[targets], self[others])
-        self._session.empty_ranks.difference_update(targets)
         took_s = time.monotonic() - began_at
         return dataclasses.replace(
             report, copied=copied, not_copied=refused, copied_to=tuple(targets), took_s=took_s
         )
+
+    def _empty_ranks(self) -> set[int]:
+        """The ranks that have replaced others and been given nothing since."""
+        return {info.rank for info in self.report() if info.predecessor_ending}
 
     def _check_source(self, source: int) -> None:
         if source not in self.ranks:
@@ -161,7 +164,7 @@ class Mesh(Ranks):
             raise MeshUsageError(
                 f"rank {source} is dead, so nothing can be copied from it: choose a living rank"
             )
-        if source in self._session.empty_ranks:
+        if source in self._empty_ranks():
             raise MeshUsageError(f"rank {source} is new itself and holds nothing: choose another rank")
 
     def restart(self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None) -> None:

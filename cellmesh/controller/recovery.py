@@ -35,8 +35,7 @@ from ..wire.messages import (
 from ..wire.ranks import describe_ranks
 from .board import FIRST_HEAL, Board, Pending
 from .deferring import Deferred, Settle
-from .effects import Answer, Change, Effect, HealReport, Note, Send, tell_busy
-from .effects import describe_heal as describe_heal
+from .effects import Answer, Change, Effect, HealReport, Note, Send, describe_heal, tell_busy
 from .judging import Tally, must_be_healed
 from .questions import Questions, control, work
 
@@ -155,6 +154,7 @@ class Recovery:
         """A rank's process has ended; its runs are told next, then `after_death`."""
         self._must_heal = True
         self.tally.forget([rank])
+        self._board.news.forget([rank])
         self._newcomers.discard(rank)
         self._outsiders.discard(rank)
         if self._auto_heal or self._requests:  # the user may have seen it before it was told here
@@ -209,6 +209,7 @@ class Recovery:
         if busy and self.phase == "calm":
             return [Answer(request, HealReport(failure=tell_busy(busy)))]
         self._requests.append(request)
+        self._board.news.forget()  # the answer tells
         self.doomed |= self._board.dead.keys()
         return self.begin(now)
 
@@ -372,11 +373,7 @@ class Recovery:
             return self._examine(now)
         self._enter("calm")
         effects: list[Effect] = []
-        held = sorted(self._resumable & self._board.held.keys())
-        resumed = tuple(rank for rank in held if self._board.may_go_on(rank))
-        for rank in resumed:
-            del self._board.held[rank]
-        if resumed:
+        if resumed := self._board.let_go(self._resumable):
             effects.append(work(resumed, Resume(), -1))
         dead, new = self._board.dead, sorted(self._respawned)
         self._problems += [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
@@ -387,6 +384,8 @@ class Recovery:
             if self._note_to >= 0:
                 effects.append(Note(self._note_to, describe_heal(report)))
             effects.append(Change(self._board.state, report))
+        if self._note_to < 0 and not self._requests:  # nobody was told
+            self._board.news.add(info for info in self._board.ranks if info.rank in respawned)
         missing = self._board.living() - self._quiet
         if missing and not report.failure:  # only who asked for it needs to know
             report = dataclasses.replace(report, failure=tell_busy(missing))

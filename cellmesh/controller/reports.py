@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import RankDied, RemoteError
@@ -16,6 +16,21 @@ _MAX_LINE = 300
 # How a rank's text begins that tells where an interruption struck.
 
 Outcomes = Mapping[int, Parcel[Any]]
+
+
+def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
+    """Why nothing can run on dead ranks.
+
+    Args:
+        dead: those that are asked for.
+        first: how the first of them ended.
+    """
+    return RankDied(
+        first.rank,
+        f"{first.reason}, so nothing can run on {describe_ranks(dead)}. `%dist_heal` replaces what is dead "
+        "and keeps the others as they are; `--ranks` runs on the others",
+        first.last_output,
+    )
 
 
 def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import CellmeshError, HostError, MeshUsageError, NoMeshError, RankDied
+from ..errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ..wire.framing import Frame
 from ..wire.messages import (
     Detached,
@@ -22,13 +22,11 @@ from ..wire.messages import (
     RankInfo,
     RankState,
     Refused,
-    Respawned,
     StartFailed,
     Stopped,
     Welcome,
 )
 from ..wire.messages import Progress as ProgressVerb
-from ..wire.ranks import describe_ranks
 from ..wire.ticket import Ticket, remove_directory
 from .adopting import Adopted
 from .catalog import Catalog
@@ -37,6 +35,7 @@ from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
 from .printer import Printer
 from .progress import Progress as Progress
+from .reports import refuse_dead
 from .run import Run
 from .sinks import ConsoleSink, Displays, Sink
 
@@ -75,7 +74,6 @@ class Session:
         self._started_at = time.monotonic()
         self.start_s = 0.0
         self.displays = Displays()
-        self.empty_ranks: set[int] = set()  # forked anew, and nothing copied to them yet
         self._on_progress = on_progress
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -146,6 +144,7 @@ class Session:
         channel: Literal["work", "control"],
         is_cell: bool = False,
         execution_count: int = 0,
+        fills: bool = False,
     ) -> Run[Any]:
         """Send work to ranks.
 
@@ -158,6 +157,7 @@ class Session:
             channel: ``control`` for what busy ranks answer.
             is_cell: see `Run`.
             execution_count: of the cell.
+            fills: see `Relay`.
 
         Raises:
             NoMeshError: the mesh has ended.
@@ -170,7 +170,7 @@ class Session:
         self._link.start_run(
             run,
             lambda core, now: core.submit(
-                run.number, run.ranks, work, channel, now=now, title=title, execution_count=execution_count
+                run.number, run.ranks, work, channel, now, title, execution_count, fills
             ),
         )
         return run
@@ -368,12 +368,7 @@ class Session:
             )
         dead = [rank for rank in ranks if rank in self._core.lost]
         if dead:
-            first = self._core.dead[dead[0]]
-            raise RankDied(
-                first.rank,
-                f"{first.reason}, so nothing can run on {describe_ranks(dead)}. `%dist_heal` replaces "
-                "what is dead and keeps the others as they are; `--ranks` runs on the others",
-            )
+            raise refuse_dead(dead, self._core.dead[dead[0]])
 
     def _post(self, command: Command) -> None:
         """Have the core do something, unless the link has been closed."""
@@ -395,9 +390,6 @@ class Session:
         elapsed_s = time.monotonic() - self._started_at
         if isinstance(cause, MeshReady):
             self.start_s = elapsed_s
-            self.empty_ranks.clear()
-        if isinstance(cause, Respawned):
-            self.empty_ranks |= {info.rank for info in cause.ranks}
         if isinstance(cause, ProgressVerb) and self._on_progress is not None:
             self._on_progress(Progress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s))
         with self._condition:

@@ -9,19 +9,19 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from ..controller.effects import HealReport
+from ..controller.effects import HealReport, describe_heal
 from ..controller.mesh import Mesh
+from ..controller.news import tell_empty
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
 from ..controller.profiling import Profiling
 from ..controller.ranks import Ranks
-from ..controller.recovery import describe_heal
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
 from ..controller.session import Progress
 from ..controller.sinks import Sink, current_sink
 from ..controller.starting import attach, start
 from ..errors import MeshUsageError, NoMeshError
-from ..wire.ranks import parse_ranks
+from ..wire.ranks import describe_ranks, parse_ranks
 from .auto import magics_inside
 from .export.recording import Recorder
 from .export.script import export
@@ -306,7 +306,9 @@ def _no_mesh() -> NoMeshError:
 def describe_healing(report: HealReport) -> str:
     """What ``%dist_heal`` says."""
     if not report.healed and not report.copied_to:
-        return "nothing to heal: every rank lives, and their process groups agree"
+        text = "nothing to heal: every rank lives, and their process groups agree"
+        new = report.empty
+        return f"{text}; {tell_empty(new, describe_ranks(new))}" if new else text
     lines = [describe_heal(report)]
     if report.copied_to:
         lines.append(f"copied: {', '.join(report.copied) or 'nothing'}")

@@ -12,6 +12,9 @@ from ..wire.messages import RankInfo, RankState
 from ..wire.ranks import format_ranks
 
 _CELL = "padding:2px 10px 2px 0;text-align:left;font-family:monospace;white-space:pre;vertical-align:top"
+# How much of a dead rank's last words is shown: they are in its log.
+_NUM_LAST_LINES = 5
+_MAX_LAST_LINE = 200
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,13 @@ class Table:
         headers: one a column.
         rows: one text a column each.
         caption: a sentence below.
+        notes: lines below that, as they are.
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
         lines = [self.headers, *self.rows]
@@ -35,7 +40,7 @@ class Table:
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         ]
-        return "\n".join([*text, self.caption] if self.caption else text)
+        return "\n".join([*text, *([self.caption] if self.caption else []), *self.notes])
 
     def _repr_html_(self) -> str:
         def row(cells: Sequence[str], tag: str) -> str:
@@ -44,9 +49,10 @@ class Table:
 
         body = "".join(row(cells, "td") for cells in self.rows)
         caption = f"<div>{html.escape(self.caption)}</div>" if self.caption else ""
+        notes = f'<pre style="margin:0">{html.escape(chr(10).join(self.notes))}</pre>' if self.notes else ""
         return (
             f'<table class="cellmesh"><thead>{row(self.headers, "th")}</thead>'
-            f"<tbody>{body}</tbody></table>{caption}"
+            f"<tbody>{body}</tbody></table>{caption}{notes}"
         )
 
 
@@ -74,7 +80,17 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
         if has_gpus:
             row.append(_bytes(state.device_bytes) if state is not None else "-")
         rows.append(row)
-    return Table(headers, rows, title)
+    notes = [line for info in infos for line in _last_lines(info)]
+    return Table(headers, rows, title, notes)
+
+
+def _last_lines(info: RankInfo) -> list[str]:
+    """The end of what a rank wrote that is dead, or has been replaced by one that is empty."""
+    lines = info.last_output.splitlines()[-_NUM_LAST_LINES:]
+    if not lines:
+        return []
+    who = f"rank {info.rank}" if info.phase == "dead" else f"rank {info.rank}'s predecessor"
+    return [f"the last lines of {who}:", *(f"    {line[:_MAX_LAST_LINE]}" for line in lines)]
 
 
 def memory_table(
@@ -126,7 +142,8 @@ def _doing(info: RankInfo, state: RankState | None) -> str:
     if state is None:
         return f"{info.phase}, does not answer"
     cell = f"In[{state.execution_count}]: " if state.execution_count else ""
-    return f"{cell}{describe_state(state)}"
+    new = f"; new and empty: its predecessor {info.predecessor_ending}" if info.predecessor_ending else ""
+    return f"{cell}{describe_state(state)}{new}"
 
 
 def facts_table(expression: str, facts: Mapping[int, Facts]) -> Table:

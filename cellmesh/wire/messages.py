@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
@@ -69,7 +69,8 @@ class Relay(Verb, frozen=True):
 
     `run` is what the ranks will answer about, so that the agent can merge their answers and name the
     cell that low-level output belongs to; -1 for messages that start no run. `title` and
-    `execution_count` (0: no cell) are for a controller that attaches while it is in flight.
+    `execution_count` (0: no cell) are for a controller that attaches while it is in flight. `fills`: it may
+    give the rank what a user's namespace holds (a cell, a call, a push); a new rank is empty until then.
     """
 
     ranks: tuple[int, ...]
@@ -78,6 +79,7 @@ class Relay(Verb, frozen=True):
     num_frames: int
     title: str = ""
     execution_count: int = 0
+    fills: bool = False
 
 
 class Restart(Verb, frozen=True):
@@ -561,7 +563,14 @@ FromRank = (
 
 
 class RankInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One rank, as the agent knows it."""
+    """One rank, as the agent knows it.
+
+    Attributes:
+        ending: how it ended, if it is dead.
+        predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work that `fills`
+            (`Relay`) has ended well on it; "" for all others.
+        last_output: the last lines of the one that ended, if either is given.
+    """
 
     rank: int
     pid: int
@@ -571,6 +580,8 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
     backend: str = ""
     rss_bytes: int = 0
     ending: str = ""
+    predecessor_ending: str = ""
+    last_output: str = ""
 
 
 class RunInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -49,6 +49,12 @@ def test_html_escapes_what_users_wrote() -> None:
     assert "a &amp; b" in html
 
 
+def test_notes_stand_below_as_they_are() -> None:
+    table = Table(["a"], [["1"]], "caption", ["one:", "    <two>"])
+    assert repr(table).splitlines()[2:] == ["caption", "one:", "    <two>"]
+    assert "one:\n    &lt;two&gt;</pre>" in table._repr_html_()
+
+
 # ---- status
 
 
@@ -102,6 +108,21 @@ def test_memory_of_gpus_is_shown_where_there_are_gpus() -> None:
 )
 def test_bytes_are_written_short(num_bytes: int, text: str) -> None:
     assert row_of(status_table("t", [info(0, rss_bytes=int(num_bytes))], {}), 0)["memory"] == text
+
+
+def test_the_status_shows_a_few_of_a_dead_ranks_last_lines() -> None:
+    output = "\n".join(f"line {number} " + "x" * 1000 for number in range(40))
+    infos = [
+        info(0),
+        info(1, phase="dead", pid=0, ending="was killed by SIGKILL", last_output=output),
+        info(2, predecessor_ending="exited with code 3", last_output="bye"),
+    ]
+    table = status_table("", infos, {0: state(0), 2: state(2)})
+    assert "line 35" in table.notes[1]
+    assert len(table.notes) == 1 + 5 + 2
+    assert max(map(len, table.notes)) < 300
+    assert row_of(table, 2)["state"] == "idle; new and empty: its predecessor exited with code 3"
+    assert table.notes[-2:] == ["the last lines of rank 2's predecessor:", "    bye"]
 
 
 # ---- inspection

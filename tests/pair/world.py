@@ -136,7 +136,7 @@ class World:
     def attach(self) -> Welcome:
         """Another controller comes, and has the runs in flight."""
         self.core = Core(self.num_ranks, **self._options)
-        self.runs, self._in_flight = {}, set()
+        self.runs, self._in_flight, self.answers = {}, set(), {}
         self.finished.clear()
         self.settled.clear()
         return self.greet()
@@ -181,9 +181,11 @@ class World:
 
     # ---- runs
 
-    def submit(self, ranks: Sequence[int] | None = None, single: bool = False) -> Run[Any]:
+    def submit(
+        self, ranks: Sequence[int] | None = None, single: bool = False, fills: bool = False
+    ) -> Run[Any]:
         """Start a run; what it is to do is up to the scripted ranks."""
-        return self._start(ranks, single, "work", lambda number: PullNames(number, "x"))
+        return self._start(ranks, single, "work", lambda number: PullNames(number, "x"), fills)
 
     def peek(self, ranks: Sequence[int]) -> Run[Any]:
         """Start a run that control threads answer."""
@@ -206,15 +208,18 @@ class World:
         return request
 
     def _start(
-        self, ranks: Sequence[int] | None, single: bool, channel: Any, verb: Callable[[int], Any]
+        self,
+        ranks: Sequence[int] | None,
+        single: bool,
+        channel: Any,
+        verb: Callable[[int], Any],
+        fills: bool = False,
     ) -> Run[Any]:
         number = max(self.runs, default=self.spool.next_run - 1) + 1
         chosen = tuple(range(self.num_ranks) if ranks is None else ranks)
         run = self._add_run(number, chosen, single)
         frames = encode_work(verb(number))
-        effects = self.core.submit(
-            number, chosen, frames, channel, now=self.now, title=run.title, execution_count=number
-        )
+        effects = self.core.submit(number, chosen, frames, channel, self.now, run.title, number, fills)
         self._carry_out(effects)
         return run
 
@@ -372,6 +377,7 @@ class World:
                     self.runs[number].show_live(states, self.now)
                 case Note(number, text):
                     self.notes.append(text)
+                    self.runs[number].printer.note(text, self.now)
                 case Answer(request, value):
                     assert request not in self.answers, "answered twice"
                     self.answers[request] = value

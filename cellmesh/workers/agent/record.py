@@ -22,6 +22,9 @@ class RankRecord:
         runs: passed to it and not answered yet; the first is what it executes.
         last_run: the newest that it has answered.
         was_killed: it was told to end, as it did not stop.
+        filling: those of `runs` that may give it what a user's namespace holds.
+        predecessor_ending: how the one ended that it replaces, until something of `filling` ends well.
+        last_output: the last lines of the one that ended.
     """
 
     gate: Gate
@@ -33,16 +36,44 @@ class RankRecord:
     runs: collections.deque[int] = field(default_factory=collections.deque)
     last_run: int = -1
     was_killed: bool = False
+    filling: set[int] = field(default_factory=set)
+    predecessor_ending: str = ""
+    last_output: str = ""
 
     @property
     def alive(self) -> bool:
         """Whether it has a process."""
         return self.pid > 0
 
-    def renew(self) -> None:
-        """Another process is to take its place."""
+    def take(self, run: int, fills: bool) -> None:
+        """Work is passed to it."""
+        self.runs.append(run)
+        self.phase = "running"
+        if fills:
+            self.filling.add(run)
+
+    def answer(self, run: int, went_well: bool) -> None:
+        """It has ended work."""
+        if self.runs and self.runs[0] == run:
+            self.last_run = self.runs.popleft()
+            self.phase = "running" if self.runs else "idle"
+        if run in self.filling and went_well:
+            self.predecessor_ending = self.last_output = ""
+        self.filling.discard(run)
+
+    def end(self, reason: str, last_output: str) -> None:
+        """Its process has ended."""
+        self.pid, self.phase, self.ending, self.last_output = 0, "dead", reason, last_output
+        self.runs.clear()
+        self.filling.clear()
+
+    def renew(self, alone: bool = False) -> None:
+        """Another process is to take its place; `alone`: among others that live on."""
+        self.predecessor_ending = self.ending if alone else ""
+        self.last_output = self.last_output if alone else ""
         self.phase, self.ending, self.last_run, self.was_killed = "starting", "", -1, False
         self.runs.clear()
+        self.filling.clear()
 
     def info(self, rank: int, host: str, rss_bytes: int) -> RankInfo:
         """As others see it."""
@@ -55,4 +86,6 @@ class RankRecord:
             backend=self.backend,
             rss_bytes=rss_bytes,
             ending=self.ending,
+            predecessor_ending=self.predecessor_ending if self.phase in ("idle", "running") else "",
+            last_output=self.last_output,
         )

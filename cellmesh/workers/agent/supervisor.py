@@ -146,11 +146,10 @@ class Supervisor:
         state = self._ranks[rank]
         if state.was_killed:
             reason = KILLED
-        state.pid, state.phase, state.ending = 0, "dead", reason
         self._close_gate(rank, now)
         for run in state.runs:
             self._merger.forget(run)
-        state.runs.clear()
+        state.end(reason, last_output)
         if self._state == "starting":
             return self._fail_start("host", f"rank {rank} {reason} while it started\n{last_output}")
         if self._state == "restarting" and not self._living():
@@ -173,9 +172,7 @@ class Supervisor:
         kind = type(verb)
         if kind is Done or kind is Failed:
             self._close_gate(rank, now)
-            if state.runs and state.runs[0] == verb.run:
-                state.last_run = state.runs.popleft()
-                state.phase = "running" if state.runs else "idle"
+            state.answer(verb.run, kind is Done)
         elif kind is RankReady:
             state.phase, state.device, state.backend = "idle", verb.device, verb.backend
             return self._note_respawned() if rank in self._respawning else self._note_ready()
@@ -202,8 +199,7 @@ class Supervisor:
             self._merger.expect(order.run, len(ranks))
             if order.channel == "work":
                 for rank in ranks:
-                    self._ranks[rank].runs.append(order.run)
-                    self._ranks[rank].phase = "running"
+                    self._ranks[rank].take(order.run, order.fills)
         return [ToRanks(ranks, order.channel, frames)] if ranks else []
 
     def restart(self) -> list[Action]:
@@ -227,7 +223,7 @@ class Supervisor:
         told = [died for _, died in self._endings if died.rank in wanted]
         self._endings = [ending for ending in self._endings if ending[1].rank not in wanted]
         for rank in wanted:
-            self._ranks[rank].renew()
+            self._ranks[rank].renew(alone=True)
             self._deaths.pop(rank, None)
         self._respawning |= wanted
         self._unforked |= wanted

@@ -1,0 +1,175 @@
+"""Both sides of a mesh in memory: ranks that have replaced others, and who says that they are empty."""
+
+from __future__ import annotations
+
+import pytest
+
+from .world import World
+
+NOTE = "rank 1 was killed by SIGKILL; it is new and empty (`%dist_heal --from 0` copies from a rank)"
+
+
+def die(world: World, rank: int, text: str = "last words") -> None:
+    world.reap(rank, "was killed by SIGKILL", text)
+    world.wait(1.0)
+
+
+def get_new_ready(world: World, rank: int) -> None:
+    """The agent has forked a rank; it has come up and joined the groups."""
+    assert rank in world.ranks
+    world.ranks[rank].ready()
+    world.wait(1.0)
+    assert not world.core.dead
+
+
+def healed(rank: int = 1) -> World:
+    """Three ranks, of which one has replaced another since the user asked."""
+    world = World(3).start()
+    die(world, rank)
+    world.heal()
+    world.wait(1.0)
+    get_new_ready(world, rank)
+    return world
+
+
+def auto_healed() -> World:
+    """As `healed`, without being asked."""
+    world = World(3, auto_heal=True).start()
+    die(world, 1)
+    get_new_ready(world, 1)
+    return world
+
+
+def empty_ranks(world: World) -> dict[int, str]:
+    """rank -> how its predecessor ended, as the agent says."""
+    request = world.ask_host()
+    world.deliver()
+    infos = world.answers[request].ranks
+    return {info.rank: info.predecessor_ending for info in infos if info.predecessor_ending}
+
+
+def end(world: World, fails: tuple[int, ...] = ()) -> None:
+    """Every rank ends the first of its runs."""
+    world.deliver()
+    for rank, process in list(world.ranks.items()):
+        if rank in fails:
+            process.fail(NameError("model"))
+        else:
+            process.done()
+    world.wait(2.0)
+
+
+def test_a_rank_is_empty_until_users_work_has_ended_well_on_it() -> None:
+    world = healed()
+    assert empty_ranks(world) == {1: "was killed by SIGKILL"}
+    world.submit()  # only looks
+    end(world)
+    assert empty_ranks(world).keys() == {1}
+    world.submit(fills=True)
+    end(world, fails=(1,))  # what it needs is not there
+    assert empty_ranks(world).keys() == {1}
+    world.submit(fills=True)
+    end(world)
+    assert empty_ranks(world) == {}
+    die(world, 2)
+    world.heal()
+    world.wait(1.0)
+    get_new_ready(world, 2)
+    assert empty_ranks(world).keys() == {2}
+
+
+def test_another_controller_hears_who_is_empty() -> None:
+    world = healed()
+    world.leave()
+    world.attach()
+    world.wait(3.0)
+    assert empty_ranks(world).keys() == {1}
+    run = world.submit(fills=True)
+    world.deliver()
+    assert world.text_of(run).strip() == NOTE
+
+
+def test_nobody_is_empty_after_a_restart() -> None:
+    world = healed()
+    world.restart()
+    world.deliver()
+    world.reap_doomed()
+    world.get_ready()
+    assert empty_ranks(world) == {}
+
+
+def test_the_next_cell_begins_with_who_was_replaced_unasked_once() -> None:
+    world = auto_healed()
+    assert world.notes == []
+    run = world.submit(fills=True)
+    world.deliver()
+    world.ranks[0].print("text")
+    end(world)
+    assert world.text_of(run).splitlines()[0] == NOTE
+    world.submit(fills=True)
+    end(world)
+    assert world.notes == [NOTE]
+
+
+def test_a_cell_that_waited_for_the_new_rank_begins_with_it() -> None:
+    world = World(3, auto_heal=True).start()
+    world.reap(1, "was killed by SIGKILL")
+    world.wait(0.1)
+    run = world.submit(fills=True)
+    assert world.notes == []
+    get_new_ready(world, 1)
+    end(world)
+    assert world.notes == [NOTE]
+    assert world.text_of(run).startswith(NOTE)
+
+
+@pytest.mark.parametrize("how", ["asked", "asked later", "dead again", "in a cell"])
+def test_what_the_user_knows_or_is_not_so_is_not_noted(how: str) -> None:
+    if how == "in a cell":
+        world = World(3, auto_heal=True).start()
+        world.submit(fills=True)
+        world.deliver()
+        world.reap(1, "was killed by SIGKILL")
+        world.wait(0.1)
+        for rank in (0, 2):
+            world.ranks[rank].done()
+        world.wait(1.0)
+        get_new_ready(world, 1)
+        assert ["new and empty" in note for note in world.notes if "process groups rebuilt" in note] == [True]
+    else:
+        world = healed() if how == "asked" else auto_healed()
+        if how == "asked later":
+            world.heal()
+        if how == "dead again":
+            world.reap(1, "was killed by SIGSEGV")
+        world.wait(1.0)
+        if how == "dead again":
+            get_new_ready(world, 1)
+    world.notes.clear()
+    world.submit(fills=True)
+    end(world)
+    told = [NOTE.replace("SIGKILL", "SIGSEGV")] if how == "dead again" else []
+    assert world.notes == told
+
+
+def test_last_words_of_a_dead_rank_are_told_until_its_place_is_filled() -> None:
+    world = World(3).start()
+
+    def words() -> str:
+        request = world.ask_host()
+        world.deliver()
+        return str(world.answers[request].ranks[1].last_output)
+
+    die(world, 1)
+    assert words() == "last words"
+    world.leave()
+    world.attach()
+    world.wait(3.0)
+    assert world.core.dead[1].last_output == "last words"
+    world.heal()
+    world.wait(1.0)
+    get_new_ready(world, 1)
+    assert words() == "last words"
+    world.submit(fills=True)
+    end(world)
+    assert words() == ""
