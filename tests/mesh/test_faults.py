@@ -214,6 +214,7 @@ BUSY = {
     "shell": "!sleep 1000",
     "asyncio": "await asyncio.sleep(1000)",
     "select": "import select; select.select([], [], [], 1000)",
+    "data loader": "for _ in torch.utils.data.DataLoader(range(1 << 30), num_workers=2): pass",
 }
 
 

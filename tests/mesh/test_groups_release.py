@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -94,6 +96,34 @@ def test_every_wait_is_ended_and_everything_works_again() -> None:
 
     with World(4, {"dp": 2, "tp": 2}) as world:
         assert len(set(map(tuple, world.run(try_all)))) == 1
+
+
+def test_compiled_functions_give_the_same_before_and_after_a_release() -> None:
+    def compare(rank: Rank) -> Any:
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def reduce(x: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+        @torch.compile(backend="aot_eager")
+        def in_place(x: torch.Tensor) -> torch.Tensor:
+            x = x * 3
+            dist.all_reduce(x)
+            return x + 1
+
+        one = torch.arange(4.0) + rank.rank
+        before = [function(one).tolist() for function in (reduce, in_place)]
+        for generation, function in enumerate((reduce, in_place), 1):
+            if rank.rank == 0:
+                with released_after(rank.groups, 0.05), pytest.raises(RuntimeError):
+                    function(one).sum().item()
+                assert rank.groups.is_broken
+            rank.groups.heal(generation, frozenset(range(2)))
+            assert [function(one).tolist() for function in (reduce, in_place)] == before
+        return before
+
+    with World(2) as world:
+        first, second = world.run(compare)
+        assert first == second == [[3.0, 7.0, 11.0, 15.0], [4.0, 10.0, 16.0, 22.0]]
 
 
 def test_a_signal_gets_the_main_thread_out_of_the_making_of_a_group() -> None:
