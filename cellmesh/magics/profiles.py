@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..controller.profiling import OperatorByRank, Profile, find_waits
 from .tables import Table
@@ -47,7 +49,8 @@ class ProfileView:
     def _sentences(self) -> list[str]:
         texts = [
             self.profile.describe_lateness() if self.profile.by_rank else "",
-            self.profile.describe_trace(),
+            # A file below where the notebook runs is known there by its short name.
+            self.profile.describe_trace().replace(f" {Path.cwd()}{os.sep}", " "),
         ]
         return [line for text in texts for line in text.splitlines()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,13 @@ def test_traces_that_are_elsewhere_and_ranks_that_are_missing_are_named() -> Non
     assert "it is in /data/trace.rank0.json" in text
     assert "nothing of ranks 2-3: it has died" in text
     assert "nothing of rank 0: x" in repr(ProfileView(Profile({}, {0: "x"})))
+
+
+def test_a_trace_below_where_the_notebook_runs_is_named_from_there() -> None:
+    traces = {"trace.json": Path.cwd() / "trace.json", "/data/trace.json": Path("/data/trace.json")}
+    for name, path in traces.items():
+        profile = Profile(profile_of_two().by_rank, {}, num_trace_bytes=2_900_000, trace_path=path)
+        assert f"trace: {name} (2.9 MB)" in repr(ProfileView(profile))
 
 
 # ---- memory

@@ -47,6 +47,11 @@ def test_losses_are_equal_bit_for_bit(
     # As a person would run all three; the number of threads decides in which order a sum is added up.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("NOTEBOOK_STEPS", str(NUM_STEPS))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    # These are torch's own, and stay.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     exported = tmp_path / "exported.py"
     by_cell = run_notebook(path, exported)
     assert by_cell, "the notebook left no losses"
@@ -57,11 +62,18 @@ def test_losses_are_equal_bit_for_bit(
     assert not (parted := difference("cell by cell", by_cell, "in the hand-written script", by_hand)), parted
     by_export = run_script(exported, len(by_cell), tmp_path / "by_export")
     assert not (parted := difference("cell by cell", by_cell, "in the exported script", by_export)), parted
+    assert list(temporary.iterdir()) == [], "something has left its temporary files"
 
 
 def run_notebook(path: Path, exported: Path) -> Losses:
-    """Run a notebook cell by cell; before its last cell it is exported, and its losses are brought here."""
+    """Run a notebook cell by cell; on the way it is exported, and its losses are brought here.
+
+    That is before the cell with the tag `export-here`, which a notebook of two meshes has, or else
+    before the last one.
+    """
     notebook = nbformat.read(path, as_version=4)
+    tagged = [i for i, cell in enumerate(notebook.cells) if "export-here" in cell.metadata.get("tags", ())]
+    (place,) = tagged or [len(notebook.cells) - 1]
     kept = exported.with_suffix(".json")
     added = (
         f"%dist_export {exported}",
@@ -70,7 +82,7 @@ def run_notebook(path: Path, exported: Path) -> Losses:
         "exact = {rank: [float(x).hex() for x in each] for rank, each in exact_losses.items()}\n"
         f"_ = pathlib.Path({str(kept)!r}).write_text(json.dumps(exact))",
     )
-    notebook.cells[-1:-1] = [new_code_cell(source) for source in added]
+    notebook.cells[place:place] = [new_code_cell(source) for source in added]
     execute(notebook)
     losses = json.loads(kept.read_text())
     return {int(rank): [float.fromhex(loss) for loss in each] for rank, each in losses.items()}
@@ -80,7 +92,8 @@ def run_script(script: Path, num_ranks: int, folder: Path) -> Losses:
     """Run a script under torchrun, where notebooks are run."""
     folder.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(num_ranks), str(ROOT / "tests" / "exactness" / "launching.py")]
+    command += ["--nproc-per-node", str(num_ranks), "--log-dir", str(folder / "logs")]
+    command += [str(ROOT / "tests" / "exactness" / "launching.py")]
     process = subprocess.Popen(
         [*command, str(script), str(folder)],
         cwd=ROOT / "notebooks",
