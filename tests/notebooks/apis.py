@@ -1,195 +1,24 @@
 """Writes docs/apis.md: which notebook shows which API of PyTorch Distributed, and what was run on what.
 
-The notebooks are read, not run: the names that their code cells load are resolved through the cells' imports,
-and a cell counts as run when it has an execution count. ``python -m tests.notebooks.apis --write`` writes the
-page; without ``--write`` it only says whether the page is up to date.
+``python -m tests.notebooks.apis --write`` writes the page; without ``--write`` it only says whether the page
+is up to date.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib
 import sys
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import nbformat
-from IPython.core.inputtransformer2 import TransformerManager
-from nbformat import NotebookNode
 
 from tests.notebooks.catalogue import OVERVIEW_DATE, OVERVIEW_URL, SECTIONS, Api, Section
+from tests.notebooks.left_out import LEFT_OUT, PUBLIC_MODULES
+from tests.notebooks.reading import How, Uses, canonical, find, origin, read
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "apis.md"
-# What every rank's namespace has from the start.
-ON_RANKS = {"torch": "torch", "dist": "torch.distributed"}
-
-
-class How(IntEnum):
-    """How a name was used, the best last."""
-
-    NOT_RUN = 0
-    FAILS = 1  # in a cell that is there to show errors
-    GPU = 2  # only where there are GPUs
-    RUN = 3
-
-
-@dataclass
-class Uses:
-    """What the code of one notebook uses.
-
-    Attributes:
-        paths: dotted names, as the imports resolve them, and how each was used at best.
-        methods: names of attributes of anything else.
-    """
-
-    paths: dict[str, How] = field(default_factory=dict)
-    methods: dict[str, How] = field(default_factory=dict)
-
-    @cached_property
-    def canonical(self) -> dict[str, How]:
-        """The paths under the names that `canonical` gives them."""
-        resolved: dict[str, How] = {}
-        for path, how in self.paths.items():
-            _keep_best(resolved, canonical(path), how)
-        return resolved
-
-
-class _Reader(ast.NodeVisitor):
-    """Collects the names that a cell loads, resolved through the imports met so far."""
-
-    def __init__(self, uses: Uses, names: dict[str, str], how: How) -> None:
-        self.uses, self.names, self.how = uses, names, how
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            name = alias.asname or alias.name.partition(".")[0]
-            self.names[name] = alias.name if alias.asname else name
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for alias in node.names:
-            self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load) and node.id in self.names:
-            self._note(self.names[node.id])
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        chain, root = [node.attr], node.value
-        while isinstance(root, ast.Attribute):
-            chain.append(root.attr)
-            root = root.value
-        if isinstance(root, ast.Name) and root.id in self.names:
-            path = self.names[root.id]
-            self._note(path)
-            for attribute in reversed(chain):
-                path = f"{path}.{attribute}"
-                self._note(path)
-            return
-        _keep_best(self.uses.methods, node.attr, self.how)
-        self.visit(node.value)
-
-    def visit_If(self, node: ast.If) -> None:
-        self._branches(node.test, node.body, node.orelse)
-
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        self._branches(node.test, [node.body], [node.orelse])
-
-    def _branches(self, test: ast.expr, body: Iterable[ast.AST], orelse: Iterable[ast.AST]) -> None:
-        self.visit(test)
-        source = ast.unparse(test)
-        about_gpus = "cuda" in source or "nccl" in source
-        negated = "!=" in source or source.startswith("not ")
-        self._each(body, gpu=about_gpus and not negated)
-        self._each(orelse, gpu=about_gpus and negated)
-
-    def _each(self, nodes: Iterable[ast.AST], *, gpu: bool) -> None:
-        before, self.how = self.how, min(self.how, How.GPU) if gpu else self.how
-        for node in nodes:
-            self.visit(node)
-        self.how = before
-
-    def _note(self, path: str) -> None:
-        if path.startswith("torch"):
-            _keep_best(self.uses.paths, path, self.how)
-
-
-def _keep_best(uses: dict[str, How], name: str, how: How) -> None:
-    uses[name] = max(how, uses.get(name, how))
-
-
-def read(notebook: NotebookNode) -> Uses:
-    """What a notebook's code uses.
-
-    Args:
-        notebook: in nbformat 4.
-
-    Returns:
-        The names; prose, comments and strings do not count.
-
-    Raises:
-        SyntaxError: a cell does not parse.
-    """
-    uses = Uses()
-    on_ranks, here = dict(ON_RANKS), dict[str, str]()
-    auto = False
-    lines = TransformerManager()
-    for cell in notebook.cells:
-        if cell.cell_type != "code":
-            continue
-        magic, source = _split_magic(cell.source)
-        if magic not in (None, "%%dist", "%%local"):
-            continue
-        ranks = magic == "%%dist" or (magic is None and auto)
-        tags = cell.metadata.get("tags", [])
-        shows_errors = "raises-exception" in tags or "shows-errors" in tags
-        how = How.NOT_RUN if cell.execution_count is None else How.FAILS if shows_errors else How.RUN
-        tree = ast.parse(lines.transform_cell(source))
-        _Reader(uses, on_ranks if ranks else here, how).visit(tree)
-        auto = ("%dist_auto on" in source) or (auto and "%dist_auto off" not in source)
-    return uses
-
-
-def _split_magic(source: str) -> tuple[str | None, str]:
-    first, _, rest = source.partition("\n")
-    return (first.split()[0], rest) if first.startswith("%%") else (None, source)
-
-
-def find(path: str) -> object:
-    """What a dotted path names in the installed torch; None where it has no such thing."""
-    parts = path.split(".")
-    thing: object = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for position, part in enumerate(parts):
-            if hasattr(thing, part):
-                thing = getattr(thing, part)
-                continue
-            try:
-                thing = importlib.import_module(".".join(parts[: position + 1]))
-            except ImportError:
-                return None
-    return thing
-
-
-@cache
-def canonical(path: str) -> str:
-    """One name for all the paths by which a thing can be imported.
-
-    Args:
-        path: dotted, from a module on.
-
-    Returns:
-        Where the thing was defined; the path itself where it cannot tell, or this torch has no such thing.
-    """
-    thing = find(path)
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    return f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else path
 
 
 def where(api: Api, section: Section, notebooks: Mapping[str, Uses]) -> dict[str, How]:
@@ -231,6 +60,24 @@ def without_notebook(notebooks: Mapping[str, Uses]) -> list[str]:
     ]
 
 
+def public_names(module: str) -> list[str]:
+    """The names that a module means for others: its ``__all__``, or else what it has of torch.distributed."""
+    thing = find(module)
+    listed = getattr(thing, "__all__", None)
+    if listed is not None:
+        return sorted(name for name in set(listed) if find(f"{module}.{name}") is not None)
+    origins = {name: origin(value) for name, value in vars(thing).items() if not name.startswith("_")}
+    return sorted(name for name, at in origins.items() if at and at[0].startswith("torch.distributed"))
+
+
+def unlisted() -> list[str]:
+    """The public names that are neither in the catalogue nor left out with a reason."""
+    known = {canonical(api.path) for section in SECTIONS for api in section.apis}
+    known |= {canonical(f"{out.module}.{name}") for out in LEFT_OUT for name in out.names}
+    names = [f"{module}.{name}" for module in PUBLIC_MODULES for name in public_names(module)]
+    return [name for name in names if canonical(name) not in known]
+
+
 def render(notebooks: Mapping[str, Uses]) -> str:
     """The page, as Markdown."""
     return "\n".join(_lines(notebooks))
@@ -246,12 +93,17 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
         "the pages that it links to, and of the tutorials beside it, with the notebooks whose code uses them."
     )
     yield ""
-    yield "- **CPU, gloo**: *run* means that the tests run it, on 2 to 8 ranks of one machine."
+    yield "- **CPU, gloo**: on 2 to 8 ranks of one machine."
+    yield "  - *run*: in a cell that the tests execute, and that does not fail."
+    yield "  - *run, with a part of the notebook's own*: torch refuses it; the notebook adds what it lacks."
+    yield "  - *refused here*: a notebook tries it, and shows the error."
+    yield "  - *needs a GPU*: it is in the notebook for GPUs only, and has not been run."
     yield "- **GPU, NCCL**: the notebooks are written for GPUs too; we have not run them on GPUs so far."
     yield ""
     yield (
         "What a cell uses is read from its code, through its imports; a method counts by its name, in a "
-        "notebook that uses something else of its section."
+        "notebook that uses something else of its section. Code in a `try` that catches errors does not "
+        "count as run."
     )
     found = {api: where(api, section, notebooks) for section in SECTIONS for api in section.apis}
     best = {api: max(uses.values(), default=None) for api, uses in found.items()}
@@ -259,6 +111,7 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
     num_run = sum(how is How.RUN for how in best.values())
     yield ""
     yield f"{len(found)} APIs; {num_shown} are in notebooks, {num_run} of them run on CPU."
+    yield "What else torch.distributed has for others to use is [at the end](#left-out)."
     for section in SECTIONS:
         yield ""
         yield f"## {section.title}"
@@ -268,21 +121,41 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
         yield "| API | notebooks | CPU, gloo | GPU, NCCL |"
         yield "|---|---|---|---|"
         for api in section.apis:
-            shown_in = ", ".join(f"[{name[:2]}]" for name in found[api]) or api.reason or "?"
-            yield f"| `{api.shown}` | {shown_in} | {_on_cpu(best[api])} | {_on_gpu(best[api])} |"
+            shown_in = (
+                ", ".join(f"[{name[:2]}]" for name in found[api]) or f"not in a notebook: {api.reason or '?'}"
+            )
+            yield f"| `{api.shown}` | {shown_in} | {_on_cpu(best[api], api)} | {_on_gpu(best[api])} |"
+    yield from _lines_of_left_out()
     yield ""
     for name in notebooks:
         yield f"[{name[:2]}]: ../notebooks/{name}"
     yield ""
 
 
-def _on_cpu(best: How | None) -> str:
+def _lines_of_left_out() -> Iterator[str]:
+    yield ""
+    yield "## Left out"
+    yield ""
+    yield "Each public name of these modules is above or here; a test compares with the installed torch:"
+    yield ", ".join(f"`{module.removeprefix('torch.')}`" for module in PUBLIC_MODULES) + "."
+    yield ""
+    yield "| why | names |"
+    yield "|---|---|"
+    for reason in dict.fromkeys(out.reason for out in LEFT_OUT):
+        alike = (out for out in LEFT_OUT if out.reason == reason)
+        names = [f"`{out.module.removeprefix('torch.')}.{name}`" for out in alike for name in out.names]
+        yield f"| {reason} | {', '.join(names)} |"
+
+
+def _on_cpu(best: How | None, api: Api) -> str:
+    if best is How.RUN and api.own_part:
+        return f"run, with a part of the notebook's own: {api.own_part}"
     if best is How.RUN:
         return "run"
-    if best is How.FAILS:
-        return "tried: fails, as shown"
+    if best is How.REFUSED:
+        return "refused here, shown with its error"
     if best is How.GPU:
-        return "needs a GPU"
+        return "needs a GPU, not run"
     return "not run" if best is not None else "–"
 
 
@@ -297,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: of the command line.
 
     Returns:
-        Exit code: 1 if the page is out of date or an API has neither notebook nor reason.
+        Exit code: 1 if the page is out of date, or an API is not listed, or has neither notebook nor reason.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.notebooks.apis", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write docs/apis.md")
@@ -311,10 +184,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             f"{path}: no notebook uses it, and tests/notebooks/catalogue.py gives no reason", file=sys.stderr
         )
+    unknown = unlisted()
+    for path in unknown:
+        print(f"{path}: neither in tests/notebooks/catalogue.py nor in left_out.py", file=sys.stderr)
     stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
     if stale:
         print("docs/apis.md is out of date: python -m tests.notebooks.apis --write", file=sys.stderr)
-    return int(stale or bool(missing))
+    return int(stale or bool(missing or unknown))
 
 
 if __name__ == "__main__":

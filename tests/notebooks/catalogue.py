@@ -20,18 +20,22 @@ class Api:
         path: dotted; a method ends in ``Class.method``.
         reason: why no notebook shows it; nothing where one has to.
         is_method: whether it is called on an instance, whose class the code does not tell.
+        own_part: what a notebook adds of its own, without which torch refuses to run it on a CPU.
+        title: what the page calls it; by default the end of its path.
     """
 
     path: str
     reason: str = ""
     is_method: bool = False
+    own_part: str = ""
+    title: str = ""
 
     @property
     def shown(self) -> str:
         """The name as the page writes it."""
+        if self.title:
+            return self.title
         owner, name = self.path.split(".")[-2:]
-        if self.path == f"{_DIST}.run":
-            return "torchrun"
         return f"{owner}.{name}" if owner[0].isupper() or owner in _TOLD_WITH_NAMES else name
 
 
@@ -55,6 +59,7 @@ def _methods(owner: str, names: str, reason: str = "") -> tuple[Api, ...]:
 
 _DDP = "torch.nn.parallel.DistributedDataParallel"
 _HOOKS = f"{_DIST}.algorithms.ddp_comm_hooks"
+_AVERAGING = f"{_DIST}.algorithms.model_averaging"
 _DTENSOR = f"{_DIST}.tensor"
 _DCP = f"{_DIST}.checkpoint"
 _RPC = f"{_DIST}.rpc"
@@ -62,6 +67,7 @@ _PP = f"{_DIST}.pipelining"
 
 _BY_THE_MESH = "the mesh does it: ranks come with their groups, and take them along"
 _LIKE_A_HOOK = "registered like allreduce_hook"
+_WITH_STATE = "registered with a state, like post_localSGD_hook"
 _PARTS = "a part of the machinery, for those who write their own"
 _FUNCTIONS = f"{_DIST}._functional_collectives"
 
@@ -83,9 +89,12 @@ SECTIONS = (
         "Communication hooks of DDP",
         f"{DOCS}/ddp_comm_hooks.html",
         (
-            *_names(f"{_HOOKS}.default_hooks", "allreduce_hook"),
+            *_names(f"{_HOOKS}.default_hooks", "allreduce_hook fp16_compress_wrapper"),
+            *_names(f"{_HOOKS}.default_hooks", "bf16_compress_wrapper", "the same for bfloat16"),
             *_names(f"{_HOOKS}.default_hooks", "fp16_compress_hook bf16_compress_hook", _LIKE_A_HOOK),
-            *_names(f"{_HOOKS}.powerSGD_hook", "PowerSGDState powerSGD_hook", _LIKE_A_HOOK),
+            *_names(
+                f"{_HOOKS}.powerSGD_hook", "PowerSGDState powerSGD_hook batched_powerSGD_hook", _WITH_STATE
+            ),
             *_names(f"{_HOOKS}.post_localSGD_hook", "PostLocalSGDState post_localSGD_hook"),
         ),
     ),
@@ -105,7 +114,7 @@ SECTIONS = (
             *_methods(
                 f"{_DIST}.fsdp.FSDPModule",
                 "set_requires_gradient_sync",
-                "what `no_sync` is in DDP; see notebook 02",
+                "accumulates gradients without communication; the notebooks do that with DDP only",
             ),
             *_methods(
                 f"{_DIST}.fsdp.FSDPModule",
@@ -113,6 +122,11 @@ SECTIONS = (
                 "tunes the overlap with communication, which CPU ranks do not have",
             ),
             *_names(f"{_DIST}.fsdp", "register_fsdp_forward_method UnshardHandle share_comm_ctx", _PARTS),
+            *_names(
+                f"{_DIST}.fsdp",
+                "DataParallelMeshDims",
+                "for DTensors on all of the mesh; the notebooks give `fully_shard` a part of it",
+            ),
             *_names(f"{_DIST}.fsdp", "FullyShardedDataParallel", "FSDP1, superseded by FSDP2"),
         ),
     ),
@@ -137,8 +151,13 @@ SECTIONS = (
             *_names(_PP, "build_stage Pipe", _PARTS),
             *_names(
                 _PP,
-                "ScheduleLoopedBFS ScheduleInterleavedZeroBubble ScheduleZBVZeroBubble ScheduleDualPipeV",
-                "used like ScheduleInterleaved1F1B",
+                "ScheduleLoopedBFS ScheduleInterleavedZeroBubble",
+                "given the stages that ScheduleInterleaved1F1B is given, in another order of steps",
+            ),
+            *_names(
+                _PP,
+                "ScheduleZBVZeroBubble ScheduleDualPipeV",
+                "two stages a rank in a V: of n ranks, rank r has stages r and 2n - 1 - r",
             ),
         ),
     ),
@@ -159,7 +178,13 @@ SECTIONS = (
     Section(
         "Context parallel",
         "https://docs.pytorch.org/tutorials/unstable/context_parallel.html",
-        _names(f"{_DTENSOR}.experimental", "context_parallel"),
+        (
+            Api(
+                f"{_DTENSOR}.experimental.context_parallel",
+                own_part="the CPU's attention kernel for its ring",
+            ),
+            Api(f"{_DTENSOR}.experimental._attention.set_rotate_method"),
+        ),
         "Experimental; not on the overview page.",
     ),
     Section(
@@ -183,8 +208,16 @@ SECTIONS = (
                 "get_rank get_world_size is_initialized get_node_local_rank",
                 "`rank`, `world_size` and `local_rank` are there on every rank",
             ),
-            *_names(_DIST, "get_group_rank get_global_rank"),
-            *_names(_DIST, "new_subgroups new_subgroups_by_enumeration", "new_group in a loop"),
+            *_names(_DIST, "get_group_rank get_global_rank group"),
+            *_names(_DIST, "get_default_backend_for_device is_backend_available"),
+            *_names(_DIST, "is_gloo_available is_nccl_available is_mpi_available is_ucc_available"),
+            *_names(_DIST, "is_xccl_available"),
+            *_names(
+                _DIST, "Backend", "the type of `get_backend()`, and where one's own backend is registered"
+            ),
+            *_names(_DIST, "is_torchelastic_launched", "for scripts under torchrun"),
+            *_names(_DIST, "new_subgroups"),
+            *_names(_DIST, "new_subgroups_by_enumeration", "new_group in a loop"),
             *_names(_DIST, "split_group"),
             *_names(_DIST, "shrink_group", "NCCL only"),
             *_names(_DIST, "TCPStore FileStore HashStore PrefixStore", _BY_THE_MESH),
@@ -261,7 +294,9 @@ SECTIONS = (
         f"{DOCS}/distributed.optim.html",
         (
             *_names(f"{_DIST}.optim", "ZeroRedundancyOptimizer PostLocalSGDOptimizer"),
-            *_names(f"{_DIST}.algorithms.model_averaging.averagers", "PeriodicModelAverager"),
+            *_names(f"{_AVERAGING}.averagers", "PeriodicModelAverager"),
+            *_names(f"{_AVERAGING}.averagers", "ModelAverager", "the base class of the other two"),
+            *_names(f"{_AVERAGING}.hierarchical_model_averager", "HierarchicalModelAverager"),
         ),
     ),
     Section(
@@ -283,6 +318,7 @@ SECTIONS = (
             Api(
                 f"{_DIST}.run",
                 "`%dist_export` writes a notebook as a script for it; `tests/exactness` runs such scripts",
+                title="torchrun",
             ),
             Api(f"{_DIST}.elastic.multiprocessing.errors.record", "for scripts under torchrun"),
         ),
@@ -295,6 +331,10 @@ SECTIONS = (
             *_names(_DIST, "breakpoint", "`breakpoint()` opens a debugger for all ranks in the notebook"),
             Api("torch.utils._debug_mode.DebugMode"),
             Api("torch.profiler.profile"),
+            *_names(_DIST, "record_comm", "gives collectives another name in profiles"),
+            Api("torch._C._distributed_c10d._dump_fr_trace", title="flight recorder: _dump_fr_trace"),
+            Api("torch.cuda.memory._record_memory_history", title="memory snapshots: _record_memory_history"),
+            Api("torch.cuda.memory._snapshot", title="memory snapshots: _snapshot"),
         ),
     ),
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import nbformat
 import pytest
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tests.notebooks import apis
-from tests.notebooks.apis import How, Uses, canonical, find, read, where
+from tests.notebooks.apis import where
 from tests.notebooks.catalogue import SECTIONS, Api, Section
+from tests.notebooks.kernels import NOTEBOOKS
+from tests.notebooks.left_out import LEFT_OUT
+from tests.notebooks.reading import How, Uses, canonical, find, read
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,6 +47,26 @@ def test_every_api_is_in_the_installed_torch() -> None:
     listed = [api.path for section in SECTIONS for api in section.apis]
     assert [path for path in listed if find(path) is None] == []
     assert len(set(listed)) == len(listed), "listed twice"
+
+
+def test_every_public_name_is_listed_or_left_out_with_a_reason() -> None:
+    assert apis.unlisted() == []
+
+
+def test_a_name_that_nobody_lists_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apis, "LEFT_OUT", tuple(out for out in LEFT_OUT if "Joinable" not in out.names))
+    join = next(section for section in SECTIONS if section.title.startswith("Uneven"))
+    monkeypatch.setattr(apis, "SECTIONS", tuple(section for section in SECTIONS if section is not join))
+    missing = apis.unlisted()
+    assert [name.rpartition(".")[2] for name in missing] == ["Join", "JoinHook", "Joinable"]
+
+
+def test_what_is_left_out_is_there_once_and_not_listed() -> None:
+    names = [f"{out.module}.{name}" for out in LEFT_OUT for name in out.names]
+    assert [name for name in names if find(name) is None] == []
+    assert len(set(names)) == len(names), "left out twice"
+    listed = {canonical(api.path) for section in SECTIONS for api in section.apis}
+    assert [name for name in names if canonical(name) in listed] == []
 
 
 def test_prose_comments_strings_and_bare_imports_do_not_count() -> None:
@@ -107,7 +130,40 @@ def test_cells_that_show_errors_or_did_not_run_are_told_and_the_best_counts() ->
     idle.metadata["count"] = None
     uses = read(_notebook(shows, tries, idle, _code("%%dist\ndist.scatter")))
     found = {name: uses.paths[f"torch.distributed.{name}"] for name in ("send", "recv", "reduce", "scatter")}
-    assert found == {"send": How.FAILS, "recv": How.FAILS, "reduce": How.NOT_RUN, "scatter": How.RUN}
+    assert found == {"send": How.REFUSED, "recv": How.REFUSED, "reduce": How.NOT_RUN, "scatter": How.RUN}
+
+
+def test_a_cell_that_failed_does_not_count_as_run() -> None:
+    failed = _code("%%dist\ndist.send")
+    failed.outputs = [new_output("error", ename="ValueError", evalue="", traceback=[])]
+    assert read(_notebook(failed)).paths["torch.distributed.send"] is How.REFUSED
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "try:\n    dist.send(x)\nexcept ValueError:\n    pass",
+        "try:\n    pass\nexcept ValueError:\n    dist.send(x)",
+        "with contextlib.suppress(ValueError):\n    dist.send(x)",
+        "ok = True\ntry:\n    f()\nexcept ValueError:\n    ok = False\nif ok:\n    dist.send(x)",
+        "try:\n    f()\nexcept ValueError:\n    ok = False\ny = dist.send(x) if ok else None",
+    ],
+)
+def test_what_may_not_have_run_to_its_end_does_not_count_as_run(source: str) -> None:
+    uses = read(_notebook(_code(f"%%dist\n{source}")))
+    assert uses.paths["torch.distributed.send"] is How.REFUSED
+
+
+def test_the_outcome_of_a_caught_error_is_known_in_later_cells() -> None:
+    tries = _code("%%dist\ntry:\n    f()\nexcept ValueError:\n    ok = False")
+    uses = read(_notebook(tries, _code("%%dist\nif ok:\n    dist.send(x)\ndist.recv(x)")))
+    assert uses.paths["torch.distributed.send"] is How.REFUSED
+    assert uses.paths["torch.distributed.recv"] is How.RUN
+
+
+def test_try_and_finally_alone_catch_nothing() -> None:
+    uses = read(_notebook(_code("%%dist\ntry:\n    dist.send(x)\nfinally:\n    dist.recv(x)")))
+    assert {uses.paths[f"torch.distributed.{name}"] for name in ("send", "recv")} == {How.RUN}
 
 
 def test_aliases_are_one_thing() -> None:
@@ -141,8 +197,28 @@ def test_an_api_without_notebook_or_reason_is_named(monkeypatch: pytest.MonkeyPa
     page = apis.render(used)
     assert "| `barrier` | [01] | run | not run |" in page
     assert "[01]: ../notebooks/01_one.ipynb" in page
-    assert "| `send` | told elsewhere | – | – |" in page
+    assert "| `send` | not in a notebook: told elsewhere | – | – |" in page
     assert "2 APIs; 1 are in notebooks, 1 of them run on CPU." in page
+
+
+def test_what_a_notebook_adds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Api("torch.distributed.send", own_part="a wire", title="the sender")
+    recv, scatter = Api("torch.distributed.recv"), Api("torch.distributed.scatter")
+    section = Section("One", "https://example.org", (send, recv, scatter))
+    monkeypatch.setattr(apis, "SECTIONS", (section,))
+    refused = (
+        "try:\n    dist.recv(x)\nexcept ValueError:\n    pass\nif device.type == 'cuda':\n    dist.scatter(x)"
+    )
+    page = apis.render({"01_one.ipynb": read(_notebook(_code(f"%%dist\ndist.send(x)\n{refused}")))})
+    assert "| `the sender` | [01] | run, with a part of the notebook's own: a wire | not run |" in page
+    assert "| `recv` | [01] | refused here, shown with its error | not run |" in page
+    assert "| `scatter` | [01] | needs a GPU, not run | not run |" in page
+
+
+def test_the_tests_execute_every_notebook_that_is_read(notebooks: dict[str, Uses]) -> None:
+    assert list(notebooks) == [
+        path.name for path in NOTEBOOKS
+    ]  # tests/notebooks and tests/exactness run these
 
 
 def test_the_notebooks_are_read_as_they_are_stored(notebooks: dict[str, Uses]) -> None:
