@@ -46,25 +46,27 @@ def wait_for_process(directory: Path, name: str, other_than: int) -> int:
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A control group that allows 300 MB."""
+    """A control group that allows 600 MB."""
     if not os.access(_GROUPS / "memory.limit_in_bytes", os.W_OK):
         pytest.skip("no control group can be made here")
     group = _GROUPS / f"cellmesh-test-{os.getpid()}"
     group.mkdir()
-    (group / "memory.limit_in_bytes").write_text("300000000")
+    (group / "memory.limit_in_bytes").write_text("600000000")
     yield group
     group.rmdir()
 
 
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_says_so(
-    small_group: Path, own_mesh: cm.Mesh
+    small_group: Path, own_mesh: cm.Mesh, runtime_dir: Path
 ) -> None:
-    pid = own_mesh.report()[1].pid
-    (small_group / "cgroup.procs").write_text(str(pid))
+    zygote = process_named(runtime_dir, "cellmesh-zygote")
+    (small_group / "cgroup.procs").write_text(str(zygote.pid))
+    own_mesh.restart()
     died = death_in(own_mesh, "x = b'x' * (1 << 30)")
     assert died.reason.startswith("was killed by SIGKILL: out of memory (it held ")
     assert "use smaller batches, fewer ranks or a host with more memory)" in died.reason
     assert own_mesh[0].pull("rank") == 0
+    assert "and its control group may use 600 MB" in died.reason
 
 
 def test_another_kill_is_not_taken_for_that(own_mesh: cm.Mesh) -> None:
