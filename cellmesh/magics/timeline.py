@@ -14,7 +14,7 @@ from ..wire.ranks import format_ranks
 
 _COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
 _INK, _BUSY, _PALE = "#222222", ".45", ".35"
-_WIDTH, _LEFT, _ROW, _LINE, _BAR, _BAR_HEIGHT = 840.0, 62.0, 40.0, 16, 18.0, 14.0
+_WIDTH, _LEFT, _ROW, _LINE, _BAR, _BAR_HEIGHT = 800.0, 62.0, 40.0, 16, 18.0, 14.0
 _MAX_TITLES = 300  # of a rank, beyond which hovering tells nothing
 _TICKS = 6
 _TEXT_COLUMNS = 72

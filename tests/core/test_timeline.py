@@ -105,7 +105,7 @@ def test_a_long_legend_has_more_lines() -> None:
     root, _ = svg_of(Timeline([Row(0, [], bars)], 12))
     entries = [e for e in root.iter(f"{SVG}text") if (e.text or "").startswith("collective")]
     assert len({entry.attrib["y"] for entry in entries}) == 3
-    assert all(float(entry.attrib["x"]) < 840 for entry in entries)
+    assert all(float(entry.attrib["x"]) < 800 for entry in entries)
 
 
 def test_names_are_escaped() -> None:
