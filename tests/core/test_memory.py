@@ -107,24 +107,6 @@ def test_without_groups_the_hosts_count_tells(tmp_path: Path) -> None:
     assert watch.was_killed(PID) == (False, None)
 
 
-def test_what_the_host_kills_in_other_groups_is_not_ours(kernel: Kernel) -> None:
-    kernel.set_group("/job/7", 2, "6000")
-    watch = kernel.watch()
-    watch.watch(PID)
-    kernel.set_host_kills(4)
-    assert watch.was_killed(PID) == (False, 6000)
-
-
-def test_the_top_of_a_container_does_not_know_all_kills(tmp_path: Path) -> None:
-    kernel = Kernel(tmp_path, 1)
-    kernel.set_group("/", 0, "6000")
-    (kernel.proc / str(PID) / "cgroup").write_text("4:memory:/docker/abc\n0::/\n")
-    watch = kernel.watch()
-    watch.watch(PID)
-    kernel.set_host_kills(4)
-    assert watch.was_killed(PID) == (True, 6000)
-
-
 def test_a_host_that_tells_nothing_is_borne(tmp_path: Path) -> None:
     watch = OomWatch(tmp_path / "none", tmp_path / "none")
     watch.watch(PID)

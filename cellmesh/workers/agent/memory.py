@@ -80,10 +80,7 @@ class OomWatch:
             counted = self._counts.get(group.directory, 0)
             if group.num_kills > counted:  # the other kills may be of ranks whose end is to be told yet
                 rose, self._counts[group.directory] = True, counted + 1
-        # A group counts those of its processes that the host's killer takes as well, unless it was not found
-        # and the top stands in for it; others of the host's are none of ours.
-        is_exact = any(directory != self._root / "memory" for directory in groups)
-        return rose or (host_kills > before and not is_exact), limit_bytes
+        return rose or host_kills > before, limit_bytes
 
     def _count_host_kills(self) -> int:
         try:
