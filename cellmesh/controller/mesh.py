@@ -41,6 +41,37 @@ class Mesh(Ranks):
         return dict(self._session.dims)
 
     @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        """The names of the dims, as DeviceMesh spells it."""
+        return tuple(self._session.dims)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dims, as DeviceMesh spells it."""
+        return tuple(self._session.dims.values())
+
+    @property
+    def ndim(self) -> int:
+        """How many dims there are, as DeviceMesh spells it."""
+        return len(self._session.dims)
+
+    def size(self, mesh_dim: int | str | None = None) -> int:
+        """How many ranks there are, or how many along one dim, as DeviceMesh spells it.
+
+        Args:
+            mesh_dim: its index or its name; None for all ranks.
+
+        Raises:
+            MeshUsageError: there is no such dim.
+        """
+        if mesh_dim is None:
+            return len(self)
+        try:
+            return self.dims[mesh_dim] if isinstance(mesh_dim, str) else self.shape[mesh_dim]
+        except (KeyError, IndexError):
+            raise MeshUsageError(f"there is no dim {mesh_dim!r}: the mesh has {self.dims}") from None
+
+    @property
     def alive(self) -> bool:
         """Whether it is there to run things."""
         return self._session.state == "ready"

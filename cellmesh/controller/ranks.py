@@ -67,6 +67,12 @@ class Ranks:
                 return Ranks(self._session, (self.ranks[index],), single=True)
             except IndexError:
                 raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
+        if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
+            dim = index if isinstance(index, str) else index[0]
+            raise MeshUsageError(
+                f"mesh[{index!r}] is a submesh, of which each rank has its own: write it in a cell for the "
+                f"ranks; here `mesh.at({dim}=0)` chooses ranks by their coordinate"
+            )
         try:
             positions = range(len(self))[index] if isinstance(index, slice) else list(index)
             chosen = tuple(dict.fromkeys(self.ranks[position] for position in positions))

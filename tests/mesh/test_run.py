@@ -219,3 +219,13 @@ def test_busy_ranks_can_be_inspected(mesh: cm.Mesh) -> None:
     finally:
         run.interrupt()
         run.wait(20)
+
+
+def test_the_handle_answers_in_the_words_of_devicemesh(mesh: cm.Mesh) -> None:
+    facts = mesh[0].pull("(mesh.mesh_dim_names, tuple(mesh.shape), mesh.size())")
+    assert (mesh.mesh_dim_names, mesh.shape, mesh.size()) == facts
+    assert [mesh.size("tp"), mesh.size(0), mesh.ndim] == [2, 2, 2]
+    with pytest.raises(MeshUsageError, match="there is no dim 'pp'"):
+        mesh.size("pp")
+    with pytest.raises(MeshUsageError, match=r"mesh.at\(tp=0\)"):
+        mesh["tp"]  # type: ignore[index]
