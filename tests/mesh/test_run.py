@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -229,3 +230,11 @@ def test_the_handle_answers_in_the_words_of_devicemesh(mesh: cm.Mesh) -> None:
         mesh.size("pp")
     with pytest.raises(MeshUsageError, match=r"mesh.at\(tp=0\)"):
         mesh["tp"]  # type: ignore[index]
+
+
+def test_ranks_find_the_package_and_not_its_inside(mesh: cm.Mesh) -> None:
+    """Else a cell's ``import errors`` would find ours."""
+    package = Path(cm.__file__).parent
+    (paths,) = mesh[0:1].run(lambda: __import__("sys").path).list
+    assert str(package.parent) in paths
+    assert str(package) not in paths

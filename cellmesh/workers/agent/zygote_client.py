@@ -37,7 +37,7 @@ class ZygoteClient:
         # One thread: OpenBLAS starts its pool when numpy is imported, unless told not to.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         code = (
-            f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+            f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); "
             "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
         )
         self.pid = os.posix_spawn(
