@@ -70,8 +70,8 @@ class Ranks:
         if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
             dim = index if isinstance(index, str) else index[0]
             raise MeshUsageError(
-                f"mesh[{index!r}] is a submesh, of which each rank has its own: write it in a cell for the "
-                f"ranks; here `mesh.at({dim}=0)` chooses ranks by their coordinate"
+                f"mesh[{index!r}] chooses no ranks: it is a submesh, of which each rank has its own in its "
+                f"cells. Here `mesh.at({dim}=0)` chooses ranks by their coordinate"
             )
         try:
             positions = range(len(self))[index] if isinstance(index, slice) else list(index)

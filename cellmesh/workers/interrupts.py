@@ -46,7 +46,7 @@ class Interrupts:
             signal.signal(
                 signal.SIGINT, self._on_signal
             )  # an earlier run's code has put another in its place
-        # In this order: a request that comes in between finds one or the other.
+        # In this order, and the other way round in `request`: one of the two sees what the other has done.
         self.running = run
         kind = self._cancelled.pop(run, None)
         if kind is not None:
@@ -72,7 +72,9 @@ class Interrupts:
             self._cancelled[run] = kind
             while len(self._cancelled) > _MAX_CANCELLED:
                 del self._cancelled[next(iter(self._cancelled))]
-            return False
+            # Had it begun, and looked for this, in between, nobody would look again.
+            if self.running != run or self._cancelled.pop(run, None) is None:
+                return False
         self._kind = kind
         self._wanted = run
         assert self._main is not None

@@ -120,7 +120,8 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
             pump.send(Parcel(RankUnready(f"{type(error).__name__}: {error}")))
             threading.Event().wait()  # the agent ends the process
     pump.send(Parcel(RankReady(str(placement.device), placement.backend)))
-    raise_as_stops(lambda: control_thread.kind_of_stop(interrupts.running))
+    shell.stopped_by = lambda: control_thread.kind_of_stop(interrupts.running)
+    raise_as_stops(shell.stopped_by)
     executor = Executor(
         shell, groups, pump, tracker, interrupts, control_thread.stop_of, meter, needs_groups=options.rejoin
     )

@@ -92,6 +92,7 @@ class RankShell(InteractiveShell):
     ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
+    stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
 
     def connect(self, show: Show) -> None:
         """Give the shell its way out, after the fork.
@@ -102,6 +103,25 @@ class RankShell(InteractiveShell):
         self.show = show
         self.builtin_trap.activate()
         self.display_trap.set()
+
+    def system(self, cmd: str) -> None:
+        """``!command``, which the stop button ends together with its cell.
+
+        IPython lets an interrupt end the command only, and goes on with the next line.
+        """
+        self.system_piped(cmd)  # type: ignore[no-untyped-call]
+        self._stop_here()
+
+    def getoutput(self, *args: Any, **kwargs: Any) -> Any:
+        """``lines = !command``; as `system`."""
+        output = super().getoutput(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._stop_here()
+        return output
+
+    def _stop_here(self) -> None:
+        kind = self.stopped_by()
+        if kind is not None:
+            raise kind
 
     def init_io(self) -> None: ...
 

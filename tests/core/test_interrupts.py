@@ -355,3 +355,19 @@ def test_a_run_has_ended_at_whatever_moment_of_its_end_the_request_comes(
         interrupts.running = -1
     assert 2 < run < 99
     assert still_running == [], f"requests at these lines of `end` left the run running: {still_running}"
+
+
+def test_a_request_that_meets_the_begin_of_its_run_is_not_lost(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run begins after the request has looked whether it has, and before it says that it is cancelled."""
+
+    class Meeting(dict[int, type[KeyboardInterrupt]]):
+        def __setitem__(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+            interrupts.begin(run)
+            super().__setitem__(run, kind)
+
+    monkeypatch.setattr(interrupts, "_cancelled", Meeting())
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.request(5)
+    interrupts.end()

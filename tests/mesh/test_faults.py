@@ -214,7 +214,6 @@ BUSY = {
     "shell": "!sleep 1000",
     "asyncio": "await asyncio.sleep(1000)",
     "select": "import select; select.select([], [], [], 1000)",
-    "data loader": "for _ in torch.utils.data.DataLoader(range(1 << 30), num_workers=2): pass",
 }
 
 
@@ -230,6 +229,31 @@ def test_an_interrupt_ends_the_cell_and_keeps_the_ranks(
     with pytest.raises(RanksInterrupted):
         run.result(timeout_s=WAIT_S)
     assert hardy.pull("(kept, started)").list == [(0, doing), (1, doing), (2, doing)]
+
+
+LOADING = """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        time.sleep(1000 if index > 1 else 0)
+        return index
+batches = iter(torch.utils.data.DataLoader(Slow(), num_workers=2))
+next(batches)
+torch.distributed.barrier()
+print("fed")
+next(batches), next(batches)
+"""
+
+
+def test_an_interrupt_ends_the_wait_for_a_data_loaders_workers(hardy: cm.Mesh, recorder: Recorder) -> None:
+    run = hardy.submit_cell(LOADING, sink=recorder)
+    recorder.wait_for_line("fed")
+    wait_until_busy(hardy, run)
+    run.interrupt()
+    with pytest.raises(RanksInterrupted):
+        run.result(timeout_s=WAIT_S)
+    hardy.cell("del batches")
 
 
 def test_an_interrupt_reaches_runs_that_wait(hardy: cm.Mesh) -> None:
