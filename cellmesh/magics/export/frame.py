@@ -156,7 +156,8 @@ def write_tail(draft: Draft) -> str:
     """Everything after the last cell.
 
     A script that raises does not come here, and need not: its process ends, and torchrun ends the others.
-    Taking down a process group in which others wait could hang.
+    Taking down a process group in which others wait could hang. The barrier is for gloo's threads: one that
+    lets go of its last operation's tensors while Python shuts down aborts the process.
     """
     close = f"{draft.loop}.close()\n" if draft.awaits else ""
-    return f"{close}dist.destroy_process_group()\n"
+    return f"{close}dist.barrier()\ndist.destroy_process_group()\n"

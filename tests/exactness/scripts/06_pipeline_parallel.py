@@ -106,4 +106,5 @@ if torch.cuda.is_available():
 else:
     device = torch.device("cpu")
 losses = train(device)
+dist.barrier()
 dist.destroy_process_group()
