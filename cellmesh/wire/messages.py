@@ -12,7 +12,8 @@ reads headers and never a payload: what passes between controller and rank goes 
 =================  =============================================================
 
 Structs are encoded as arrays (``array_like``): fields are positional, so their order is part of the
-protocol; `PROTOCOL` changes when it does.
+protocol; `PROTOCOL` changes when it does. Long, and one file all the same: who changes a verb sees here all
+that speak to whom, and nothing but declarations is in it.
 """
 
 from __future__ import annotations
