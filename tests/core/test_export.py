@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     done: list[str] = []
     threads = torch.get_num_threads()
     monkeypatch.setattr(dist, "init_process_group", lambda backend: done.append(f"init {backend}"))
-    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroy"))
     monkeypatch.setattr(
         device_mesh,

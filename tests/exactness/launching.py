@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 
 
@@ -20,6 +21,7 @@ def main() -> None:
     names = runpy.run_path(str(script), run_name="__main__")
     losses = [float(loss).hex() for loss in names["losses"]]
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(losses))
+    time.sleep(0.5)  # for gloo's threads, as in exported scripts: see cellmesh/magics/export/frame.py
 
 
 if __name__ == "__main__":

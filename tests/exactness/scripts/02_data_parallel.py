@@ -101,7 +101,6 @@ def main() -> None:
                     torch.save(model.module.state_dict(), Path(folder) / "best.pt")
             best = max(best, top1)
 
-    dist.barrier()
     dist.destroy_process_group()
 
 

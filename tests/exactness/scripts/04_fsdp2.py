@@ -91,7 +91,6 @@ def main() -> list[float]:
         model, optimizer, model_state_dict=restored["model"], optim_state_dict=restored["optimizer"]
     )
     losses += [train(step) for step in range(SAVED_AT, STEPS)]
-    dist.barrier()
     dist.destroy_process_group()
     return losses
 

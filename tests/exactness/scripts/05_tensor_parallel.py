@@ -137,5 +137,4 @@ if torch.cuda.is_available():
 else:
     device = torch.device("cpu")
 losses = train(device)
-dist.barrier()
 dist.destroy_process_group()

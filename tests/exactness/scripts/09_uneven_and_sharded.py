@@ -94,7 +94,6 @@ def main() -> None:
     for number in range(38):
         step(model, optimizer, batches[number % len(batches)])
 
-    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -239,7 +239,6 @@ def main() -> list[float]:
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=sys.argv[1])
-    dist.barrier()
     dist.destroy_process_group()
     return losses
 
