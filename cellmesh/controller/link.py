@@ -17,6 +17,7 @@ import zmq
 from ..errors import NoMeshError, ProtocolError
 from ..wire.framing import Parcel
 from ..wire.messages import Ask, AskEnded, Died, Done, Failed, Welcome
+from . import asides
 from .adopting import Adopted
 from .connection import Connection
 from .core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waits, Watch
@@ -41,6 +42,7 @@ class Link:
         on_change: told of every change of the mesh's state, on the link's thread.
         adopt: makes the runs that are in flight when the agent accepts us, on the link's thread; they are
             not in flight any more once they are done.
+        on_aside: told of what ranks say beside their output, on the link's thread.
         steal: whether to take the mesh from a controller that holds it.
     """
 
@@ -52,11 +54,13 @@ class Link:
         agent_pid: int,
         on_change: Callable[[Change], None],
         adopt: Callable[[Welcome], Adopted],
+        on_aside: Callable[[int, tuple[int, ...], Parcel[Any]], None],
         steal: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._key = bytes.fromhex(key)
         self._adopt = adopt
+        self._on_aside = on_aside
         self._steal = steal
         self._others: Printer | None = None
         self._core = core
@@ -239,6 +243,9 @@ class Link:
             self._runs[number].settle(ranks, parcel, now)
             if type(parcel.verb) is Done:
                 return
+        elif type(parcel.verb) in asides.KINDS:
+            self._on_aside(number, ranks, parcel)
+            return
         elif type(parcel.verb) in (Ask, AskEnded):
             if number in self._runs:
                 self._runs[number].ask(ranks, parcel.verb, now)

@@ -17,6 +17,7 @@ from ..wire.facts import Facts
 from ..wire.framing import Frame
 from ..wire.messages import (
     Inspect,
+    Look,
     Peek,
     PostMortem,
     PullNames,
@@ -336,7 +337,7 @@ class Ranks:
 
     def _start(
         self,
-        verb: Callable[[int], Work | Peek],
+        verb: Callable[[int], Work | Peek | Look],
         buffers: Sequence[Frame] = (),
         title: str = "",
         sink: Sink | None = None,

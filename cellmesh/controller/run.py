@@ -153,6 +153,20 @@ class Run(Generic[T]):
         self.interrupt()
         return True
 
+    def gather(self) -> tuple[dict[int, T], dict[int, BaseException]]:
+        """Wait, and give the values of the ranks that have one, and why others have none. Blocks.
+
+        Raises:
+            RanksInterrupted: the run was interrupted.
+        """
+        self._wait_for_end()
+        if self._interrupted:
+            self.raise_failure()
+        ended = sorted(self._outcomes.items())
+        values = {rank: self._value(rank) for rank, outcome in ended if type(outcome.verb) is Done}
+        failed = {rank: outcome for rank, outcome in ended if type(outcome.verb) is not Done}
+        return values, {rank: exception_of(rank, outcome) for rank, outcome in failed.items()}
+
     def payload_of(self, rank: int) -> tuple[Pickled, tuple[Frame, ...]]:
         """Wait, and give a rank's value as it came, to be passed on unread. Blocks.
 

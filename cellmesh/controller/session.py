@@ -29,6 +29,7 @@ from ..wire.messages import (
 from ..wire.messages import Progress as ProgressVerb
 from ..wire.ticket import Ticket, remove_directory
 from .adopting import Adopted
+from .asides import Asides
 from .catalog import Catalog
 from .core import Change, Core, Effect, HealReport, State
 from .launch.local import AgentProcess, read_agent_log
@@ -74,6 +75,8 @@ class Session:
         self._started_at = time.monotonic()
         self.start_s = 0.0
         self.displays = Displays()
+        self.asides = Asides()
+        self._on_end: list[Callable[[], None]] = []
         self._on_progress = on_progress
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -97,6 +100,7 @@ class Session:
             agent.pid,
             self._note_change,
             self._adopt,
+            self.asides.tell,
             steal,
         )
         atexit.register(self._leave_at_exit)
@@ -126,6 +130,19 @@ class Session:
     def dead_ranks(self) -> set[int]:
         """The ranks that have no process."""
         return set(self._core.dead)
+
+    def why_dead(self, rank: int) -> str:
+        """How a rank that has no process ended."""
+        died = self._core.dead.get(rank)
+        return died.reason if died is not None else "is dead"
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call back once the mesh has ended or been left, on the thread that notices it."""
+        with self._condition:
+            if self._state != "ended" and not self._has_left:
+                self._on_end.append(callback)
+                return
+        callback()
 
     @property
     def lease_s(self) -> float:
@@ -315,6 +332,14 @@ class Session:
             self._has_left = True
             self._link.close()
             self._agent.leave()
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        with self._condition:
+            callbacks, self._on_end = self._on_end, []
+        with contextlib.ExitStack() as stack:  # each is called, whichever fails
+            for callback in reversed(callbacks):
+                stack.callback(callback)
 
     def _give_up(self) -> None:
         """The mesh is not ready, and is waited for no longer."""
@@ -397,3 +422,5 @@ class Session:
             if isinstance(cause, StartFailed | Refused | Detached | Stopped) and self._end is None:
                 self._end = cause
             self._condition.notify_all()
+        if change.state == "ended":
+            self._tell_end()

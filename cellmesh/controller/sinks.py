@@ -284,11 +284,21 @@ def current_sink(displays: Displays | None = None) -> Sink:
     Args:
         displays: the mesh's.
     """
+    publish = cell_publisher()
+    return ConsoleSink() if publish is None else CellSink(publish, displays)
+
+
+def cell_publisher() -> Publish | None:
+    """What publishes in the output area of the notebook cell that asks, from any thread and at any time.
+
+    Returns:
+        None outside of a Jupyter kernel.
+    """
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     kernel = getattr(shell, "kernel", None)
     if kernel is None or not hasattr(kernel, "iopub_socket"):
-        return ConsoleSink()
+        return None
     parent = kernel.get_parent()
     published: list[bool] = []
 
@@ -301,4 +311,4 @@ def current_sink(displays: Displays | None = None) -> Sink:
         topic = f"kernel.{kernel.ident}.{kind}".encode()
         kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
 
-    return CellSink(publish, displays)
+    return publish

@@ -27,7 +27,7 @@ from .export.recording import Recorder
 from .export.script import export
 from .options import Given, unquote
 from .profiles import ProfileView
-from .tables import Table, facts_table, memory_table, status_table
+from .tables import Table, memory_table, status_table
 from .timings import describe_timings
 
 
@@ -171,12 +171,32 @@ class Commands:
         path = Path(options["path"]).expanduser()
         print(export(self.recorder.history, path, options["with_locals"], options["force"]))
 
-    def dist_inspect(self, options: Given) -> Table:
-        expression = " ".join(options["expression"])
-        return facts_table(expression, self._choose(options).inspect(expression))
+    def dist_inspect(self, options: Given) -> Any:
+        from .widgets.inspector import inspect_value
 
-    def dist_status(self, options: Given) -> Table:
+        return inspect_value(self._choose(options), " ".join(options["expression"]), options)
+
+    def dist_who(self, options: Given) -> Table:
+        from .who import names_table
+
+        return names_table(self._choose(options), options["pattern"] or "*")
+
+    def dist_timeline(self, options: Given) -> Any:
+        from .widgets.timeline import show_timeline
+
+        return show_timeline(self._choose(options), options["num_cells"], options["trace"])
+
+    def dist_plot(self, options: Given) -> Any:
+        from .widgets.plots import show_plot
+
+        return show_plot(self._choose(options), options["names"], mean=options["mean"])
+
+    def dist_status(self, options: Given) -> Any:
         mesh = self._need_mesh()
+        if options["live"]:
+            from .widgets.dashboard import show_dashboard
+
+            return show_dashboard(mesh)
         return status_table(repr(mesh), mesh.report(), mesh.states())
 
     def dist_mem(self, options: Given) -> Table:

@@ -22,11 +22,14 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 4
+from .looks import AnySubject
+
+PROTOCOL = 5
 
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
 DisplayKind = Literal["display", "update", "result", "clear"]
+CommKind = Literal["open", "message", "close"]
 Phase = Literal["starting", "idle", "running", "dead"]
 
 
@@ -337,6 +340,25 @@ class Peek(Verb, frozen=True):
     expression: str
 
 
+class Look(Verb, frozen=True):
+    """Look at something without changing it (see `looks`); to the control thread of a rank that is busy."""
+
+    run: int
+    subject: AnySubject
+
+
+class FromFrontEnd(Verb, frozen=True):
+    """A message of the front end's to a comm (a widget) that the rank has opened.
+
+    `content` is JSON; the message's binary buffers follow as frames.
+    """
+
+    run: int
+    comm: str
+    kind: CommKind
+    content: bytes
+
+
 class Leave(Verb, frozen=True):
     """End the process: run its exit handlers, then exit with code 0."""
 
@@ -359,9 +381,11 @@ Work = (
     | PostMortem
     | BeginProfile
     | EndProfile
+    | Look
+    | FromFrontEnd
 )
 ToMainThread = Work | Resume
-Control = Interrupt | Release | Probe | Peek | Stacks | Describe | Reply | Leave
+Control = Interrupt | Release | Probe | Peek | Look | Stacks | Describe | Reply | Leave
 
 
 # ---------------------------------------------------------------- rank -> agent
@@ -544,6 +568,52 @@ class AskEnded(Verb, frozen=True):
     request: int
 
 
+class Logged(Verb, frozen=True):
+    """Numbers that user code has reported (``cellmesh.log``), in the order of their steps.
+
+    Each row of `values` belongs to one name of `names`; its columns to `steps`.
+    """
+
+    run: int
+    names: tuple[str, ...]
+    steps: tuple[float, ...]
+    values: tuple[tuple[float, ...], ...]
+
+
+class Bar(Verb, frozen=True):
+    """How far a progress bar of user code's is.
+
+    Attributes:
+        bar: its number on the rank.
+        title: what stands before it.
+        done, total: in `unit`; a total of 0 is not known.
+        elapsed_s: since it began.
+        note: what stands behind it (tqdm's postfix).
+        state: whether it goes on.
+        num_outer: how many bars are open round it.
+    """
+
+    run: int
+    bar: int
+    title: str
+    done: float
+    total: float
+    unit: str
+    elapsed_s: float
+    note: str = ""
+    state: Literal["open", "done", "failed", "removed"] = "open"
+    num_outer: int = 0
+
+
+class ToFrontEnd(Verb, frozen=True):
+    """A message of a comm (a widget) of the rank's to the front end; see `FromFrontEnd`."""
+
+    run: int
+    comm: str
+    kind: CommKind
+    content: bytes
+
+
 FromRank = (
     RankReady
     | RankUnready
@@ -557,6 +627,9 @@ FromRank = (
     | Blueprint
     | Ask
     | AskEnded
+    | Logged
+    | Bar
+    | ToFrontEnd
 )
 
 

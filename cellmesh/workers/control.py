@@ -21,6 +21,7 @@ from ..wire.messages import (
     Failed,
     Interrupt,
     Leave,
+    Look,
     Peek,
     Probe,
     RankState,
@@ -36,6 +37,7 @@ from .executor import reduce_for_notebook
 from .groups.groups import Groups
 from .inspection import describe, is_quiet
 from .interrupts import Interrupts
+from .looking.answering import Looker
 from .metering import MemoryMeter
 from .processes import main_thread_sleeps, signal_own_group
 from .shell import RankShell
@@ -56,6 +58,7 @@ class ControlThread:
         asker: takes what the user types.
         device: where the rank computes.
         meter: how much memory the rank has.
+        looker: answers what the notebook wants to look at.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ControlThread:
         asker: Asker,
         device: torch.device,
         meter: MemoryMeter,
+        looker: Looker,
     ) -> None:
         self._channel = channel
         self._lock = threading.Lock()
@@ -76,6 +80,7 @@ class ControlThread:
         self._asker = asker
         self._device = device
         self._meter = meter
+        self._looker = looker
         self._last_stop: tuple[int, Stop | None] = (-1, None)
         self._seen: tuple[int, Activity] | None = None
         self._seen_since = 0.0
@@ -116,6 +121,8 @@ class ControlThread:
                 self._answer(Parcel(self._state(verb.request)))
             case Peek():  # beside: properties and statistics may take their time
                 threading.Thread(target=lambda: self._answer(self._peek(verb)), daemon=True).start()
+            case Look():
+                threading.Thread(target=lambda: self._answer(self._look(verb)), daemon=True).start()
             case Leave():
                 _leave()
 
@@ -211,6 +218,11 @@ class ControlThread:
         if self._device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return 0
         return torch.cuda.memory_reserved(self._device)
+
+    def _look(self, verb: Look) -> Parcel[Done]:
+        answer = self._looker.answer(verb.subject, is_beside=self._interrupts.running >= 0)
+        pickled, buffers = payload.dumps(answer, "the answer")
+        return Parcel(Done(verb.run, pickled), tuple(buffers))
 
     def _peek(self, verb: Peek) -> Parcel[Done | Failed]:
         try:

@@ -21,10 +21,12 @@ from ..wire.messages import (
     Done,
     EndProfile,
     Failed,
+    FromFrontEnd,
     GatherNames,
     GatherTensor,
     Heal,
     Inspect,
+    Look,
     PostMortem,
     PullNames,
     PushNames,
@@ -38,12 +40,14 @@ from ..wire.messages import (
 )
 from .activity import Stop, Waited, describe_interruption
 from .borrowing import bind_missing_names
+from .comms import Comms
 from .debugger import post_mortem, remember_error
 from .groups import leftovers
 from .groups.groups import Groups
 from .groups.stopping import lost_its_peers
 from .inspection import describe, is_dtensor
 from .interrupts import Interrupts
+from .looking.answering import Looker
 from .metering import MemoryMeter
 from .processes import flush_c_stdio
 from .replicas.checking import interrupted_step
@@ -68,6 +72,8 @@ class Executor:
         interrupts: told which run may be interrupted.
         stop_of: how a run was interrupted or released, None if it was not.
         meter: told of cells.
+        looker: answers what the notebook wants to look at.
+        comms: the widgets that user code has made.
         needs_groups: the rank replaces one that died, and has no process groups before the first `Heal`.
     """
 
@@ -80,6 +86,8 @@ class Executor:
         interrupts: Interrupts,
         stop_of: Callable[[int], Stop | None],
         meter: MemoryMeter,
+        looker: Looker,
+        comms: Comms,
         needs_groups: bool,
     ) -> None:
         self._shell = shell
@@ -89,6 +97,8 @@ class Executor:
         self._interrupts = interrupts
         self._stop_of = stop_of
         self._meter = meter
+        self._looker = looker
+        self._comms = comms
         self._needs_groups = needs_groups
         self._checkpoints: Checkpoints | None = None
         self._profiler: CellProfiler | None = None
@@ -175,6 +185,11 @@ class Executor:
                 return Parcel(Done(work.run))
             case BeginProfile() | EndProfile():
                 return self._profile(work)
+            case Look():
+                return self._value(work.run, self._looker.answer(work.subject, False), "the answer")
+            case FromFrontEnd():
+                self._comms.receive(work, buffers)
+                return Parcel(Done(work.run))
         raise AssertionError(work)
 
     def _run_timed(self, work: RunCell) -> BaseException | None:

@@ -25,6 +25,7 @@ from ..wire.framing import Parcel, at_rank_for_work, encode
 from ..wire.messages import Display, DisplayKind, Heal, RankReady, RankUnready, Resume, ToMainThread
 from ..wire.stream import Channel
 from .asking import Asker
+from .comms import Comms
 from .control import ControlThread
 from .debugger import break_here
 from .executor import Executor
@@ -32,10 +33,12 @@ from .groups.groups import Groups, choose_placement
 from .groups.remote_calls import count_from, let_waits_be_interrupted
 from .groups.stopping import raise_as_stops
 from .interrupts import Interrupts
+from .looking.answering import Looker
 from .metering import MemoryMeter
 from .output import Log
 from .processes import die_with, name_process
 from .shell import RankShell, Show
+from .spans import Spans
 from .streams import Pump, RankStream, RunTracker
 
 
@@ -100,8 +103,10 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     )
     groups = Groups(options.rank, options.world_size, placement, options.master_port, options.incarnation)
     meter = MemoryMeter(placement.device)
+    spans = Spans()
+    looker = Looker(shell, spans)
     control_thread = ControlThread(
-        Channel(control), shell, groups, interrupts, asker, placement.device, meter
+        Channel(control), shell, groups, interrupts, asker, placement.device, meter, looker
     )
     threading.Thread(target=control_thread.serve, name="cellmesh-control", daemon=True).start()
     shell.user_ns.update(
@@ -123,7 +128,16 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     shell.stopped_by = lambda: control_thread.kind_of_stop(interrupts.running)
     raise_as_stops(shell.stopped_by)
     executor = Executor(
-        shell, groups, pump, tracker, interrupts, control_thread.stop_of, meter, needs_groups=options.rejoin
+        shell,
+        groups,
+        pump,
+        tracker,
+        interrupts,
+        control_thread.stop_of,
+        meter,
+        looker,
+        Comms(),
+        needs_groups=options.rejoin,
     )
     _work(work_channel, executor)
 

@@ -1,0 +1,95 @@
+"""What all widgets share: how they are shown, and what is left of them where there is nobody to draw them.
+
+A widget is an `anywidget`: its JavaScript (an ES module) and its CSS are files of this package, sent with it,
+so that it works offline. What is published has three forms: the widget; HTML that stands still, for viewers
+without widgets; and text, for terminals. Once its mesh has ended, the widget is replaced by the HTML.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ...controller.sinks import cell_publisher
+
+FOLDER = Path(__file__).parent
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@dataclass(frozen=True)
+class Static:
+    """What is shown where no widget can be.
+
+    Attributes:
+        text: for terminals.
+        html: for viewers; it holds no script, and everything in it that came from users is escaped.
+    """
+
+    text: str
+    html: str
+
+
+def load_css(name: str) -> str:
+    """A widget's style sheet, after the one that all share."""
+    return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base", name))
+
+
+class Widget(anywidget.AnyWidget):
+    """Base of the widgets: what the front end is told of all of them."""
+
+    # Why it changes no more, "" while it does.
+    ended = traitlets.Unicode("").tag(sync=True)
+
+
+class View:
+    """A widget in the output area of the cell that shows it.
+
+    Args:
+        widget: what draws.
+        static: what is shown without it; called whenever that is needed, on any thread.
+    """
+
+    def __init__(self, widget: Widget, static: Callable[[], Static]) -> None:
+        self.widget = widget
+        self._static = static
+        self._shown: list[tuple[Callable[[str, dict[str, Any]], None], str]] = []
+        self._ended = ""
+
+    def freeze(self, why: str) -> None:
+        """Leave what it shows now, and why it changes no more, in place of the widget. From any thread."""
+        if self._ended:
+            return
+        self._ended = why
+        static = self._static()
+        content = f'{static.html}<div style="opacity:.65">{html.escape(why)}</div>'
+        data = {"text/plain": f"{static.text}\n{why}", "text/html": content}
+        for publish, display_id in self._shown:
+            publish("update_display_data", _content(data, display_id))
+        with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
+            self.widget.ended = why
+            self.widget.close()
+
+    def _ipython_display_(self) -> None:
+        static = self._static()
+        publish = cell_publisher()
+        if publish is None:
+            print(static.text)
+            return
+        data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
+        if not self._ended:
+            data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        display_id = uuid.uuid4().hex
+        self._shown.append((publish, display_id))
+        publish("display_data", _content(data, display_id))
+
+
+def _content(data: dict[str, Any], display_id: str) -> dict[str, Any]:
+    return {"data": data, "metadata": {}, "transient": {"display_id": display_id}}

@@ -1,0 +1,257 @@
+"""What the notebook can ask a rank to look at, and what it tells: the subjects of `Look`, and their answers.
+
+A look changes nothing and runs no collective. A rank that is busy answers from its control thread; then an
+expression may only follow names, attributes and indices, and values may be torn: the main thread goes on
+writing. What cannot be told comes as a `Refusal`, so that one rank's trouble is no failure of the run.
+
+Answers travel pickled, arrays as numpy's: nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from .facts import Facts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Reduction = Literal["mean", "absmax", "stride"]
+
+
+class Subject(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=True):
+    """Base of all that can be looked at."""
+
+
+# ---------------------------------------------------------------- values
+
+
+class Overview(Subject, frozen=True):
+    """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer: `Found`."""
+
+    expression: str
+    max_items: int = 1000
+
+
+class Histogram(Subject, frozen=True):
+    """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: `Counts`."""
+
+    expression: str
+    path: str
+    low: float
+    high: float
+    num_bins: int
+
+
+class Picture(Subject, frozen=True):
+    """A part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
+
+    `index` fixes all dims but two, which are `dims` (rows, columns); `rows` and `cols` are [begin, end) in
+    those. No more than `height` x `width` numbers cross the wire.
+    """
+
+    expression: str
+    path: str
+    index: tuple[int, ...]
+    dims: tuple[int, int]
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    height: int
+    width: int
+    reduction: Reduction = "mean"
+
+
+class Element(Subject, frozen=True):
+    """One element of a tensor, as text, exactly. Answer: str."""
+
+    expression: str
+    path: str
+    index: tuple[int, ...]
+
+
+class Gradients(Subject, frozen=True):
+    """The gradients of a module's parameters, or of an optimizer's. Answer: tuple of `Gradient`."""
+
+    expression: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor in a value.
+
+    Attributes:
+        path: which; given back to look closer. "" is the value itself.
+        facts: what it is.
+    """
+
+    path: str
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `Overview` found.
+
+    Attributes:
+        kind: the value's type.
+        text: its short repr, where it is no tensor.
+        items: its tensors.
+        num_left_out: how many more there are.
+        is_torn: it was looked at while the main thread ran.
+    """
+
+    kind: str
+    text: str
+    items: tuple[Item, ...]
+    num_left_out: int = 0
+    is_torn: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What `Histogram` found: a count a bin."""
+
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What `Picture` found.
+
+    Attributes:
+        values: float32 [height, width]; NaN where the reduced elements have one.
+        low, high: the smallest and largest finite value in it.
+        is_exact: every pixel is one element.
+        is_torn: see `Found`.
+    """
+
+    values: npt.NDArray[np.float32]
+    low: float
+    high: float
+    is_exact: bool
+    is_torn: bool = False
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One parameter's gradient on one rank.
+
+    Attributes:
+        name: the parameter's.
+        shape: of the rank's part.
+        has_grad: it is not None.
+        norm: of the gradient's finite elements, on this rank.
+        max_abs: its largest finite magnitude.
+        parameter_norm: of the parameter.
+        num_nan, num_inf, num_zeros, num_elements: of the gradient.
+        shard, digest: see `Facts`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    has_grad: bool
+    norm: float = 0.0
+    max_abs: float = 0.0
+    parameter_norm: float = 0.0
+    num_nan: int = 0
+    num_inf: int = 0
+    num_zeros: int = 0
+    num_elements: int = 0
+    shard: tuple[int, ...] = ()
+    digest: str = ""
+
+
+# ---------------------------------------------------------------- names and code
+
+
+class Names(Subject, frozen=True):
+    """The user's names in the rank's namespace. Answer: tuple of `Named`."""
+
+    max_names: int = 1000
+
+
+class Complete(Subject, frozen=True):
+    """What could stand at `cursor` (in characters) in `code`. Answer: `Completions`."""
+
+    code: str
+    cursor: int
+
+
+class Explain(Subject, frozen=True):
+    """What ``obj?`` (`detail` 0) and ``obj??`` (1) show. Answer: str, with ANSI colours; "" if not found."""
+
+    name: str
+    detail: int = 0
+
+
+@dataclass(frozen=True)
+class Named:
+    """A name in a rank's namespace, and its value in short."""
+
+    name: str
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What could replace ``code[begin:end]``: texts, and what each is (``function``, ``instance``, ...)."""
+
+    begin: int
+    end: int
+    texts: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+# ---------------------------------------------------------------- time
+
+
+class History(Subject, frozen=True):
+    """What the rank did lately: spans that ended after `since_s`, by its monotonic clock. Answer: `Past`."""
+
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a rank's time.
+
+    Attributes:
+        kind: what it was.
+        name: the cell's title, or the collective's name.
+        begin_s, end_s: by the host's monotonic clock; no end: it goes on.
+        execution_count: the cell it is of.
+        group: the process group of a collective.
+    """
+
+    kind: Literal["cell", "collective"]
+    name: str
+    begin_s: float
+    end_s: float | None
+    execution_count: int = 0
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What `History` found: the spans, oldest first, and the rank's clock at the answer."""
+
+    spans: tuple[Span, ...]
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a rank could not tell, and why."""
+
+    type_name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.text}"
+
+
+AnySubject = Overview | Histogram | Picture | Element | Gradients | Names | Complete | Explain | History

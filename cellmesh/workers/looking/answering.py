@@ -1,0 +1,96 @@
+"""Answers one look; what cannot be told comes as a `Refusal`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import CellmeshError
+from ...wire.looks import (
+    AnySubject,
+    Complete,
+    Element,
+    Explain,
+    Gradients,
+    Histogram,
+    History,
+    Names,
+    Overview,
+    Picture,
+    Refusal,
+)
+from ..inspection import is_quiet
+from ..shell import RankShell
+from ..spans import Spans
+
+
+@dataclass(frozen=True)
+class Looker:
+    """Looks at what a rank has.
+
+    Args:
+        shell: its namespace is the rank's.
+        spans: what the rank did lately.
+    """
+
+    shell: RankShell
+    spans: Spans
+
+    def answer(self, subject: AnySubject, is_beside: bool) -> Any:
+        """Look at something.
+
+        Args:
+            subject: what.
+            is_beside: on another thread, while the main thread may be running.
+
+        Returns:
+            The answer (see `looks`), or a `Refusal`. KeyboardInterrupt passes through.
+        """
+        try:
+            return self._answer(subject, is_beside)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return Refusal(type(error).__name__, _text_of(error))
+
+    def _answer(self, subject: AnySubject, is_beside: bool) -> Any:
+        from . import completing, gradients, names, pictures, values  # rarely used
+
+        evaluate = self._evaluate_quietly if is_beside else self._evaluate
+        match subject:
+            case Overview():
+                return values.overview(evaluate(subject.expression), subject, is_beside)
+            case Histogram():
+                return values.histogram(evaluate(subject.expression), subject)
+            case Picture():
+                return pictures.picture(evaluate(subject.expression), subject, is_beside)
+            case Element():
+                return pictures.element(evaluate(subject.expression), subject)
+            case Gradients():
+                return gradients.gradients(evaluate(subject.expression))
+            case Names():
+                return names.names(self.shell, subject)
+            case Complete():
+                return completing.complete(self.shell, subject)
+            case Explain():
+                return completing.explain(self.shell, subject)
+            case History():
+                return self.spans.past(subject.since_s)
+
+    def _evaluate(self, expression: str) -> Any:
+        return eval(compile(expression.strip(), "<expression>", "eval"), self.shell.user_ns)
+
+    def _evaluate_quietly(self, expression: str) -> Any:
+        if not is_quiet(expression):
+            raise CellmeshError(
+                f"the rank is busy, and {expression!r} would have to run code: while a cell runs, inspect "
+                "names, attributes and indices only"
+            )
+        return self._evaluate(expression)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))[:10_000]
+    except Exception as e:
+        return f"<its str() raised {type(e).__name__}>"
