@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
     from .errors import Released as Released
+    from .reporting import log as log
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ _HOMES = {
     "RankDied": ".errors",
     "RankFailure": ".errors",
     "Released": ".errors",
+    "log": ".reporting",
 }
 
 __all__ = [*_HOMES, "__version__", "load_ipython_extension", "unload_ipython_extension"]

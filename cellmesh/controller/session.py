@@ -17,6 +17,7 @@ from ..wire.framing import Frame
 from ..wire.messages import (
     Detached,
     HostReport,
+    Logged,
     LogText,
     MeshReady,
     RankInfo,
@@ -34,6 +35,7 @@ from .catalog import Catalog
 from .core import Change, Core, Effect, HealReport, State
 from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
+from .metrics import Metrics
 from .printer import Printer
 from .progress import Progress as Progress
 from .reports import refuse_dead
@@ -76,6 +78,8 @@ class Session:
         self.start_s = 0.0
         self.displays = Displays()
         self.asides = Asides()
+        self.metrics = Metrics()
+        self.asides.listen(Logged, self.metrics.take)
         self._on_end: list[Callable[[], None]] = []
         self._on_progress = on_progress
         self._sink = sink

@@ -37,6 +37,7 @@ from .looking.answering import Looker
 from .metering import MemoryMeter
 from .output import Log
 from .processes import die_with, name_process
+from .reporting import Reporter
 from .shell import RankShell, Show
 from .spans import Spans
 from .streams import Pump, RankStream, RunTracker
@@ -91,6 +92,9 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     shell.connect(_shower(pump, tracker))
     asker = Asker(pump.send, tracker)
     asker.install(shell)
+    reporter = Reporter(pump.send, tracker.current)
+    shell.report_numbers = reporter.log
+    shell.events.register("post_execute", reporter.flush)
     sys.breakpointhook = break_here
     tracker.follow_threads()
     interrupts.install()

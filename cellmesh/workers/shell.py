@@ -13,7 +13,7 @@ import traceback
 import types
 import warnings
 from bdb import BdbQuit
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
@@ -92,6 +92,7 @@ class RankShell(InteractiveShell):
     ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
+    report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
 
     def connect(self, show: Show) -> None:

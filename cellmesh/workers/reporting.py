@@ -1,0 +1,117 @@
+"""Numbers that user code reports (``cellmesh.log``), gathered and sent in bunches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import MeshUsageError
+from ..wire.framing import Parcel
+from ..wire.messages import Logged
+from .inspection import is_dtensor
+
+# How long points are gathered, so that a fast loop makes few messages.
+GATHER_S = 0.1
+# Of each name, what one message holds; of more, some are left out.
+MAX_POINTS = 500
+
+
+@dataclass
+class _Series:
+    steps: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+class Reporter:
+    """Sends what user code reports on one rank; used on any thread.
+
+    Args:
+        send: sends a message, after what has been printed before it.
+        current_run: the run that the caller belongs to.
+    """
+
+    def __init__(self, send: Callable[[Parcel[Any]], None], current_run: Callable[[], int]) -> None:
+        self._send = send
+        self._current_run = current_run
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[int, str], _Series] = {}
+        self._num_steps: dict[str, float] = {}
+        self._sent_at = 0.0
+        self._timer: threading.Timer | None = None
+
+    def log(self, step: float | None, values: Mapping[str, Any]) -> None:
+        """Take in a point for each name.
+
+        Args:
+            step: where; None for one more than the name's last.
+            values: name -> a number, or a tensor with one element.
+
+        Raises:
+            MeshUsageError: a value is no number.
+        """
+        numbers = {name: number_of(name, value) for name, value in values.items()}
+        at = None if step is None else number_of("step", step)
+        run = self._current_run()
+        with self._lock:
+            for name, number in numbers.items():
+                here = self._num_steps.get(name, -1.0) + 1 if at is None else at
+                self._num_steps[name] = here
+                series = self._waiting.setdefault((run, name), _Series())
+                series.steps.append(here)
+                series.values.append(number)
+            if self._timer is not None:
+                return
+            # The first after a pause is not kept waiting.
+            if time.monotonic() - self._sent_at > GATHER_S:
+                self._flush()
+                return
+            self._timer = threading.Timer(GATHER_S, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def flush(self) -> None:
+        """Send what has been gathered."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        self._sent_at = time.monotonic()
+        for verb in _as_messages(waiting):
+            self._send(Parcel(verb))
+
+
+def _as_messages(waiting: Mapping[tuple[int, str], _Series]) -> list[Logged]:
+    """One message for all names of a run that have the same steps."""
+    grouped: dict[tuple[int, tuple[float, ...]], dict[str, tuple[float, ...]]] = {}
+    for (run, name), series in waiting.items():
+        stride = -(-len(series.steps) // MAX_POINTS)
+        # Counted from the end: the last one is always among those that are sent.
+        steps = tuple(series.steps[::-1][::stride][::-1])
+        grouped.setdefault((run, steps), {})[name] = tuple(series.values[::-1][::stride][::-1])
+    return [Logged(run, tuple(rows), steps, tuple(rows.values())) for (run, steps), rows in grouped.items()]
+
+
+def number_of(name: str, value: Any) -> float:
+    """A number, or the one element of a tensor.
+
+    Raises:
+        MeshUsageError: it is neither.
+    """
+    if is_dtensor(value):
+        value = value.to_local()  # no collective: ranks may log alone
+    try:
+        return float(value)
+    except Exception as error:
+        kind = type(value).__name__
+        shape = getattr(value, "shape", None)
+        what = kind if shape is None else f"{kind} of shape {tuple(shape)}"
+        raise MeshUsageError(
+            f"cellmesh.log({name}=...): {what} is no number; log a number, or a tensor with one element"
+        ) from error
