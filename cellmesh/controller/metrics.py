@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..wire.framing import Parcel
 from ..wire.messages import Logged
@@ -49,6 +48,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._kept: dict[str, dict[int, _Kept]] = {}
         self._watchers: list[Callable[[frozenset[str]], None]] = []
+        self._settle_watchers: list[Callable[[], None]] = []
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Logged]) -> None:
         """These ranks have logged this; called on the link's thread."""
@@ -85,16 +85,21 @@ class Metrics:
 
         return end
 
+    def settle(self) -> None:
+        """A cell has ended: its points are all here; called on the link's thread."""
+        with self._lock:
+            watchers = tuple(self._settle_watchers)
+        for watcher in watchers:
+            watcher()
 
-def describe(series: Mapping[int, Series]) -> Mapping[int, Mapping[str, Any]]:
-    """rank -> how many points it has, its last, least and most."""
-    return {
-        rank: {
-            "points": len(one.values),
-            "last": one.values[-1],
-            "least": min(one.values),
-            "most": max(one.values),
-        }
-        for rank, one in series.items()
-        if one.values
-    }
+    def watch_settling(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Have somebody told of each cell that has ended, on the link's thread; returns what ends that."""
+        with self._lock:
+            self._settle_watchers.append(watcher)
+
+        def end() -> None:
+            with self._lock:
+                if watcher in self._settle_watchers:
+                    self._settle_watchers.remove(watcher)
+
+        return end

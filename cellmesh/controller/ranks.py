@@ -38,6 +38,7 @@ from .source import read_cell
 from .stacks import show_stacks
 
 if TYPE_CHECKING:
+    from .plotting import Plot
     from .profiling import Profile
     from .replicas import CheckReport, SyncSummary
 
@@ -304,6 +305,20 @@ class Ranks:
         from .profiling import profile  # it is built on this module
 
         return profile(self, source, trace)
+
+    def plot(self, *names: str, mean: bool = False) -> Plot:
+        """Plot what these ranks report with `cellmesh.log`; in a notebook it is drawn on while they run.
+
+        Args:
+            names: what was, or will be, logged: ``mesh.plot("loss")``.
+            mean: the ranks' mean, and a band from the least to the most.
+
+        Raises:
+            MeshUsageError: there are no names, or one is none.
+        """
+        from .plotting import plot  # rarely used
+
+        return plot(self._session.metrics, names, self.ranks, mean, self._session.on_end)
 
     def debug(self) -> None:
         """Open the debugger where these ranks' last exception was raised; ends with it. Blocks.

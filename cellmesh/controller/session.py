@@ -188,6 +188,8 @@ class Session:
         run = self.catalog.new_run(ranks, single, printer, title, is_cell)
         work = frames(run.number)
         self.catalog.add(run)
+        if is_cell:
+            run.on_end(self.metrics.settle)
         self._link.start_run(
             run,
             lambda core, now: core.submit(

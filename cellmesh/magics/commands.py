@@ -187,9 +187,7 @@ class Commands:
         return show_timeline(self._choose(options), options["num_cells"], options["trace"])
 
     def dist_plot(self, options: Given) -> Any:
-        from .widgets.plots import show_plot
-
-        return show_plot(self._choose(options), options["names"], mean=options["mean"])
+        return self._choose(options).plot(*options["names"], mean=options["mean"])
 
     def dist_status(self, options: Given) -> Any:
         mesh = self._need_mesh()

@@ -11,6 +11,7 @@ from ..controller.source import CellSyntaxError
 from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
+from .displays import Displays
 from .options import COMMANDS, describe, parse, wants_help
 
 _CELL_MAGICS = ("dist", "dist_profile", "local")
@@ -26,6 +27,7 @@ class Extension:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.commands = Commands(shell)
+        self._displays = Displays()
         self._transformer = make_transformer(lambda: self.commands.is_auto)
 
     def register(self) -> None:
@@ -39,12 +41,16 @@ class Extension:
         self._register(AUTO_MAGIC, "cell", lambda line, cell: self.commands.auto_cell(cell))
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
+        if self._shell.display_formatter is not None:
+            self._displays.register(self._shell.display_formatter)
         # IPython prints exception groups whole, frames of ours and all, unless told otherwise.
         self._shell.set_custom_exc((RankFailure, CellSyntaxError), _show_failure)  # type: ignore[no-untyped-call]
 
     def unregister(self) -> None:
         """Undo `register`, and stop the mesh."""
         self.commands.close()
+        if self._shell.display_formatter is not None:
+            self._displays.unregister(self._shell.display_formatter)
         self._shell.input_transformers_cleanup.remove(self._transformer)
         self._shell.events.unregister("post_run_cell", self.commands.recorder.close_cell)
         self._shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]

@@ -77,18 +77,29 @@ class View:
             self.widget.ended = why
             self.widget.close()
 
+    def refresh(self) -> None:
+        """Show what it shows now also where no widget can be. From any thread."""
+        if self._ended:
+            return
+        data = self._forms()
+        for publish, display_id in self._shown:
+            publish("update_display_data", _content(data, display_id))
+
     def _ipython_display_(self) -> None:
-        static = self._static()
         publish = cell_publisher()
         if publish is None:
-            print(static.text)
+            print(self._static().text)
             return
+        display_id = uuid.uuid4().hex
+        self._shown.append((publish, display_id))
+        publish("display_data", _content(self._forms(), display_id))
+
+    def _forms(self) -> dict[str, Any]:
+        static = self._static()
         data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
         if not self._ended:
             data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        display_id = uuid.uuid4().hex
-        self._shown.append((publish, display_id))
-        publish("display_data", _content(data, display_id))
+        return data
 
 
 def _content(data: dict[str, Any], display_id: str) -> dict[str, Any]:

@@ -1,13 +1,127 @@
-"""Live plots of what ranks log."""
+"""Live plots of what ranks log: lines that grow while a cell runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import array
+import threading
+from collections import deque
+from pathlib import Path
 from typing import Any
 
-from ...controller.ranks import Ranks
+import traitlets
+
+from ...controller.plotting import Plot, thin
+from ..plot_picture import draw_html
+from .base import Static, View, Widget, load_css
+from .palette import colour_of
+
+# New points are drawn this often at most.
+REFRESH_S = 0.25
+# So many plots of a mesh go on; what is older stands still.
+MAX_LIVE = 8
 
 
-def show_plot(ranks: Ranks, names: Sequence[str], mean: bool = False) -> Any:
-    """What ``%dist_plot`` shows."""
-    raise NotImplementedError
+class PlotWidget(Widget):
+    """Draws lines; holds the points that it draws, so that a saved notebook has them."""
+
+    _esm = Path(__file__).with_suffix(".js")
+    _css = load_css("plots")
+
+    names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    # One a line: its name's index, rank, colour, and how many points it has.
+    lines = traitlets.List(traitlets.Dict()).tag(sync=True)
+    # All lines' steps and values, float64, one line after the other: steps, then values.
+    points = traitlets.Bytes().tag(sync=True)
+    # What the user chose; kept over a reload of the page.
+    mean = traitlets.Bool(False).tag(sync=True)
+    log_scale = traitlets.Bool(False).tag(sync=True)
+    hidden = traitlets.List(traitlets.Int()).tag(sync=True)
+
+
+def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
+    """The lines of a plot, and their points, as `PlotWidget` has them."""
+    lines: list[dict[str, Any]] = []
+    points = array.array("d")
+    for index, name in enumerate(plot.names):
+        for rank, series in plot.series(name).items():
+            few = thin(series)
+            lines.append(
+                {
+                    "name": index,
+                    "rank": rank,
+                    "colour": colour_of(rank, max(plot.ranks) + 1),
+                    "count": len(few.steps),
+                    "logged": len(series.steps),
+                }
+            )
+            points.extend(few.steps)
+            points.extend(few.values)
+    return lines, points.tobytes()
+
+
+class LivePlot:
+    """A plot in a notebook, redrawn when ranks have logged more; its thread is there only then.
+
+    Args:
+        plot: what is drawn.
+    """
+
+    def __init__(self, plot: Plot) -> None:
+        self._plot = plot
+        self._lock = threading.Lock()
+        self._is_due = False
+        self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
+        self.view = View(self._widget, lambda: Static(repr(plot), draw_html(plot)))
+        self._is_stale = False  # where no widget can be
+        self._stops = (plot.metrics.watch(self._note), plot.metrics.watch_settling(self._settle))
+        self._draw()
+        plot.on_end(lambda: self.freeze("the mesh has ended"))
+
+    def freeze(self, why: str) -> None:
+        """Leave it as it is."""
+        for stop in self._stops:
+            stop()
+        self._draw()
+        self.view.freeze(why)
+
+    def _settle(self) -> None:
+        """A cell has ended: what stands still where no widget can be is to show what it logged."""
+        if self._is_stale:
+            self._is_stale = False
+            self._draw()
+            self.view.refresh()
+
+    def _note(self, names: frozenset[str]) -> None:
+        with self._lock:
+            if names.isdisjoint(self._plot.names):
+                return
+            self._is_stale = True
+            if self._is_due:
+                return
+            self._is_due = True
+        timer = threading.Timer(REFRESH_S, self._draw)
+        timer.daemon = True
+        timer.start()
+
+    def _draw(self) -> None:
+        with self._lock:
+            self._is_due = False
+        lines, points = pack(self._plot)
+        if points != self._widget.points or lines != self._widget.lines:
+            with self._widget.hold_sync():
+                self._widget.lines, self._widget.points = lines, points
+
+
+class LivePlots:
+    """The plots of a notebook that go on."""
+
+    def __init__(self) -> None:
+        self._live: deque[LivePlot] = deque()
+
+    def show(self, plot: Plot) -> View:
+        """A view of a plot; the oldest stands still if there are too many."""
+        live = LivePlot(plot)
+        self._live.append(live)
+        if len(self._live) > MAX_LIVE:
+            self._live.popleft().freeze("no longer updated: newer plots are")
+        return live.view

@@ -1,0 +1,40 @@
+"""How objects of ours show themselves in a notebook: as widgets, where the extension is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.formatters import DisplayFormatter
+
+
+class Displays:
+    """What draws the objects of one shell; a widget's module is imported when it is first needed."""
+
+    def __init__(self) -> None:
+        self._plots: Any = None
+        self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
+            ("cellmesh.controller.plotting", "Plot"): self._show_plot,
+        }
+
+    def register(self, formatter: DisplayFormatter) -> None:
+        """Have a shell show our objects as widgets."""
+        for (module, name), show in self._renderers.items():
+            formatter.ipython_display_formatter.for_type_by_name(module, name, show)
+
+    def unregister(self, formatter: DisplayFormatter) -> None:
+        """Undo `register`."""
+        display = formatter.ipython_display_formatter
+        for module, name in self._renderers:
+            display.deferred_printers.pop((module, name), None)
+            for kind in [
+                kind for kind in display.type_printers if (kind.__module__, kind.__name__) == (module, name)
+            ]:
+                display.pop(kind)
+
+    def _show_plot(self, plot: Any) -> None:
+        from .widgets.plots import LivePlots
+
+        if self._plots is None:
+            self._plots = LivePlots()
+        self._plots.show(plot)._ipython_display_()
