@@ -31,14 +31,23 @@ class Subject(msgspec.Struct, frozen=True, array_like=True, tag_field="type", ta
 
 
 class Overview(Subject, frozen=True):
-    """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer: `Found`."""
+    """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer: `Found`.
+
+    With a `path`, only the one there. Of a nest, statistics and digests are told until `max_elements` elements
+    have been read; the others' `Facts.note` says so: ask for those with their path.
+    """
 
     expression: str
     max_items: int = 1000
+    path: str = ""
+    max_elements: int = 1 << 28
 
 
 class Histogram(Subject, frozen=True):
-    """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: `Counts`."""
+    """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: `Counts`.
+
+    Where `low` is `high`, elements equal to it are counted in the middle bin.
+    """
 
     expression: str
     path: str
@@ -50,8 +59,15 @@ class Histogram(Subject, frozen=True):
 class Picture(Subject, frozen=True):
     """A part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
 
-    `index` fixes all dims but two, which are `dims` (rows, columns); `rows` and `cols` are [begin, end) in
-    those. No more than `height` x `width` numbers cross the wire.
+    Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the columns, in
+    either order; -1 is a dim of size one that the tensor does not have (of a 1-D tensor, (-1, 0) is one row,
+    and (0, -1) one column). `index` has a number for each of the other dims, in their order. `rows` and `cols`
+    are [begin, end) in the two. No more than `height` x `width` numbers cross the wire.
+
+    Pixel i covers the rows [i * n // h, (i + 1) * n // h) of n, where h is the smaller one of `height` and n;
+    columns likewise. `mean` and `absmax` are of all elements of a pixel, unless there are more than
+    `max_elements`: then of some rows (and columns) of it, evenly spaced. `stride` is its first element.
+    Complex elements are shown by their magnitude.
     """
 
     expression: str
@@ -63,10 +79,11 @@ class Picture(Subject, frozen=True):
     height: int
     width: int
     reduction: Reduction = "mean"
+    max_elements: int = 1 << 26
 
 
 class Element(Subject, frozen=True):
-    """One element of a tensor, as text, exactly. Answer: str."""
+    """One element of a tensor (of a DTensor: of the rank's part), as text, exactly. Answer: str."""
 
     expression: str
     path: str
@@ -79,17 +96,40 @@ class Gradients(Subject, frozen=True):
     expression: str
 
 
+class Digests(Subject, frozen=True):
+    """Digests of runs of a tensor's elements, in row-major order of the rank's part. Answer: tuple of str.
+
+    `parts` are [begin, end) of each run, ascending; they do not overlap.
+    """
+
+    expression: str
+    path: str
+    parts: tuple[tuple[int, int], ...]
+
+
+class Sample(Subject, frozen=True):
+    """Elements of a tensor, evenly spaced over some runs (see `Digests`). Answer: `Sampled`."""
+
+    expression: str
+    path: str
+    parts: tuple[tuple[int, int], ...]
+    max_elements: int
+
+
 @dataclass(frozen=True)
 class Item:
-    """One tensor in a value.
+    """One tensor in a value; or a plain value beside tensors.
 
     Attributes:
         path: which; given back to look closer. "" is the value itself.
         facts: what it is.
+        shares_with: the path of an item before it that lies in the same memory, wholly or in part; None if
+            there is none.
     """
 
     path: str
     facts: Facts
+    shares_with: str | None = None
 
 
 @dataclass(frozen=True)
@@ -123,10 +163,11 @@ class Pixels:
     """What `Picture` found.
 
     Attributes:
-        values: float32 [height, width]; NaN where the reduced elements have one.
-        low, high: the smallest and largest finite value in it.
+        values: float32 [height, width] or smaller; NaN and infinite where the reduced elements are.
+        low, high: the smallest and largest finite value in it; 0 without any.
         is_exact: every pixel is one element.
         is_torn: see `Found`.
+        is_sampled: see `max_elements` of `Picture`; NaNs may have been missed.
     """
 
     values: npt.NDArray[np.float32]
@@ -134,6 +175,15 @@ class Pixels:
     high: float
     is_exact: bool
     is_torn: bool = False
+    is_sampled: bool = False
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What `Sample` found: the elements, float64 (complex128), and whether they are all there are."""
+
+    values: npt.NDArray[np.float64 | np.complex128]
+    is_all: bool
 
 
 @dataclass(frozen=True)
@@ -254,4 +304,16 @@ class Refusal:
         return f"{self.type_name}: {self.text}"
 
 
-AnySubject = Overview | Histogram | Picture | Element | Gradients | Names | Complete | Explain | History
+AnySubject = (
+    Overview
+    | Histogram
+    | Picture
+    | Element
+    | Gradients
+    | Digests
+    | Sample
+    | Names
+    | Complete
+    | Explain
+    | History
+)
