@@ -519,7 +519,7 @@ class RankState(Verb, frozen=True):
     written, or the innermost Python function; `collective` the torch.distributed call it waits in ("" if
     none), `group` that call's group by torch's name, and `waited_s` for how long; `asks` that it waits for
     the user (`Ask`); `is_broken` that its groups must be healed; `counts` has all its groups; `memory` what
-    it holds.
+    it holds; `device_percent` how busy its GPU is, by whomever (-1: not known).
     """
 
     request: int
@@ -536,6 +536,7 @@ class RankState(Verb, frozen=True):
     is_broken: bool = False
     counts: tuple[GroupCount, ...] = ()
     memory: MemoryUse = MemoryUse()
+    device_percent: int = -1
 
 
 class StackText(Verb, frozen=True):
@@ -644,6 +645,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
         predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work that `fills`
             (`Relay`) has ended well on it; "" for all others.
         last_output: the last lines of the one that ended, if either is given.
+        cpu_s: CPU time that its process has used, by all its threads, in seconds.
     """
 
     rank: int
@@ -656,6 +658,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
     ending: str = ""
     predecessor_ending: str = ""
     last_output: str = ""
+    cpu_s: float = 0.0
 
 
 class RunInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -764,10 +767,11 @@ class LogText(Verb, frozen=True):
 
 
 class HostReport(Verb, frozen=True):
-    """Answer to `ReadHost`."""
+    """Answer to `ReadHost`; `at_s` is when the processes were measured, by the host's monotonic clock."""
 
     request: int
     ranks: tuple[RankInfo, ...]
+    at_s: float = 0.0
 
 
 class Stopped(Verb, frozen=True):

@@ -212,6 +212,7 @@ class ControlThread:
             is_broken=self._groups.is_broken,
             counts=tuple(self._groups.counts()),
             memory=self._meter.use(),
+            device_percent=self._meter.device_percent(),
         )
 
     def _device_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""How much memory a rank has, and how a cell has changed it."""
+"""How much memory a rank has, how a cell has changed it, and how busy the rank's GPU is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..wire.messages import MemoryUse
+from .gpu_load import UNKNOWN, GpuLoad
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._gpu_load: GpuLoad | None = None
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._execution_count = 0
         self._before = Sample()
@@ -64,12 +66,24 @@ class MemoryMeter:
             cell_allocated=after.allocated - before.allocated,
         )
 
+    def device_percent(self) -> int:
+        """How busy the rank's GPU is; `UNKNOWN` without one, or before the rank has used it."""
+        if not self._has_gpu():
+            return UNKNOWN
+        if self._gpu_load is None:
+            self._gpu_load = GpuLoad(str(torch.cuda.get_device_properties(self._device).uuid))
+        return self._gpu_load.percent()
+
     def sample(self) -> Sample:
         """Memory now."""
         rss = int(os.pread(self._statm, 100, 0).split()[1]) * mmap.PAGESIZE
         peak_rss = max(rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        if self._device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if not self._has_gpu():
             return Sample(rss, peak_rss)
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         return Sample(rss, peak_rss, allocated["current"], allocated["peak"], reserved["current"])
+
+    def _has_gpu(self) -> bool:
+        """Whether there is one that the rank has used: looking at it would take it into use."""
+        return self._device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

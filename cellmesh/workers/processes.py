@@ -108,6 +108,16 @@ def rss_bytes(pid: int) -> int:
         return 0
 
 
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used, by all its threads, in seconds; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _parents() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -154,8 +154,9 @@ class Agent:
                 text, before = read_log(self._family.log_path(rank), num_bytes)
                 self._attachment.send([Parcel(LogText(request, text, before))])
             case ReadHost(request):
-                report = self._supervisor.report(self._family.rss_bytes())
-                self._attachment.send([Parcel(HostReport(request, report))])
+                at_s = time.monotonic()
+                report = self._supervisor.report(self._family.rss_bytes(), self._family.cpu_s())
+                self._attachment.send([Parcel(HostReport(request, report, at_s))])
 
     def _set_dims(self, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
         if not names or (names, shape) == self._family.dims:

@@ -155,6 +155,10 @@ class Family:
         """pid -> resident memory of each rank."""
         return {pid: processes.rss_bytes(pid) for pid in self._supervisor.pids().values()}
 
+    def cpu_s(self) -> dict[int, float]:
+        """pid -> CPU time of each rank, in seconds."""
+        return {pid: processes.cpu_s(pid) for pid in self._supervisor.pids().values()}
+
     def log_path(self, rank: int) -> Path:
         """A rank's log."""
         return self._ticket.logs / f"rank{rank}.log"

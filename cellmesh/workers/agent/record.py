@@ -75,7 +75,7 @@ class RankRecord:
         self.runs.clear()
         self.filling.clear()
 
-    def info(self, rank: int, host: str, rss_bytes: int) -> RankInfo:
+    def info(self, rank: int, host: str, rss_bytes: int, cpu_s: float = 0.0) -> RankInfo:
         """As others see it."""
         return RankInfo(
             rank=rank,
@@ -88,4 +88,5 @@ class RankRecord:
             ending=self.ending,
             predecessor_ending=self.predecessor_ending if self.phase in ("idle", "running") else "",
             last_output=self.last_output,
+            cpu_s=cpu_s,
         )

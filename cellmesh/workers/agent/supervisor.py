@@ -14,7 +14,7 @@ asked for become ready, or none of them stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...wire.framing import Frame, Parcel
@@ -295,10 +295,14 @@ class Supervisor:
         to_come = {died.rank for _, died in self._endings}
         return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
-    def report(self, rss_bytes: dict[int, int]) -> tuple[RankInfo, ...]:
-        """All ranks, with their memory (pid -> bytes) where given."""
+    def report(
+        self, rss_bytes: Mapping[int, int], cpu_s: Mapping[int, float] | None = None
+    ) -> tuple[RankInfo, ...]:
+        """All ranks, with their memory (pid -> bytes) and CPU time (pid -> seconds) where given."""
+        spent_s = cpu_s or {}
         return tuple(
-            state.info(rank, self._host, rss_bytes.get(state.pid, 0)) for rank, state in self._ranks.items()
+            state.info(rank, self._host, rss_bytes.get(state.pid, 0), spent_s.get(state.pid, 0.0))
+            for rank, state in self._ranks.items()
         )
 
     def pids(self) -> dict[int, int]:
