@@ -76,7 +76,7 @@ def plot(
     """
     if not names:
         known = ", ".join(metrics.names())
-        raise MeshUsageError(f"name what to plot{f': {known}' if known else f': {how_to("loss")}'}")
+        raise MeshUsageError(f"name what to plot: {known or how_to('loss')}")
     for name in names:
         if not name.isidentifier():
             raise MeshUsageError(
@@ -114,7 +114,7 @@ def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
 
 
 def band(series: Mapping[int, Series]) -> Band:
-    """The mean, least and most of ranks at the steps that any of them has; numbers that are none are left out."""
+    """The mean, least and most of ranks at the steps that any of them has, NaN left out."""
     at: dict[float, list[float]] = {}
     for one in series.values():
         for step, value in zip(one.steps, one.values, strict=True):

@@ -244,6 +244,11 @@ class Notebook:
         """Press the toolbar's stop button."""
         self.panel.locator('jp-button[data-command="notebook:interrupt-kernel"]').click()
 
+    def save(self) -> None:
+        """Save the notebook, and wait until it is."""
+        self._command("docmanager:save")
+        expect(self.page.locator(".lm-DockPanel .jp-mod-dirty")).to_have_count(0)
+
     def set_theme(self, name: str) -> None:
         """Switch JupyterLab's theme."""
         self._command("apputils:change-theme", {"theme": name})

@@ -73,9 +73,9 @@ class View:
         data = {"text/plain": f"{static.text}\n{why}", "text/html": content}
         for publish, display_id in self._shown:
             publish("update_display_data", _content(data, display_id))
+        # Not closed: a page that was reloaded since has lost the displays' ids, and shows the widget still.
         with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
             self.widget.ended = why
-            self.widget.close()
 
     def refresh(self) -> None:
         """Show what it shows now also where no widget can be. From any thread."""
