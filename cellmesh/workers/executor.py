@@ -52,6 +52,7 @@ from .metering import MemoryMeter
 from .processes import flush_c_stdio
 from .replicas.checking import interrupted_step
 from .shell import RankShell
+from .spans import name_of
 from .streams import Pump, RunTracker
 
 if TYPE_CHECKING:
@@ -155,7 +156,12 @@ class Executor:
             case RunCall():
                 function, args, kwargs = payload.loads(work.payload, buffers)
                 bind_missing_names((function, args, kwargs), self._shell.user_ns)
-                return self._value(work.run, function(*args, **kwargs), "the result")
+                self._looker.spans.begin_cell(work.run, name_of(function), 0)
+                try:
+                    result = function(*args, **kwargs)
+                finally:
+                    self._looker.spans.end_cell()
+                return self._value(work.run, result, "the result")
             case RunCell():
                 error = self._run_timed(work) if work.is_timed else self._run_cell(work)
                 return Parcel(Done(work.run)) if error is None else error
@@ -204,6 +210,7 @@ class Executor:
 
     def _run_cell(self, work: RunCell) -> BaseException | None:
         self._meter.begin(work.execution_count)
+        self._looker.spans.begin_cell(work.run, "", work.execution_count)
         try:
             if self._profiler is not None:
                 self._profiler.start()
@@ -213,6 +220,7 @@ class Executor:
         finally:
             if self._profiler is not None:
                 self._profiler.stop()
+            self._looker.spans.end_cell()
             self._meter.end()
 
     def _profile(self, work: BeginProfile | EndProfile) -> Parcel[Done]:

@@ -39,7 +39,6 @@ from .output import Log
 from .processes import die_with, name_process
 from .reporting import Reporter
 from .shell import RankShell, Show
-from .spans import Spans
 from .streams import Pump, RankStream, RunTracker
 
 
@@ -107,8 +106,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     )
     groups = Groups(options.rank, options.world_size, placement, options.master_port, options.incarnation)
     meter = MemoryMeter(placement.device)
-    spans = Spans()
-    looker = Looker(shell, spans)
+    looker = Looker(shell, groups.spans)
     control_thread = ControlThread(
         Channel(control), shell, groups, interrupts, asker, placement.device, meter, looker
     )

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...wire.messages import GroupCount
+from ..spans import Spans
 from . import cutting, leftovers, remote_calls
 from .adoption import adopt_init_process_group, torch_init_process_group
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
@@ -200,6 +201,11 @@ class Groups:
             cutting.await_quiet({fd: inode for group in groups for fd, inode in group.sockets.items()})
         return sum(group.cut() for group in groups)
 
+    @property
+    def spans(self) -> Spans:
+        """What the rank did lately."""
+        return self._ledger.spans
+
     def counts(self) -> tuple[GroupCount, ...]:
         """What this rank has begun on each group since it was made or healed."""
         return tuple(group.count() for group in self._living())
@@ -299,6 +305,8 @@ class Groups:
 
     def _heal(self, generation: int, participants: frozenset[int]) -> None:
         remote_calls.count_on(generation)
+        self._ledger.generation = generation
+        self._ledger.spans.end_all()  # what was cut has no other end
         prefix = f"{self._prefix}/{generation:x}"
         models = leftovers.Survey()
         self._cut()

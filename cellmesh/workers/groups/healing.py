@@ -27,10 +27,11 @@ from torch._C._distributed_c10d import (
 from torch.futures import Future
 
 from ...errors import GroupDown
+from ...wire.looks import What
 from ...wire.messages import GroupCount
 from . import cutting
 from .ledger import Ledger, has_ended_well
-from .patience import PatientCollective, PatientReceive
+from .patience import NotedMessage, PatientCollective, PatientReceive
 
 # What users call the methods of ProcessGroup; a `_coalesced` or unknown one keeps its own name.
 _LABELS = {
@@ -179,6 +180,7 @@ class HealableGroup(ProcessGroup):
 
     def _reset_counts(self) -> None:
         self.num_collectives = 0
+        self.whats: dict[str, What] = {}
         self.is_touched = False
         self._num_sent: dict[int, int] = {}
         self._num_received: dict[int, int] = {}
@@ -213,10 +215,10 @@ class HealableGroup(ProcessGroup):
         """The global rank of a member."""
         return self._ranks[rank] if self._ranks else rank
 
-    def _count_message(self, method: str, peer: int) -> None:
-        counts = self._num_sent if method == "send" else self._num_received
-        peer = self.global_rank(peer)
-        counts[peer] = counts.get(peer, 0) + 1
+    def what(self, label: str) -> What:
+        """What its operations of one kind have in common; the same object until it is connected anew."""
+        name, generation = str(self._name), self._ledger.generation
+        return self.whats.setdefault(label, What(label, name, self._ranks, generation, not self.is_gloo))
 
     def _settle_from_anyone(self) -> None:
         """Count messages that anyone could send: whose they were shows when they have come."""
@@ -225,7 +227,8 @@ class HealableGroup(ProcessGroup):
             if not work.is_completed():
                 self._from_anyone.append(work)
             elif (source := work._source_rank()) >= 0:
-                self._count_message("recv", source)
+                source = self.global_rank(source)
+                self._num_received[source] = self._num_received.get(source, 0) + 1
 
     # What is not simply passed on.
 
@@ -278,7 +281,15 @@ class HealableGroup(ProcessGroup):
         raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
 
 
-def _begin(group: HealableGroup, label: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _begin(
+    group: HealableGroup,
+    label: str,
+    call: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    sequence: int,
+    peer: int = -1,
+) -> Any:
     """Run a method of the inner group, and note it as the last operation while it is under way."""
     ledger = group._ledger
     ident = threading.get_ident()
@@ -287,22 +298,40 @@ def _begin(group: HealableGroup, label: str, call: Callable[..., Any], args: Any
         return call(*args, **kwargs)
     since = time.monotonic()
     ledger.last = (label, group, since, None)
+    spans, number = ledger.spans, -1
+    is_message = label in _POINT_TO_POINT
+    # A wait in Python follows at once. Messages do not tell; a wait for one shows where it begins.
+    is_sync = not is_message and bool(args) and not getattr(args[-1], "asyncOp", True)
+    if spans.is_on:
+        what = group.whats.get(label) or group.what(label)
+        number = spans.begin(what, sequence, peer, since, is_sync)
     try:
         work = call(*args, **kwargs)
     except BaseException:
         ledger.last = None
+        spans.end(number)
         raise
     if not isinstance(work, Work):
         ledger.last = None
+        spans.end(number)
         return work
+    if not group.is_gloo:
+        spans.end(number)  # the launch: the GPU does the rest by itself
     caller = _module_of(sys._getframe(1).f_back)
     if caller == c10d.__name__ and not _is_of_join(sys._getframe(1)):
-        if group.is_gloo and label not in _POINT_TO_POINT:
-            work = PatientCollective(work, ledger.patience)
+        if group.is_gloo:
+            if not is_sync:
+                spans.end_with(work, number)
+            if is_message:
+                work = NotedMessage(work, ledger.patience, spans, number)
+            else:
+                work = PatientCollective(work, ledger.patience, spans, number)
         # Its caller waits for it or gives it to the user: it lives while anyone may wait.
         ledger.last = (label, group, since, weakref.ref(work))
     else:  # C++ (DDP, also under Join, functional collectives) keeps it where Python does not see that
         ledger.last = (label, group, since, lambda: work)
+        if group.is_gloo:
+            spans.end_with(work, number)
         if caller in _BACKWARD:
             group._backward_work = work
     return work
@@ -330,7 +359,7 @@ def _collective(method: str) -> Callable[..., Any]:
         if not self.is_touched:
             self.is_touched = True
             self._ledger.touched.append(self)
-        return _begin(self, label, call, args, kwargs)
+        return _begin(self, label, call, args, kwargs, self.num_collectives)
 
     return begin
 
@@ -339,13 +368,19 @@ def _message(method: str) -> Callable[..., Any]:
     label = _LABELS.get(method, method)
 
     def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
-        work = _begin(self, label, getattr(self._inner, method), args, kwargs)
+        call = getattr(self._inner, method)
         if method == "recv_anysource":
+            work = _begin(self, label, call, args, kwargs, 0)
             self._settle_from_anyone()
             self._from_anyone.append(work)
             return PatientReceive(work, self._ledger.patience)
-        peer = args[1] if len(args) > 1 else kwargs["dstRank" if method == "send" else "srcRank"]
-        self._count_message(method, peer)
+        peer = self.global_rank(
+            args[1] if len(args) > 1 else kwargs["dstRank" if method == "send" else "srcRank"]
+        )
+        counts = self._num_sent if method == "send" else self._num_received
+        sequence = counts.get(peer, 0) + 1
+        work = _begin(self, label, call, args, kwargs, sequence, peer)
+        counts[peer] = sequence
         return work
 
     return begin

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import Work
 
+from ..spans import Spans
 from .cutting import Drain
 from .patience import Patience
 
@@ -38,12 +39,16 @@ class Ledger:
     Attributes:
         patience: for waits that no cut ends.
         drain: keeps connections that were cut.
+        spans: what the rank did lately; told of each operation's begin and end.
+        generation: of the groups; 0 until they are healed.
         touched: the groups that have begun collectives since `Groups.mark`.
         last: the last operation of the main thread: label, group, when, and how to reach its Work.
     """
 
     patience: Patience
     drain: Drain = field(default_factory=Drain)
+    spans: Spans = field(default_factory=Spans)
+    generation: int = 0
     touched: list[HealableGroup] = field(default_factory=list)
     last: tuple[str, HealableGroup, float, Callable[[], Work | None] | None] | None = None
     is_rebuilding: bool = False

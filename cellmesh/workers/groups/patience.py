@@ -12,6 +12,7 @@ from typing import Any
 from torch._C._distributed_c10d import Work
 
 from ...errors import GroupDown
+from ..spans import Spans
 from .store import MeshStore
 
 _STEP_S = 0.02
@@ -122,14 +123,38 @@ class _PatientWork(Work):
         self._work, self._patience = work, patience
 
 
-class PatientCollective(_PatientWork):
+class _NotedWork(_PatientWork):
+    """A Work of which the rank's past tells when it was waited for, and when it ended.
+
+    One that is never waited for, or fails, may end in other ways (see `Spans`).
+    """
+
+    def __init__(self, work: Work, patience: Patience, spans: Spans, number: int) -> None:
+        super().__init__(work, patience)
+        self._spans, self._number = spans, number
+
+
+class PatientCollective(_NotedWork):
     """A gloo collective whose `wait` signals reach.
 
     gloo does not tell an operation that is in the middle of a message when the other side dies.
     """
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        return self._patience.follow(self._work) if timeout == _NO_TIMEOUT else self._work.wait(timeout)
+        self._spans.wait(self._number)
+        done = self._patience.follow(self._work) if timeout == _NO_TIMEOUT else self._work.wait(timeout)
+        self._spans.end(self._number)
+        return done
+
+
+class NotedMessage(_NotedWork):
+    """A message whose wait is noted."""
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        self._spans.wait(self._number)
+        done = self._work.wait() if timeout == _NO_TIMEOUT else self._work.wait(timeout)
+        self._spans.end(self._number)
+        return done
 
 
 class PatientReceive(_PatientWork):

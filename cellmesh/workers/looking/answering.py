@@ -75,7 +75,7 @@ class Looker:
             case Explain():
                 return completing.explain(self.shell, subject)
             case History():
-                return self.spans.past(subject.since_s)
+                return self.spans.past(subject)
 
     def _evaluate(self, expression: str) -> Any:
         return eval(compile(expression.strip(), "<expression>", "eval"), self.shell.user_ns)
