@@ -1,8 +1,8 @@
 """What a rank did lately: its cells and its collectives, kept in rings.
 
 Written with each operation, so what is written is little: a number into each of a few arrays, about a
-microsecond in all. The arrays are of one length and begin small; once they have `CAPACITY`, the oldest operations are
-overwritten. Nothing here holds on to tensors or to a Work.
+microsecond in all. The arrays are of one length and grow with their use; once they have `CAPACITY`, the
+oldest operations are overwritten. Nothing here holds on to tensors or to a Work.
 """
 
 from __future__ import annotations

@@ -300,8 +300,8 @@ def _begin(
     ledger.last = (label, group, since, None)
     spans, number = ledger.spans, -1
     is_message = label in _POINT_TO_POINT
-    # A wait in Python follows at once. Messages do not tell; a wait for one shows where it begins.
-    is_sync = not is_message and bool(args) and not getattr(args[-1], "asyncOp", True)
+    # Whether a wait in Python follows at once. Messages do not tell: their wait does.
+    is_sync = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
     if spans.is_on:
         what = group.whats.get(label) or group.what(label)
         number = spans.begin(what, sequence, peer, since, is_sync)
@@ -320,11 +320,11 @@ def _begin(
     caller = _module_of(sys._getframe(1).f_back)
     if caller == c10d.__name__ and not _is_of_join(sys._getframe(1)):
         if group.is_gloo:
-            if not is_sync:
-                spans.end_with(work, number)
-            if is_message:
+            if is_message:  # it has no future
                 work = NotedMessage(work, ledger.patience, spans, number)
             else:
+                if not is_sync:
+                    spans.end_with(work, number)
                 work = PatientCollective(work, ledger.patience, spans, number)
         # Its caller waits for it or gives it to the user: it lives while anyone may wait.
         ledger.last = (label, group, since, weakref.ref(work))
