@@ -32,8 +32,8 @@ def _panel(plot: Plot, name: str) -> str:
     points = sum(len(one.values) for one in series.values())
     alt = f"{name}, ranks {format_ranks(tuple(series))}, {points} points"
     return (
-        f'<img class="cellmesh-plot" width="{_WIDTH}" height="{_HEIGHT}" style="max-width:100%;height:auto" '
-        f'alt="{html.escape(alt, quote=True)}" src="data:image/svg+xml;base64,{encoded}"/><br/>'
+        f'<img class="cellmesh-plot" width="{_WIDTH}" height="{_HEIGHT}" style="display:block;max-width:100%;height:auto" '
+        f'alt="{html.escape(alt, quote=True)}" src="data:image/svg+xml;base64,{encoded}"/>'
     )
 
 

@@ -111,6 +111,12 @@ def test_a_rank_has_what_cells_find(monkeypatch: pytest.MonkeyPatch, group: list
     assert "cellmesh" not in script.text
 
 
+def test_cells_that_log_for_plots_need_no_cellmesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(ran("import cellmesh as cm\n"), ran("cm.log(loss=1.5)\nx = 1\n", 0))
+    assert "cellmesh" not in script.text
+    assert run(script, monkeypatch)[0]["x"] == 1
+
+
 def test_a_mesh_of_several_dims(monkeypatch: pytest.MonkeyPatch, group: list[str]) -> None:
     history = history_of(Reshape({"pp": 2, "dp": 1, "tp": 2}), dims={"dp": 2, "tp": 2})
     run(write_script(history, "x.py"), monkeypatch)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.magics.export.ipython import to_python
+from cellmesh.magics.export.reporting import IMPORT, without_cellmesh
 from cellmesh.magics.export.rewriting import (
     CannotRewriteError,
     as_coroutine,
@@ -173,3 +174,26 @@ def test_ipython_becomes_python_where_it_can(source: str, python: str, left_out:
 
 def test_what_stands_for_a_magic_is_imported() -> None:
     assert to_python("!ls\n%cd /tmp\n").imports == {"import subprocess", "import os"}
+
+
+@pytest.mark.parametrize(
+    ("source", "uses"),
+    [
+        ("import cellmesh as cm\nfor i in range(3): cm.log(loss=i, step=i)\nx = 1\n", ["cm"]),
+        ("import math, cellmesh\ncellmesh.log(a=math.pi); x = 1\n", ["cellmesh", "math"]),
+        ("def f():\n    from cellmesh import log as tell\n    tell(ä='ü')\n    return 1\nx = f()\n", []),
+        ("s = 'import cellmesh'; import cellmesh as ü; ü.log(); x = len(s) - 14\n", ["ü"]),
+    ],
+)
+def test_logging_for_plots_does_nothing_without_cellmesh(source: str, uses: list[str]) -> None:
+    text = without_cellmesh(source)
+    assert "import cellmesh" not in text.replace("'import cellmesh'", "")
+    names: dict[str, Any] = {}
+    exec(f"{IMPORT}\n{text}", names)
+    assert names["x"] == 1
+    assert set(uses) <= names.keys()
+
+
+def test_other_imports_of_cellmesh_stay() -> None:
+    source = "from cellmesh import log, Results\nimport cellmesh.errors\n"
+    assert without_cellmesh(source) == source

@@ -182,8 +182,8 @@ def show_last(source: str, show: str) -> str:
     if not isinstance(last, ast.Expr) or _is_silent(last.value) or _ends_quietly(source):
         return source
     start, end = (
-        _offset(source, last.lineno, last.col_offset),
-        _offset(source, last.end_lineno, last.end_col_offset),
+        offset(source, last.lineno, last.col_offset),
+        offset(source, last.end_lineno, last.end_col_offset),
     )
     expression = source[start:end]
     call = parse(f"{show}({expression})")
@@ -197,7 +197,7 @@ def show_last(source: str, show: str) -> str:
     return f"{source[:start]}{show}({expression}){source[end:]}"
 
 
-def _offset(source: str, line: int | None, column: int | None) -> int:
+def offset(source: str, line: int | None, column: int | None) -> int:
     """Where a position of the syntax tree (its columns count UTF-8 bytes) lies in the text."""
     assert line is not None
     assert column is not None

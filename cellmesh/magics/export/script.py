@@ -20,6 +20,7 @@ from .frame import Draft, Part, condition, make_mesh, write_head, write_tail
 from .history import Aside, Checkpoint, Entry, History, NotebookCell, Push, RankCell, Reshape, Seed
 from .ipython import to_python
 from .own_cells import write_comment, write_on_rank_0
+from .reporting import IMPORT, without_cellmesh
 from .rewriting import (
     CannotRewriteError,
     as_coroutine,
@@ -150,8 +151,11 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:
         ranks = describe_ranks(entry.failed)
         return _left_out(count, f"{where} failed on {ranks} and is left out:", entry.source, draft)
     plain = to_python(entry.source)
+    source = without_cellmesh(plain.source)
+    if "SimpleNamespace(" in source and "SimpleNamespace(" not in plain.source:
+        draft.imports.add(IMPORT)
     try:
-        text = _body(plain.source, count, entry, draft)
+        text = _body(source, count, entry, draft)
     except CannotRewriteError as e:
         draft.warnings.append(f"In [{count}] cannot stand in a script: {e}")
         return _left_out(count, f"{where} is left out, as {e}:", entry.source, draft)
