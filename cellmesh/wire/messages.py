@@ -30,6 +30,7 @@ Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
 DisplayKind = Literal["display", "update", "result", "clear"]
 CommKind = Literal["open", "message", "close"]
+BarState = Literal["open", "done", "failed", "stopped", "removed"]
 Phase = Literal["starting", "idle", "running", "dead"]
 
 
@@ -141,7 +142,7 @@ class RunCell(Verb, frozen=True):
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank is to do that);
     `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last expression; `is_timed`:
-    the answer is to say how long it took.
+    the answer is to say how long it took. `lead` and `audience`: as of `RunCall`.
     """
 
     run: int
@@ -151,13 +152,21 @@ class RunCell(Verb, frozen=True):
     execution_count: int
     quiet: bool = False
     is_timed: bool = False
+    lead: int = 0
+    audience: int = 0
 
 
 class RunCall(Verb, frozen=True):
-    """Call a pickled ``(function, args, kwargs)`` and answer with its value."""
+    """Call a pickled ``(function, args, kwargs)`` and answer with its value.
+
+    `lead` is the lowest rank that does: widgets that it makes are shown, others' are not (`ToFrontEnd`).
+    `audience` tells the controller that shows them from those before it.
+    """
 
     run: int
     payload: Pickled
+    lead: int = 0
+    audience: int = 0
 
 
 class PushNames(Verb, frozen=True):
@@ -350,13 +359,14 @@ class Look(Verb, frozen=True):
 class FromFrontEnd(Verb, frozen=True):
     """A message of the front end's to a comm (a widget) that the rank has opened.
 
-    `content` is JSON; the message's binary buffers follow as frames.
+    `content` is JSON, ``{"data", "metadata"}``; the message's binary buffers follow as frames.
     """
 
     run: int
     comm: str
     kind: CommKind
     content: bytes
+    num_buffers: int = 0
 
 
 class Leave(Verb, frozen=True):
@@ -585,13 +595,17 @@ class Bar(Verb, frozen=True):
     """How far a progress bar of user code's is.
 
     Attributes:
-        bar: its number on the rank.
+        run: the run that it was made in.
+        bar: its number on the rank; what says that it is open no more is the last of that number.
         title: what stands before it.
         done, total: in `unit`; a total of 0 is not known.
         elapsed_s: since it began.
+        unit: of what is counted.
+        divisor: numbers are shown with k, M, G of this base (1000 or 1024); 0 for plain ones.
+        rate: units a second, lately; 0 is not known.
         note: what stands behind it (tqdm's postfix).
-        state: whether it goes on.
-        num_outer: how many bars are open round it.
+        state: whether it goes on. `stopped`: it was interrupted or released.
+        num_outer: how many bars were open round it.
     """
 
     run: int
@@ -599,20 +613,26 @@ class Bar(Verb, frozen=True):
     title: str
     done: float
     total: float
-    unit: str
     elapsed_s: float
+    unit: str = "it"
+    divisor: int = 0
+    rate: float = 0.0
     note: str = ""
-    state: Literal["open", "done", "failed", "removed"] = "open"
+    state: BarState = "open"
     num_outer: int = 0
 
 
 class ToFrontEnd(Verb, frozen=True):
-    """A message of a comm (a widget) of the rank's to the front end; see `FromFrontEnd`."""
+    """A message of a comm (a widget) of the rank's to the front end; see `FromFrontEnd`.
+
+    `run` made the comm; where `kind` is ``open``, `content` has ``"target_name"`` and ``"target_module"``, too.
+    """
 
     run: int
     comm: str
     kind: CommKind
     content: bytes
+    num_buffers: int = 0
 
 
 FromRank = (
