@@ -34,8 +34,8 @@ class Subject(msgspec.Struct, frozen=True, array_like=True, tag_field="type", ta
 class Overview(Subject, frozen=True):
     """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer: `Found`.
 
-    With a `path`, only the one there. Of a nest, statistics and digests are told until `max_elements` elements
-    have been read; the others' `Facts.note` says so: ask for those with their path.
+    With a `path`, only the one there. Of a nest, statistics and digests are told until `max_elements`
+    elements have been read; the others' `Facts.note` says so: ask for those with their path.
     """
 
     expression: str
@@ -60,14 +60,14 @@ class Histogram(Subject, frozen=True):
 class Picture(Subject, frozen=True):
     """A part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
 
-    Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the columns, in
-    either order; -1 is a dim of size one that the tensor does not have (of a 1-D tensor, (-1, 0) is one row,
-    and (0, -1) one column). `index` has a number for each of the other dims, in their order. `rows` and `cols`
-    are [begin, end) in the two. No more than `height` x `width` numbers cross the wire.
+    Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the columns,
+    in either order; -1 is a dim of size one that the tensor does not have (of a 1-D tensor, (-1, 0) is one
+    row, and (0, -1) one column). `index` has a number for each of the other dims, in their order. `rows` and
+    `cols` are [begin, end) in the two. No more than `height` x `width` numbers cross the wire.
 
     Pixel i covers the rows [i * n // h, (i + 1) * n // h) of n, where h is the smaller one of `height` and n;
-    columns likewise. `mean` and `absmax` are of all elements of a pixel, unless there are more than
-    `max_elements`: then of some rows (and columns) of it, evenly spaced. `stride` is its first element.
+    columns likewise. `mean` and `absmax` are of all its elements; where the slice has more than
+    `max_elements`, of some of them, evenly spaced. `stride` is its first element.
     Complex elements are shown by their magnitude.
     """
 
@@ -199,7 +199,8 @@ class Gradient:
         max_abs: its largest finite magnitude.
         parameter_norm: of the parameter.
         num_nan, num_inf, num_zeros, num_elements: of the gradient.
-        shard, digest: see `Facts`.
+        shard, digest, note: see `Facts`.
+        requires_grad: whether it is to have one.
     """
 
     name: str
@@ -214,6 +215,8 @@ class Gradient:
     num_elements: int = 0
     shard: tuple[int, ...] = ()
     digest: str = ""
+    note: str = ""
+    requires_grad: bool = True
 
 
 # ---------------------------------------------------------------- names and code
@@ -233,7 +236,10 @@ class Complete(Subject, frozen=True):
 
 
 class Explain(Subject, frozen=True):
-    """What ``obj?`` (`detail` 0) and ``obj??`` (1) show. Answer: str, with ANSI colours; "" if not found."""
+    """What ``obj?`` (`detail` 0) and ``obj??`` (1) show of an expression of names, attributes and indices.
+
+    Answer: str, with ANSI colours; "" if there is no such thing, or only code could tell.
+    """
 
     name: str
     detail: int = 0
@@ -249,12 +255,16 @@ class Named:
 
 @dataclass(frozen=True)
 class Completions:
-    """What could replace ``code[begin:end]``: texts, and what each is (``function``, ``instance``, ...)."""
+    """What could replace ``code[begin:end]``: texts, and what each is (``function``, ``instance``, ...).
+
+    `is_whole`: nothing else can stand there, as after the dot of something that is known.
+    """
 
     begin: int
     end: int
     texts: tuple[str, ...]
     kinds: tuple[str, ...]
+    is_whole: bool = False
 
 
 # ---------------------------------------------------------------- time

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 
 from ..wire.facts import Facts
+from .looking.pieces import UnreadableError, digest_of, digest_of_bytes, layout_of, readable
+from .looking.pieces import digest_of_tensor as digest_of_tensor
+from .looking.shards import Shard, shard_of_dtensor
+from .looking.statistics import statistics
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
 
 _TEXT_CHARS = 200
 # What may be evaluated beside a running main thread: it must not run user code that could block or write.
@@ -33,46 +39,129 @@ def is_quiet(expression: str) -> bool:
     return all(isinstance(node, _QUIET_NODES) for node in ast.walk(tree))
 
 
-def describe(value: Any) -> Facts:
+def kind_of(value: Any) -> str:
+    """A value's type, with its module."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def describe(value: Any, is_read: bool = True, has_digest: bool = True) -> Facts:
     """Describe one value.
 
     Args:
         value: anything; tensors, parameters and DTensors are described by their numbers, arrays likewise.
+        is_read: read a tensor's elements, for its statistics and its digest.
+        has_digest: have a digest of it.
 
     Returns:
-        The facts. No collective is run: a DTensor is described by the rank's part of it.
+        The facts. No collective is run: a DTensor is described by the rank's part of it. What cannot be told
+        of an odd tensor is left out, and `Facts.note` says why.
     """
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    tensor = as_tensor(value)
+    if tensor is not None:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of features that are in beta; the user did not call them
+            return _describe_tensor(kind_of(value), tensor, is_read, has_digest)
+    return Facts(kind=kind_of(value), text=short_text(value), digest=digest_of_bytes(_bytes_of(value)))
+
+
+def as_tensor(value: Any) -> torch.Tensor | None:
+    """A tensor as it is, an array of numbers as a tensor; None of anything else."""
     if isinstance(value, torch.Tensor):
-        return _describe_tensor(kind, value)
+        return value
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
         try:
-            # A copy of its own: torch takes no negative strides, foreign byte orders or read-only memory.
-            copy = value.astype(value.dtype.newbyteorder("="), order="C", copy=True)
-            return _describe_tensor(kind, torch.as_tensor(copy))
-        except TypeError:  # strings, objects
+            if getattr(value.flags, "writeable", False) and value.dtype.isnative:
+                return torch.from_numpy(value)
+        except (TypeError, ValueError):  # negative strides, strings, objects
             pass
-    return Facts(kind=kind, text=_short(value), digest=_digest(_repr(value).encode(errors="replace")))
+        try:
+            # A copy of its own: torch takes no negative strides, foreign byte orders or read-only memory.
+            return torch.as_tensor(value.astype(value.dtype.newbyteorder("="), order="C", copy=True))
+        except TypeError:  # strings, objects
+            return None
+    return None
 
 
-def _describe_tensor(kind: str, value: torch.Tensor) -> Facts:
-    local, placements, shard = _local_part(value)
-    local = local.detach()
-    has_numbers = local.numel() and local.layout == torch.strided and not local.is_meta
-    statistics = _statistics(local) if has_numbers else {}
+def own_part(value: torch.Tensor) -> Shard:
+    """The rank's part of a tensor, and which part it is."""
+    return shard_of_dtensor(value) if is_dtensor(value) else Shard(value)
+
+
+def _describe_tensor(kind: str, value: torch.Tensor, is_read: bool, has_digest: bool) -> Facts:
+    own = own_part(value)
+    local = own.local
+    notes = [own.note]
+    numbers: dict[str, Any] = {}
+    digest = ""
+    try:
+        data, note = readable(local)
+        notes.append(note)
+        if is_read:
+            numbers = statistics(data)
+            if has_digest and local.layout in (torch.strided, torch.jagged):
+                digest = digest_of(data)
+    except UnreadableError as error:
+        notes.append(str(error))
+    except Exception as error:  # a type of elements that torch can hold and not compute with
+        notes.append(f"no statistics: {_first_line(error)}")
+    shape = _told(lambda: _sizes(value.shape))
+    num_elements = _told(lambda: int(local.numel())) or 0
+    num_bytes = num_elements * (_told(local.element_size) or 0)
     return Facts(
         kind=kind,
-        shape=tuple(value.shape),
-        local_shape=tuple(local.shape),
+        text="" if shape is not None else short_text(value),
+        shape=shape,
+        local_shape=_told(lambda: _sizes(local.shape)),
+        offset=own.offset,
+        strides=_told(lambda: _sizes(local.stride())),
+        layout=layout_of(local),
         dtype=str(value.dtype).removeprefix("torch."),
         device=str(local.device),
-        placements=placements,
+        placements=own.placements,
         requires_grad=value.requires_grad,
-        num_bytes=local.numel() * local.element_size(),
-        shard=shard,
-        digest=digest_of_tensor(local),
-        **statistics,
+        mesh_dim_names=own.mesh_dim_names,
+        mesh_shape=own.mesh_shape,
+        coordinate=own.coordinate,
+        num_elements=num_elements,
+        num_bytes=num_bytes if local.layout == torch.strided else _stored_bytes(local),
+        storage_bytes=_told(lambda: int(local.untyped_storage().nbytes())) or 0,
+        is_view=bool(_told(lambda: local._is_view())),
+        note="; ".join(note for note in notes if note),
+        shard=own.shard,
+        digest=digest,
+        **numbers,
     )
+
+
+def _stored_bytes(local: torch.Tensor) -> int:
+    """The size of a tensor that does not store each of its elements."""
+    parts: tuple[Callable[[], torch.Tensor], ...] = (local.values,)
+    if local.layout == torch.sparse_coo:
+        parts = (local._values, local._indices)
+    elif local.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (local.values, local.crow_indices, local.col_indices)
+    elif local.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (local.values, local.ccol_indices, local.row_indices)
+    found = [_told(part) for part in parts]
+    return sum(part.numel() * part.element_size() for part in found if part is not None)
+
+
+def _sizes(sizes: Any) -> tuple[int, ...]:
+    """Sizes as ints; a jagged one, which is of no one size, as -1."""
+    return tuple(size if isinstance(size, int) else -1 for size in sizes)
+
+
+def _told(ask: Callable[[], T]) -> T | None:
+    """What a tensor tells; None where it is of a kind that cannot."""
+    try:
+        return ask()
+    except Exception:
+        return None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:_TEXT_CHARS]
 
 
 def is_dtensor(value: Any) -> TypeGuard[DTensor]:
@@ -81,53 +170,8 @@ def is_dtensor(value: Any) -> TypeGuard[DTensor]:
     return module is not None and isinstance(value, module.DTensor)
 
 
-def _local_part(value: torch.Tensor) -> tuple[torch.Tensor, str, tuple[int, ...]]:
-    """The rank's own part, the placements, and which part it is."""
-    if not is_dtensor(value):
-        return value, "", ()
-    from torch.distributed.tensor import Replicate
-
-    coordinate: Sequence[int] = value.device_mesh.get_coordinate() or ()
-    shard = tuple(
-        -1 if isinstance(placement, Replicate) else index
-        for placement, index in zip(value.placements, coordinate, strict=False)
-    )
-    placements = ", ".join(str(placement) for placement in value.placements)
-    return value.to_local(), placements, shard
-
-
-def _statistics(local: torch.Tensor) -> Mapping[str, Any]:
-    if local.is_complex():
-        local = torch.view_as_real(local.resolve_conj())
-    numbers = local.double() if local.numel() < 1 << 20 else local.float()
-    finite_mask = torch.isfinite(numbers)
-    finite = numbers if bool(finite_mask.all()) else numbers[finite_mask]
-    counts = {
-        "num_nan": int(torch.isnan(numbers).sum()),
-        "num_inf": int(torch.isinf(numbers).sum()),
-    }
-    if not finite.numel():
-        return counts
-    return {
-        "min": finite.min().item(),
-        "max": finite.max().item(),
-        "mean": finite.mean().item(),
-        "std": finite.std(correction=0).item(),
-        "norm": torch.linalg.vector_norm(finite).item(),
-        **counts,
-    }
-
-
-def digest_of_tensor(local: torch.Tensor) -> str:
-    if local.layout != torch.strided or local.is_meta:
-        return ""
-    plain = local.resolve_conj().resolve_neg().contiguous().cpu()
-    raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
-    return _digest(raw.numpy().data)
-
-
-def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=12).hexdigest()
+def _bytes_of(value: Any) -> bytes:
+    return _repr(value).encode(errors="replace")
 
 
 def _repr(value: Any) -> str:
@@ -137,6 +181,7 @@ def _repr(value: Any) -> str:
         return f"<its repr() raised {type(e).__name__}>"
 
 
-def _short(value: Any) -> str:
+def short_text(value: Any) -> str:
+    """A short repr."""
     text = reprlib.repr(value) if type(value).__module__ == "builtins" else _repr(value)
     return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"

@@ -9,6 +9,7 @@ from ...errors import CellmeshError
 from ...wire.looks import (
     AnySubject,
     Complete,
+    Digests,
     Element,
     Explain,
     Gradients,
@@ -18,6 +19,7 @@ from ...wire.looks import (
     Overview,
     Picture,
     Refusal,
+    Sample,
 )
 from ..inspection import is_quiet
 from ..shell import RankShell
@@ -54,26 +56,36 @@ class Looker:
             return Refusal(type(error).__name__, _text_of(error))
 
     def _answer(self, subject: AnySubject, is_beside: bool) -> Any:
-        from . import completing, gradients, names, pictures, values  # rarely used
+        match subject:  # these have to be quick, also the first time
+            case Complete() | Explain():
+                from . import completing
+
+                if isinstance(subject, Complete):
+                    return completing.complete(self.shell, subject)
+                return completing.explain(self.shell, subject)
+            case Names():
+                from . import names
+
+                return names.names(self.shell, subject)
+
+        from . import gradients, pictures, values  # rarely used
 
         evaluate = self._evaluate_quietly if is_beside else self._evaluate
         match subject:
             case Overview():
                 return values.overview(evaluate(subject.expression), subject, is_beside)
             case Histogram():
-                return values.histogram(evaluate(subject.expression), subject)
+                return values.histogram(evaluate(subject.expression), subject, is_beside)
             case Picture():
                 return pictures.picture(evaluate(subject.expression), subject, is_beside)
             case Element():
-                return pictures.element(evaluate(subject.expression), subject)
+                return pictures.element(evaluate(subject.expression), subject, is_beside)
             case Gradients():
-                return gradients.gradients(evaluate(subject.expression))
-            case Names():
-                return names.names(self.shell, subject)
-            case Complete():
-                return completing.complete(self.shell, subject)
-            case Explain():
-                return completing.explain(self.shell, subject)
+                return gradients.gradients(evaluate(subject.expression), is_beside)
+            case Digests():
+                return values.digests(evaluate(subject.expression), subject, is_beside)
+            case Sample():
+                return values.sample(evaluate(subject.expression), subject, is_beside)
             case History():
                 return self.spans.past(subject)
 

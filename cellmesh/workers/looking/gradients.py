@@ -1,11 +1,74 @@
-"""To be written."""
+"""The gradients of a model's parameters, on one rank."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
 from ...wire.looks import Gradient
+from ..inspection import describe, kind_of, own_part
+from .nests import walk
+from .values import looking
 
 
-def gradients(value: Any) -> tuple[Gradient, ...]:
-    raise NotImplementedError
+def gradients(value: Any, is_beside: bool) -> tuple[Gradient, ...]:
+    """The gradients of a module, an optimizer, or of the tensors in any nest that autograd follows.
+
+    Raises:
+        TypeError: there is none in it.
+    """
+    found = []
+    for name, parameter in _parameters(value):
+        with looking(parameter, is_beside):
+            found.append(_gradient(name, parameter))
+    if not found and not isinstance(value, nn.Module | Optimizer):
+        raise TypeError(f"{kind_of(value)} has no parameters: name a module, an optimizer or a parameter")
+    return tuple(found)
+
+
+def _parameters(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, nn.Module):
+        yield from value.named_parameters()
+        return
+    for path, part in walk(value):
+        # What it computed follows autograd, too, and has no gradient of its own.
+        if isinstance(part, torch.Tensor) and part.requires_grad and part.is_leaf:
+            yield path, part
+
+
+def _gradient(name: str, parameter: torch.Tensor) -> Gradient:
+    grad = parameter.grad
+    own = describe(parameter, has_digest=False)
+    if grad is None:
+        shape, shard = own.local_shape or (), own_part(parameter).shard
+        return Gradient(
+            name,
+            shape,
+            False,
+            parameter_norm=own.norm or 0.0,
+            num_elements=own.num_elements,
+            shard=shard,
+            note=own.note,
+            requires_grad=parameter.requires_grad,
+        )
+    facts = describe(grad)
+    return Gradient(
+        name=name,
+        shape=facts.local_shape or (),
+        has_grad=True,
+        norm=facts.norm or 0.0,
+        max_abs=max(abs(facts.min or 0.0), abs(facts.max or 0.0)),
+        parameter_norm=own.norm or 0.0,
+        num_nan=facts.num_nan,
+        num_inf=facts.num_inf,
+        num_zeros=facts.num_zeros,
+        num_elements=facts.num_elements,
+        shard=facts.shard,
+        digest=facts.digest,
+        note=facts.note,
+        requires_grad=parameter.requires_grad,
+    )

@@ -1,15 +1,238 @@
-"""To be written."""
+"""A part of a 2-D slice of a tensor, reduced to pixels on the device where it lies.
+
+A huge slice is read band by band, each a few pixels high: what is taken beside it stays small.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+
 from ...wire.looks import Element, Picture, Pixels
+from .pieces import UnreadableError, piece_size, readable
+from .values import looking, tensor_at
+
+# Sparse and nested tensors up to this size are made dense for a picture.
+_MAX_DENSE = 1 << 24
+# Where a slice is too large to be read whole, what part of the allowed elements is read: they lie apart.
+_SAMPLED_SHARE = 4
+_MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
 def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
-    raise NotImplementedError
+    """Reduce a part of a tensor to pixels.
+
+    Raises:
+        ValueError: the tensor has no such part, or no values.
+    """
+    local = tensor_at(value, subject.path)
+    with looking(local, is_torn):
+        part = _part(_dense(local), subject)
+        num_rows, num_cols = part.shape
+        height, width = min(subject.height, num_rows), min(subject.width, num_cols)
+        is_sampled = False
+        if subject.reduction == "stride" or (height, width) == (num_rows, num_cols):
+            pixels = _first_of_each(part, height, width)
+            if subject.reduction == "absmax":
+                pixels = pixels.abs()
+        else:
+            pixels, is_sampled = _reduce(part, height, width, subject.reduction, subject.max_elements)
+        values = _to_float32(pixels).cpu().numpy()
+    finite = values[np.isfinite(values)]
+    return Pixels(
+        values,
+        float(finite.min()) if finite.size else 0.0,
+        float(finite.max()) if finite.size else 0.0,
+        (height, width) == (num_rows, num_cols),
+        is_torn,
+        is_sampled,
+    )
 
 
-def element(value: Any, subject: Element) -> str:
-    raise NotImplementedError
+def element(value: Any, subject: Element, is_beside: bool) -> str:
+    """One element, exactly.
+
+    Raises:
+        ValueError: there is none at this index.
+    """
+    local = tensor_at(value, subject.path)
+    with looking(local, is_beside):
+        data = _dense(local)
+        _check_index(subject.index, data.shape)
+        found = data[subject.index] if data.ndim else data
+        if found.is_quantized:
+            return f"{found.item()!r} ({found.int_repr().item()})"
+        if found.dtype == torch.float32:  # as short as float32 can be told apart
+            return str(np.float32(found.item()))
+        if found.dtype == torch.complex64:
+            return str(np.complex64(found.item()))
+        return repr(found.item())
+
+
+def _dense(local: torch.Tensor) -> torch.Tensor:
+    """A tensor that can be sliced, of the same shape."""
+    try:
+        data, _ = readable(local)
+    except UnreadableError as error:
+        raise ValueError(str(error)) from None
+    if local.layout == torch.strided and not local.is_nested:
+        return data
+    if local.is_nested:
+        local = torch.nested.to_padded_tensor(local.detach(), 0.0)
+    if local.numel() > _MAX_DENSE:
+        raise ValueError(f"a sparse tensor of {local.numel():,} elements is too large to be made dense")
+    return local.detach().to_dense() if local.layout != torch.strided else local.detach()
+
+
+def _check_index(index: Sequence[int], shape: Sequence[int]) -> None:
+    if len(index) != len(shape) or not all(0 <= i < size for i, size in zip(index, shape, strict=True)):
+        raise ValueError(f"there is no element {tuple(index)} in a tensor of the shape {tuple(shape)}")
+
+
+def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
+    """The rows and columns that are asked for, as a 2-D view."""
+    chosen = [dim for dim in subject.dims if dim != -1]
+    others = [dim for dim in range(data.ndim) if dim not in chosen]
+    if len(set(chosen)) != len(chosen) or any(not 0 <= dim < data.ndim for dim in chosen):
+        raise ValueError(f"a tensor with {data.ndim} dims has no slice of dims {subject.dims}")
+    if len(subject.index) != len(others):
+        raise ValueError(
+            f"a slice of dims {subject.dims} of a tensor with {data.ndim} dims needs {len(others)} more "
+            f"indices, not {len(subject.index)}"
+        )
+    if subject.height < 1 or subject.width < 1:
+        raise ValueError("a picture has at least one pixel")
+    if subject.reduction not in ("mean", "absmax", "stride"):
+        raise ValueError(f"there is no reduction {subject.reduction!r}")
+    _check_index(subject.index, [data.shape[dim] for dim in others])
+    for dim, index in sorted(zip(others, subject.index, strict=True), reverse=True):
+        data = data.select(dim, index)
+    kept = sorted(chosen)
+    data = data.permute([kept.index(dim) for dim in chosen])
+    for axis, dim in enumerate(subject.dims):
+        if dim == -1:
+            data = data.unsqueeze(axis)
+    for axis, (begin, end) in enumerate((subject.rows, subject.cols)):
+        if not 0 <= begin <= end <= data.shape[axis]:
+            raise ValueError(
+                f"there are {data.shape[axis]} {('rows', 'columns')[axis]}, not [{begin}, {end})"
+            )
+        data = data.narrow(axis, begin, end - begin)
+    return data
+
+
+def _edges(num_pixels: int, size: int) -> torch.Tensor:
+    """Where each pixel begins, and the last one's end."""
+    return torch.arange(num_pixels + 1, dtype=torch.int64, device="cpu") * size // max(num_pixels, 1)
+
+
+def _first_of_each(part: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """The first element of each pixel; reads no other."""
+    num_rows, num_cols = part.shape
+    if (height, width) != (num_rows, num_cols):
+        rows = _edges(height, num_rows)[:-1].to(part.device)
+        cols = _edges(width, num_cols)[:-1].to(part.device)
+        part = part.dequantize() if part.is_quantized else part
+        part = part[rows[:, None], cols[None, :]]
+    return _plain(part)
+
+
+def _plain(part: torch.Tensor) -> torch.Tensor:
+    """Real numbers that torch computes with: float64 where float32 would not do."""
+    if part.is_quantized:
+        part = part.dequantize()
+    if part.is_complex():
+        part = part.resolve_conj().abs()
+    is_wide = part.dtype == torch.float64 or (not part.is_floating_point() and part.dtype.itemsize > 2)
+    return part.to(torch.float64 if is_wide else torch.float32)
+
+
+def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
+    """What is finite stays finite."""
+    if pixels.dtype == torch.float32:
+        return pixels.contiguous()
+    limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)
+    return torch.where(torch.isfinite(pixels), limited, pixels).float().contiguous()
+
+
+def _reduce(
+    part: torch.Tensor, height: int, width: int, reduction: str, max_elements: int
+) -> tuple[torch.Tensor, bool]:
+    """The mean or the largest magnitude of each pixel; whether it was of a sample of its elements."""
+    is_mean = reduction == "mean"
+    num_rows, num_cols = part.shape
+    if num_rows * num_cols > max_elements:
+        return _sample(part, height, width, is_mean, max_elements // _SAMPLED_SHARE), True
+    row_edges, col_edges = _edges(height, num_rows), _edges(width, num_cols)
+    # Rows of pixels that are read together.
+    band = max(1, 8 * piece_size(part) * height // max(1, num_rows * num_cols))
+    bands = []
+    for top in range(0, height, band):
+        joined = _join(part, row_edges[top : top + band + 1], 0, is_mean)
+        bands.append(_join(joined, col_edges, 1, is_mean))
+    return torch.cat(bands), False
+
+
+def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
+    """One line (row, for axis 0) for all lines between two edges."""
+    begin, end = int(edges[0]), int(edges[-1])
+    count = len(edges) - 1
+    each, rest = divmod(end - begin, count)
+    if rest == 0:
+        whole = _plain(part.narrow(axis, begin, end - begin)).unflatten(axis, (count, each))
+        if is_mean:
+            return whole.mean(axis + 1)
+        return torch.maximum(whole.amax(axis + 1), whole.amin(axis + 1).neg())
+    # Sizes differ by one at most: the first lines of all pixels, then the second ones, and so on.
+    starts, sizes = edges[:-1].to(part.device), edges.diff().to(part.device)
+    total = _take(part, starts, axis, is_mean)
+    for step in range(1, each):
+        _put_in(total, _take(part, starts + step, axis, is_mean), is_mean)
+    longer = torch.nonzero(sizes > each).squeeze(1)
+    lines = total.index_select(axis, longer)
+    _put_in(lines, _take(part, starts[longer] + each, axis, is_mean), is_mean)
+    total.index_copy_(axis, longer, lines)
+    shape = (1, -1) if axis else (-1, 1)
+    return total.div_(sizes.to(total.dtype).view(shape)) if is_mean else total
+
+
+def _take(part: torch.Tensor, lines: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
+    taken = _plain(part.index_select(axis, lines))
+    return taken if is_mean else taken.abs()
+
+
+def _put_in(total: torch.Tensor, lines: torch.Tensor, is_mean: bool) -> None:
+    if is_mean:
+        total.add_(lines)
+    else:
+        torch.maximum(total, lines, out=total)
+
+
+def _sample(part: torch.Tensor, height: int, width: int, is_mean: bool, max_elements: int) -> torch.Tensor:
+    """As many rows as columns of each pixel, evenly spaced."""
+    num_rows, num_cols = part.shape
+    most = max(1, math.isqrt(max_elements // (height * width)))
+    rows_each = min(most, num_rows // height)
+    cols_each = min(most, num_cols // width)
+    rows = _spread(_edges(height, num_rows), rows_each).to(part.device)
+    cols = _spread(_edges(width, num_cols), cols_each).to(part.device).reshape(-1)
+    total: torch.Tensor | None = None
+    for step in range(rows_each):
+        lines = _plain(part[rows[:, step, None], cols[None, :]]).unflatten(1, (width, cols_each))
+        reduced = lines.mean(2) if is_mean else lines.abs().amax(2)
+        if total is None:
+            total = reduced
+        else:
+            _put_in(total, reduced, is_mean)
+    assert total is not None
+    return total / rows_each if is_mean else total
+
+
+def _spread(edges: torch.Tensor, each: int) -> torch.Tensor:
+    """Lines evenly spaced within each pixel: [pixels, each]."""
+    steps = torch.arange(each, dtype=torch.int64, device="cpu")
+    return edges[:-1, None] + edges.diff()[:, None] * (2 * steps + 1) // (2 * each)

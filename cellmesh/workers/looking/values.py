@@ -1,15 +1,139 @@
-"""To be written."""
+"""What a value is made of: its tensors' facts, histograms, digests and samples."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from ...wire.looks import Counts, Found, Histogram, Overview
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...wire.looks import Counts, Digests, Found, Histogram, Item, Overview, Sample, Sampled
+from ..inspection import as_tensor, describe, kind_of, own_part, short_text
+from .nests import find, settings_of, walk
+from .pieces import UnreadableError, digests_of_parts, readable, sample_of_parts
+from .statistics import histogram_of
+
+_NOT_READ = "not read: there is much in this value; choose it to have its numbers"
 
 
 def overview(value: Any, subject: Overview, is_torn: bool) -> Found:
-    raise NotImplementedError
+    """The tensors in a value, and what they are."""
+    items: list[Item] = []
+    shared: dict[tuple[str, int], str] = {}
+    num_left_out = num_read = 0
+    parts: Iterator[tuple[str, Any]] = (
+        iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
+    )
+    with torch.no_grad():
+        for path, part in parts:
+            if len(items) >= subject.max_items:
+                num_left_out += 1
+                continue
+            size = _num_elements(part)
+            is_read = not num_read or num_read + size <= subject.max_elements
+            with looking(part, is_torn):
+                facts = describe(part, is_read)
+            if is_read:
+                num_read += size
+            elif not facts.note:
+                facts = msgspec.structs.replace(facts, note=_NOT_READ)
+            memory = _memory_of(part)
+            items.append(Item(path, facts, shared.get(memory) if memory else None))
+            if memory:
+                shared.setdefault(memory, path)
+    return Found(
+        kind_of(value), _text_of(value, len(items) + num_left_out), tuple(items), num_left_out, is_torn
+    )
 
 
-def histogram(value: Any, subject: Histogram) -> Counts:
-    raise NotImplementedError
+def histogram(value: Any, subject: Histogram, is_beside: bool) -> Counts:
+    """How the elements of one tensor are spread."""
+    if subject.num_bins < 1:
+        raise ValueError("a histogram has at least one bin")
+    data = data_at(value, subject.path)
+    with looking(data, is_beside):
+        return Counts(tuple(histogram_of(data, subject.low, subject.high, subject.num_bins)))
+
+
+def digests(value: Any, subject: Digests, is_beside: bool) -> tuple[str, ...]:
+    """Digests of runs of one tensor's elements."""
+    data = data_at(value, subject.path)
+    with looking(data, is_beside):
+        return digests_of_parts(data, subject.parts)
+
+
+def sample(value: Any, subject: Sample, is_beside: bool) -> Sampled:
+    """Some elements of one tensor."""
+    data = data_at(value, subject.path)
+    with looking(data, is_beside):
+        picked = sample_of_parts(data, subject.parts, subject.max_elements)
+        return Sampled(picked.numpy(), picked.numel() == data.numel())
+
+
+@contextmanager
+def looking(value: Any, is_beside: bool) -> Iterator[None]:
+    """Look at a tensor without autograd; on a GPU that may be busy, without waiting for what it has to do."""
+    device = own_part(value).local.device if isinstance(value, torch.Tensor) else None
+    with torch.no_grad():
+        if is_beside and device is not None and device.type == "cuda":
+            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+                yield
+        else:
+            yield
+
+
+def tensor_at(value: Any, path: str) -> torch.Tensor:
+    """The rank's part of a tensor in a value.
+
+    Raises:
+        LookupError: there is nothing at this path.
+        TypeError: there is no tensor.
+    """
+    part = find(value, path)
+    tensor = as_tensor(part)
+    if tensor is None:
+        raise TypeError(f"{path or 'it'} is no tensor: {kind_of(part)}")
+    return own_part(tensor).local
+
+
+def data_at(value: Any, path: str) -> torch.Tensor:
+    """What holds the elements of a tensor in a value (see `readable`)."""
+    try:
+        return readable(tensor_at(value, path))[0]
+    except UnreadableError as error:
+        raise ValueError(str(error)) from None
+
+
+def _text_of(value: Any, num_items: int) -> str:
+    if as_tensor(value) is not None:
+        return ""
+    if isinstance(value, Optimizer):
+        return settings_of(value)
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__}, {num_items} parameters and buffers"
+    return short_text(value)
+
+
+def _num_elements(part: Any) -> int:
+    try:
+        if isinstance(part, torch.Tensor):
+            return int(own_part(part).local.numel())
+        return int(part.size) if hasattr(part, "__array_interface__") else 0
+    except Exception:  # of a tensor without a shape
+        return 0
+
+
+def _memory_of(part: Any) -> tuple[str, int] | None:
+    """Which memory a tensor lies in; None if that cannot be told."""
+    if not isinstance(part, torch.Tensor):
+        return None
+    try:
+        local = own_part(part).local
+        pointer = local.untyped_storage().data_ptr()
+        return (str(local.device), pointer) if pointer else None
+    except Exception:  # sparse, fake, not initialised
+        return None

@@ -1,0 +1,256 @@
+"""A tensor's elements piece by piece, so that looking at a huge one costs no second one in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+
+# Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
+_CPU_PIECE = 1 << 17
+_DEVICE_PIECE = 1 << 21
+# An expanded tensor of more elements than these is not read again and again where once will do.
+_MANY = 1 << 26
+
+
+class UnreadableError(Exception):
+    """A tensor has no elements that could be read; its text says why."""
+
+
+def readable(local: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """What holds a tensor's elements.
+
+    Args:
+        local: a tensor of this rank's own, no DTensor.
+
+    Returns:
+        A tensor that `pieces` takes, and what is to be said of it, "" mostly: of a sparse tensor, only the
+        elements that it stores.
+
+    Raises:
+        UnreadableError: it has none; waiting for them would be a collective; or its memory has been freed.
+    """
+    local = _unwrapped(local).detach()
+    if local.is_meta:
+        raise UnreadableError("a meta tensor has no values")
+    if local.layout in (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc):
+        return local.values(), _of_stored(local, local.values())
+    if local.layout == torch.sparse_coo:
+        stored = local._values()
+        twice = "" if local.is_coalesced() else "; it is not coalesced: some may be stored more than once"
+        return stored, _of_stored(local, stored) + twice
+    if local.is_nested:
+        return local.values(), "the numbers are of all its tensors together"
+    if local.layout != torch.strided:
+        raise UnreadableError(f"its layout, {layout_of(local)}, is not read")
+    _check_memory(local)
+    if local.is_complex():
+        return local, "the numbers are of real and imaginary parts alike"
+    return local, "the numbers are of what it stands for" if local.is_quantized else ""
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """A layout's name: ``strided``, ``sparse_coo``, ..."""
+    return str(tensor.layout).removeprefix("torch.")
+
+
+def _unwrapped(local: torch.Tensor) -> torch.Tensor:
+    kind = type(local).__name__
+    if isinstance(local, torch.nn.parameter.UninitializedTensorMixin):
+        raise UnreadableError("it is not initialised: its module has not run yet")
+    if kind == "AsyncCollectiveTensor":
+        if not getattr(local, "completed", False):
+            raise UnreadableError("its collective has not been waited for")
+        return local.elem  # type: ignore[attr-defined, no-any-return]
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    if fakes is not None and isinstance(local, fakes.FakeTensor):
+        raise UnreadableError("a fake tensor has no values")
+    if torch._C._functorch.is_functorch_wrapped_tensor(local):
+        raise UnreadableError("it is inside a function transform (vmap, grad)")
+    return local
+
+
+def _of_stored(whole: torch.Tensor, stored: torch.Tensor) -> str:
+    return (
+        f"the numbers are of the {stored.numel():,} elements that it stores, of {whole.numel():,}; the "
+        "others are zero"
+    )
+
+
+def _check_memory(local: torch.Tensor) -> None:
+    """FSDP frees the memory of gathered parameters under the tensors: reading those would crash."""
+    if type(local) not in (torch.Tensor, torch.nn.Parameter) or not local.numel():
+        return
+    last = local.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True)
+    )
+    if (last + 1) * local.element_size() > local.untyped_storage().nbytes():
+        raise UnreadableError("its memory has been freed (FSDP does so with gathered parameters)")
+
+
+def piece_size(data: torch.Tensor) -> int:
+    """How many elements of it are looked at together."""
+    return _CPU_PIECE if data.device.type == "cpu" else _DEVICE_PIECE
+
+
+def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
+    """Views that make up a tensor, in row-major order.
+
+    Args:
+        data: see `readable`.
+        size: of each, in elements, at most; 0 for a good one.
+    """
+    size = size or piece_size(data)
+    if data.numel() <= size:
+        if data.numel():
+            yield data
+    elif data.is_contiguous() and not data.is_quantized:
+        yield from data.view(-1).split(size)
+    else:
+        num_rows = size // (data.numel() // data.shape[0])
+        if num_rows:
+            yield from data.split(num_rows)
+        else:
+            for row in data.unbind():
+                yield from pieces(row, size)
+
+
+def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The same elements in an order that is quick to read, and how often each of them counts."""
+    if data.is_quantized:
+        return data, 1
+    repeated = 1
+    for dim in reversed(range(data.ndim)):
+        if data.stride(dim) == 0 and data.shape[dim] > 1:
+            repeated *= data.shape[dim]
+            data = data.select(dim, 0)
+    ordered = data.permute(sorted(range(data.ndim), key=data.stride, reverse=True))
+    return (ordered if ordered.is_contiguous() else data), repeated
+
+
+def numbers_of(piece: torch.Tensor) -> torch.Tensor:
+    """A piece's numbers as float64, flat; of complex ones, real and imaginary parts."""
+    if piece.is_quantized:
+        piece = piece.dequantize()
+    if piece.is_complex():
+        piece = torch.view_as_real(piece.resolve_conj())
+    return piece.to(torch.float64).reshape(-1)
+
+
+def _bytes_of(piece: torch.Tensor) -> memoryview:
+    plain = piece.resolve_conj().resolve_neg()
+    if plain.is_quantized:
+        plain = plain.int_repr()
+    plain = plain.contiguous().cpu()
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """A digest of bytes."""
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def digest_of_tensor(local: torch.Tensor) -> str:
+    """A digest of a tensor, bit for bit; "" where it cannot be read.
+
+    It does not depend on strides.
+
+    Args:
+        local: a tensor of this rank's own, no DTensor.
+    """
+    try:
+        if local.layout not in (torch.strided, torch.jagged):
+            return ""
+        data, _ = readable(local)
+        return digest_of(data)
+    except (UnreadableError, RuntimeError, TypeError, NotImplementedError):
+        return ""
+
+
+def digest_of(data: torch.Tensor) -> str:
+    """A digest of what `readable` has given.
+
+    Raises:
+        Exception: torch cannot view it as bytes.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    if data.numel() > _MANY and not data.is_quantized and data.numel() > data.untyped_storage().nbytes():
+        data, repeated = unordered(data)
+        digest.update(str(repeated).encode())
+    for piece in pieces(data):
+        digest.update(_bytes_of(piece))
+    return digest.hexdigest()
+
+
+def digests_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    """A digest of each run of elements, in row-major order.
+
+    Args:
+        data: see `readable`.
+        parts: [begin, end) of each, ascending and apart.
+    """
+    found = []
+    for begin, end in parts:
+        digest = hashlib.blake2b(digest_size=12)
+        for piece in _run(data, begin, end):
+            digest.update(_bytes_of(piece))
+        found.append(digest.hexdigest())
+    return tuple(found)
+
+
+def sample_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]], max_elements: int) -> torch.Tensor:
+    """Elements evenly spaced over runs, in row-major order, on the CPU.
+
+    Args:
+        data: see `readable`.
+        parts: [begin, end) of each run, ascending and apart.
+        max_elements: how many, at most; there are fewer only where the runs have fewer.
+    """
+    sizes = [max(0, min(end, data.numel()) - begin) for begin, end in parts]
+    total = sum(sizes)
+    count = min(total, max_elements)
+    wanted = torch.arange(count, device="cpu") * total // max(count, 1)
+    ends = list(itertools.accumulate(sizes))
+    bounds = torch.tensor(ends, dtype=torch.int64, device="cpu")
+    part = torch.bucketize(wanted, bounds, right=True)
+    shift = torch.tensor(
+        [begin - (end - size) for (begin, _), size, end in zip(parts, sizes, ends, strict=True)],
+        dtype=torch.int64,
+        device="cpu",
+    )
+    where = (wanted + shift[part]).to(data.device)
+    if not count:
+        return torch.empty(0, dtype=torch.float64, device="cpu")
+    picked = data[torch.unravel_index(where, data.shape)] if data.ndim else data.reshape(1)
+    if picked.is_quantized:
+        picked = picked.dequantize()
+    wide = torch.complex128 if picked.is_complex() else torch.float64
+    return picked.resolve_conj().resolve_neg().to(wide).cpu()
+
+
+def _run(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
+    """Views that make up the elements [begin, end), in row-major order."""
+    begin, end = max(begin, 0), min(end, data.numel())
+    if begin >= end:
+        return
+    if begin == 0 and end == data.numel():
+        yield from pieces(data)
+    elif data.is_contiguous() and not data.is_quantized:
+        yield from data.view(-1)[begin:end].split(piece_size(data))
+    else:
+        row = data.numel() // data.shape[0]
+        first, last = begin // row, (end - 1) // row
+        if first == last:
+            yield from _run(data[first], begin - first * row, end - first * row)
+            return
+        yield from _run(data[first], begin - first * row, row)
+        yield from _run_of_rows(data, first + 1, last)
+        yield from _run(data[last], 0, end - last * row)
+
+
+def _run_of_rows(data: torch.Tensor, first: int, last: int) -> Iterator[torch.Tensor]:
+    if first < last:
+        yield from pieces(data[first:last])

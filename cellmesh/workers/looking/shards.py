@@ -1,0 +1,138 @@
+"""Which part of a DTensor a rank holds, and where that lies in the whole. No collective is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+# [begin, end) each, ascending.
+Runs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rank's part of a tensor.
+
+    Attributes:
+        local: the part.
+        placements: in words, "" of a tensor that is no DTensor.
+        shard: which part it is; ranks with the same should hold the same values. -1 in mesh dims over which
+            it is replicated.
+        offset: where it begins in the whole.
+        mesh_dim_names, mesh_shape, coordinate: the mesh, and where the rank is in it.
+        note: what is odd about it.
+    """
+
+    local: torch.Tensor
+    placements: str = ""
+    shard: tuple[int, ...] = ()
+    offset: tuple[int, ...] = ()
+    mesh_dim_names: tuple[str, ...] = ()
+    mesh_shape: tuple[int, ...] = ()
+    coordinate: tuple[int, ...] = ()
+    note: str = ""
+
+
+def shard_of_dtensor(value: DTensor) -> Shard:
+    """This rank's part of a DTensor, without waiting for collectives that make it."""
+    mesh = value.device_mesh
+    local = value._local_tensor
+    coordinate = mesh.get_coordinate()
+    names = tuple(mesh.mesh_dim_names or (f"dim {i}" for i in range(mesh.ndim)))
+    placements = ", ".join(str(placement) for placement in value.placements)
+    if coordinate is None:
+        note = "this rank is not in its mesh"
+        return Shard(local, placements, (-2,) * mesh.ndim, (), names, tuple(mesh.shape), (), note)
+    shard = tuple(
+        -1 if placement.is_replicate() else index
+        for placement, index in zip(value.placements, coordinate, strict=True)
+    )
+    runs = runs_in_whole(
+        tuple(value.shape), tuple(mesh.shape), coordinate, value.placements, _order(value, mesh.ndim)
+    )
+    notes = []
+    if any(len(dim) > 1 for dim in runs):
+        notes.append("its part is no single block of the whole; the offset is of its first element")
+    sizes = tuple(sum(end - begin for begin, end in dim) for dim in runs)
+    if sizes != tuple(local.shape):
+        notes.append(f"its part has not the shape {sizes} that its placements say")
+    if any(placement.is_partial() for placement in value.placements):
+        notes.append("partial: each rank holds a term of the value")
+    offset = tuple(dim[0][0] if dim else size for dim, size in zip(runs, value.shape, strict=True))
+    return Shard(
+        local, placements, shard, offset, names, tuple(mesh.shape), tuple(coordinate), "; ".join(notes)
+    )
+
+
+def runs_in_whole(
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[Any],
+    order: Sequence[int],
+) -> list[Runs]:
+    """Which indices of the whole a rank holds, for each dim.
+
+    Uneven shards are as `torch.chunk` cuts them, one mesh dim after the other.
+
+    Args:
+        shape: of the whole.
+        mesh_shape, coordinate: the mesh, and where the rank is.
+        placements: one a mesh dim.
+        order: the mesh dims as they cut.
+    """
+    held: list[Runs] = [[(0, size)] if size else [] for size in shape]
+    for mesh_dim in order:
+        placement = placements[mesh_dim]
+        dim = getattr(placement, "dim", None)
+        if dim is None:  # replicated, partial
+            continue
+        # FSDP2 over tensor parallelism cuts within the parts that later mesh dims cut out.
+        num_outer = int(getattr(placement, "split_factor", 1))
+        inside: Runs = []
+        for outer in range(num_outer):
+            part = _chunk(held[dim], num_outer, outer)
+            inside += _chunk(part, mesh_shape[mesh_dim], coordinate[mesh_dim])
+        held[dim] = list(_joined(inside))
+    return held
+
+
+def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
+    """The indices that `torch.chunk` gives to one of several."""
+    total = sum(end - begin for begin, end in runs)
+    size = -(-total // num_chunks)
+    low, high = min(index * size, total), min((index + 1) * size, total)
+    found, passed = [], 0
+    for begin, end in runs:
+        first, last = max(low - passed, 0), min(high - passed, end - begin)
+        if first < last:
+            found.append((begin + first, begin + last))
+        passed += end - begin
+    return found
+
+
+def _joined(runs: Runs) -> Iterator[tuple[int, int]]:
+    """The same runs, those that touch as one."""
+    current: tuple[int, int] | None = None
+    for begin, end in runs:
+        if current is not None and current[1] == begin:
+            current = (current[0], end)
+            continue
+        if current is not None:
+            yield current
+        current = (begin, end)
+    if current is not None:
+        yield current
+
+
+def _order(value: DTensor, num_dims: int) -> Sequence[int]:
+    """The mesh dims as they cut the tensor: from left to right, unless it says otherwise (torch 2.12)."""
+    said = getattr(value._spec, "shard_order", None) or ()
+    ordered = [mesh_dim for entry in said for mesh_dim in entry.mesh_dims]
+    return [*ordered, *(mesh_dim for mesh_dim in range(num_dims) if mesh_dim not in ordered)]

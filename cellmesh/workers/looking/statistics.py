@@ -1,0 +1,124 @@
+"""Statistics and histograms of a tensor, piece by piece and in float64, on the device where it lies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .pieces import numbers_of, pieces, unordered
+
+
+@dataclass
+class Totals:
+    """What the pieces seen so far come to: of the finite numbers among them, and how many are not."""
+
+    count: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    mean: float = 0.0
+    squares: float = 0.0  # of the distances from the mean
+    num_nan: int = 0
+    num_inf: int = 0
+    num_zeros: int = 0
+
+    def add(self, count: int, low: float, high: float, mean: float, squares: float) -> None:
+        """Take in the finite numbers of one more piece (Chan's update)."""
+        if not count:
+            return
+        total = self.count + count
+        distance = mean - self.mean
+        self.squares += squares + distance * distance * self.count * count / total
+        self.mean += distance * count / total
+        self.count = total
+        self.low, self.high = min(self.low, low), max(self.high, high)
+
+
+def statistics(data: torch.Tensor) -> dict[str, Any]:
+    """The statistics that `Facts` has.
+
+    Args:
+        data: see `readable`.
+
+    Raises:
+        Exception: torch cannot make numbers of its elements.
+    """
+    data, repeated = unordered(data)
+    totals = Totals()
+    for piece in pieces(data):
+        _add(totals, piece)
+    found: dict[str, Any] = {
+        "num_nan": totals.num_nan * repeated,
+        "num_inf": totals.num_inf * repeated,
+        "num_zeros": totals.num_zeros * repeated,
+    }
+    if totals.count:
+        variance = totals.squares / totals.count
+        squares = totals.squares + totals.mean * totals.mean * totals.count
+        found |= {
+            "min": totals.low,
+            "max": totals.high,
+            "mean": totals.mean,
+            "std": math.sqrt(variance),
+            "norm": math.sqrt(squares * repeated),
+        }
+    return found
+
+
+def _add(totals: Totals, piece: torch.Tensor) -> None:
+    numbers = numbers_of(piece)
+    low, high, total = torch.stack([*torch.aminmax(numbers), numbers.sum()]).tolist()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        numbers = _without_odd(totals, piece, numbers)
+        if not numbers.numel():
+            return
+        low, high, total = torch.stack([*torch.aminmax(numbers), numbers.sum()]).tolist()
+    mean = total / numbers.numel()
+    if low <= 0 <= high:
+        totals.num_zeros += _num_zeros(piece, numbers)
+    if low == high:
+        mean, squares = low, 0.0
+    else:
+        distances = numbers - mean
+        squares = torch.dot(distances, distances).item()
+    totals.add(numbers.numel(), low, high, mean, squares)
+
+
+def _without_odd(totals: Totals, piece: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The finite ones; the others are counted, complex elements once each."""
+    elements = torch.complex(*numbers.view(-1, 2).unbind(1)) if piece.is_complex() else numbers
+    totals.num_nan += int(torch.isnan(elements).sum())
+    totals.num_inf += int(torch.isinf(elements).sum())
+    return numbers[torch.isfinite(numbers)]
+
+
+def _num_zeros(piece: torch.Tensor, numbers: torch.Tensor) -> int:
+    among = piece if piece.is_complex() else numbers
+    return among.numel() - int(torch.count_nonzero(among))
+
+
+def histogram_of(data: torch.Tensor, low: float, high: float, num_bins: int) -> list[int]:
+    """How many numbers lie in each of equal bins of [low, high]; those beyond in none.
+
+    Args:
+        data: see `readable`.
+        low, high: the scale; where they are equal, what is equal to them is counted in the middle bin.
+        num_bins: how many.
+    """
+    data, repeated = unordered(data)
+    counts = torch.zeros(num_bins, dtype=torch.int64, device=data.device)
+    for piece in pieces(data):
+        numbers = numbers_of(piece)
+        if low >= high:
+            counts[num_bins // 2] += (numbers == low).sum()
+            continue
+        if data.device.type == "cpu":
+            counts += torch.histc(numbers, num_bins, low, high).long()  # leaves out NaN, too
+            continue
+        # As histc does, which is not deterministic on GPUs, and refused where that is asked for.
+        inside = numbers[(numbers >= low) & (numbers <= high)]  # leaves out NaN, too
+        bins = ((inside - low) * (num_bins / (high - low))).long().clamp_(0, num_bins - 1)
+        counts += torch.bincount(bins, minlength=num_bins)
+    return [count * repeated for count in counts.tolist()]
