@@ -149,6 +149,16 @@ class Session:
         callback()
 
     @property
+    def ending(self) -> str:
+        """That there is no more to be done with the mesh, and why; "" as long as there is."""
+        if isinstance(self._end, Detached):
+            return f"this notebook has left {self.name} ({self._end.reason})"
+        if self._end is None and not self._has_left:
+            return ""
+        reason = getattr(self._end, "reason", "") or getattr(self._end, "text", "")
+        return f"{self.name} has ended" + (f" ({reason})" if reason else "")
+
+    @property
     def lease_s(self) -> float:
         """How long the mesh lives on without a controller, in seconds."""
         return self._ticket.lease_s

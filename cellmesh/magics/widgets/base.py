@@ -42,11 +42,24 @@ def load_css(name: str) -> str:
     return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base", name))
 
 
+def load_js(*names: str) -> str:
+    """An ES module out of files: all that they define is one scope, and the last one exports."""
+    return "\n".join((FOLDER / f"{name}.js").read_text() for name in names)
+
+
 class Widget(anywidget.AnyWidget):
     """Base of the widgets: what the front end is told of all of them."""
 
     # Why it changes no more, "" while it does.
     ended = traitlets.Unicode("").tag(sync=True)
+
+    def open(self) -> None:
+        """Begin to speak with the front end."""
+        super().open()
+        # ipykernel 7.4 takes the front end's messages to where the widget spoke last. If that was a thread of
+        # ours, they would wait for the cell that runs; the front end has chosen better.
+        if hasattr(self.comm, "_reply_subshell_for"):
+            self.comm._reply_subshell_for = None
 
 
 class View:

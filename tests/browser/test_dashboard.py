@@ -1,0 +1,238 @@
+"""The mesh dashboard as people see it: in JupyterLab, with four ranks, and with a mesh of 64 that is made up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.browser.lab import Cell, Notebook, Server, open_notebook
+
+pytestmark = pytest.mark.timeout(240)
+
+SOON_MS = 15_000
+
+
+class Dashboard:
+    """The widget in a cell's output.
+
+    Args:
+        cell: the cell.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self.root = cell.root.locator(".cmd-root")
+        self.told = self.root.locator(".cmd-told")
+        self.panel = self.root.locator(".cmd-panel")
+
+    def card(self, rank: int) -> Locator:
+        return self.root.locator(f'.cmd-card[data-rank="{rank}"]')
+
+    def button(self, name: str) -> Locator:
+        return self.root.locator(f'.cmd-buttons [data-action="{name}"]')
+
+    def expect_doing(self, rank: int, doing: str) -> None:
+        expect(self.card(rank)).to_have_attribute("data-doing", doing, timeout=SOON_MS)
+
+
+@pytest.fixture
+def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """A new notebook with a mesh of 2 x 2 ranks."""
+    with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
+        notebook.run("%load_ext cellmesh\n%dist_start --mesh dp=2,tp=2", timeout_s=60)
+        yield notebook
+
+
+@pytest.fixture
+def dashboard(notebook: Notebook) -> Dashboard:
+    shown = Dashboard(notebook.run("%dist_status --live"))
+    shown.expect_doing(3, "idle")
+    return shown
+
+
+def test_ranks_stand_where_the_mesh_has_them(notebook: Notebook, dashboard: Dashboard) -> None:
+    told = notebook.run("%%dist\nprint(rank, *mesh.get_coordinate())").texts()
+    places = [line.split()[1:] for line in "\n".join(told).split("\n")]
+    assert len(places) == 4
+    for rank, dp, tp in places:
+        card = dashboard.card(int(rank))
+        expect(card).to_have_attribute("aria-label", re.compile(f"rank {rank}, dp={dp} tp={tp}: "))
+        box = card.bounding_box()
+        column = dashboard.root.locator(".cmd-column").nth(int(tp))
+        row = dashboard.root.locator(".cmd-row").nth(int(dp))
+        expect(column).to_have_text(f"tp={tp}")
+        expect(row).to_have_text(f"dp={dp}")
+        assert box is not None
+        over, beside = column.bounding_box(), row.bounding_box()
+        assert over is not None
+        assert beside is not None
+        assert over["x"] <= box["x"] + box["width"] / 2 <= over["x"] + over["width"]
+        assert box["y"] <= beside["y"] + beside["height"] / 2 <= box["y"] + box["height"]
+    memory = dashboard.card(0).locator('[data-series="rss"] .cmd-value')
+    expect(memory).to_have_text(re.compile(r"^\d+ MB$"))
+    expect(dashboard.card(0).locator('[data-series="cpu"] .cmd-value')).to_have_text(re.compile(r"^\d+ %$"))
+    for theme in ("Light", "Dark"):
+        notebook.set_theme(f"JupyterLab {theme}")
+        notebook.picture(f"dashboard-{theme.lower()}", first=1, last=1)
+
+
+def test_a_cell_that_waits_is_told_and_interrupted(notebook: Notebook, dashboard: Dashboard) -> None:
+    cell = notebook.start("%%dist\nimport time\nif rank == 0:\n    time.sleep(600)\ndist.barrier()")
+    for rank in (1, 2, 3):
+        dashboard.expect_doing(rank, "waits")
+        expect(dashboard.card(rank).locator(".cmd-doing")).to_have_text(re.compile(r"^barrier( \d+ s)?$"))
+        expect(dashboard.card(rank).locator(".cmd-cell")).to_have_text(re.compile(r"^In\[\d+\] line 5$"))
+    dashboard.expect_doing(0, "runs")
+    expect(dashboard.card(0).locator(".cmd-doing")).to_have_text("time.sleep")
+    notebook.picture("dashboard-waits", first=1, last=2)
+    dashboard.button("interrupt").click()
+    cell.wait_for_end()
+    assert any("RanksInterrupted" in text for text in cell.texts())
+    expect(dashboard.told).to_have_text("interrupt: interrupted ranks 0-3")
+    dashboard.expect_doing(0, "idle")
+    dashboard.button("interrupt").click()
+    expect(dashboard.told).to_have_text("interrupt: nothing runs that could be interrupted")
+
+
+def test_a_rank_that_was_killed_is_healed(notebook: Notebook, dashboard: Dashboard) -> None:
+    notebook.run(
+        "import os, signal\nos.kill(next(r.pid for r in mesh.report() if r.rank == 2), signal.SIGKILL)"
+    )
+    dashboard.expect_doing(2, "dead")
+    expect(dashboard.root.locator(".cmd-note")).to_contain_text("rank 2 was killed by SIGKILL")
+    expect(dashboard.card(2).locator(".cmd-doing")).to_have_text("was killed by SIGKILL")
+    notebook.picture("dashboard-dead", first=1, last=1)
+    busy = notebook.start("%%dist --ranks 0\nimport time\ntime.sleep(600)")
+    dashboard.expect_doing(0, "runs")
+    dashboard.button("heal").click()
+    expect(dashboard.told).to_contain_text("MeshUsageError")
+    expect(dashboard.told).to_have_class(re.compile("cmd-failed"))
+    dashboard.button("interrupt").click()
+    busy.wait_for_end()
+    dashboard.button("heal").click()
+    dashboard.expect_doing(2, "new")
+    expect(dashboard.told).to_contain_text("rank 2 replaced")
+    assert notebook.run("%%dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()").texts() == ["[0-3] 4.0"]
+    dashboard.expect_doing(2, "idle")
+    expect(dashboard.root.locator(".cmd-note")).to_have_count(0)
+
+
+def test_a_rank_opens_with_its_stack_and_log(notebook: Notebook, dashboard: Dashboard) -> None:
+    cell = notebook.start(
+        "%%dist\nimport time\n"
+        'print(f"<b>here is {rank}</b>")\n'
+        "def dawdle_along():\n    time.sleep(600)\n"
+        "dawdle_along()"
+    )
+    dashboard.expect_doing(1, "runs")
+    dashboard.card(1).focus()
+    notebook.page.keyboard.press("Enter")
+    expect(dashboard.panel.locator(".cmd-stack")).to_contain_text("in dawdle_along")
+    expect(dashboard.panel.locator(".cmd-log")).to_contain_text("<b>here is 1</b>")
+    expect(dashboard.panel.locator("strong")).to_have_text("rank 1")
+    expect(dashboard.card(1)).to_have_attribute("aria-expanded", "true")
+    notebook.picture("dashboard-panel", first=1, last=2)
+    dashboard.card(3).click()
+    expect(dashboard.panel.locator(".cmd-log")).to_contain_text("<b>here is 3</b>")
+    dashboard.panel.locator(".cmd-close").press("Escape")
+    expect(dashboard.panel).to_be_hidden()
+    expect(dashboard.card(3)).to_be_focused()
+    dashboard.button("interrupt").click()
+    cell.wait_for_end()
+
+
+def test_restart_and_stop_ask_first(notebook: Notebook, dashboard: Dashboard) -> None:
+    question = dashboard.root.locator(".cmd-question")
+    notebook.run("%%dist\nkept = 1")
+    dashboard.button("restart").click()
+    expect(question).to_contain_text("Replace every rank by a new one?")
+    expect(question.get_by_role("button", name="cancel")).to_be_focused()
+    notebook.page.keyboard.press("Escape")
+    expect(question).to_be_hidden()
+    assert notebook.run("%%dist\nkept").texts() == ["[0-3] 1"]
+    dashboard.button("restart").click()
+    notebook.picture("dashboard-asks", first=1, last=1)
+    question.get_by_role("button", name="restart").click()
+    expect(dashboard.told).to_have_text(re.compile(r"restart: 4 ranks ready in \d+\.\d s"), timeout=SOON_MS)
+    assert notebook.run("%%dist\n'kept' in globals()").texts() == ["[0-3] False"]
+    dashboard.expect_doing(0, "idle")
+    dashboard.button("stop").click()
+    question.get_by_role("button", name="stop").click()
+    output = notebook.cell(1).outputs
+    expect(output).to_contain_text("has ended (stopped)", timeout=SOON_MS)
+    expect(output.locator("table tbody tr")).to_have_count(4)
+    expect(dashboard.root).to_have_count(0)
+    notebook.picture("dashboard-ended", first=1, last=1)
+
+
+def test_it_comes_back_when_the_page_is_loaded_again(notebook: Notebook, dashboard: Dashboard) -> None:
+    cell = notebook.start("%%dist\nimport time\ntime.sleep(600)")
+    dashboard.expect_doing(0, "runs")
+    notebook.page.keyboard.press("Control+s")
+    expect(notebook.page.locator(".jp-mod-current .jp-mod-dirty")).to_have_count(0)
+    notebook.page.reload()
+    dashboard.expect_doing(0, "runs")
+    expect(dashboard.card(3).locator('[data-series="rss"] path')).to_have_attribute(
+        "d", re.compile(r"^M.*L"), timeout=SOON_MS
+    )
+    dashboard.button("interrupt").click()
+    dashboard.expect_doing(0, "idle")
+    assert cell.root.count() == 1
+
+
+FAKE = """
+import time, types
+from cellmesh.controller.watching import Snapshot
+from cellmesh.magics.widgets.base import View
+from cellmesh.magics.widgets.dashboard import Dashboard, DashboardWidget, Static
+from cellmesh.wire.messages import RankInfo, RankState
+DIMS = {dims}
+def take():
+    now = time.monotonic()
+    infos = [RankInfo(rank, 0 if rank == 5 else 100 + rank, "node", "dead" if rank == 5 else "running", "cuda:0",
+        "nccl", 3_000_000_000 + rank * 10_000_000, "was killed by SIGSEGV" if rank == 5 else "",
+        cpu_s=now * (rank % 8) / 8) for rank in range(64)]
+    states = {{rank: RankState(1, 4, 7, 12, "model.forward", "all_gather_into_tensor" if rank % 3 else "", "cuda:0",
+        40_000_000_000, "", now % 1000, device_percent=rank) for rank in range(64) if rank != 5}}
+    return Snapshot(now, "ready", DIMS, infos, states)
+fake = types.SimpleNamespace(name="fake", ranks=range(64))
+fake.__class__ = type("Fake", (types.SimpleNamespace,), {{"__len__": lambda self: 64}})
+widget = DashboardWidget()
+dashboard = Dashboard(fake, take, widget.send)
+widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
+View(widget, lambda: Static("64 ranks", "64 ranks"))
+"""
+LAYOUTS = {
+    "1d": {"dp": 64},
+    "2d": {"dp": 8, "tp": 8},
+    "wide": {"dp": 2, "tp": 32},
+    "3d": {"pp": 4, "dp": 4, "tp": 4},
+    "4d": {"pp": 2, "dp": 4, "cp": 2, "tp": 4},
+}
+
+
+def test_64_ranks_fit(browser: Browser, server: Server) -> None:
+    with open_notebook(browser, server, "many.ipynb") as notebook:
+        for number, (name, dims) in enumerate(LAYOUTS.items()):
+            shown = Dashboard(notebook.run(FAKE.format(dims=dims)))
+            shown.expect_doing(5, "dead")
+            for width in (1000, 700):
+                notebook.page.set_viewport_size({"width": width, "height": 900})
+                expect(shown.root.locator(".cmd-card:visible")).to_have_count(64)
+                outside = shown.root.evaluate(
+                    """root => {
+                        const room = root.getBoundingClientRect();
+                        return [...root.querySelectorAll('.cmd-card, .cmd-label, button')].filter(element => {
+                            const box = element.getBoundingClientRect();
+                            return box.left < room.left - 1 || box.right > room.right + 1 || box.width < 20;
+                        }).map(element => element.outerHTML);
+                    }"""
+                )
+                assert outside == []
+                assert shown.root.evaluate("root => root.scrollWidth - root.clientWidth") <= 0
+            notebook.page.set_viewport_size({"width": 700, "height": 900})
+            shown.root.screenshot(path=f"artifacts/browser/dashboard-64-{name}.png")
+            notebook.page.set_viewport_size({"width": 1000, "height": 900})
+            assert number == list(LAYOUTS).index(name)
