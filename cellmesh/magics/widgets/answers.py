@@ -1,0 +1,73 @@
+"""Where the inspector has its answers from: the ranks of a mesh, or whatever stands in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ...controller.looking import Looked, look
+from ...controller.options import ranks_at
+from ...controller.ranks import Ranks
+from ...errors import CellmeshError
+from ...wire.looks import AnySubject, Refusal
+
+
+class Answers(Protocol):
+    """Answers what the inspector asks; called on any thread, and may block."""
+
+    @property
+    def expression(self) -> str:
+        """What is looked at."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who is asked."""
+
+    def look(
+        self, subject: AnySubject, ranks: Sequence[int] | None = None, is_beside: bool = False
+    ) -> Looked:
+        """Have ranks look at something (see `looking.look`); all of them if none are named."""
+
+    def is_busy(self) -> bool:
+        """Whether any of them runs something."""
+
+
+class MeshAnswers:
+    """The answers of a mesh's ranks.
+
+    Args:
+        ranks: who is asked.
+        expression: what is looked at.
+    """
+
+    def __init__(self, ranks: Ranks, expression: str) -> None:
+        self._ranks = ranks
+        self.expression = expression
+        self.ranks = ranks.ranks
+
+    def look(
+        self, subject: AnySubject, ranks: Sequence[int] | None = None, is_beside: bool = False
+    ) -> Looked:
+        """See `Answers`; a mesh that has ended refuses."""
+        asked = self.ranks if ranks is None else tuple(ranks)
+        try:
+            return look(Ranks(self._ranks._session, asked), subject, is_beside=is_beside)
+        except CellmeshError as error:
+            return Looked({}, dict.fromkeys(asked, Refusal(type(error).__name__, str(error))))
+
+    def is_busy(self) -> bool:
+        """See `Answers`."""
+        return bool(self._ranks._session.catalog.busy_ranks() & set(self.ranks))
+
+
+def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:
+    """rank -> its coordinate in the mesh, as ``--at`` takes it; none in a mesh of one dim."""
+    if len(dims) < 2:
+        return {}
+    named = {rank: [] for rank in ranks}  # type: dict[int, list[str]]
+    for name, size in dims.items():
+        for index in range(size):
+            for rank in ranks_at(dims, {name: index}):
+                if rank in named:
+                    named[rank].append(f"{name}={index}")
+    return {rank: ",".join(parts) for rank, parts in named.items()}

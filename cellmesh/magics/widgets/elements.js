@@ -1,0 +1,62 @@
+// What the parts of the inspector are made of. Texts become text nodes: nothing from users is read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== undefined && value !== null && value !== false) node.setAttribute(key, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+function makeButton(text, title, onclick, attributes = {}) {
+  return make("button", { type: "button", title, "aria-label": title, onclick, ...attributes }, text);
+}
+
+// choices: [value, text] each.
+function makeSelect(label, choices, value, onchange) {
+  const select = make("select", { "aria-label": label, onchange: () => onchange(select.value) });
+  setChoices(select, choices, value);
+  return make("label", { class: "cmi-field" }, make("span", { class: "cm-weak" }, label), select);
+}
+
+function setChoices(select, choices, value) {
+  select.replaceChildren(...choices.map(([key, text]) => make("option", { value: key }, text)));
+  select.value = value;
+}
+
+function formatNumber(value, digits = 4) {
+  if (value === null || value === undefined) return "";
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "Inf" : "-Inf";
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+  const text = value.toPrecision(digits);
+  return text.includes("e") ? text.replace(/\.?0+e/, "e") : text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+function formatBytes(number) {
+  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
+    if (number < 1000 || unit === "TB") return `${unit === "B" ? number : formatNumber(number, 3)} ${unit}`;
+    number /= 1000;
+  }
+}
+
+const formatShape = (shape) => (shape ? `(${shape.join(", ")}${shape.length === 1 ? "," : ""})` : "");
+const count = (number, thing) => `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
+
+// NaN, Inf and -Inf come as texts: JSON has none of them.
+const toNumber = (value) => (typeof value === "string" ? Number(value.replace("Inf", "Infinity")) : value);
+
+function later(wait) {
+  let timer = 0;
+  const call = (action) => {
+    clearTimeout(timer);
+    timer = setTimeout(action, wait);
+  };
+  call.cancel = () => clearTimeout(timer);
+  return call;
+}

@@ -1,0 +1,81 @@
+// A model's gradients, a row a parameter, over all ranks.
+
+const GRADIENT_COLUMNS = [
+  ["name", "parameter", "text"], ["shape", "shape", "shape"], ["norm", "norm of gradient", "bar"],
+  ["max_abs", "largest", "number"], ["parameter_norm", "norm of parameter", "number"], ["ratio", "ratio", "number"],
+  ["num_nan", "NaN", "bad"], ["num_inf", "Inf", "bad"], ["zeros", "zeros", "percent"], ["flags", "", "flags"],
+];
+
+class GradientTable {
+  constructor(root) {
+    this.order = null; // [key, descending]
+    this.filter = make("input", { type: "search", placeholder: "filter by name or flag", "aria-label": "filter gradients", oninput: () => this.redraw() });
+    this.said = make("span", { class: "cm-weak" });
+    this.body = make("tbody");
+    this.heads = new Map(GRADIENT_COLUMNS.map(([key, text]) => [key,
+      make("th", { scope: "col" }, makeButton(text || "flags", `sort by ${text || "flags"}`, () => this.sort(key), { class: "cmi-sort" }))]));
+    this.missing = make("div");
+    root.replaceChildren(
+      make("div", { class: "cmi-bar" }, this.filter, this.said),
+      make("div", { class: "cmi-scroll cmi-tall" }, make("table", {}, make("thead", {}, make("tr", {}, ...this.heads.values())), this.body)),
+      this.missing);
+  }
+
+  show(table) {
+    this.table = table;
+    this.redraw();
+  }
+
+  sort(key) {
+    const isSame = this.order?.[0] === key;
+    const descends = key !== "name" && key !== "shape";
+    this.order = isSame ? [key, !this.order[1]] : [key, descends];
+    this.redraw();
+  }
+
+  redraw() {
+    const { table, order } = this;
+    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let rows = table.rows.filter((row) => {
+      const text = `${row.name} ${row.flags.map((flag) => FLAGS[flag] ?? flag).join(" ")}`.toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+    if (order) {
+      const [key, descending] = order;
+      const rank = (row) => {
+        const value = key === "flags" ? row.flags.length : key === "shape" ? row.shape.reduce((one, other) => one * other, 1) : toNumber(row[key]);
+        return value === null || Number.isNaN(value) ? -Infinity : value;
+      };
+      const compare = (one, other) => {
+        const [left, right] = [rank(one), rank(other)];
+        return typeof left === "string" ? left.localeCompare(right, "en", { numeric: true }) : left === right ? 0 : left - right;
+      };
+      rows = [...rows].sort((one, other) => (descending ? -compare(one, other) : compare(one, other)));
+    }
+    for (const [key, head] of this.heads) {
+      head.setAttribute("aria-sort", order?.[0] === key ? (order[1] ? "descending" : "ascending") : "none");
+    }
+    this.most = Math.max(...table.rows.map((row) => toNumber(row.norm) || 0).filter(Number.isFinite), 0) || 1;
+    this.body.replaceChildren(...rows.slice(0, MAX_ROWS).map((row) => this.row(row)));
+    const more = rows.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "";
+    const left = table.num_left_out ? `; ${table.num_left_out.toLocaleString("en")} more not listed` : "";
+    this.said.textContent = `${rows.length.toLocaleString("en")} of ${count(table.rows.length, "parameter")}${more}${left}`;
+    this.missing.replaceChildren(...table.missing.map(({ ranks, text }) => make("div", { class: "cmi-missing" }, `ranks ${ranks}: ${text}`)));
+  }
+
+  row(row) {
+    const cells = GRADIENT_COLUMNS.map(([key, , kind]) => {
+      const value = toNumber(row[key]);
+      if (kind === "text") return make("th", { scope: "row", class: "cm-mono" }, value);
+      if (kind === "shape") return make("td", { class: "cm-mono" }, formatShape(value));
+      if (kind === "flags") return make("td", {}, ...drawFlags(row.flags));
+      if (kind === "percent") return make("td", { class: "cm-mono cmi-number" }, value === null ? "" : `${formatNumber(value * 100, 3)} %`);
+      if (kind === "bad") return make("td", { class: `cm-mono cmi-number${value > 0 ? " cmi-bad" : ""}`, "data-key": key }, value === null ? "" : String(value));
+      if (kind === "number" || value === null) return make("td", { class: "cm-mono cmi-number" }, formatNumber(value));
+      const share = Number.isFinite(value) ? value / this.most : 0;
+      return make("td", { class: "cmi-bars", title: row.by_rank },
+        make("i", { style: `width:${(share * 90).toFixed(1)}px` }), make("span", { class: "cm-mono" }, formatNumber(value)));
+    });
+    return make("tr", { "data-name": row.name }, ...cells);
+  }
+}

@@ -1,0 +1,466 @@
+// A 2-D slice of one rank's part, drawn from pixels that the rank has reduced. What is seen moves at once, by
+// stretching the pixels in hand; better ones are asked for when the hand rests.
+
+const MAX_PIXELS = 500; // of 4 bytes, squared: 1 MB a view
+const MAX_HEIGHT = 420;
+const SMALLEST = 2; // elements across at the deepest zoom
+const CELL_TEXT = [52, 15]; // pixels that an element must have for its number to be written into it
+
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+class Heatmap {
+  // ask: (message) -> promise of [answer, buffers]. remember: told of each picture, to keep the last one.
+  constructor(root, ask, remember) {
+    this.root = root;
+    this.ask = ask;
+    this.remember = remember;
+    this.cut = null; // what is looked at: path, rank, minus, dims, index, reduction
+    this.view = null; // [top, bottom, left, right], in elements, fractions too
+    this.picture = null; // values, height, width, rows, cols, low, high
+    this.pointer = null; // [row, col]
+    this.held = null; // [low, high] to be kept
+    this.look = { scale: "linear", map: "auto" };
+    this.wanted = 0;
+    this.isBusy = false;
+    this.later = later(70);
+    this.laterElement = later(80);
+    this.build();
+  }
+
+  build() {
+    const change = (key) => (value) => { this.look[key] = value; this.redraw(); };
+    this.controls = make("div", { class: "cmi-bar" });
+    this.canvas = make("canvas", {
+      class: "cmi-canvas", tabindex: 0, role: "img",
+      onpointerdown: (event) => this.grab(event),
+      onpointermove: (event) => this.move(event),
+      onpointerup: (event) => this.release(event),
+      onpointercancel: (event) => this.release(event),
+      onpointerleave: () => this.leave(),
+      onkeydown: (event) => this.press(event),
+      onwheel: (event) => this.wheel(event),
+      onblur: () => this.canvas.classList.remove("cmi-armed"),
+    });
+    this.value = make("div", { class: "cmi-value cm-mono", role: "status", "aria-live": "polite" });
+    this.legend = make("div", { class: "cmi-legend" });
+    this.notes = make("div", { class: "cm-weak cmi-notes" });
+    this.hold = makeButton("hold range", "Keep the colours' range as it is", () => this.toggleHold(), { "aria-pressed": "false" });
+    this.tools = make("div", { class: "cmi-bar" },
+      makeSelect("reduce by", [["mean", "mean"], ["absmax", "max. magnitude"], ["stride", "every n-th"]], "mean",
+        (value) => { this.cut.reduction = value; this.request(); }),
+      makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear", change("scale")),
+      makeSelect("colours", [["auto", "auto"], ["cividis", "cividis"], ["viridis", "viridis"], ["diverging", "diverging"], ["grey", "grey"]], "auto", change("map")),
+      this.hold,
+      make("span", { class: "cmi-zoom", role: "group", "aria-label": "zoom" },
+        makeButton("−", "Zoom out (-)", () => this.zoom(1.6)),
+        makeButton("+", "Zoom in (+)", () => this.zoom(1 / 1.6)),
+        makeButton("fit", "Show all of it (0)", () => this.fit())),
+    );
+    this.root.replaceChildren(this.controls, this.tools, this.canvas, this.value, this.legend, this.notes);
+    this.resizing = new ResizeObserver(() => this.resize());
+    this.resizing.observe(this.root);
+  }
+
+  // ---- what is looked at
+
+  // detail: of one tensor (see sheets.py). saved: the last picture of a saved notebook.
+  show(detail, rank = null, saved = null) {
+    this.detail = detail;
+    this.isDark = isDark(this.root);
+    const ranks = this.ranks();
+    if (saved?.cut.path === detail.path && ranks.includes(saved.cut.rank) && rank === null) this.cut = { ...saved.cut };
+    const before = this.cut;
+    const keeps = before && before.path === detail.path && (rank === null || before.rank === rank) && ranks.includes(before.rank);
+    const chosen = keeps ? before.rank : ranks.includes(rank) ? rank : ranks[0];
+    if (chosen === undefined) return this.say("no rank holds numbers of it that could be drawn");
+    const ndim = this.shapeOf(chosen).length;
+    const isSame = before && before.path === detail.path && before.dims.every((dim) => dim < ndim) && before.ndim === ndim;
+    this.cut = isSame ? { ...before, rank: chosen, minus: ranks.includes(before.minus) ? before.minus : null } : {
+      path: detail.path, rank: chosen, minus: null, ndim,
+      dims: ndim < 2 ? [-1, 0] : [ndim - 2, ndim - 1], index: Array(ndim).fill(0), reduction: this.cut?.reduction ?? "mean",
+    };
+    if (saved && !isSame) this.adopt(saved);
+    this.cut.index = this.cut.index.map((at, dim) => clamp(at, 0, Math.max(0, this.shapeOf(chosen)[dim] - 1)));
+    this.drawControls();
+    if (!isSame || !this.view) this.fit();
+    else { this.bound(); this.redraw(); this.request(); }
+  }
+
+  say(text) {
+    this.cut = this.picture = this.view = null;
+    this.controls.replaceChildren();
+    this.legend.replaceChildren();
+    this.value.textContent = text;
+    this.canvas.hidden = this.tools.hidden = true;
+  }
+
+  adopt(saved) {
+    const bytes = Uint8Array.from(atob(saved.data), (letter) => letter.charCodeAt(0));
+    this.picture = { ...saved, low: toNumber(saved.low), high: toNumber(saved.high), values: new Float32Array(bytes.buffer) };
+  }
+
+  ranks() {
+    return Object.keys(this.detail.parts).map(Number).filter((rank) => this.detail.parts[rank].is_drawable);
+  }
+  shapeOf(rank) { return this.detail.parts[rank].shape; }
+  sizes() {
+    const shape = this.shapeOf(this.cut.rank);
+    return this.cut.dims.map((dim) => (dim < 0 ? 1 : shape[dim]));
+  }
+
+  drawControls() {
+    const { cut, detail } = this;
+    const again = (changes) => { Object.assign(this.cut, changes); this.show(this.detail); };
+    const name = (rank) => [String(rank), `${rank}${detail.parts[rank].coordinate ? ` (${detail.parts[rank].coordinate})` : ""}`];
+    const shape = this.shapeOf(cut.rank);
+    const others = this.ranks().filter((rank) => rank !== cut.rank && String(this.shapeOf(rank)) === String(shape));
+    const fields = [makeSelect("rank", this.ranks().map(name), String(cut.rank), (value) => again({ rank: Number(value), minus: cut.minus === Number(value) ? null : cut.minus }))];
+    if (others.length) {
+      const minus = [["", "nothing"], ...others.map(name)];
+      fields.push(makeSelect("minus", minus, cut.minus === null ? "" : String(cut.minus), (value) => again({ minus: value === "" ? null : Number(value) })));
+    }
+    if (shape.length > 2) {
+      const dims = shape.map((size, dim) => [String(dim), `${dim} (${size})`]);
+      const turn = (place) => (value) => {
+        const chosen = [...cut.dims];
+        if (chosen[1 - place] === Number(value)) chosen[1 - place] = chosen[place];
+        chosen[place] = Number(value);
+        this.view = null;
+        again({ dims: chosen });
+      };
+      fields.push(makeSelect("rows: dim", dims, String(cut.dims[0]), turn(0)), makeSelect("columns: dim", dims, String(cut.dims[1]), turn(1)));
+      shape.forEach((size, dim) => {
+        if (cut.dims.includes(dim)) return;
+        const input = make("input", {
+          type: "number", min: 0, max: size - 1, value: cut.index[dim], "aria-label": `index in dim ${dim}`,
+          onchange: () => {
+            const index = [...cut.index];
+            index[dim] = clamp(Math.round(Number(input.value) || 0), 0, size - 1);
+            input.value = index[dim];
+            this.cut.index = index;
+            this.request();
+          },
+        });
+        fields.push(make("label", { class: "cmi-field" }, make("span", { class: "cm-weak" }, `dim ${dim}`), input));
+      });
+    }
+    this.controls.replaceChildren(...fields);
+    this.canvas.hidden = this.tools.hidden = false;
+    this.canvas.setAttribute("aria-label",
+      `heatmap of ${detail.label} on rank ${cut.rank}: drag or arrows pan, + and - zoom, 0 shows all, Shift and arrows choose an element`);
+  }
+
+  // ---- what is seen of it
+
+  fit() {
+    if (!this.cut) return;
+    const [rows, cols] = this.sizes();
+    this.view = [0, rows, 0, cols];
+    this.resize();
+    this.request();
+  }
+
+  zoom(factor, at = null) {
+    if (!this.view) return;
+    const [top, bottom, left, right] = this.view;
+    const [y, x] = at ?? [(top + bottom) / 2, (left + right) / 2];
+    const around = (begin, end, centre, size) => {
+      const span = clamp((end - begin) * factor, Math.min(SMALLEST, size), size);
+      const share = end > begin ? (centre - begin) / (end - begin) : 0.5;
+      return [centre - share * span, centre + (1 - share) * span];
+    };
+    const [rows, cols] = this.sizes();
+    this.view = [...around(top, bottom, y, rows), ...around(left, right, x, cols)];
+    this.settle();
+  }
+
+  pan(rows, cols) {
+    if (!this.view) return;
+    this.view = [this.view[0] + rows, this.view[1] + rows, this.view[2] + cols, this.view[3] + cols];
+    this.settle();
+  }
+
+  settle() {
+    this.bound();
+    this.redraw();
+    this.later(() => this.request());
+  }
+
+  bound() {
+    const [rows, cols] = this.sizes();
+    const within = (begin, end, size) => {
+      const span = Math.min(end - begin, size);
+      const from = clamp(begin, 0, size - span);
+      return [from, from + span];
+    };
+    this.view = [...within(this.view[0], this.view[1], rows), ...within(this.view[2], this.view[3], cols)];
+  }
+
+  resize() {
+    if (!this.cut) return;
+    const width = Math.floor(Math.min(this.root.clientWidth, 720));
+    if (width <= 0) return;
+    const [rows, cols] = this.sizes();
+    const natural = (width * rows) / Math.max(cols, 1);
+    const height = Math.round(clamp(natural, Math.min(MAX_HEIGHT, 28 * Math.max(rows, 1)), MAX_HEIGHT));
+    // A tall tensor is drawn narrow rather than stretched, as far as it can still be read.
+    const narrow = Math.round(clamp((height * cols) / Math.max(rows, 1), Math.min(width, 260), width));
+    const ratio = window.devicePixelRatio || 1;
+    this.canvas.style.width = `${narrow}px`;
+    this.canvas.style.height = `${height}px`;
+    this.canvas.width = Math.round(narrow * ratio);
+    this.canvas.height = Math.round(height * ratio);
+    this.isDark = isDark(this.root);
+    this.redraw();
+  }
+
+  // ---- pictures
+
+  request() {
+    if (!this.view || !this.cut) return;
+    this.wanted += 1;
+    if (!this.isBusy) this.fetch();
+  }
+
+  async fetch() {
+    const number = this.wanted;
+    const rows = [Math.floor(this.view[0]), Math.ceil(this.view[1])];
+    const cols = [Math.floor(this.view[2]), Math.ceil(this.view[3])];
+    if (rows[1] <= rows[0] || cols[1] <= cols[0]) return;
+    const size = (side) => clamp(side, 1, MAX_PIXELS);
+    const message = {
+      ask: "picture", ...this.cut, rows, cols,
+      height: Math.min(rows[1] - rows[0], size(this.canvas.height)),
+      width: Math.min(cols[1] - cols[0], size(this.canvas.width)),
+    };
+    const key = JSON.stringify(this.cut);
+    this.isBusy = true;
+    const begin = performance.now();
+    const reply = await this.ask(message);
+    this.isBusy = false;
+    if (reply && key === JSON.stringify(this.cut)) this.take(message, ...reply, performance.now() - begin);
+    if (number !== this.wanted) this.fetch();
+  }
+
+  take(message, answer, buffers, took) {
+    if (answer.error) {
+      this.value.textContent = answer.error;
+      return;
+    }
+    const view = buffers[0];
+    const raw = view.buffer ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : view;
+    const { rows, cols } = message;
+    const { path, rank, minus, ndim, dims, index, reduction } = message;
+    this.picture = {
+      cut: { path, rank, minus, ndim, dims, index, reduction }, rows, cols, took, height: answer.height, width: answer.width,
+      low: toNumber(answer.low), high: toNumber(answer.high), is_exact: answer.is_exact, is_torn: answer.is_torn,
+      values: new Float32Array(raw),
+    };
+    this.canvas.dataset.shown = (Number(this.canvas.dataset.shown) || 0) + 1;
+    this.redraw();
+    this.remember(this.picture);
+    if (this.pointer) this.tell();
+  }
+
+  redraw() {
+    const { canvas, picture } = this;
+    if (!this.view || !canvas.width) return;
+    const context = canvas.getContext("2d");
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    Object.assign(canvas.dataset, { view: this.view.map((at) => at.toFixed(3)).join(" ") });
+    if (!picture) return;
+    const [low, high] = this.held ?? [picture.low, picture.high];
+    const scale = makeScale(this.look.scale, low, high);
+    const table = chooseMap(this.look.map, scale, this.isDark);
+    const image = document.createElement("canvas");
+    image.width = picture.width;
+    image.height = picture.height;
+    image.getContext("2d").putImageData(paint(picture.values, picture.height, picture.width, scale, table), 0, 0);
+    const [y0, x0] = this.toScreen(picture.rows[0], picture.cols[0]);
+    const [y1, x1] = this.toScreen(picture.rows[1], picture.cols[1]);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(image, x0, y0, x1 - x0, y1 - y0);
+    this.writeNumbers(context, scale, table);
+    this.markPointer(context);
+    const oddities = { nan: false, inf: false, ninf: false };
+    for (const value of picture.values) {
+      if (Number.isNaN(value)) oddities.nan = true;
+      else if (value === Infinity) oddities.inf = true;
+      else if (value === -Infinity) oddities.ninf = true;
+    }
+    drawLegend(this.legend, scale, table, oddities);
+    this.legend.dataset.oddities = Object.keys(oddities).filter((key) => oddities[key]).join(" ");
+    this.drawNotes();
+  }
+
+  drawNotes() {
+    const { picture } = this;
+    const [rows, cols] = this.sizes();
+    const range = (begin, end) => `${Math.floor(begin)}–${Math.ceil(end) - 1}`;
+    const [top, bottom, left, right] = this.view;
+    const said = [`rows ${range(top, bottom)} of ${rows.toLocaleString("en")}, columns ${range(left, right)} of ${cols.toLocaleString("en")}`];
+    const across = [(picture.rows[1] - picture.rows[0]) / picture.height, (picture.cols[1] - picture.cols[0]) / picture.width];
+    const way = { mean: "mean", absmax: "largest magnitude", stride: "first element" }[picture.cut.reduction];
+    said.push(picture.is_exact ? "a pixel an element" : `a pixel is the ${way} of about ${across.map((n) => formatNumber(n, 3)).join(" × ")} elements`);
+    if (picture.cut.minus !== null) said.push(`rank ${picture.cut.rank} minus rank ${picture.cut.minus}${picture.is_exact ? "" : ", pixel by pixel"}`);
+    if (picture.is_torn) said.push("taken while the rank ran: values may be torn");
+    said.push(document.activeElement === this.canvas || this.root.contains(document.activeElement) ? "wheel zooms" : "click, then the wheel zooms");
+    this.notes.textContent = said.join(" · ");
+  }
+
+  writeNumbers(context, scale, table) {
+    const { picture, canvas } = this;
+    const ratio = window.devicePixelRatio || 1;
+    const cell = [canvas.width / (this.view[3] - this.view[2]), canvas.height / (this.view[1] - this.view[0])];
+    if (!picture.is_exact || cell[0] < CELL_TEXT[0] * ratio || cell[1] < CELL_TEXT[1] * ratio) return;
+    context.font = `${11 * ratio}px ui-monospace, monospace`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (let row = 0; row < picture.height; row++) {
+      for (let col = 0; col < picture.width; col++) {
+        const value = picture.values[row * picture.width + col];
+        const [y, x] = this.toScreen(picture.rows[0] + row + 0.5, picture.cols[0] + col + 0.5);
+        context.fillStyle = isBright(colourOf(value, scale, table)) ? "#000" : "#fff";
+        context.fillText(formatNumber(value, 3), x, y);
+      }
+    }
+  }
+
+  markPointer(context) {
+    if (!this.pointer) return;
+    const [row, col] = this.pointer;
+    const [y0, x0] = this.toScreen(row, col);
+    const [y1, x1] = this.toScreen(row + 1, col + 1);
+    const [height, width] = [Math.max(y1 - y0, 3), Math.max(x1 - x0, 3)];
+    context.lineWidth = 1;
+    context.strokeStyle = "#fff";
+    context.strokeRect(x0 - 0.5, y0 - 0.5, width + 1, height + 1);
+    context.strokeStyle = "#000";
+    context.strokeRect(x0 - 1.5, y0 - 1.5, width + 3, height + 3);
+  }
+
+  toggleHold() {
+    this.held = this.held || !this.picture ? null : [this.picture.low, this.picture.high];
+    this.hold.setAttribute("aria-pressed", String(this.held !== null));
+    this.redraw();
+  }
+
+  // ---- pointer, wheel, keys
+
+  toScreen(row, col) {
+    const [top, bottom, left, right] = this.view;
+    return [((row - top) / (bottom - top)) * this.canvas.height, ((col - left) / (right - left)) * this.canvas.width];
+  }
+
+  toElement(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [top, bottom, left, right] = this.view;
+    return [top + ((event.clientY - box.top) / box.height) * (bottom - top), left + ((event.clientX - box.left) / box.width) * (right - left)];
+  }
+
+  grab(event) {
+    if (!this.view) return;
+    this.grabbed = { at: this.toElement(event), view: [...this.view] };
+    this.canvas.setPointerCapture(event.pointerId);
+    this.canvas.classList.add("cmi-armed");
+  }
+
+  move(event) {
+    if (!this.view) return;
+    if (this.grabbed) {
+      this.canvas.classList.add("cmi-dragging");
+      const [row, col] = this.toElement(event);
+      return this.pan(this.grabbed.at[0] - row, this.grabbed.at[1] - col);
+    }
+    this.point(...this.toElement(event));
+  }
+
+  release(event) {
+    this.grabbed = null;
+    this.canvas.classList.remove("cmi-dragging");
+    if (this.view && event.type === "pointerup") this.point(...this.toElement(event));
+  }
+
+  leave() {
+    if (this.grabbed || document.activeElement === this.canvas) return;
+    this.pointer = null;
+    this.laterElement.cancel();
+    this.value.replaceChildren();
+    this.redraw();
+  }
+
+  wheel(event) {
+    if (!this.view || !(document.activeElement === this.canvas || event.ctrlKey)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    this.zoom(Math.exp(clamp(event.deltaY, -200, 200) * 0.003), this.toElement(event));
+  }
+
+  press(event) {
+    if (!this.view) return;
+    const [top, bottom, left, right] = this.view;
+    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    const step = steps[event.key];
+    if (step && event.shiftKey) {
+      const [row, col] = this.pointer ?? [Math.floor((top + bottom) / 2), Math.floor((left + right) / 2)];
+      this.point(row + step[0] + 0.5, col + step[1] + 0.5);
+    } else if (step) this.pan(step[0] * (bottom - top) * 0.15, step[1] * (right - left) * 0.15);
+    else if (event.key === "+" || event.key === "=") this.zoom(1 / 1.6);
+    else if (event.key === "-") this.zoom(1.6);
+    else if (event.key === "0") this.fit();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  // ---- the value under the pointer
+
+  point(row, col) {
+    const [rows, cols] = this.sizes();
+    const next = [clamp(Math.floor(row), 0, rows - 1), clamp(Math.floor(col), 0, cols - 1)];
+    if (this.pointer && next[0] === this.pointer[0] && next[1] === this.pointer[1]) return;
+    this.pointer = next;
+    this.redraw();
+    this.tell();
+  }
+
+  index() {
+    const index = [...this.cut.index];
+    this.cut.dims.forEach((dim, place) => { if (dim >= 0) index[dim] = this.pointer[place]; });
+    return index;
+  }
+
+  tell() {
+    const { cut } = this;
+    const index = this.index();
+    const offset = this.detail.parts[cut.rank].offset;
+    const isPart = offset && String(this.shapeOf(cut.rank)) !== String(this.detail.shape);
+    const whole = isPart ? index.map((at, dim) => at + offset[dim]) : null;
+    const write = (text, isFinal) => {
+      const who = cut.minus === null ? `rank ${cut.rank}` : `rank ${cut.rank} − rank ${cut.minus}`;
+      this.value.replaceChildren(
+        make("span", { class: "cm-weak" }, `${who} [${index.join(", ")}]${whole ? ` = whole [${whole.join(", ")}]` : ""}  `),
+        make("b", {}, text));
+      Object.assign(this.value.dataset, { index: index.join(","), whole: (whole ?? index).join(","), value: text, final: String(isFinal) });
+    };
+    write(this.pixelText(), false);
+    this.laterElement(async () => {
+      const reply = await this.ask({ ask: "element", path: cut.path, rank: cut.rank, minus: cut.minus, index });
+      if (!reply || !this.pointer || String(this.index()) !== String(index) || this.cut.rank !== cut.rank) return;
+      write(reply[0].error ?? reply[0].text, true);
+    });
+  }
+
+  pixelText() {
+    const { picture, pointer } = this;
+    if (!picture) return "…";
+    const { rows, cols, height, width } = picture;
+    const row = Math.floor(((pointer[0] + 0.5 - rows[0]) / (rows[1] - rows[0])) * height);
+    const col = Math.floor(((pointer[1] + 0.5 - cols[0]) / (cols[1] - cols[0])) * width);
+    if (row < 0 || row >= height || col < 0 || col >= width) return "…";
+    const text = formatNumber(picture.values[row * width + col], 7);
+    return picture.is_exact ? text : `≈ ${text}`;
+  }
+
+  close() { this.resizing.disconnect(); }
+}

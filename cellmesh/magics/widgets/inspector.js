@@ -1,0 +1,207 @@
+// The tensor inspector: an overview, a heatmap, shards and gradients of one value on all ranks.
+// See inspector.py for what the model holds and what it can be asked.
+
+const TABS = [["overview", "Overview"], ["heatmap", "Heatmap"], ["shards", "Shards"], ["gradients", "Gradients"]];
+const MAX_KEPT = 16384; // numbers of the last picture that a saved notebook keeps
+const ANSWER_MS = 30000;
+
+// Questions to the kernel, and the answers to them: each has a number; what nobody waits for is dropped.
+class Questions {
+  constructor(model) {
+    this.model = model;
+    this.waiting = new Map();
+    this.view = Math.random().toString(36).slice(2);
+    this.number = 0;
+    this.hear = (content, buffers) => {
+      if (content?.view !== this.view) return;
+      this.waiting.get(content.id)?.([content, buffers]);
+      this.waiting.delete(content.id);
+    };
+    model.on("msg:custom", this.hear);
+  }
+
+  tell(content) { this.model.send({ ...content, view: this.view }); }
+
+  // Null if there was no answer.
+  ask(content, wait = ANSWER_MS) {
+    const id = ++this.number;
+    return new Promise((resolve) => {
+      const timer = setTimeout(() => { this.waiting.delete(id); resolve(null); }, wait);
+      this.waiting.set(id, (reply) => { clearTimeout(timer); resolve(reply); });
+      this.model.send({ ...content, id, view: this.view });
+    });
+  }
+
+  close() { this.model.off("msg:custom", this.hear); }
+}
+
+class Inspector {
+  constructor(model, el) {
+    this.model = model;
+    this.questions = new Questions(model);
+    this.isLive = false;
+    this.changed = () => this.refresh();
+    el.classList.add("cellmesh", "cmi");
+    this.el = el;
+    this.build();
+    for (const key of ["summary", "detail", "gradients", "live", "ended"]) model.on(`change:${key}`, this.changed);
+    this.open(model.get("tab"));
+    this.refresh();
+    this.greet();
+    this.watchSight();
+  }
+
+  build() {
+    this.panels = Object.fromEntries(TABS.map(([key]) => [key, make("div", { class: "cmi-panel", role: "tabpanel", "data-tab": key, hidden: "" })]));
+    this.tabs = Object.fromEntries(TABS.map(([key, text]) => [key, makeButton(text, text, () => this.open(key), {
+      class: "cmi-tab", role: "tab", "data-tab": key, onkeydown: (event) => this.turn(event) })]));
+    this.watch = makeButton("watch", "Look again after each cell", () => this.toggle("watch"), { "aria-pressed": "false" });
+    this.follow = makeButton("follow", "Look again each second while a cell runs; values may be torn", () => this.toggle("follow"), { "aria-pressed": "false" });
+    this.again = makeButton("refresh", "Look again now", () => this.questions.tell({ ask: "refresh" }));
+    this.title = make("span", { class: "cm-mono cmi-title" });
+    this.when = make("span", { class: "cm-weak cmi-when" });
+    this.notice = make("div", { class: "cmi-notice", role: "status", hidden: "" });
+    const lists = [make("div"), make("div")];
+    this.panels.overview.append(...lists);
+    this.list = new ItemList(lists[0], (path) => this.choose(path));
+    this.listRoot = lists[0];
+    this.detailRoot = lists[1];
+    this.heatmap = new Heatmap(this.panels.heatmap, (message) => this.questions.ask(message), (picture) => this.keep(picture));
+    this.table = new GradientTable(this.panels.gradients);
+    this.el.replaceChildren(
+      make("div", { class: "cmi-head" }, this.title, this.when, make("span", { class: "cmi-live" }, this.watch, this.follow, this.again)),
+      this.notice,
+      make("div", { class: "cmi-tabs", role: "tablist", "aria-label": "views" }, ...Object.values(this.tabs)),
+      ...Object.values(this.panels));
+  }
+
+  open(tab, rank = null) {
+    this.tab = tab;
+    for (const [key] of TABS) {
+      this.tabs[key].setAttribute("aria-selected", String(key === tab));
+      this.tabs[key].tabIndex = key === tab ? 0 : -1;
+      this.panels[key].hidden = key !== tab;
+    }
+    if (tab === "heatmap" && this.detail?.path !== undefined) this.heatmap.show(this.detail, rank, this.isLive ? null : this.model.get("picture"));
+    if (tab === "gradients" && !this.model.get("gradients").rows) this.questions.tell({ ask: "gradients" });
+  }
+
+  turn(event) {
+    const shown = TABS.map(([key]) => key).filter((key) => !this.tabs[key].hidden);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = shown[(shown.indexOf(this.tab) + step + shown.length) % shown.length];
+    this.open(next);
+    this.tabs[next].focus();
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  refresh() {
+    const { model } = this;
+    const [summary, detail, live] = [model.get("summary"), model.get("detail"), model.get("live")];
+    this.title.textContent = summary.expression;
+    this.when.textContent = [summary.said, summary.at].filter(Boolean).join(" · ");
+    for (const key of ["watch", "follow"]) this[key].setAttribute("aria-pressed", String(Boolean(live[key])));
+    const notices = [model.get("ended"), ...summary.notices].filter(Boolean);
+    if (!this.isLive && this.isAlone) notices.unshift("no kernel answers: this is what was seen last");
+    this.notice.hidden = notices.length === 0;
+    this.notice.replaceChildren(...notices.map((text) => make("div", {}, text)));
+    this.listRoot.hidden = summary.num_items < 2;
+    const isFull = this.items?.stamp === summary.stamp;
+    this.list.show(isFull ? this.items.rows : summary.items, summary.num_items, detail.path);
+    if (this.isLive && !isFull && summary.num_items > summary.items.length) this.fetchItems(summary.stamp);
+    this.tabs.gradients.hidden = !summary.has_gradients;
+    this.tabs.heatmap.hidden = this.tabs.shards.hidden = summary.num_items === 0;
+    this.detail = detail;
+    if (detail.path !== undefined) {
+      drawDetail(this.detailRoot, detail);
+      drawShards(this.panels.shards, detail, (rank) => this.open("heatmap", rank));
+      this.tabs.shards.hidden = !detail.blocks.length;
+      if (this.tab === "heatmap") this.heatmap.show(detail, null, this.isLive ? null : model.get("picture"));
+    } else this.detailRoot.replaceChildren(...summary.texts.map(({ ranks, text }) =>
+      make("div", { class: "cmi-row" }, make("b", { class: "cm-mono" }, `[${ranks}] `), make("span", { class: "cm-mono" }, text))));
+    const gradients = model.get("gradients");
+    if (gradients.rows) this.table.show(gradients);
+  }
+
+  // ---- the kernel
+
+  async greet() {
+    const reply = await this.questions.ask({ ask: "hello" }, 5000);
+    this.isLive = reply !== null;
+    this.isAlone = reply === null;
+    this.el.dataset.live = String(this.isLive);
+    for (const control of [this.watch, this.follow, this.again]) control.disabled = this.isAlone;
+    this.refresh();
+    this.tellSight();
+  }
+
+  async fetchItems(stamp) {
+    if (this.fetching === stamp) return;
+    this.fetching = stamp;
+    const reply = await this.questions.ask({ ask: "items" });
+    if (!reply) return;
+    this.items = { stamp: reply[0].stamp, rows: reply[0].rows };
+    this.refresh();
+  }
+
+  choose(path) { this.questions.tell({ ask: "choose", path }); }
+
+  toggle(key) {
+    const live = this.model.get("live");
+    this.questions.tell({ ask: "live", ...live, [key]: !live[key] });
+  }
+
+  // The last picture, small, so that a saved notebook has one; it stays in the page.
+  keep(picture) {
+    let { height, width, values } = picture;
+    const step = Math.ceil(Math.sqrt((height * width) / MAX_KEPT));
+    if (step > 1) {
+      const [tall, wide] = [Math.floor(height / step), Math.floor(width / step)].map((side) => Math.max(side, 1));
+      const few = new Float32Array(tall * wide);
+      for (let row = 0; row < tall; row++) for (let col = 0; col < wide; col++) {
+        few[row * wide + col] = values[Math.floor((row * height) / tall) * width + Math.floor((col * width) / wide)];
+      }
+      [height, width, values] = [tall, wide, few];
+    }
+    let letters = "";
+    for (const byte of new Uint8Array(values.buffer, values.byteOffset, values.byteLength)) letters += String.fromCharCode(byte);
+    const { cut, rows, cols, low, high, is_torn } = picture;
+    const is_exact = picture.is_exact && step <= 1;
+    this.model.set("picture", { cut, rows, cols, height, width, low: String(low), high: String(high), is_exact, is_torn, data: btoa(letters) });
+  }
+
+  // ---- whether anybody looks
+
+  watchSight() {
+    this.inSight = true;
+    this.sight = new IntersectionObserver((entries) => { this.inSight = entries.at(-1).isIntersecting; this.tellSight(); });
+    this.sight.observe(this.el);
+    this.turned = () => this.tellSight();
+    document.addEventListener("visibilitychange", this.turned);
+  }
+
+  tellSight() {
+    const isVisible = this.inSight && document.visibilityState === "visible";
+    if (!this.isLive || isVisible === this.toldSight) return;
+    this.toldSight = isVisible;
+    this.questions.tell({ ask: "seen", is_visible: isVisible });
+  }
+
+  close() {
+    if (this.isLive) this.questions.tell({ ask: "gone" });
+    this.sight.disconnect();
+    document.removeEventListener("visibilitychange", this.turned);
+    for (const key of ["summary", "detail", "gradients", "live", "ended"]) this.model.off(`change:${key}`, this.changed);
+    this.questions.close();
+    this.heatmap.close();
+  }
+}
+
+export default {
+  render({ model, el }) {
+    const inspector = new Inspector(model, el);
+    return () => inspector.close();
+  },
+};

@@ -1,0 +1,159 @@
+"""When a widget looks again: after each cell, or each second while one runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# While a cell runs. A look that takes long is rarer: it may take a tenth of the time.
+PERIOD_S = 1.0
+_SHARE = 10.0
+
+
+class Worker:
+    """Does one thing after the other, on a thread that is there only while there is something to do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[object, Callable[[], None]] = {}
+        self._is_running = False
+
+    def do(self, job: Callable[[], None], key: object = None) -> None:
+        """Have something done; of jobs of the same key that wait, the last one is done only."""
+        with self._lock:
+            self._jobs[key if key is not None else object()] = job
+            if self._is_running:
+                return
+            self._is_running = True
+        threading.Thread(target=self._run, name="cellmesh-inspector", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._is_running = False
+                    return
+                job = self._jobs.pop(next(iter(self._jobs)))
+            try:
+                job()
+            except BaseException:
+                with self._lock:
+                    self._is_running = False
+                raise
+
+
+class Refresher:
+    """Looks again when cells have run, and while they run.
+
+    Args:
+        refresh: looks again; told whether a rank may be running.
+        is_busy: whether ranks run something.
+        is_seen: whether anybody looks; what nobody sees is looked at once somebody does.
+        events: the shell's; None without one.
+        period_s: while a cell runs.
+    """
+
+    def __init__(
+        self,
+        refresh: Callable[[bool], None],
+        is_busy: Callable[[], bool],
+        is_seen: Callable[[], bool],
+        events: Any = None,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self.watches = False
+        self.follows = False
+        self._refresh = refresh
+        self._is_busy = is_busy
+        self._is_seen = is_seen
+        self._events = events
+        self._period_s = period_s
+        self._worker = Worker()
+        self._lock = threading.Lock()
+        self._is_registered = False
+        self._follower: threading.Thread | None = None
+        self._cell_runs = False
+        self._is_closed = threading.Event()
+        self._is_stale = False
+
+    def set(self, watches: bool, follows: bool) -> None:
+        """Choose when to look again. From any thread."""
+        self.watches, self.follows = watches, follows
+        if self._is_closed.is_set():
+            return
+        self._register(watches or follows)
+        if follows and self._is_busy():
+            self._follow()
+
+    def note_seen(self) -> None:
+        """Somebody looks again: what has changed meanwhile is shown."""
+        if self._is_stale:
+            self.now()
+        if self.follows and self._is_busy():
+            self._follow()
+
+    def now(self) -> None:
+        """Look again, on another thread."""
+        self._is_stale = False
+        self._worker.do(lambda: self._refresh(False), "refresh")
+
+    def close(self) -> None:
+        """Look no more. From any thread."""
+        self._is_closed.set()
+        self._register(False)
+
+    def before_cell(self, *_: Any) -> None:
+        """A cell begins."""
+        self._cell_runs = True
+        if self.follows:
+            self._follow()
+
+    def after_cell(self, *_: Any) -> None:
+        """A cell has ended; what it has begun in the background may go on."""
+        self._cell_runs = False
+        if not (self.watches or self.follows):
+            return
+        if self._is_busy():
+            # Ended, it is looked at by the follower: with --watch alone, only then.
+            self._follow()
+        self._look_or_wait()
+
+    def _look_or_wait(self) -> None:
+        if self._is_seen():
+            self.now()
+        else:
+            self._is_stale = True
+
+    def _register(self, wanted: bool) -> None:
+        with self._lock:
+            if self._events is None or wanted == self._is_registered:
+                return
+            self._is_registered = wanted
+            change = self._events.register if wanted else self._events.unregister
+            change("pre_run_cell", self.before_cell)
+            change("post_run_cell", self.after_cell)
+
+    def _follow(self) -> None:
+        with self._lock:
+            if self._follower is not None or self._is_closed.is_set():
+                return
+            self._follower = threading.Thread(target=self._run, name="cellmesh-follower", daemon=True)
+            self._follower.start()
+
+    def _run(self) -> None:
+        import time
+
+        pause = self._period_s
+        while not self._is_closed.wait(pause):
+            begin = time.monotonic()
+            is_busy = self._is_busy()
+            if not is_busy and not self._cell_runs:
+                break
+            if self.follows and is_busy and self._is_seen():
+                self._refresh(True)
+            pause = max(self._period_s, _SHARE * (time.monotonic() - begin))
+        with self._lock:
+            self._follower = None
+        if not self._is_closed.is_set():
+            self._look_or_wait()

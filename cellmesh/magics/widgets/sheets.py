@@ -1,0 +1,307 @@
+"""What the inspector's front end is told: answers of ranks as JSON, equal ranks together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...controller.looking import Looked
+from ...wire.facts import Facts
+from ...wire.looks import Counts, Found, Gradient, Refusal
+from ...wire.ranks import format_ranks
+from ..tables import compare_replicas
+
+# So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the notebook.
+NUM_KEPT = 200
+_MAX_TEXT = 2000
+# What the table of one tensor is told of each group of ranks.
+_SHOWN = (
+    "kind", "text", "shape", "local_shape", "strides", "dtype", "device", "placements", "requires_grad",
+    "num_bytes", "min", "max", "mean", "std", "norm", "num_nan", "num_inf", "num_zeros", "note",
+)  # fmt: skip
+
+
+def number(value: float | None) -> float | str | None:
+    """A number as JSON has it: NaN and infinities are texts."""
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+
+
+def facts_by_path(looked: Looked) -> dict[str, dict[int, Facts]]:
+    """path -> rank -> what it holds there, in the order of the first rank that has it."""
+    found: dict[str, dict[int, Facts]] = {}
+    for rank in sorted(looked.answers):
+        for item in looked.answers[rank].items:
+            found.setdefault(item.path, {})[rank] = item.facts
+    return found
+
+
+def label_of(expression: str, path: str) -> str:
+    """What a tensor in a value is called."""
+    if not path:
+        return expression
+    return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
+
+
+def list_items(looked: Looked) -> list[dict[str, Any]]:
+    """The tensors in a value, a row each."""
+    num_ranks = len(looked.answers) + len(looked.refusals)
+    rows = []
+    for path, facts in facts_by_path(looked).items():
+        one = next(iter(facts.values()))
+        rows.append(
+            {
+                "path": path,
+                "label": path or "(itself)",
+                "shape": one.shape,
+                "dtype": one.dtype or one.kind,
+                "num_bytes": sum(fact.num_bytes for fact in facts.values()),
+                "flags": _flags(facts, num_ranks),
+            }
+        )
+    return rows
+
+
+def summarise(expression: str, looked: Looked, stamp: int, at: str) -> dict[str, Any]:
+    """What a value is: its tensors, and where it is not.
+
+    Args:
+        expression: the value's.
+        looked: `Found` of each rank.
+        stamp: of this look.
+        at: when it was.
+    """
+    found: Mapping[int, Found] = looked.answers
+    items = list_items(looked)
+    notices = [f"ranks {ranks}: {text}" for ranks, text in _grouped_refusals(looked.refusals)]
+    if any(one.is_torn for one in found.values()):
+        torn = format_ranks(sorted(rank for rank, one in found.items() if one.is_torn))
+        notices.append(f"ranks {torn} were running: values may be torn, half old and half new")
+    left_out = max((one.num_left_out for one in found.values()), default=0)
+    texts = _grouped((rank, f"{one.kind}: {one.text}"[:_MAX_TEXT]) for rank, one in found.items())
+    return {
+        "expression": expression,
+        "stamp": stamp,
+        "at": at,
+        "said": ", ".join(sorted({one.kind for one in found.values()})),
+        "items": items[:NUM_KEPT],
+        "num_items": len(items) + left_out,
+        "notices": notices,
+        "texts": [{"ranks": ranks, "text": text} for ranks, text in texts],
+        "has_gradients": any(_may_have_gradients(one) for one in found.values()),
+    }
+
+
+def detail(
+    expression: str,
+    path: str,
+    facts: Mapping[int, Facts],
+    refusals: Mapping[int, Refusal],
+    coordinates: Mapping[int, str],
+    said: str = "",
+) -> dict[str, Any]:
+    """One tensor on all ranks.
+
+    Args:
+        expression, path: which.
+        facts: rank -> what it is there.
+        refusals: rank -> why it is not there.
+        coordinates: rank -> where it is in the mesh.
+        said: whether replicas are equal, in words; "" to say it from their digests.
+    """
+    said = said or (compare_replicas(facts) if facts else "")
+    shapes = {fact.shape for fact in facts.values()}
+    low, high = bounds(facts.values())
+    return {
+        "path": path,
+        "label": label_of(expression, path),
+        "shape": next(iter(shapes)) if len(shapes) == 1 else None,
+        "groups": [
+            {"ranks": format_ranks(ranks), "first": ranks[0], "facts": shown, "counts": None}
+            for ranks, shown in _grouped_facts(facts)
+        ],
+        "missing": [{"ranks": ranks, "text": text} for ranks, text in _grouped_refusals(refusals)],
+        "parts": {
+            str(rank): {
+                "shape": fact.local_shape,
+                "offset": fact.offset or None,
+                "coordinate": coordinate_of(fact) or coordinates.get(rank, ""),
+                "is_drawable": is_drawable(fact),
+            }
+            for rank, fact in sorted(facts.items())
+        },
+        "blocks": blocks(facts) if len(shapes) == 1 else [],
+        "num_ranks": max([*facts, *refusals], default=0) + 1,
+        "is_partial": any("Partial" in fact.placements for fact in facts.values()),
+        "is_unequal": said.startswith("replicas differ"),
+        "said": said,
+        "low": number(low),
+        "high": number(high),
+    }
+
+
+def is_drawable(facts: Facts) -> bool:
+    """Whether a heatmap can be asked for: there are elements, in at least one dim."""
+    shape = facts.local_shape or ()
+    return shape != () and all(shape) and facts.dtype != "" and not facts.device.startswith("meta")
+
+
+def bounds(facts: Iterable[Facts]) -> tuple[float | None, float | None]:
+    """The least and the largest value on any rank: the histograms' scale."""
+    known = [(one.min, one.max) for one in facts if one.min is not None and one.max is not None]
+    if not known:
+        return None, None
+    return min(low for low, _ in known), max(high for _, high in known)
+
+
+def with_counts(sheet: Mapping[str, Any], counts: Mapping[int, Counts]) -> dict[str, Any]:
+    """A `detail` with its histograms: each group has its first rank's."""
+    groups = [
+        {**group, "counts": counts[group["first"]].counts if group["first"] in counts else None}
+        for group in sheet["groups"]
+    ]
+    return {**sheet, "groups": groups}
+
+
+def coordinate_of(facts: Facts) -> str:
+    """Where a DTensor's part lies in the tensor's mesh."""
+    named = zip(facts.mesh_dim_names, facts.coordinate, strict=False)
+    return ",".join(f"{name}={index}" for name, index in named)
+
+
+def blocks(facts: Mapping[int, Facts]) -> list[dict[str, Any]]:
+    """The parts of a DTensor in their places; ranks that hold the same part share it."""
+    shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for rank, fact in sorted(facts.items()):
+        if fact.placements and fact.shape and fact.local_shape is not None:
+            offset = fact.offset or (0,) * len(fact.shape)
+            shared.setdefault((offset, fact.local_shape), []).append(rank)
+    return [
+        {
+            "offset": offset,
+            "size": size,
+            "ranks": ranks,
+            "ranks_text": format_ranks(ranks),
+            "coordinate": coordinate_of(facts[ranks[0]]) if len(ranks) == 1 else "",
+        }
+        for (offset, size), ranks in shared.items()
+    ]
+
+
+def tabulate(looked: Looked, max_rows: int | None = None) -> dict[str, Any]:
+    """A model's gradients, a row a parameter over all ranks.
+
+    Args:
+        looked: a tuple of `Gradient` of each rank.
+        max_rows: None for all.
+    """
+    by_name: dict[str, dict[int, Gradient]] = {}
+    for rank in sorted(looked.answers):
+        for gradient in looked.answers[rank]:
+            by_name.setdefault(gradient.name, {})[rank] = gradient
+    rows = [_gradient_row(name, of, len(looked.answers)) for name, of in by_name.items()]
+    kept = rows if max_rows is None else rows[:max_rows]
+    return {
+        "rows": kept,
+        "num_left_out": len(rows) - len(kept),
+        "missing": [{"ranks": ranks, "text": text} for ranks, text in _grouped_refusals(looked.refusals)],
+    }
+
+
+def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict[str, Any]:
+    # Replicas count once, parts of one whole together.
+    parts = list({one.shard: one for one in of.values()}.values())
+    having = [one for one in parts if one.has_grad]
+    norm = math.hypot(*(one.norm for one in having)) if having else None
+    parameter_norm = math.hypot(*(one.parameter_norm for one in parts))
+    num_elements = sum(one.num_elements for one in having)
+    num_zeros = sum(one.num_zeros for one in having)
+    digests: dict[tuple[int, ...], set[tuple[bool, str]]] = {}
+    for one in of.values():
+        digests.setdefault(one.shard, set()).add((one.has_grad, one.digest))
+    flags = []
+    if any(one.num_nan for one in of.values()):
+        flags.append("nan")
+    if any(one.num_inf for one in of.values()):
+        flags.append("inf")
+    if not having:
+        flags.append("none")
+    elif num_elements and num_zeros == num_elements:
+        flags.append("dead")
+    if any(len(several) > 1 for several in digests.values()):
+        flags.append("unequal")
+    if len(of) < num_ranks:
+        flags.append("missing")
+    by_rank = _grouped(
+        (rank, f"{one.norm:.6g}" if one.has_grad else "no gradient") for rank, one in of.items()
+    )
+    return {
+        "name": name,
+        "shape": parts[0].shape,
+        "norm": number(norm),
+        "max_abs": number(max((one.max_abs for one in having), default=None)),
+        "parameter_norm": number(parameter_norm),
+        "ratio": number(norm / parameter_norm) if norm is not None and parameter_norm else None,
+        "num_nan": sum(one.num_nan for one in parts),
+        "num_inf": sum(one.num_inf for one in parts),
+        "zeros": num_zeros / num_elements if num_elements else None,
+        "flags": flags,
+        "by_rank": "; ".join(f"ranks {ranks}: {text}" for ranks, text in by_rank),
+    }
+
+
+def _may_have_gradients(found: Found) -> bool:
+    """A module or an optimizer: something called so that holds parameters."""
+    return any(item.facts.requires_grad and item.path for item in found.items) or "optim" in found.kind
+
+
+def _flags(facts: Mapping[int, Facts], num_ranks: int) -> list[str]:
+    flags = []
+    if any(fact.num_nan for fact in facts.values()):
+        flags.append("nan")
+    if any(fact.num_inf for fact in facts.values()):
+        flags.append("inf")
+    if len(facts) > 1 and compare_replicas(facts).startswith("replicas differ"):
+        flags.append("unequal")
+    if len(facts) < num_ranks:
+        flags.append("missing")
+    return flags
+
+
+def _grouped_facts(facts: Mapping[int, Facts]) -> list[tuple[list[int], dict[str, Any]]]:
+    groups: dict[bytes, tuple[list[int], dict[str, Any]]] = {}
+    for rank, fact in sorted(facts.items()):
+        shown = {name: getattr(fact, name) for name in _SHOWN}
+        shown |= {name: number(shown[name]) for name in ("min", "max", "mean", "std", "norm")}
+        shown["text"] = fact.text[:_MAX_TEXT]
+        groups.setdefault(msgspec.json.encode(shown), ([], shown))[0].append(rank)
+    return list(groups.values())
+
+
+def _grouped_refusals(refusals: Mapping[int, Refusal]) -> list[tuple[str, str]]:
+    return _grouped((rank, str(refusal)[:_MAX_TEXT]) for rank, refusal in refusals.items())
+
+
+def _grouped(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
+    """(rank, text) each -> (ranks, text) each."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts:
+        groups.setdefault(text, []).append(rank)
+    return [(format_ranks(sorted(ranks)), text) for text, ranks in groups.items()]
+
+
+def subtract(texts: Sequence[str]) -> str:
+    """Two elements, exact, and the difference."""
+    one, other = texts
+    try:
+        difference = f"{float(one) - float(other):.9g}"
+    except ValueError:  # complex numbers, bools
+        try:
+            difference = str(complex(one) - complex(other))
+        except ValueError:
+            difference = "equal" if one == other else "not equal"
+    return f"{difference} ({one} − {other})"

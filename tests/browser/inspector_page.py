@@ -1,0 +1,145 @@
+"""An inspector in a bare page: no JupyterLab, no kernel, and ranks that are namespaces of this process."""
+
+from __future__ import annotations
+
+import base64
+import json
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+
+from cellmesh.magics.widgets.answers import Answers
+from cellmesh.magics.widgets.inspector import Inspector, InspectorWidget
+from tests.browser.lab import PICTURES
+
+_TRAITS = ("summary", "detail", "gradients", "picture", "live", "tab", "ended")
+# What JupyterLab's themes say of the names that base.css reads.
+_DARK = (
+    "--jp-ui-font-color1:#fff;--jp-ui-font-color2:#bdbdbd;--jp-layout-color1:#111;--jp-layout-color2:#424242;"
+    "--jp-border-color2:#616161;--jp-brand-color1:#2196f3;--jp-error-color1:#ef5350;"
+)
+_PAGE = """
+<!doctype html><meta charset="utf-8"><style>{css}</style>
+<body style="{theme}margin:12px"><div id="root"></div></body>
+"""
+_START = """
+async ([source, state, isDead]) => {
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const widget = (await import(url)).default;
+  const listeners = new Map();
+  const fire = (name, ...args) => { for (const call of [...(listeners.get(name) ?? [])]) call(...args); };
+  const model = {
+    get: (key) => state[key],
+    set: (key, value) => { state[key] = value; fire(`change:${key}`); },
+    save_changes: () => {},
+    send: (content) => { if (!isDead) window.tellKernel(JSON.stringify(content)); },
+    on: (name, call) => listeners.set(name, [...(listeners.get(name) ?? []), call]),
+    off: (name, call) => listeners.set(name, (listeners.get(name) ?? []).filter((one) => one !== call)),
+  };
+  window.testState = state;
+  const el = document.getElementById("root");
+  window.testClose = widget.render({ model, el });
+  const poll = async () => {
+    for (const [kind, content, buffers] of JSON.parse(await window.hearKernel())) {
+      if (kind === "state") for (const [key, value] of Object.entries(content)) model.set(key, value);
+      else fire("msg:custom", content, buffers.map((text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer)));
+    }
+    setTimeout(poll, 15);
+  };
+  if (!isDead) poll();
+}
+"""
+
+
+class Kernel:
+    """Takes the front end's messages to an inspector, and back.
+
+    Args:
+        inspector: who answers.
+    """
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.inspector = inspector
+        self.heard: list[dict[str, Any]] = []
+        self.sent_bytes: list[int] = []
+        self._outbox: queue.SimpleQueue[tuple[str, dict[str, Any], list[str]]] = queue.SimpleQueue()
+        widget: Any = inspector.widget
+        widget.send = self._send
+        widget.observe(self._note, names=list(_TRAITS))
+
+    def tell(self, text: str) -> None:
+        """The front end says something."""
+        content = json.loads(text)
+        self.heard.append(content)
+        self.inspector._hear(self.inspector.widget, content, [])
+
+    def hear(self) -> str:
+        """What the front end is told now."""
+        found = []
+        while not self._outbox.empty():
+            found.append(self._outbox.get())
+        return json.dumps(found)
+
+    def _send(self, content: dict[str, Any], buffers: list[bytes]) -> None:
+        self.sent_bytes.append(sum(map(len, buffers)))
+        self._outbox.put(("message", content, [base64.b64encode(one).decode() for one in buffers]))
+
+    def _note(self, change: Any) -> None:
+        self._outbox.put(("state", {change.name: change.new}, []))
+
+
+def state_of(widget: InspectorWidget) -> dict[str, Any]:
+    """What the front end gets of a widget, as JSON has it."""
+    state: dict[str, Any] = json.loads(
+        json.dumps({name: getattr(widget, name) for name in _TRAITS}, allow_nan=False)
+    )
+    return state
+
+
+@contextmanager
+def open_page(
+    browser: Browser,
+    answers: Answers,
+    *,
+    dark: bool = False,
+    width: int = 1000,
+    saved: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[tuple[Page, Kernel]]:
+    """An inspector in a page.
+
+    Args:
+        browser: where.
+        answers: who tells of the value.
+        dark: the theme.
+        width: of the window.
+        saved: a state that is shown without a kernel.
+        options: the inspector's.
+    """
+    inspector = Inspector(answers, **options)
+    kernel = Kernel(inspector)
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.expose_function("tellKernel", kernel.tell)
+    page.expose_function("hearKernel", kernel.hear)
+    theme = f"{_DARK}background:#111;color:#fff;" if dark else "background:#fff;"
+    page.set_content(_PAGE.format(css=inspector.widget._css, theme=theme))
+    state = state_of(inspector.widget) if saved is None else saved
+    page.evaluate(_START, [str(inspector.widget._esm), state, saved is not None])
+    try:
+        yield page, kernel
+    finally:
+        inspector.close()
+        context.close()
+    assert errors == []
+
+
+def keep(page: Page, name: str) -> None:
+    """Keep a picture of the page in `PICTURES`."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
