@@ -10,16 +10,19 @@ redrawn.
 from __future__ import annotations
 
 import collections
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
+from .bars import Bars, Mark
 
 HOLD_S = 0.1
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
 HOLD_RESULT_S = 1.0
 _LOOK_AHEAD = 32
+VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 
 Ranks = tuple[int, ...]
 
@@ -41,6 +44,14 @@ class Rich:
 
 
 @dataclass(frozen=True)
+class WidgetView(Rich):
+    """A widget. Those of a class on several ranks count as the same: the lowest rank's is shown."""
+
+    bundle: bytes = field(compare=False)
+    class_name: str = ""
+
+
+@dataclass(frozen=True)
 class Trace:
     """An exception that ended a rank's run."""
 
@@ -57,7 +68,7 @@ class Gap:
     num_bytes: int
 
 
-Item = Line | Rich | Trace | Gap
+Item = Line | Rich | Trace | Gap | Mark | Bars
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ class Folder:
             case Display():
                 for rank in ranks:
                     self._finish_partials(rank, now)
-                self._queue(ranks, Rich(verb.kind, verb.bundle), now, verb.display_id)
+                self._queue(ranks, _rich(verb.kind, verb.bundle), now, verb.display_id)
             case Failed():
                 for rank in ranks:
                     self._finish_partials(rank, now)
@@ -128,6 +139,12 @@ class Folder:
             case Ask():  # the answer ends the line
                 for rank in ranks:
                     self._finish_partials(rank, now)
+
+    def mark(self, ranks: Ranks, mark: Mark, now: float) -> None:
+        """A progress bar of these ranks stands here."""
+        for rank in ranks:
+            self._finish_partials(rank, now)
+        self._queue(ranks, mark, now)
 
     def leave(self, ranks: Iterable[int], now: float) -> None:
         """These ranks have ended the run: nobody waits for their output any longer."""
@@ -298,8 +315,17 @@ class Folder:
 
 
 def _show_by(queued: _Queued) -> float:
-    is_result = isinstance(queued.item, Rich) and queued.item.kind == "result"
-    return queued.arrived_at + (HOLD_RESULT_S if is_result else HOLD_S)
+    item = queued.item
+    may_wait = isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result")
+    return queued.arrived_at + (HOLD_RESULT_S if may_wait else HOLD_S)
+
+
+def _rich(kind: DisplayKind, bundle: bytes) -> Rich:
+    if kind in ("display", "result") and VIEW_MIME.encode() in bundle:
+        data = json.loads(bundle)["data"]
+        if VIEW_MIME in data:
+            return WidgetView(kind, bundle, str(data.get("text/plain", "")).partition("(")[0])
+    return Rich(kind, bundle)
 
 
 def _after_returns(text: str, keep_return: bool = False) -> str:

@@ -16,6 +16,7 @@ from ..errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ..wire.framing import Frame
 from ..wire.messages import (
     Detached,
+    Died,
     HostReport,
     Logged,
     LogText,
@@ -25,6 +26,7 @@ from ..wire.messages import (
     Refused,
     StartFailed,
     Stopped,
+    ToFrontEnd,
     Welcome,
 )
 from ..wire.messages import Progress as ProgressVerb
@@ -32,7 +34,9 @@ from ..wire.ticket import Ticket, remove_directory
 from .adopting import Adopted
 from .asides import Asides
 from .catalog import Catalog
+from .comms import RankComms
 from .core import Change, Core, Effect, HealReport, State
+from .inbox import Letter, encode_letter
 from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
 from .metrics import Metrics
@@ -40,7 +44,7 @@ from .printer import Printer
 from .progress import Progress as Progress
 from .reports import refuse_dead
 from .run import Run
-from .sinks import ConsoleSink, Displays, Sink
+from .sinks import CellSink, ConsoleSink, Displays, Publish, Sink
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -80,6 +84,9 @@ class Session:
         self.asides = Asides()
         self.metrics = Metrics()
         self.asides.listen(Logged, self.metrics.take)
+        self.comms = RankComms(self._send_letter)
+        self.asides.listen(ToFrontEnd, self.comms.take)
+        self.displays.widgets = self.comms
         self._on_end: list[Callable[[], None]] = []
         self._on_progress = on_progress
         self._sink = sink
@@ -198,6 +205,8 @@ class Session:
         run = self.catalog.new_run(ranks, single, printer, title, is_cell)
         work = frames(run.number)
         self.catalog.add(run)
+        if fills:
+            self.comms.began(run.number)
         if is_cell:
             run.on_end(self.metrics.settle)
         self._link.start_run(
@@ -206,6 +215,16 @@ class Session:
                 run.number, run.ranks, work, channel, now, title, execution_count, fills
             ),
         )
+        return run
+
+    def _send_letter(self, rank: int, letter: Letter, publish: Publish) -> Run[Any]:
+        """Pass what the front end told a widget on to its rank."""
+        printer = Printer((rank,), CellSink(publish, self.displays))
+        run = self.start_run(
+            [rank], False, printer, "a widget's callback", lambda run: encode_letter(run, letter), "work"
+        )
+        # A callback that waits for ranks which have nothing to do is to be released.
+        self.wait_for(run.number)
         return run
 
     def wait_for(self, number: int) -> None:
@@ -351,6 +370,7 @@ class Session:
             self._tell_end()
 
     def _tell_end(self) -> None:
+        self.comms.close(None, "the mesh has ended, or this notebook has left it: the widget stands still")
         with self._condition:
             callbacks, self._on_end = self._on_end, []
         with contextlib.ExitStack() as stack:  # each is called, whichever fails
@@ -438,5 +458,9 @@ class Session:
             if isinstance(cause, StartFailed | Refused | Detached | Stopped) and self._end is None:
                 self._end = cause
             self._condition.notify_all()
+        if isinstance(cause, Died):
+            self.comms.close({cause.rank}, f"rank {cause.rank} {cause.reason}: its widgets are no more")
+        if change.state == "restarting":
+            self.comms.close(None, "the mesh was restarted: this widget is no more")
         if change.state == "ended":
             self._tell_end()

@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
-from ..wire.ranks import format_ranks
-from .fold import Block, Gap, Line, Live, Ranks, Rich, Trace
+from ..wire.ranks import describe_ranks, format_ranks
+from .bar_console import ConsoleBars
+from .bar_drawing import as_html, as_lines
+from .bars import Bars, Mark
+from .fold import VIEW_MIME, Block, Gap, Line, Live, Ranks, Rich, Trace, WidgetView
 
 
 class Sink(Protocol):
@@ -52,6 +55,10 @@ def as_text(block: Block) -> tuple[str, str]:
                 return "stdout", ""
             text = str(json.loads(bundle)["data"].get("text/plain", ""))
             return "stdout", f"{mark}\n{text}\n" if "\n" in text else f"{mark} {text}\n"
+        case Bars():
+            return "stderr", "".join(f"{line}\n" for line in as_lines(block.item))
+        case Mark():  # a place, and nothing there
+            return "stdout", ""
     raise AssertionError(block.item)
 
 
@@ -66,16 +73,23 @@ class ConsoleSink:
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out, err
         self._has_status = False
+        self._bars = ConsoleBars()
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
         pieces: list[tuple[str, str]] = []
+        going: str | None = None
         for block in blocks:
-            if isinstance(block, Block):
+            if isinstance(block, Block) and isinstance(block.item, Bars):
+                pieces.append(("stderr", self._bars.ended(block.item)))
+                going = self._bars.going(block.item)
+            elif isinstance(block, Block):
                 pieces.append(as_text(block))
             elif block.closed:
                 pieces += [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in block.lines]
         for stream, text in join_streams(pieces):
             self._write(stream, text)
+        if going is not None:
+            self.status(going, not going)
 
     def note(self, text: str) -> None:
         self._write("stderr", text + "\n")
@@ -121,6 +135,16 @@ class SilentSink:
 Publish = Callable[[str, dict[str, Any]], None]
 
 
+class Widgets(Protocol):
+    """The ranks' widgets that the front end knows."""
+
+    def is_open(self, model_id: str) -> bool:
+        """Whether it knows this one."""
+
+    def shown(self, model_id: str, publish: Publish, display_id: str, text: str) -> None:
+        """One is displayed; without it, this text would be."""
+
+
 @dataclass
 class Displays:
     """The displays of a mesh that can be updated, also from a later cell.
@@ -128,10 +152,12 @@ class Displays:
     Attributes:
         ids: a rank's own id, as (rank, id) -> ours, of the display that was shown for it.
         owners: ours -> the lowest of its ranks, which it follows.
+        widgets: None where there are none.
     """
 
     ids: dict[tuple[int, str], str] = field(default_factory=dict)
     owners: dict[str, int] = field(default_factory=dict)
+    widgets: Widgets | None = None
 
 
 class CellSink:
@@ -146,6 +172,7 @@ class CellSink:
         self._publish = publish
         self._live_id = ""
         self._status_id = ""
+        self._bar_ids: dict[int, str] = {}
         self._displays = displays if displays is not None else Displays()
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
@@ -160,6 +187,8 @@ class CellSink:
                 self._show_live(block)
             elif isinstance(block.item, Trace):
                 self._show_trace(block.ranks, block.item)
+            elif isinstance(block.item, Bars):
+                self._show_bars(block.item)
             elif isinstance(block.item, Rich):
                 self._show_rich(block, block.item)
         self._write(texts)
@@ -185,6 +214,16 @@ class CellSink:
             },
         )
 
+    def _show_bars(self, bars: Bars) -> None:
+        is_new = bars.number not in self._bar_ids
+        display_id = self._bar_ids.setdefault(bars.number, uuid.uuid4().hex)
+        content = {
+            "data": {"text/plain": "\n".join(as_lines(bars)), "text/html": as_html(bars)},
+            "metadata": {},
+            "transient": {"display_id": display_id},
+        }
+        self._publish("display_data" if is_new else "update_display_data", content)
+
     def _show_live(self, live: Live) -> None:
         text = "\n".join(f"{label(ranks)} {line}" for ranks, line in live.lines)
         self._live_id = self._redraw(self._live_id, text, live.closed)
@@ -206,6 +245,9 @@ class CellSink:
             self._publish("clear_output", {"wait": rich.bundle == b"wait"})
             return
         content: dict[str, Any] = json.loads(rich.bundle)
+        if isinstance(rich, WidgetView):
+            self._show_widget(block.ranks, rich.class_name, content)
+            return
         if rich.kind == "update":
             self._update(block, content)
             return
@@ -216,6 +258,24 @@ class CellSink:
             self._displays.owners[ours] = block.ranks[0]
             content["transient"] = {"display_id": ours}
         self._publish("display_data", _labelled(content, block.ranks))
+
+    def _show_widget(self, ranks: Ranks, class_name: str, content: dict[str, Any]) -> None:
+        """Show the lowest rank's, which it answers; of the others it is told that they have one, too."""
+        widgets, data = self._displays.widgets, content["data"]
+        model_id, text = data[VIEW_MIME].get("model_id", ""), str(data.get("text/plain", class_name))
+        if widgets is None or not widgets.is_open(model_id):
+            first = f"`%%dist --ranks {ranks[0]}` shows rank {ranks[0]}'s"
+            self._publish("display_data", _heading(ranks, f"{class_name} (not shown; {first})"))
+            return
+        remark = ""
+        if others := ranks[1:]:
+            verb = "has" if len(others) == 1 else "have"
+            first = f"`%%dist --ranks {others[0]}` shows rank {others[0]}'s"
+            remark = f"({describe_ranks(others)} {verb} one, too: {first})"
+        self._publish("display_data", _heading(ranks[:1], remark))
+        display_id = uuid.uuid4().hex
+        self._publish("display_data", {**content, "transient": {"display_id": display_id}})
+        widgets.shown(model_id, self._publish, display_id, text)
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
@@ -258,6 +318,14 @@ def _labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if "text/plain" in data:
         data["text/plain"] = f"{mark} {data['text/plain']}"
     return {**content, "data": data}
+
+
+def _heading(ranks: Ranks, text: str) -> dict[str, Any]:
+    """A line that stands before what has no room for a label."""
+    line = f"{label(ranks)} {text}".rstrip()
+    style = "font:11px monospace;opacity:.65;margin:2px 0"
+    data = {"text/plain": line, "text/html": f'<div style="{style}">{html.escape(line)}</div>'}
+    return {"data": data, "metadata": {}}
 
 
 def html_label(ranks: Ranks) -> str:

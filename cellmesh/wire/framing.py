@@ -71,8 +71,8 @@ def num_buffers(verb: Any) -> int:
         verb = verb.verb
     if type(verb) is Relay:
         return verb.num_frames
-    payload = getattr(verb, "payload", None)
-    return 0 if payload is None else payload.num_buffers
+    payload = getattr(verb, "payload", verb)
+    return int(getattr(payload, "num_buffers", 0))
 
 
 class Codec(Generic[V]):

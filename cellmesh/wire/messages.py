@@ -183,13 +183,6 @@ class PullNames(Verb, frozen=True):
     expression: str
 
 
-class Inspect(Verb, frozen=True):
-    """Answer with a description of an expression's value (shape, dtype, statistics, digest)."""
-
-    run: int
-    expression: str
-
-
 class SetMesh(Verb, frozen=True):
     """Build the torch DeviceMesh of these dims and bind it to ``mesh``. Collective."""
 
@@ -342,13 +335,6 @@ class Probe(Verb, frozen=True):
     request: int
 
 
-class Peek(Verb, frozen=True):
-    """As `Inspect`, answered by the control thread, while the main thread is busy."""
-
-    run: int
-    expression: str
-
-
 class Look(Verb, frozen=True):
     """Look at something without changing it (see `looks`); to the control thread of a rank that is busy."""
 
@@ -378,7 +364,6 @@ Work = (
     | RunCall
     | PushNames
     | PullNames
-    | Inspect
     | SetMesh
     | Heal
     | Check
@@ -395,7 +380,7 @@ Work = (
     | FromFrontEnd
 )
 ToMainThread = Work | Resume
-Control = Interrupt | Release | Probe | Peek | Look | Stacks | Describe | Reply | Leave
+Control = Interrupt | Release | Probe | Look | Stacks | Describe | Reply | Leave
 
 
 # ---------------------------------------------------------------- rank -> agent

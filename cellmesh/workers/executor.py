@@ -25,7 +25,6 @@ from ..wire.messages import (
     GatherNames,
     GatherTensor,
     Heal,
-    Inspect,
     Look,
     PostMortem,
     PullNames,
@@ -45,7 +44,7 @@ from .debugger import post_mortem, remember_error
 from .groups import leftovers
 from .groups.groups import Groups
 from .groups.stopping import lost_its_peers
-from .inspection import describe, is_dtensor
+from .inspection import is_dtensor
 from .interrupts import Interrupts
 from .looking.answering import Looker
 from .metering import MemoryMeter
@@ -76,6 +75,7 @@ class Executor:
         looker: answers what the notebook wants to look at.
         comms: the widgets that user code has made.
         needs_groups: the rank replaces one that died, and has no process groups before the first `Heal`.
+        on_end: told of a run's end, before the answer, and what it ended with.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Executor:
         looker: Looker,
         comms: Comms,
         needs_groups: bool,
+        on_end: Callable[[int, BaseException | None], None] = lambda run, error: None,
     ) -> None:
         self._shell = shell
         self._groups = groups
@@ -101,6 +102,7 @@ class Executor:
         self._looker = looker
         self._comms = comms
         self._needs_groups = needs_groups
+        self._on_end = on_end
         self._checkpoints: Checkpoints | None = None
         self._profiler: CellProfiler | None = None
         self._timing: Timing | None = None
@@ -131,10 +133,13 @@ class Executor:
             if type(work) is RunCall:
                 remember_error(error)
         if isinstance(outcome, BaseException):
-            answer: Parcel[Any] = self._safe_failure(work.run, self._as_seen(work.run, outcome))
+            seen = self._as_seen(work.run, outcome)
+            self._on_end(work.run, seen)
+            answer: Parcel[Any] = self._safe_failure(work.run, seen)
             if leftovers.is_dirty():
                 self._groups.mark_broken()
         else:
+            self._on_end(work.run, None)
             answer = self._with_counts(outcome)
         if self._timing is not None:
             answer = Parcel(msgspec.structs.replace(answer.verb, timing=self._timing), answer.buffers)
@@ -154,6 +159,7 @@ class Executor:
     def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done] | BaseException:
         match work:
             case RunCall():
+                self._comms.begin_run(work.run, work.lead, work.audience)
                 function, args, kwargs = payload.loads(work.payload, buffers)
                 bind_missing_names((function, args, kwargs), self._shell.user_ns)
                 self._looker.spans.begin_cell(work.run, name_of(function), 0)
@@ -163,6 +169,7 @@ class Executor:
                     self._looker.spans.end_cell()
                 return self._value(work.run, result, "the result")
             case RunCell():
+                self._comms.begin_run(work.run, work.lead, work.audience)
                 error = self._run_timed(work) if work.is_timed else self._run_cell(work)
                 return Parcel(Done(work.run)) if error is None else error
             case PushNames():
@@ -172,9 +179,6 @@ class Executor:
                 return Parcel(Done(work.run))
             case PullNames():
                 return self._value(work.run, self._evaluate(work.expression), work.expression)
-            case Inspect():
-                facts = describe(self._evaluate(work.expression))
-                return self._value(work.run, facts, work.expression)
             case SetMesh():
                 mesh = self._groups.build_mesh(work.mesh_dim_names, work.mesh_shape)
                 self._shell.user_ns["mesh"] = mesh

@@ -25,6 +25,8 @@ from ..wire.framing import Parcel, at_rank_for_work, encode
 from ..wire.messages import Display, DisplayKind, Heal, RankReady, RankUnready, Resume, ToMainThread
 from ..wire.stream import Channel
 from .asking import Asker
+from .bars.hooks import watch_bars
+from .bars.meters import Meters
 from .comms import Comms
 from .control import ControlThread
 from .debugger import break_here
@@ -88,12 +90,15 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     pump = Pump(lambda parcels: work_channel.send(encode(parcels)), Log(Path(options.log_path)), interrupts)
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
-    shell.connect(_shower(pump, tracker))
+    comms = Comms(shell, pump.send, tracker, interrupts, options.rank)
+    shell.connect(comms.showing(_shower(pump, tracker)))
     asker = Asker(pump.send, tracker)
     asker.install(shell)
     reporter = Reporter(pump.send, tracker.current)
     shell.report_numbers = reporter.log
     shell.events.register("post_execute", reporter.flush)
+    meters = Meters(pump.send, tracker.current, interrupts)
+    watch_bars(meters)
     sys.breakpointhook = break_here
     tracker.follow_threads()
     interrupts.install()
@@ -138,9 +143,11 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
         control_thread.stop_of,
         meter,
         looker,
-        Comms(),
+        comms,
         needs_groups=options.rejoin,
+        on_end=meters.end_run,
     )
+    comms.install()
     _work(work_channel, executor)
 
 

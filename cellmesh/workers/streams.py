@@ -198,7 +198,12 @@ class RankStream(io.TextIOBase):
         name: ``stdout`` or ``stderr``.
         pump: where text goes.
         tracker: says whose text it is.
+
+    Attributes:
+        divert: takes text that goes elsewhere (into a widget), and says whether it did.
     """
+
+    divert: Callable[[StreamName, str], bool] | None = None
 
     def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
         self._name: StreamName = name
@@ -233,7 +238,7 @@ class RankStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if text:
+        if text and not (self.divert is not None and self.divert(self._name, text)):
             self._pump.write(self._tracker.current(), self._name, text)
         return len(text)
 

@@ -1,0 +1,302 @@
+"""The widgets of ranks in the notebook: a comm of the kernel's for each of a rank's, and messages both ways.
+
+What a rank says goes to the front end at once. What the front end says goes to the rank as work, one message
+at a time, since a rank that is busy takes nothing in; what waits is merged (`inbox`). The kernel's part ends
+when that is queued: it stays free, and tells the front end itself that a value has been taken (the *echo*
+that ipywidgets' protocol wants).
+
+A page that is loaded again asks the kernel for all widgets. It is answered here, from the last known state of
+each model (`mirror`), whatever the rank is doing.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import html
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CellmeshError
+from ..wire.framing import Parcel
+from ..wire.messages import ToFrontEnd
+from .inbox import Inbox, Letter
+from .mirror import Mirror
+from .run import Run
+from .sinks import Publish, cell_publisher
+
+if TYPE_CHECKING:
+    from .kernel_comms import Cell, KernelComm, States
+
+# So many comms of ranks are open at most: front ends have trouble with fewer.
+MAX_OPEN = 10_000
+# Of how many runs it is known which cell began them.
+_MAX_CELLS = 512
+
+# Sends a rank a message of the front end's, for a comm that a cell has made.
+SendLetter = Callable[[int, Letter, Publish], Run[Any]]
+
+
+@dataclass
+class _Model:
+    rank: int
+    cell: Cell
+    comm: KernelComm
+    mirror: Mirror | None  # of ipywidgets' models; other comms' states are not known
+
+
+@dataclass(frozen=True)
+class _View:
+    """A widget in an output area."""
+
+    rank: int
+    publish: Publish
+    display_id: str
+    text: str
+
+
+class RankComms:
+    """The comms of one mesh's ranks; used on any thread.
+
+    Args:
+        send: passes a message on to a rank.
+    """
+
+    def __init__(self, send: SendLetter) -> None:
+        self._audience = 1 + secrets.randbits(48)
+        self._send = send
+        self._lock = threading.RLock()
+        self._cells: collections.OrderedDict[int, Cell] = collections.OrderedDict()
+        self._models: dict[str, _Model] = {}
+        self._views: dict[str, list[_View]] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._stop_answering: Callable[[], None] | None = None
+        self._is_full = False
+
+    @property
+    def audience(self) -> int:
+        """Tells ranks which controller knows their comms; 0 where nobody could show them."""
+        return self._audience if "ipykernel" in sys.modules else 0
+
+    def began(self, run: int) -> None:
+        """The calling cell begins a run, which may make widgets."""
+        cell = _calling_cell()
+        if cell is not None:
+            with self._lock:
+                self._cells[run] = cell
+                if len(self._cells) > _MAX_CELLS:
+                    self._cells.popitem(last=False)
+
+    # ---- what ranks say, on the link's thread
+
+    def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[ToFrontEnd]) -> None:
+        """A rank's comm says something."""
+        verb, buffers = parcel
+        content = json.loads(verb.content)
+        model = self._models.get(verb.comm)
+        if verb.kind == "open":
+            if model is None and run in self._cells:
+                self._open(ranks[0], self._cells[run], verb.comm, content, list(buffers))
+        elif model is None or model.rank != ranks[0]:
+            return
+        elif verb.kind == "close":
+            self._forget(verb.comm)
+            model.comm.end()
+        else:
+            data = content["data"]
+            if model.mirror is not None and data.get("method") == "update":
+                with self._lock:
+                    model.mirror.update(data["state"], data.get("buffer_paths", ()), buffers)
+            model.comm.publish_msg("comm_msg", data, content.get("metadata"), list(buffers))
+
+    # ---- what is shown
+
+    def is_open(self, model_id: str) -> bool:
+        """Whether the front end knows a widget."""
+        return model_id in self._models
+
+    def shown(self, model_id: str, publish: Publish, display_id: str, text: str) -> None:
+        """A widget is displayed; what stands there once it is gone begins with this text."""
+        with self._lock:
+            model = self._models.get(model_id)
+            if model is not None:
+                views = self._views.setdefault(model_id, [])
+                views.append(_View(model.rank, publish, display_id, text))
+
+    def close(self, ranks: Container[int] | None, why: str) -> None:
+        """These ranks (None: all) are gone, or not ours any more: their widgets stand still."""
+        with self._lock:
+            gone = {i: m for i, m in self._models.items() if ranks is None or m.rank in ranks}
+            views = [view for model_id in gone for view in self._views.get(model_id, ())]
+            for model_id in gone:
+                self._forget(model_id)
+            for rank, inbox in self._inboxes.items():
+                if ranks is None or rank in ranks:
+                    inbox.drop()
+            if self._stop_answering is not None and not self._models:
+                self._stop_answering()
+                self._stop_answering = None
+        for view in views:
+            with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
+                view.publish("update_display_data", _still(view, why))
+        for model in gone.values():
+            model.comm.end()
+
+    # ---- what the front end says, on the kernel's threads
+
+    def hear(self, comm_id: str, kind: str, message: dict[str, Any]) -> None:
+        """The front end says something to a comm."""
+        model = self._models.get(comm_id)
+        if model is None:
+            return
+        data = message["content"].get("data", {})
+        letter = Letter(
+            comm_id,
+            "close" if kind == "close" else "message",
+            data,
+            message.get("metadata", {}),
+            [memoryview(buffer) for buffer in message.get("buffers", ())],
+        )
+        if kind == "close":
+            self._forget(comm_id)
+            model.comm.end(says_so=False)
+        elif model.mirror is not None:
+            if data.get("method") == "request_state" and model.mirror.is_whole:
+                self._tell_state(model, message)
+                return
+            if letter.is_update:
+                self._echo(model, model.mirror, letter, message)
+        with self._lock:
+            inbox = self._inboxes.setdefault(model.rank, Inbox())
+            has_room = inbox.add(letter)
+        if not has_room and not self._is_full:
+            self._is_full = True
+            _note(model.cell, f"rank {model.rank} is busy, and its widgets have been told too much meanwhile")
+        self._deliver(model.rank, model.cell.publish)
+
+    def states(self) -> States:
+        """All models, as a front end wants them that asks for all."""
+        with self._lock:
+            states: dict[str, Any] = {}
+            paths: list[list[str | int]] = []
+            buffers: list[Any] = []
+            for model_id, model in self._models.items():
+                if model.mirror is not None and model.mirror.is_whole:
+                    states[model_id] = model.mirror.entry()
+                    _, own_paths, own_buffers = model.mirror.whole()
+                    paths += [[model_id, "state", *path] for path in own_paths]
+                    buffers += own_buffers
+            # Packed now, and not while a rank changes it.
+            return json.loads(json.dumps(states)), paths, buffers
+
+    # ---- inside
+
+    def _open(self, rank: int, cell: Cell, comm_id: str, content: dict[str, Any], buffers: list[Any]) -> None:
+        from .kernel_comms import KernelComm, answer_for
+
+        if len(self._models) >= MAX_OPEN:
+            if not self._is_full:
+                self._is_full = True
+                _note(
+                    cell, f"ranks have more than {MAX_OPEN:,} widgets open: those that follow are not shown"
+                )
+            return
+        data, target_name = content["data"], content.get("target_name", "")
+        mirror = None
+        if target_name == "jupyter.widget":
+            mirror = Mirror(data.get("state", {}), data.get("buffer_paths", ()), buffers)
+            if self._stop_answering is None:
+                self._stop_answering = answer_for(self.states)
+        opened = KernelComm(
+            cell, comm_id, target_name, lambda kind, message: self.hear(comm_id, kind, message)
+        )
+        with self._lock:
+            self._models[comm_id] = _Model(rank, cell, opened, mirror)
+        opened.publish_msg(
+            "comm_open",
+            data,
+            content.get("metadata"),
+            buffers,
+            target_name=target_name,
+            target_module=content.get("target_module"),
+        )
+
+    def _forget(self, comm_id: str) -> None:
+        with self._lock:
+            model = self._models.pop(comm_id, None)
+            self._views.pop(comm_id, None)
+            if model is not None and model.rank in self._inboxes:
+                self._inboxes[model.rank].drop(comm_id)
+
+    def _tell_state(self, model: _Model, message: dict[str, Any]) -> None:
+        assert model.mirror is not None
+        with self._lock:
+            state, paths, buffers = model.mirror.whole()
+            state = json.loads(json.dumps(state))
+        data = {"method": "update", "state": state, "buffer_paths": paths}
+        model.comm.publish_msg("comm_msg", data, None, buffers, answers=message)
+
+    def _echo(self, model: _Model, mirror: Mirror, letter: Letter, message: dict[str, Any]) -> None:
+        """Take a value over, and tell all pages of it."""
+        state, paths = letter.data.get("state", {}), letter.data.get("buffer_paths", ())
+        with self._lock:
+            mirror.update(state, paths, letter.buffers)
+        # Binary values come from the front end in uploads, which ipywidgets does not echo either.
+        if not letter.buffers and os.environ.get("JUPYTER_WIDGETS_ECHO", "1").lower() not in _NO:
+            data = {"method": "echo_update", "state": state, "buffer_paths": paths}
+            model.comm.publish_msg("comm_msg", data, answers=message)
+
+    def _deliver(self, rank: int, publish: Publish) -> None:
+        """Give a rank the next message, if it has taken in the one before it."""
+        with self._lock:
+            inbox = self._inboxes[rank]
+            letter = None if inbox.is_busy else inbox.take()
+            if letter is None:
+                return
+            inbox.is_busy = True
+            model = self._models.get(letter.comm)
+        publish = publish if model is None else model.cell.publish
+        try:
+            run = self._send(rank, letter, publish)
+        except CellmeshError:  # the rank is dead, or the mesh has ended: both are told elsewhere
+            with self._lock:
+                inbox.is_busy = False
+                inbox.drop()
+            return
+        run.on_end(lambda: self._taken_in(rank, publish))
+
+    def _taken_in(self, rank: int, publish: Publish) -> None:
+        with self._lock:
+            self._inboxes[rank].is_busy = False
+        self._deliver(rank, publish)
+
+
+_NO = ("no", "n", "false", "off", "0", "0.0")
+
+
+def _calling_cell() -> Cell | None:
+    """The cell that asks, None outside of a Jupyter kernel."""
+    publish = cell_publisher()
+    if publish is None:
+        return None
+    from .kernel_comms import Cell
+
+    kernel: Any = sys.modules["IPython"].get_ipython().kernel
+    return Cell(kernel, kernel.get_parent(), publish)
+
+
+def _note(cell: Cell, text: str) -> None:
+    cell.publish("stream", {"name": "stderr", "text": text + "\n"})
+
+
+def _still(view: _View, why: str) -> dict[str, Any]:
+    """What stands where a widget was."""
+    content = f'<pre>{html.escape(view.text)}</pre><div style="opacity:.65">{html.escape(why)}</div>'
+    data = {"text/plain": f"{view.text}\n{why}", "text/html": content}
+    return {"data": data, "metadata": {}, "transient": {"display_id": view.display_id}}

@@ -1,0 +1,62 @@
+"""Updates of widgets' states, gathered: of each value, the newest is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+# How long updates are gathered, so that a loop that counts in a label makes few messages.
+GATHER_S = 0.05
+
+# Sends an update of a comm's: name -> its value as JSON.
+SendUpdate = Callable[[Any, Mapping[str, str]], None]
+
+
+class Updates:
+    """Gathers the updates of one rank's widgets; used on any thread.
+
+    Args:
+        send: sends what has been gathered for one widget.
+        shield: entered around what an interrupt must not cut in half.
+    """
+
+    def __init__(self, send: SendUpdate, shield: AbstractContextManager[Any, Any] | None = None) -> None:
+        self._send = send
+        self._shield = shield or contextlib.nullcontext()
+        self._lock = threading.RLock()
+        self._waiting: dict[Any, dict[str, str]] = {}
+        self._sent_at = 0.0
+        self._timer: threading.Timer | None = None
+
+    def add(self, comm: Any, state: Mapping[str, Any]) -> None:
+        """Take in an update; the first after a pause is not kept waiting."""
+        # As JSON at once: user code may change a list before it is sent.
+        packed = {name: json.dumps(value, default=str) for name, value in state.items()}
+        with self._shield, self._lock:
+            self._waiting.setdefault(comm, {}).update(packed)
+            if time.monotonic() - self._sent_at > GATHER_S:
+                self._flush()
+            elif self._timer is None:
+                self._timer = threading.Timer(GATHER_S, self.flush)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Send what has been gathered."""
+        if self._waiting:
+            with self._shield, self._lock:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        self._sent_at = time.monotonic()
+        for comm, state in waiting.items():
+            self._send(comm, state)
