@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..wire.framing import Frame, Parcel, encode
-from ..wire.messages import Control, Heal, Peek, Relay, Resume, Work
+from ..wire.messages import Control, Heal, Look, Relay, Resume, Work
 from .effects import Effect, Send
 
 # A rank whose control thread cannot get a word in is reported without its answer.
@@ -116,6 +116,6 @@ def work(ranks: Iterable[int], verb: Heal | Resume, run: int) -> Send:
     return Send(Parcel(Relay(tuple(sorted(ranks)), "work", run, len(frames), title), tuple(frames)))
 
 
-def encode_work(work: Work | Peek, buffers: Sequence[Frame] = ()) -> list[Frame]:
+def encode_work(work: Work | Look, buffers: Sequence[Frame] = ()) -> list[Frame]:
     """The frames of one piece of work."""
     return encode([Parcel(work, tuple(buffers))])

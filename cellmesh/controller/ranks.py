@@ -220,8 +220,8 @@ class Ranks:
             expression: a tensor, a module, an optimizer or any nest of them.
 
         Returns:
-            What there is, a Mapping rank -> `Facts`; ranks that have no such value are in its `refusals`. In a
-            notebook it shows itself as ``%dist_inspect`` does.
+            What there is, a Mapping rank -> `Facts`; ranks that have no such value are in its `refusals`. In
+            a notebook it shows itself as ``%dist_inspect`` does.
         """
         from .inspecting import inspect  # it is built on this module
 

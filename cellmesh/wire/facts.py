@@ -23,7 +23,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         device: where it lies.
         placements: DTensor placements, "" for others.
         requires_grad: whether autograd follows it.
-        mesh_dim_names, mesh_shape, coordinate: a DTensor's mesh, and where the rank is in it.
+        mesh_dim_names, mesh_shape, mesh_ranks, coordinate: a DTensor's mesh, its ranks in row-major order,
+            and where the rank is in it.
         num_elements: of the rank's part.
         num_bytes: size of the rank's part.
         storage_bytes: size of the memory that it is a view of; 0 if unknown.
@@ -50,6 +51,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     requires_grad: bool = False
     mesh_dim_names: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] = ()
+    mesh_ranks: tuple[int, ...] = ()
     coordinate: tuple[int, ...] = ()
     num_elements: int = 0
     num_bytes: int = 0

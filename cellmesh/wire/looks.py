@@ -229,10 +229,14 @@ class Names(Subject, frozen=True):
 
 
 class Complete(Subject, frozen=True):
-    """What could stand at `cursor` (in characters) in `code`. Answer: `Completions`."""
+    """What could stand at `cursor` (in characters) in `code`. Answer: `Completions`.
+
+    `users_only`: of names, those that the user has bound, and no builtins or keywords.
+    """
 
     code: str
     cursor: int
+    users_only: bool = False
 
 
 class Explain(Subject, frozen=True):

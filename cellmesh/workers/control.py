@@ -11,18 +11,16 @@ from typing import Any
 
 import torch
 
-from ..errors import CellmeshError, ProtocolError, Released
+from ..errors import ProtocolError, Released
 from ..wire import payload
 from ..wire.framing import Parcel, at_rank_for_control, encode
 from ..wire.messages import (
     Blueprint,
     Describe,
     Done,
-    Failed,
     Interrupt,
     Leave,
     Look,
-    Peek,
     Probe,
     RankState,
     Release,
@@ -33,9 +31,7 @@ from ..wire.messages import (
 from ..wire.stream import Channel
 from .activity import Activity, Stop, Waited, look_at_main_thread
 from .asking import Asker
-from .executor import reduce_for_notebook
 from .groups.groups import Groups
-from .inspection import describe, is_quiet
 from .interrupts import Interrupts
 from .looking.answering import Looker
 from .metering import MemoryMeter
@@ -119,9 +115,7 @@ class ControlThread:
                 self._answer(Parcel(Blueprint(verb.request, self._groups.blueprint())))
             case Probe():
                 self._answer(Parcel(self._state(verb.request)))
-            case Peek():  # beside: properties and statistics may take their time
-                threading.Thread(target=lambda: self._answer(self._peek(verb)), daemon=True).start()
-            case Look():
+            case Look():  # beside: properties and statistics may take their time
                 threading.Thread(target=lambda: self._answer(self._look(verb)), daemon=True).start()
             case Leave():
                 _leave()
@@ -224,21 +218,6 @@ class ControlThread:
         answer = self._looker.answer(verb.subject, is_beside=self._interrupts.running >= 0)
         pickled, buffers = payload.dumps(answer, "the answer")
         return Parcel(Done(verb.run, pickled), tuple(buffers))
-
-    def _peek(self, verb: Peek) -> Parcel[Done | Failed]:
-        try:
-            if not is_quiet(verb.expression):
-                raise CellmeshError(
-                    f"the rank is busy, and {verb.expression!r} would have to run code: while a cell runs, "
-                    "inspect names, attributes and indices only"
-                )
-            facts = describe(eval(verb.expression.strip(), self._shell.user_ns))
-            pickled, buffers = payload.dumps(facts, verb.expression, reduce_for_notebook)
-            return Parcel(Done(verb.run, pickled), tuple(buffers))
-        except BaseException as error:
-            text = str(error)
-            kind = type(error).__name__
-            return Parcel(Failed(verb.run, kind, text, f"{kind}: {text}", 0))
 
 
 def _leave() -> None:

@@ -121,6 +121,7 @@ def _describe_tensor(kind: str, value: torch.Tensor, is_read: bool, has_digest: 
         requires_grad=value.requires_grad,
         mesh_dim_names=own.mesh_dim_names,
         mesh_shape=own.mesh_shape,
+        mesh_ranks=own.mesh_ranks,
         coordinate=own.coordinate,
         num_elements=num_elements,
         num_bytes=num_bytes if local.layout == torch.strided else _stored_bytes(local),

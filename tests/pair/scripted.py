@@ -17,8 +17,8 @@ from cellmesh.wire.messages import (
     Heal,
     Interrupt,
     Leave,
+    Look,
     Output,
-    Peek,
     Probe,
     RankReady,
     RankState,
@@ -122,8 +122,8 @@ class ScriptedRank:
                     self.interrupted.add(run)
                 case Release(run):
                     self.released.add(run)
-                case Peek(run, expression):
-                    pickled, buffers = payload.dumps(f"{expression} on {self.rank}", "peek")
+                case Look(run, subject):
+                    pickled, buffers = payload.dumps(f"{type(subject).__name__} on {self.rank}", "look")
                     self._say(Done(run, pickled), buffers)
                 case Leave():
                     self.was_asked_to_leave = True

@@ -102,9 +102,9 @@ def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
     world = World(2).start()
     busy = world.submit()
     world.deliver()
-    peek = world.peek((0, 1))
+    look = world.look((0, 1))
     world.wait(0.01)
-    assert peek.result(0) == {0: "x on 0", 1: "x on 1"}
+    assert look.result(0) == {0: "Names on 0", 1: "Names on 1"}
     assert not busy.done()
 
 

@@ -128,7 +128,7 @@ def calm_down(world: World) -> None:
 @given(
     steps=steps_of(
         {"submit": 4, "done": 6, "fail": 2, "print": 2, "die": 3, "interrupt": 2, "obey": 1, "restart": 2}
-        | {"reap": 3, "ready": 6, "down": 8, "up": 5, "wait": 2, "states": 2, "peek": 2, "mute": 1}
+        | {"reap": 3, "ready": 6, "down": 8, "up": 5, "wait": 2, "states": 2, "look": 2, "mute": 1}
     ),
     stops=st.booleans(),
 )
@@ -164,8 +164,8 @@ def test_whatever_happens_every_run_ends_once_and_so_does_the_mesh(
                 world.wait(0.3)
             case "states":
                 asked.append(world.ask_states(SUBSETS[number]))
-            case "peek":
-                world.peek((rank,))
+            case "look":
+                world.look((rank,))
             case "mute" if process is not None:
                 process.answers_probes = not process.answers_probes
     calm_down(world)

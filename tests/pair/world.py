@@ -36,6 +36,7 @@ from cellmesh.wire.framing import (
     at_controller,
     encode,
 )
+from cellmesh.wire.looks import Names
 from cellmesh.wire.messages import (
     Died,
     Done,
@@ -43,7 +44,7 @@ from cellmesh.wire.messages import (
     HostReport,
     Kill,
     Leave,
-    Peek,
+    Look,
     PullNames,
     ReadHost,
     Relay,
@@ -187,9 +188,9 @@ class World:
         """Start a run; what it is to do is up to the scripted ranks."""
         return self._start(ranks, single, "work", lambda number: PullNames(number, "x"), fills)
 
-    def peek(self, ranks: Sequence[int]) -> Run[Any]:
+    def look(self, ranks: Sequence[int]) -> Run[Any]:
         """Start a run that control threads answer."""
-        return self._start(ranks, False, "control", lambda number: Peek(number, "x"))
+        return self._start(ranks, False, "control", lambda number: Look(number, Names()))
 
     def text_of(self, run: Run[Any]) -> str:
         """All that a run has shown so far."""

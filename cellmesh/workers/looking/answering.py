@@ -57,12 +57,14 @@ class Looker:
 
     def _answer(self, subject: AnySubject, is_beside: bool) -> Any:
         match subject:  # these have to be quick, also the first time
-            case Complete() | Explain():
+            case Complete():
                 from . import completing
 
-                if isinstance(subject, Complete):
-                    return completing.complete(self.shell, subject)
-                return completing.explain(self.shell, subject)
+                return completing.complete(self.shell, subject)
+            case Explain():
+                from . import explaining
+
+                return explaining.explain(self.shell, subject)
             case Names():
                 from . import names
 

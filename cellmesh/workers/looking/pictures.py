@@ -183,7 +183,7 @@ def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> 
     count = len(edges) - 1
     each, rest = divmod(end - begin, count)
     if rest == 0:
-        whole = _plain(part.narrow(axis, begin, end - begin)).unflatten(axis, (count, each))
+        whole = torch.unflatten(_plain(part.narrow(axis, begin, end - begin)), axis, (count, each))
         if is_mean:
             return whole.mean(axis + 1)
         return torch.maximum(whole.amax(axis + 1), whole.amin(axis + 1).neg())
@@ -222,7 +222,8 @@ def _sample(part: torch.Tensor, height: int, width: int, is_mean: bool, max_elem
     cols = _spread(_edges(width, num_cols), cols_each).to(part.device).reshape(-1)
     total: torch.Tensor | None = None
     for step in range(rows_each):
-        lines = _plain(part[rows[:, step, None], cols[None, :]]).unflatten(1, (width, cols_each))
+        read = _plain(part[rows[:, step, None], cols[None, :]])
+        lines = torch.unflatten(read, 1, (width, cols_each))
         reduced = lines.mean(2) if is_mean else lines.abs().amax(2)
         if total is None:
             total = reduced

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 # Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
 _CPU_PIECE = 1 << 17
@@ -59,7 +60,7 @@ def layout_of(tensor: torch.Tensor) -> str:
 
 def _unwrapped(local: torch.Tensor) -> torch.Tensor:
     kind = type(local).__name__
-    if isinstance(local, torch.nn.parameter.UninitializedTensorMixin):
+    if isinstance(local, UninitializedTensorMixin):
         raise UnreadableError("it is not initialised: its module has not run yet")
     if kind == "AsyncCollectiveTensor":
         if not getattr(local, "completed", False):
@@ -108,11 +109,11 @@ def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
         if data.numel():
             yield data
     elif data.is_contiguous() and not data.is_quantized:
-        yield from data.view(-1).split(size)
+        yield from torch.split(data.view(-1), size)
     else:
         num_rows = size // (data.numel() // data.shape[0])
         if num_rows:
-            yield from data.split(num_rows)
+            yield from torch.split(data, num_rows)
         else:
             for row in data.unbind():
                 yield from pieces(row, size)
@@ -145,7 +146,7 @@ def _bytes_of(piece: torch.Tensor) -> memoryview:
     if plain.is_quantized:
         plain = plain.int_repr()
     plain = plain.contiguous().cpu()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+    return plain.reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest_of_bytes(data: bytes) -> str:
@@ -239,7 +240,7 @@ def _run(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
     if begin == 0 and end == data.numel():
         yield from pieces(data)
     elif data.is_contiguous() and not data.is_quantized:
-        yield from data.view(-1)[begin:end].split(piece_size(data))
+        yield from torch.split(data.view(-1)[begin:end], piece_size(data))
     else:
         row = data.numel() // data.shape[0]
         first, last = begin // row, (end - 1) // row

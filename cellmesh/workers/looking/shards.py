@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,8 @@ class Shard:
         shard: which part it is; ranks with the same should hold the same values. -1 in mesh dims over which
             it is replicated.
         offset: where it begins in the whole.
-        mesh_dim_names, mesh_shape, coordinate: the mesh, and where the rank is in it.
+        mesh_dim_names, mesh_shape, mesh_ranks, coordinate: the mesh, its ranks in row-major order, and where
+            the rank is in it.
         note: what is odd about it.
     """
 
@@ -35,6 +36,7 @@ class Shard:
     offset: tuple[int, ...] = ()
     mesh_dim_names: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] = ()
+    mesh_ranks: tuple[int, ...] = ()
     coordinate: tuple[int, ...] = ()
     note: str = ""
 
@@ -42,32 +44,40 @@ class Shard:
 def shard_of_dtensor(value: DTensor) -> Shard:
     """This rank's part of a DTensor, without waiting for collectives that make it."""
     mesh = value.device_mesh
-    local = value._local_tensor
     coordinate = mesh.get_coordinate()
-    names = tuple(mesh.mesh_dim_names or (f"dim {i}" for i in range(mesh.ndim)))
-    placements = ", ".join(str(placement) for placement in value.placements)
+    shard = Shard(
+        value._local_tensor,
+        ", ".join(str(placement) for placement in value.placements),
+        mesh_dim_names=tuple(mesh.mesh_dim_names or (f"dim {dim}" for dim in range(mesh.ndim))),
+        mesh_shape=tuple(mesh.shape),
+        mesh_ranks=tuple(mesh.mesh.flatten().tolist()),
+    )
     if coordinate is None:
-        note = "this rank is not in its mesh"
-        return Shard(local, placements, (-2,) * mesh.ndim, (), names, tuple(mesh.shape), (), note)
-    shard = tuple(
-        -1 if placement.is_replicate() else index
-        for placement, index in zip(value.placements, coordinate, strict=True)
-    )
+        # What it has is a part of nothing, and like no other rank's.
+        return replace(shard, shard=(-2,) * mesh.ndim, note="this rank is not in its mesh")
     runs = runs_in_whole(
-        tuple(value.shape), tuple(mesh.shape), coordinate, value.placements, _order(value, mesh.ndim)
+        tuple(value.shape), shard.mesh_shape, coordinate, value.placements, _order(value, mesh.ndim)
     )
-    notes = []
+    return replace(
+        shard,
+        coordinate=tuple(coordinate),
+        shard=tuple(
+            -1 if placement.is_replicate() else index
+            for placement, index in zip(value.placements, coordinate, strict=True)
+        ),
+        offset=tuple(dim[0][0] if dim else size for dim, size in zip(runs, value.shape, strict=True)),
+        note="; ".join(_oddities(value, runs)),
+    )
+
+
+def _oddities(value: DTensor, runs: Sequence[Runs]) -> Iterator[str]:
     if any(len(dim) > 1 for dim in runs):
-        notes.append("its part is no single block of the whole; the offset is of its first element")
+        yield "its part is no single block of the whole: the offset is its first element's"
     sizes = tuple(sum(end - begin for begin, end in dim) for dim in runs)
-    if sizes != tuple(local.shape):
-        notes.append(f"its part has not the shape {sizes} that its placements say")
+    if sizes != tuple(value._local_tensor.shape):
+        yield f"its part has not the shape {sizes} that its placements say"
     if any(placement.is_partial() for placement in value.placements):
-        notes.append("partial: each rank holds a term of the value")
-    offset = tuple(dim[0][0] if dim else size for dim, size in zip(runs, value.shape, strict=True))
-    return Shard(
-        local, placements, shard, offset, names, tuple(mesh.shape), tuple(coordinate), "; ".join(notes)
-    )
+        yield "partial: each rank holds a term of the value"
 
 
 def runs_in_whole(
