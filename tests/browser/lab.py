@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -47,18 +48,55 @@ _RAN = re.compile(r"^\[\d+\]:$")
 
 
 @dataclass(frozen=True)
+class Application:
+    """A front end that Jupyter serves.
+
+    Attributes:
+        module: what is run.
+        config: the name of its configuration.
+        options: what stands there.
+        path: where a notebook is, below the server's address.
+        landing: what it prints as its own address, below the server's.
+    """
+
+    module: str
+    config: str
+    options: Mapping[str, Mapping[str, Any]]
+    path: str
+    landing: str
+
+
+LAB = Application(
+    "jupyterlab",
+    "jupyter_lab_config",
+    {"LabApp": {"expose_app_in_browser": True, "extension_manager": "readonly"}},
+    "doc/tree",
+    "lab",
+)
+NOTEBOOK = Application(
+    "notebook",
+    "jupyter_notebook_config",
+    {"JupyterNotebookApp": {"expose_app_in_browser": True}},
+    "notebooks",
+    "tree",
+)
+
+
+@dataclass(frozen=True)
 class Server:
-    """A JupyterLab of our own on a free port of the loopback interface.
+    """A Jupyter of our own on a free port of the loopback interface.
 
     Args:
         home: its configuration, notebooks and runtime directory are below it.
         port: where it listens.
         token: what it asks for.
+        application: JupyterLab, or what else is served.
     """
 
     home: Path
     port: int
     token: str
+    application: Application = LAB
 
     @property
     def url(self) -> str:
@@ -98,8 +136,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve() -> Iterator[Server]:
+def serve(application: Application = LAB) -> Iterator[Server]:
     """Run a server; in the end nothing that it started may be left.
+
+    Args:
+        application: what it serves.
 
     Raises:
         RuntimeError: it did not start.
@@ -107,7 +148,7 @@ def serve() -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="cm-") as directory:  # short: sockets' addresses are
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        server = Server(Path(directory), port, secrets.token_hex(16))
+        server = Server(Path(directory), port, secrets.token_hex(16), application)
         server.notebooks.mkdir()
         for name, settings in _SETTINGS.items():
             path = server.home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
@@ -124,12 +165,15 @@ def serve() -> Iterator[Server]:
 
 
 def _start(server: Server) -> subprocess.Popen[str]:
-    home = server.home
+    home, application = server.home, server.application
+    config = home / "config" / f"{application.config}.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(application.options))
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
+            sys.executable, "-m", application.module, "--no-browser", "--allow-root",
             "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={server.port}", "--ServerApp.port_retries=0",
-            f"--ServerApp.root_dir={server.notebooks}", "--LabApp.extension_manager=readonly",
+            f"--ServerApp.root_dir={server.notebooks}",
         ],
         env={
             **os.environ,
@@ -154,7 +198,7 @@ def _start(server: Server) -> subprocess.Popen[str]:
         with process.stdout:
             for line in process.stdout:
                 lines.append(line)
-                if f"{server.url}/lab" in line:
+                if f"{server.url}/{application.landing}" in line:
                     settled.set()
         settled.set()  # it has ended
 
@@ -162,7 +206,7 @@ def _start(server: Server) -> subprocess.Popen[str]:
     if not settled.wait(START_S) or process.poll() is not None:
         process.kill()
         process.wait()
-        raise RuntimeError("JupyterLab did not start:\n" + "".join(lines))
+        raise RuntimeError(f"{application.module} did not start:\n" + "".join(lines))
     return process
 
 
@@ -298,7 +342,7 @@ def open_notebook(browser: Browser, server: Server, name: str, scale: float = 1)
         viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=scale, color_scheme="light"
     )
     page = context.new_page()
-    page.goto(f"{server.url}/doc/tree/{name}?token={server.token}")
+    page.goto(f"{server.url}/{server.application.path}/{name}?token={server.token}")
     notebook = Notebook(page)
     try:
         page.wait_for_function(_KERNEL_IS_IDLE, timeout=START_S * 1000)
