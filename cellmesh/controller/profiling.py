@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ..wire.messages import BeginProfile, EndProfile
@@ -17,6 +18,8 @@ from .traces import merge_traces
 # A longer trace of one rank is not sent, and stays where the rank has written it.
 MAX_TRACE_BYTES = 64 << 20
 _MESSAGES = frozenset({"send", "recv"})
+# A collective on several ranks: rank -> index in that rank's, and the members that have not begun it.
+Match = tuple[dict[int, int], set[int]]
 
 
 @dataclass(frozen=True)
@@ -118,26 +121,7 @@ class Profile:
 
     def describe_lateness(self) -> str:
         """The straggler, in words; "" where ranks waited for nobody worth a word."""
-        late = self.lateness.values()
-        if not late:
-            return ""
-        worst = max(late, key=lambda one: one.awaited_s)
-        num = sum(one.num_last for one in late)
-        missed = [one for one in late if one.num_missed]
-        if missed:
-            one = max(missed, key=lambda one: one.num_missed)
-            what = "collective" if one.num_missed == 1 else "collectives"
-            return f"rank {one.rank} never came to {one.num_missed} {what} that others waited in"
-        if num == 0:
-            return ""
-        if worst.awaited_s < 0.05 * self.took_s * max(1, len(self.by_rank) - 1):
-            return f"no straggler: ranks came to {num} collectives at about the same time"
-        s = worst.awaited_s
-        waited = f"{s:.1f} s" if s >= 1 else f"{s * 1e3:.3g} ms"
-        return (
-            f"rank {worst.rank} came last to {worst.num_last} of {num} collectives; the others waited for it "
-            f"{waited}, added up"
-        )
+        return describe_lateness(self.lateness, self.took_s)
 
     def __repr__(self) -> str:
         return f"<profile of ranks {format_ranks(list(self.by_rank))}: {self.took_s:.2f} s>"
@@ -160,7 +144,7 @@ class Profiling:
         self, ranks: Ranks, source: str, trace: str | Path | None = None, execution_count: int = 0
     ) -> None:
         self._ranks = ranks
-        self._trace = None if trace is None else _check_target(Path(trace))
+        self._trace = None if trace is None else check_target(Path(trace))
         begin = ranks._start(lambda number: BeginProfile(number), title="the profiler")
         try:
             begin.result()  # ranks that are not ready yet would look like stragglers
@@ -229,7 +213,12 @@ def profile(ranks: Ranks, source: str, trace: str | Path | None = None) -> Profi
     return profiling.collect()
 
 
-def _check_target(path: Path) -> Path:
+def check_target(path: Path) -> Path:
+    """Where a trace is to be written, as an absolute path.
+
+    Raises:
+        MeshUsageError: nothing can be written there.
+    """
     path = path.expanduser().absolute()
     if path.is_dir():
         raise MeshUsageError(f"{path} is a directory: give the trace a file name, like {path / 'trace.json'}")
@@ -241,6 +230,41 @@ def _check_target(path: Path) -> Path:
 def _beside(path: Path, rank: int) -> Path:
     """Where a rank writes its own: ``trace.rank3.json`` beside ``trace.json``."""
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.json'}")
+
+
+def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | None:
+    """The rank that the others waited for, if that is worth a word.
+
+    Args:
+        lateness: of all ranks.
+        took_s: how long they ran.
+    """
+    if not lateness:
+        return None
+    missed = max(lateness.values(), key=lambda one: one.num_missed)
+    if missed.num_missed:
+        return missed.rank
+    worst = max(lateness.values(), key=lambda one: one.awaited_s)
+    is_little = worst.awaited_s < 0.05 * took_s * max(1, len(lateness) - 1)
+    return None if is_little or not worst.num_last else worst.rank
+
+
+def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
+    """The straggler, in words; "" where there was nothing to wait for. See `find_straggler`."""
+    num = sum(one.num_last for one in lateness.values())
+    straggler = find_straggler(lateness, took_s)
+    if straggler is None:
+        return f"no straggler: ranks came to {num} collectives at about the same time" if num else ""
+    worst = lateness[straggler]
+    if worst.num_missed:
+        what = "collective" if worst.num_missed == 1 else "collectives"
+        return f"rank {worst.rank} never came to {worst.num_missed} {what} that others waited in"
+    s = worst.awaited_s
+    waited = f"{s:.1f} s" if s >= 1 else f"{s * 1e3:.3g} ms"
+    return (
+        f"rank {worst.rank} came last to {worst.num_last} of {num} collectives; the others waited for it "
+        f"{waited}, added up"
+    )
 
 
 def compare_operators(by_rank: Mapping[int, RankProfile]) -> list[OperatorByRank]:
@@ -260,14 +284,31 @@ def compare_operators(by_rank: Mapping[int, RankProfile]) -> list[OperatorByRank
     return sorted(compared, key=lambda operator: -operator.mean_s)
 
 
+class Timed(Protocol):
+    """What has a begin and a length."""
+
+    @property
+    def start_ns(self) -> int: ...
+
+    @property
+    def duration_ns(self) -> int: ...
+
+
 def find_lateness(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, Lateness]:
     """Who came last to collectives, and how long others waited for it.
 
     Args:
         collectives: rank -> its collectives, in order.
     """
+    return add_up_lateness(collectives, match_collectives(collectives))
+
+
+def add_up_lateness(
+    collectives: Mapping[int, Sequence[Timed]], matched: Iterable[Match]
+) -> dict[int, Lateness]:
+    """As `find_lateness`, where it is known which of them are one."""
     totals = {rank: [0, 0, 0, 0] for rank in collectives}
-    for of_ranks, missing in match_collectives(collectives):
+    for of_ranks, missing in matched:
         if missing:
             waited_ns = sum(collectives[rank][index].duration_ns for rank, index in of_ranks.items())
             for rank in missing:
@@ -298,8 +339,15 @@ def find_waits(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, lis
     Returns:
         rank -> a number for each of its collectives; 0 for those without a counterpart on others.
     """
+    return add_up_waits(collectives, match_collectives(collectives))
+
+
+def add_up_waits(
+    collectives: Mapping[int, Sequence[Timed]], matched: Iterable[Match]
+) -> dict[int, list[int]]:
+    """As `find_waits`, where it is known which of them are one."""
     waits = {rank: [0] * len(of_rank) for rank, of_rank in collectives.items()}
-    for of_ranks, missing in match_collectives(collectives):
+    for of_ranks, missing in matched:
         if missing:
             for rank, index in of_ranks.items():
                 waits[rank][index] = collectives[rank][index].duration_ns
@@ -310,13 +358,13 @@ def find_waits(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, lis
     return waits
 
 
-def _waited_ns(one: Collective, last_ns: int) -> int:
+def _waited_ns(one: Timed, last_ns: int) -> int:
     return max(0, min(last_ns, one.start_ns + one.duration_ns) - one.start_ns)
 
 
 def match_collectives(
     collectives: Mapping[int, Sequence[Collective]],
-) -> list[tuple[dict[int, int], set[int]]]:
+) -> list[Match]:
     """Which collectives of the ranks are one: the n-th of a kind on a process group, over its members.
 
     Messages are left out. Members that never came to one are named where its group is known.

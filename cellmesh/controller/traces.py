@@ -77,20 +77,21 @@ def _of_rank(
             copy["id"] = ids.setdefault((rank, event.get("cat"), event["id"]), len(ids) + 1)
         made.append(copy)
     used = {event["tid"] for event in made}
-    about = [_about(rank, 0, "process_name", name=f"rank {rank}")]
-    about.append(_about(rank, 0, "process_sort_index", sort_index=rank))
+    header = [about(rank, 0, "process_name", name=f"rank {rank}")]
+    header.append(about(rank, 0, "process_sort_index", sort_index=rank))
     for place, thread in threads.items():
         if thread in used:
             name = "main" if place[0] == place[1] else names.get(thread, f"thread {place[1]}")
-            about.append(_about(rank, thread, "thread_name", name=name))
+            header.append(about(rank, thread, "thread_name", name=name))
             order = -1 if name == "main" else thread
-            about.append(_about(rank, thread, "thread_sort_index", sort_index=order))
-    return about + made
+            header.append(about(rank, thread, "thread_sort_index", sort_index=order))
+    return header + made
 
 
 def _thread_name(place: tuple[Any, Any], name: str) -> str:
     return name or f"thread {place[1]}"
 
 
-def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
+def about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
+    """An event that names a process or a thread, or says where it stands."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}

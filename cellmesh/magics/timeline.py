@@ -1,4 +1,4 @@
-"""The picture of a profiled cell: a row for each rank, as SVG or text. Pure."""
+"""The picture of cells over time: a row for each rank, as SVG or text. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..controller.history import History
 from ..controller.profiling import Profile, find_waits
 from ..wire.ranks import format_ranks
 
-_COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
+# Of collectives, those that took longest first.
+COLOURS = ("#4c8fd0", "#f08c2e", "#58a55c", "#d9534f", "#a779c9", "#3fb5ad", "#c9a227", "#b07a5e")
 _INK, _BUSY, _PALE = "#222222", ".45", ".35"
 _WIDTH, _LEFT, _ROW, _LINE, _BAR, _BAR_HEIGHT = 800.0, 62.0, 40.0, 16, 18.0, 14.0
 _MAX_TITLES = 300  # of a rank, beyond which hovering tells nothing
 _TICKS = 6
+_MANY = 16  # rows; from here on they are lower
+_MAX_MARK = 24
+_LATE = "#b3261e"
 _TEXT_COLUMNS = 72
 
 
@@ -40,11 +45,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """What is drawn of one rank."""
+    """What is drawn of one rank; the note is a word below its name."""
 
     rank: int
     busy: Sequence[tuple[int, int]]
     bars: Sequence[Bar]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,14 @@ class Timeline:
     Attributes:
         rows: one a rank.
         length_ns: from the first rank's begin to the last one's end.
+        busy_name: what a rank does where it is busy.
+        marks: when something begins, and what.
     """
 
     rows: Sequence[Row]
     length_ns: int
+    busy_name: str = "operators"
+    marks: Sequence[tuple[int, str]] = ()
 
     @property
     def names(self) -> list[str]:
@@ -89,6 +99,27 @@ def timeline_of(profile: Profile) -> Timeline:
     return Timeline(rows, max(1, round(profile.took_s * 1e9)))
 
 
+def timeline_of_history(history: History) -> Timeline:
+    """The picture of the last cells; what lay between them is left out."""
+    shifts = {cell.run: cell.shift_ns for cell in history.cells}
+    straggler = history.straggler
+    rows = []
+    for rank in history.ranks:
+        busy = [
+            (begin - cell.shift_ns, end - cell.shift_ns)
+            for cell in history.cells
+            for begin, end in history.computing(rank, cell)
+        ]
+        bars = [
+            Bar(one.name, start, start + one.duration_ns, one.waited_ns, one.members)
+            for one in history.operations.get(rank, ())
+            for start in (one.start_ns - shifts[one.run],)
+        ]
+        rows.append(Row(rank, busy, bars, "straggler" if rank == straggler else ""))
+    marks = [(cell.begin_ns - cell.shift_ns, cell.title) for cell in history.cells]
+    return Timeline(rows, max(1, history.length_ns), "compute", marks)
+
+
 # ---- SVG
 
 
@@ -105,35 +136,35 @@ def draw_html(timeline: Timeline) -> str:
     height = _height(timeline)
     return (
         f'<div style="overflow-x:auto"><img class="cellmesh-timeline" usemap="#{name}" '
-        f'alt="operators and collectives of each rank over time" width="{_WIDTH:g}" height="{height:g}" '
-        f'style="max-width:none" src="data:image/svg+xml;base64,{encoded}"/>'
+        f'alt="{timeline.busy_name} and collectives of each rank over time" '
+        f'width="{_WIDTH:g}" height="{height:g}" style="max-width:none" src="data:image/svg+xml;base64,{encoded}"/>'
         f'<map name="{name}">{areas}</map></div>'
     )
 
 
 def draw_svg(timeline: Timeline) -> str:
     """The picture alone, on a white ground: it cannot know the colours of the page that shows it."""
-    colours = _colours(timeline.names)
+    colours = colours_of(timeline.names)
     height = _height(timeline)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}" '
         f'width="{_WIDTH:g}" height="{height:g}" font-family="sans-serif" font-size="11" fill="{_INK}">'
         f'<rect width="{_WIDTH:g}" height="{height:g}" rx="3" fill="#ffffff"/>'
     ]
-    parts += _draw_legend(colours)
+    parts += _draw_legend(timeline, colours)
     parts += _draw_axis(timeline)
     for index, row in enumerate(timeline.rows):
-        parts += _draw_row(timeline, row, _top(timeline) + index * _ROW, colours)
+        parts += _draw_row(timeline, row, _top(timeline) + index * _row(timeline), colours)
     return f"{''.join(parts)}</svg>"
 
 
-def _colours(names: Sequence[str]) -> dict[str, str]:
-    return {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
 
 
-def _legend(colours: Mapping[str, str]) -> list[list[tuple[float, str, str, str]]]:
+def _legend(timeline: Timeline, colours: Mapping[str, str]) -> list[list[tuple[float, str, str, str]]]:
     """Lines of entries: x, name, colour and opacity."""
-    entries = [("operators", _INK, _BUSY), *((name, colour, "1") for name, colour in colours.items())]
+    entries = [(timeline.busy_name, _INK, _BUSY), *((name, colour, "1") for name, colour in colours.items())]
     if colours:
         entries.append(("pale: waits for another rank", next(iter(colours.values())), _PALE))
     lines: list[list[tuple[float, str, str, str]]] = [[]]
@@ -149,15 +180,21 @@ def _legend(colours: Mapping[str, str]) -> list[list[tuple[float, str, str, str]
 
 
 def _top(timeline: Timeline) -> float:
-    return 10 + _LINE * len(_legend(_colours(timeline.names)))
+    marks = _LINE if timeline.marks else 0
+    return 10 + marks + _LINE * len(_legend(timeline, colours_of(timeline.names)))
 
 
 def _height(timeline: Timeline) -> float:
-    return _top(timeline) + _ROW * len(timeline.rows) + 22
+    return _top(timeline) + _row(timeline) * len(timeline.rows) + 22
 
 
-def _draw_legend(colours: Mapping[str, str]) -> Iterable[str]:
-    for number, line in enumerate(_legend(colours)):
+def _row(timeline: Timeline) -> float:
+    """The height of a row: less where there are many."""
+    return _ROW if len(timeline.rows) <= _MANY else _ROW / 2
+
+
+def _draw_legend(timeline: Timeline, colours: Mapping[str, str]) -> Iterable[str]:
+    for number, line in enumerate(_legend(timeline, colours)):
         y = 8 + _LINE * number
         for x, name, colour, opacity in line:
             yield (
@@ -175,18 +212,32 @@ def _draw_axis(timeline: Timeline) -> Iterable[str]:
             f'<text x="{x:.1f}" y="{height - 5:g}" text-anchor="middle" fill="#666666">'
             f"{format_time(at_ns)}</text>"
         )
+    free_from = 0.0
+    for at_ns, text in timeline.marks:
+        x = _x(timeline, at_ns)
+        yield f'<path d="M{x:.1f} {_top(timeline) - 4:g}V{height - 18:g}" stroke="#999999" fill="none"/>'
+        if x >= free_from:
+            short = text if len(text) <= _MAX_MARK else f"{text[: _MAX_MARK - 1]}…"
+            free_from = x + 12 + 6.2 * len(short)
+            yield f'<text x="{x + 3:.1f}" y="{_top(timeline) - 5:g}">{html.escape(short)}</text>'
 
 
 def _draw_row(timeline: Timeline, row: Row, top: float, colours: Mapping[str, str]) -> Iterable[str]:
-    yield f'<text x="{_LEFT - 8:g}" y="{top + 22:g}" text-anchor="end">rank {row.rank}</text>'
-    yield f'<path d="M{_LEFT:g} {top + _ROW - 3:g}H{_WIDTH:g}" stroke="#e6e6e6" fill="none"/>'
-    yield _path(_spans(timeline, row.busy), top + 4, 12, _INK, _BUSY)
+    size = _row(timeline) / _ROW
+    bar, bar_height, foot = top + _BAR * size, _BAR_HEIGHT * size, top + (_ROW - 3) * size
+    y = top + (22 if size == 1 else 14) - (5 if row.note and size == 1 else 0)
+    ink = f' fill="{_LATE}" font-weight="bold"' if row.note else ""
+    yield f'<text x="{_LEFT - 8:g}" y="{y:g}" text-anchor="end"{ink}>rank {row.rank}</text>'
+    if row.note and size == 1:
+        yield f'<text x="{_LEFT - 8:g}" y="{y + 12:g}" text-anchor="end" fill="{_LATE}">{row.note}</text>'
+    yield f'<path d="M{_LEFT:g} {foot:g}H{_WIDTH:g}" stroke="#e6e6e6" fill="none"/>'
+    yield _path(_spans(timeline, row.busy), top + 4 * size, 12 * size, _INK, _BUSY)
     for name, colour in colours.items():
         ours = [bar for bar in row.bars if bar.name == name]
         waits = [(bar.start_ns, bar.start_ns + bar.waited_ns) for bar in ours]
         rest = [(bar.start_ns + bar.waited_ns, bar.end_ns) for bar in ours]
-        yield _path(_spans(timeline, waits), top + _BAR, _BAR_HEIGHT, colour, _PALE)
-        yield _path(_spans(timeline, rest), top + _BAR, _BAR_HEIGHT, colour, "1")
+        yield _path(_spans(timeline, waits), bar, bar_height, colour, _PALE)
+        yield _path(_spans(timeline, rest), bar, bar_height, colour, "1")
 
 
 def _areas(timeline: Timeline) -> Iterable[str]:
@@ -194,10 +245,11 @@ def _areas(timeline: Timeline) -> Iterable[str]:
     for index, row in enumerate(timeline.rows):
         if len(row.bars) > _MAX_TITLES:
             continue
-        top = _top(timeline) + index * _ROW + _BAR
+        size = _row(timeline) / _ROW
+        top = _top(timeline) + index * _row(timeline) + _BAR * size
         for bar in row.bars:
             begin, end = _x(timeline, bar.start_ns), _x(timeline, bar.end_ns)
-            corners = f"{begin:.0f},{top:.0f},{max(end, begin + 2):.0f},{top + _BAR_HEIGHT:.0f}"
+            corners = f"{begin:.0f},{top:.0f},{max(end, begin + 2):.0f},{top + _BAR_HEIGHT * size:.0f}"
             yield f'<area shape="rect" coords="{corners}" title="{html.escape(_describe(row, bar))}"/>'
 
 
@@ -263,7 +315,7 @@ def draw_text(timeline: Timeline) -> str:
     letters = dict(zip(timeline.names, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
     width = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
     lines = [f"{f'rank {row.rank}':<{width}}  {_text_row(timeline, row, letters)}" for row in timeline.rows]
-    legend = ["# operators", *(f"{letter} {name}" for name, letter in letters.items())]
+    legend = [f"# {timeline.busy_name}", *(f"{letter} {name}" for name, letter in letters.items())]
     if letters:
         legend.append("small letters: waits for another rank")
     lines.append(f"{'':<{width}}  0 to {format_time(timeline.length_ns)}; {', '.join(legend)}")
