@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .ranks import Ranks
 
 _NUM_BINS = 48
+_MAX_ITEMS = 1000
 # Of how many of a value's tensors histograms are made, and differences measured, at once.
 _MAX_SPREADS = 12
 _MAX_MEASURED = 12
@@ -62,6 +63,7 @@ class Inspection(Mapping[int, Facts]):
         refusals: rank -> why it has nothing: the expression raised there, or the rank is dead.
         comparisons: path -> whether replicas are equal.
         spreads: path -> histograms, of the first tensors.
+        ranks: who was asked, and can be asked for more; None if nobody can.
     """
 
     expression: str
@@ -69,11 +71,12 @@ class Inspection(Mapping[int, Facts]):
     refusals: Mapping[int, Refusal] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
+    ranks: Ranks | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Where its tensors are, on whichever rank: "" is the value itself."""
-        return tuple(dict.fromkeys(item.path for found in self.found.values() for item in found.items))
+        return tuple(self.by_path())
 
     @property
     def is_one(self) -> bool:
@@ -87,12 +90,15 @@ class Inspection(Mapping[int, Facts]):
 
     def facts_of(self, path: str) -> dict[int, Facts]:
         """rank -> what it has at a path."""
-        return {
-            rank: item.facts
-            for rank, found in self.found.items()
-            for item in found.items
-            if item.path == path
-        }
+        return self.by_path().get(path, {})
+
+    def by_path(self) -> dict[str, dict[int, Facts]]:
+        """path -> rank -> what it has there, in the order of the first rank that has it."""
+        facts: dict[str, dict[int, Facts]] = {}
+        for rank, found in self.found.items():
+            for item in found.items:
+                facts.setdefault(item.path, {})[rank] = item.facts
+        return facts
 
     def __getitem__(self, rank: int) -> Facts:
         try:
@@ -122,7 +128,12 @@ class Inspection(Mapping[int, Facts]):
 
 
 def inspect(
-    ranks: Ranks, expression: str, *, is_beside: bool = False, num_bins: int = _NUM_BINS
+    ranks: Ranks,
+    expression: str,
+    *,
+    is_beside: bool = False,
+    num_bins: int = _NUM_BINS,
+    max_items: int = _MAX_ITEMS,
 ) -> Inspection:
     """Inspect a value on some ranks. Runs no collective; blocks until all have answered.
 
@@ -132,11 +143,18 @@ def inspect(
         expression: a name, or any Python expression.
         is_beside: never wait for a rank's turn, also where it seems idle.
         num_bins: of the histograms.
+        max_items: of a nest's tensors, how many are told of.
 
     Raises:
         NoMeshError: the mesh has ended.
     """
-    return _Inspector(ranks, expression, is_beside).inspect(num_bins)
+    return _Inspector(ranks, expression, is_beside).inspect(num_bins, max_items)
+
+
+def comparison_of(ranks: Ranks, inspection: Inspection, path: str, *, is_beside: bool = False) -> Comparison:
+    """Whether one tensor's replicas are equal, and by how much not. Blocks."""
+    facts = inspection.facts_of(path)
+    return _Inspector(ranks, inspection.expression, is_beside).measured(path, compare(facts), facts)
 
 
 def spread_of(
@@ -156,16 +174,19 @@ class _Inspector:
         self._expression = expression
         self._is_beside = is_beside
 
-    def inspect(self, num_bins: int) -> Inspection:
-        looked = look(self._ranks, Overview(self._expression), is_beside=self._is_beside)
+    def inspect(self, num_bins: int, max_items: int) -> Inspection:
+        looked = look(self._ranks, Overview(self._expression, max_items), is_beside=self._is_beside)
         inspection = Inspection(
-            self._expression, dict(sorted(looked.answers.items())), dict(sorted(looked.refusals.items()))
+            self._expression,
+            dict(sorted(looked.answers.items())),
+            dict(sorted(looked.refusals.items())),
+            ranks=self._ranks,
         )
-        facts = {path: inspection.facts_of(path) for path in inspection.paths}
+        facts = inspection.by_path()
         comparisons = {path: compare(of_ranks) for path, of_ranks in facts.items()}
         unequal = [path for path, comparison in comparisons.items() if comparison.unequal]
         for path in unequal[:_MAX_MEASURED]:
-            comparisons[path] = self._measured(path, comparisons[path], facts[path])
+            comparisons[path] = self.measured(path, comparisons[path], facts[path])
         spreads = {}
         tensors = [path for path, of_ranks in facts.items() if _scale_of(of_ranks)]
         for path in tensors[:_MAX_SPREADS]:
@@ -182,7 +203,7 @@ class _Inspector:
         looked = self._look(ranks, Histogram(self._expression, path, *scale, num_bins))
         return Spread(*scale, {rank: counts.counts for rank, counts in sorted(looked.answers.items())})
 
-    def _measured(self, path: str, comparison: Comparison, facts: Mapping[int, Facts]) -> Comparison:
+    def measured(self, path: str, comparison: Comparison, facts: Mapping[int, Facts]) -> Comparison:
         replicas = tuple(
             each
             if each.is_equal
