@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import RankDied
-from ..wire.messages import Died, Failed
+from ..wire.messages import Bar, Died, Failed
 from ..wire.ranks import describe_ranks
-from .fold import Folder, Ranks
+from .bars import BarBoard, Mark
+from .fold import Block, Folder, Live, Ranks
 from .sinks import Sink
 
 
@@ -26,10 +27,16 @@ class Printer:
         self._ranks = ranks
         self._left: list[int] = []
         self._folder: Folder | None = None  # most calls print nothing
+        self._bars: BarBoard | None = None
         self._sink = sink
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """These ranks printed or displayed something, or ask the user."""
+        """These ranks printed or displayed something, say how far a bar is, or ask the user."""
+        if type(verb) is Bar:
+            self._bars = self._bars or BarBoard(self._ranks)
+            for mark in self._bars.take(ranks, verb):
+                self._need_folder(now).mark(ranks, mark, now)
+            return
         self._need_folder(now).feed(ranks, verb, now)
 
     def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
@@ -41,6 +48,8 @@ class Printer:
         else:
             self._folder.leave(ranks, now)
         if type(verb) is Died:
+            if self._bars is not None:
+                self._bars.lose(ranks, verb.reason)
             one = str(RankDied(ranks[0], verb.reason, verb.last_output))
             self.note(one if len(ranks) == 1 else f"{describe_ranks(ranks)} {verb.reason}", now)
 
@@ -48,6 +57,8 @@ class Printer:
         """Show a remark, after the output that is due."""
         if now is not None:
             self.show(now)
+        if self._bars is not None:
+            self._bars.bury()
         self._sink.note(text)
 
     def status(self, text: str, now: float | None = None) -> None:
@@ -61,12 +72,36 @@ class Printer:
         if self._folder is None:
             return
         blocks = self._folder.take(now, everything)
+        if self._bars is not None:
+            blocks = self._place_bars(self._bars, blocks, now, everything)
         if blocks:
             self._sink.show(blocks)
 
     def deadline(self) -> float | None:
         """When `show` has more; None: not before something is fed."""
-        return None if self._folder is None else self._folder.deadline()
+        if self._folder is None:
+            return None
+        sources = (self._folder.deadline(), self._bars.deadline() if self._bars is not None else None)
+        return min((at for at in sources if at is not None), default=None)
+
+    def _place_bars(
+        self, bars: BarBoard, blocks: Sequence[Block | Live], now: float, everything: bool
+    ) -> list[Block | Live]:
+        """Give bars their places between the other output, and draw those that are due."""
+        shown: list[Block | Live] = []
+        ranks = tuple(self._ranks)
+        has_new = False
+        for block in blocks:
+            if isinstance(block, Block) and isinstance(block.item, Mark):
+                bars.place(block.item)
+                has_new = True
+                continue
+            if has_new:  # a bar stands where it is first drawn: before what came after it
+                shown += [Block(ranks, drawing) for drawing in bars.draw(now, at_once=True)]
+            has_new = False
+            bars.bury()
+            shown.append(block)
+        return [*shown, *(Block(ranks, drawing) for drawing in bars.draw(now, has_new, everything))]
 
     def _need_folder(self, now: float) -> Folder:
         if self._folder is None:

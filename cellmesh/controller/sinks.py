@@ -362,10 +362,8 @@ def cell_publisher() -> Publish | None:
     Returns:
         None outside of a Jupyter kernel.
     """
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None or not hasattr(kernel, "iopub_socket"):
+    kernel = _kernel()
+    if kernel is None:
         return None
     parent = kernel.get_parent()
     published: list[bool] = []
@@ -380,3 +378,21 @@ def cell_publisher() -> Publish | None:
         kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
 
     return publish
+
+
+def is_attended() -> bool:
+    """Whether somebody sits before the notebook whose cell asks.
+
+    Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions; nobody
+    would draw a widget, and where its page is shown later there is no kernel.
+    """
+    kernel = _kernel()
+    return kernel is not None and bool(kernel.get_parent().get("content", {}).get("allow_stdin", True))
+
+
+def _kernel() -> Any:
+    """The Jupyter kernel that this is, None if it is none."""
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive is not None else None
+    kernel = getattr(shell, "kernel", None)
+    return kernel if hasattr(kernel, "iopub_socket") else None

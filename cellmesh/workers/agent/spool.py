@@ -19,6 +19,7 @@ from ...wire.framing import Parcel
 from ...wire.messages import (
     Ask,
     AskEnded,
+    Bar,
     Died,
     Display,
     Done,
@@ -42,9 +43,16 @@ CHUNK_BYTES = 1 << 20
 # Runs of the controller's own, which end with it.
 _FIRST_OWN_RUN = 1 << 40
 
+# Of progress bars, the last word of so many is kept.
+MAX_BARS = 1000
+
 _OUTPUT = (Output, Skipped, Display)
 # What means something to a controller that did not ask for it.
-_LASTING = (Output, Skipped, Display, Done, Failed, Ask, AskEnded, Died, StoreDied, StartFailed, Stopped)
+_LASTING = (Output, Skipped, Display, Bar, Done, Failed, Ask, AskEnded, Died, StoreDied, StartFailed, Stopped)
+
+
+# (ranks, run, number)
+BarKey = tuple[tuple[int, ...], int, int]
 
 
 @dataclass
@@ -55,6 +63,7 @@ class _Flight:
     waiting: set[int]
     answers: list[Parcel[Any]] = field(default_factory=list)
     asks: dict[int, Parcel[Any]] = field(default_factory=dict)
+    bars: dict[tuple[int, int], Parcel[Any]] = field(default_factory=dict)  # (rank, number): they go on
 
 
 class Spool:
@@ -79,6 +88,7 @@ class Spool:
         self._output: collections.deque[int] = collections.deque()  # those entries that may be dropped
         self._output_bytes = 0
         self._answer_bytes = 0
+        self._bars: dict[BarKey, int] = {}  # entries that a bar's next word replaces
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._flights: dict[int, _Flight] = {}
         self._is_attended = False
@@ -125,6 +135,8 @@ class Spool:
                 elif type(inner) is Ask:
                     if inner.run in self._flights:
                         self._flights[inner.run].asks.update(dict.fromkeys(verb.ranks, parcel))
+                elif type(inner) is Bar:
+                    self._note_bar(parcel)
                 elif type(inner) is AskEnded and inner.run in self._flights:
                     for rank in verb.ranks:
                         self._flights[inner.run].asks.pop(rank, None)
@@ -146,6 +158,8 @@ class Spool:
                 if kept is None:
                     continue
                 parcel = kept
+            if _is_bar(parcel.verb) and self._replace_bar(parcel):
+                continue
             self._entries[self._next_entry] = parcel
             if _is_output(parcel.verb):
                 self._output.append(self._next_entry)
@@ -168,6 +182,8 @@ class Spool:
             if self._output and self._output[0] == number:
                 self._output.popleft()
                 self._output_bytes -= size
+            if _is_bar(parcel.verb):
+                del self._bars[_bar_key(parcel)]
             num_bytes += size
             taken.append(parcel)
         return taken
@@ -201,17 +217,43 @@ class Spool:
         to_come = {parcel.verb.rank for parcel in waiting if type(parcel.verb) is Died}
         before: list[Parcel[Any]] = []
         asks: list[Parcel[Any]] = []
+        bars: list[Parcel[Any]] = []
         for _, flight in sorted(self._flights.items()):
             # One that died and was replaced since is not dead: the mesh's state, which comes later, says so.
             before += [answer for answer in flight.answers if getattr(answer.verb, "rank", -1) not in dead]
             asks += dict.fromkeys(flight.asks.values())
+            bars += flight.bars.values()
+            flight.bars = {}
             flight.answers, flight.asks, flight.waiting = [], {}, set(flight.info.ranks)
         told = [Parcel(died) for died in deaths if died.rank not in to_come]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = True, 0
-        self.add([*before, state, *told, *asks, *waiting])
+        self.add([*before, state, *told, *asks, *bars, *waiting])
 
     # ---- inside
+
+    def _note_bar(self, parcel: Parcel[Any]) -> None:
+        """A controller has taken in how far a bar is; another one will want to know, as long as it goes on."""
+        bar: Bar = parcel.verb.verb
+        flight = self._flights.get(bar.run)
+        if flight is None:
+            return
+        for rank in parcel.verb.ranks:
+            flight.bars.pop((rank, bar.bar), None)
+            if bar.state == "open" and len(flight.bars) < MAX_BARS:
+                flight.bars[(rank, bar.bar)] = Parcel(Ranked((rank,), bar))
+
+    def _replace_bar(self, parcel: Parcel[Any]) -> bool:
+        """Whether a bar's earlier word waits, and this one has taken its place."""
+        key = _bar_key(parcel)
+        if key in self._bars:
+            self._entries[self._bars[key]] = parcel
+            return True
+        self._bars[key] = self._next_entry
+        if len(self._bars) > MAX_BARS:
+            oldest = next(iter(self._bars))
+            del self._entries[self._bars.pop(oldest)]
+        return False
 
     def _note_answer(self, run: int, ranks: Iterable[int], parcel: Parcel[Any]) -> None:
         flight = self._flights.get(run)
@@ -256,6 +298,7 @@ class Spool:
     def _clear_entries(self) -> None:
         self._entries.clear()
         self._output.clear()
+        self._bars.clear()
         self._output_bytes = 0
 
 
@@ -272,6 +315,14 @@ def size_of(parcel: Parcel[Any]) -> int:
             stream = len(verb.payload.stream) if verb.payload is not None else 0
             return traceback + stream + sum(map(len, parcel.buffers))
     return 100
+
+
+def _is_bar(verb: Any) -> bool:
+    return type(verb) is Ranked and type(verb.verb) is Bar
+
+
+def _bar_key(parcel: Parcel[Any]) -> BarKey:
+    return parcel.verb.ranks, parcel.verb.verb.run, parcel.verb.verb.bar
 
 
 def _is_output(verb: Any) -> bool:
