@@ -30,6 +30,7 @@ async ([source, state, isDead]) => {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   const widget = (await import(url)).default;
   const listeners = new Map();
+  const decode = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
   const fire = (name, ...args) => { for (const call of [...(listeners.get(name) ?? [])]) call(...args); };
   const model = {
     get: (key) => state[key],
@@ -45,7 +46,7 @@ async ([source, state, isDead]) => {
   const poll = async () => {
     for (const [kind, content, buffers] of JSON.parse(await window.hearKernel())) {
       if (kind === "state") for (const [key, value] of Object.entries(content)) model.set(key, value);
-      else fire("msg:custom", content, buffers.map((text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer)));
+      else fire("msg:custom", content, buffers.map(decode));
     }
     setTimeout(poll, 15);
   };

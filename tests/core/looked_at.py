@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from cellmesh.controller.comparing import Comparison, compare
+from cellmesh.controller.inspecting import Inspection, Spread
 from cellmesh.controller.looking import Looked
-from cellmesh.wire.looks import AnySubject, Refusal
+from cellmesh.wire.looks import AnySubject, Histogram, Overview, Refusal
 from cellmesh.workers.looking.answering import Looker
 
 
@@ -45,6 +47,25 @@ class LocalAnswers:
             answer = self._change(rank, subject, Looker(shell, spans).answer(subject, is_beside or self.busy))
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         return looked
+
+    def inspect(self, is_beside: bool) -> Inspection:
+        looked = self.look(Overview(self.expression, 20_000), None, is_beside)
+        found = dict(looked.answers)
+        return Inspection(self.expression, found, dict(looked.refusals))
+
+    def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
+        return compare(inspection.facts_of(path))
+
+    def spread(self, inspection: Inspection, path: str, is_beside: bool) -> Spread | None:
+        facts = inspection.facts_of(path)
+        known = [
+            (fact.min, fact.max) for fact in facts.values() if fact.min is not None and fact.max is not None
+        ]
+        if not known:
+            return None
+        low, high = min(one for one, _ in known), max(one for _, one in known)
+        looked = self.look(Histogram(self.expression, path, low, high, 40), tuple(facts), is_beside)
+        return Spread(low, high, {rank: counts.counts for rank, counts in looked.answers.items()})
 
     def is_busy(self) -> bool:
         return self.busy

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ...controller.comparing import Comparison, compare
+from ...controller.inspecting import Inspection, Spread, inspect, spread_of
 from ...controller.looking import Looked, look
 from ...controller.options import ranks_at
 from ...controller.ranks import Ranks
 from ...errors import CellmeshError
 from ...wire.looks import AnySubject, Refusal
+
+# Of a nest: more than this is not listed.
+MAX_ITEMS = 20_000
 
 
 class Answers(Protocol):
@@ -27,6 +32,15 @@ class Answers(Protocol):
         self, subject: AnySubject, ranks: Sequence[int] | None = None, is_beside: bool = False
     ) -> Looked:
         """Have ranks look at something (see `looking.look`); all of them if none are named."""
+
+    def inspect(self, is_beside: bool) -> Inspection:
+        """What there is on all of them (see `inspecting.inspect`)."""
+
+    def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
+        """Whether one tensor's replicas are equal, and by how much not."""
+
+    def spread(self, inspection: Inspection, path: str, is_beside: bool) -> Spread | None:
+        """One tensor's histograms."""
 
     def is_busy(self) -> bool:
         """Whether any of them runs something."""
@@ -53,11 +67,33 @@ class MeshAnswers:
         try:
             return look(Ranks(self._ranks._session, asked), subject, is_beside=is_beside)
         except CellmeshError as error:
-            return Looked({}, dict.fromkeys(asked, Refusal(type(error).__name__, str(error))))
+            return Looked({}, dict.fromkeys(asked, _refusal(error)))
+
+    def inspect(self, is_beside: bool) -> Inspection:
+        """See `Answers`; a mesh that has ended refuses."""
+        try:
+            return inspect(self._ranks, self.expression, is_beside=is_beside)
+        except CellmeshError as error:
+            return Inspection(self.expression, {}, dict.fromkeys(self.ranks, _refusal(error)))
+
+    def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
+        """See `Answers`."""
+        return compare(inspection.facts_of(path))
+
+    def spread(self, inspection: Inspection, path: str, is_beside: bool) -> Spread | None:
+        """See `Answers`."""
+        try:
+            return spread_of(self._ranks, inspection, path, is_beside=is_beside)
+        except CellmeshError:
+            return None
 
     def is_busy(self) -> bool:
         """See `Answers`."""
         return bool(self._ranks._session.catalog.busy_ranks() & set(self.ranks))
+
+
+def _refusal(error: Exception) -> Refusal:
+    return Refusal(type(error).__name__, str(error))
 
 
 def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:

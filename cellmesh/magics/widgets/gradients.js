@@ -12,8 +12,8 @@ class GradientTable {
     this.filter = make("input", { type: "search", placeholder: "filter by name or flag", "aria-label": "filter gradients", oninput: () => this.redraw() });
     this.said = make("span", { class: "cm-weak" });
     this.body = make("tbody");
-    this.heads = new Map(GRADIENT_COLUMNS.map(([key, text]) => [key,
-      make("th", { scope: "col" }, makeButton(text || "flags", `sort by ${text || "flags"}`, () => this.sort(key), { class: "cmi-sort" }))]));
+    this.heads = new Map(GRADIENT_COLUMNS.map(([key, text, kind]) => [key,
+      make("th", { scope: "col", class: kind === "number" || kind === "bad" || kind === "percent" ? "cmi-number" : null }, makeButton(text || "flags", `sort by ${text || "flags"}`, () => this.sort(key), { class: "cmi-sort" }))]));
     this.missing = make("div");
     root.replaceChildren(
       make("div", { class: "cmi-bar" }, this.filter, this.said),

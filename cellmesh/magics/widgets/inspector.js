@@ -112,9 +112,10 @@ class Inspector {
     this.list.show(isFull ? this.items.rows : summary.items, summary.num_items, detail.path);
     if (this.isLive && !isFull && summary.num_items > summary.items.length) this.fetchItems(summary.stamp);
     this.tabs.gradients.hidden = !summary.has_gradients;
-    this.tabs.heatmap.hidden = this.tabs.shards.hidden = summary.num_items === 0;
     this.detail = detail;
+    this.tabs.heatmap.hidden = this.tabs.shards.hidden = true;
     if (detail.path !== undefined) {
+      this.tabs.heatmap.hidden = !Object.values(detail.parts).some((part) => part.is_drawable);
       drawDetail(this.detailRoot, detail);
       drawShards(this.panels.shards, detail, (rank) => this.open("heatmap", rank));
       this.tabs.shards.hidden = !detail.blocks.length;

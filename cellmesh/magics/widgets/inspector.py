@@ -13,31 +13,22 @@ from typing import Any
 
 import traitlets
 
+from ...controller.inspecting import Inspection
 from ...controller.looking import Looked
 from ...controller.ranks import Ranks
 from ...controller.sinks import cell_publisher
-from ...wire.facts import Facts
-from ...wire.looks import Element, Gradients, Histogram, Overview, Picture, Pixels, Refusal
+from ...wire.looks import Element, Gradients, Overview, Picture, Pixels, Refusal
 from ..options import Given
 from ..tables import facts_table
 from .answers import Answers, MeshAnswers, coordinates_of
 from .base import Static, View, Widget, load_css, load_js
 from .refreshing import PERIOD_S, Refresher, Worker
-from .sheets import (
-    NUM_KEPT,
-    detail,
-    facts_by_path,
-    list_items,
-    number,
-    subtract,
-    summarise,
-    tabulate,
-    with_counts,
-)
+from .sheets import detail, facts_by_path, list_items, number, subtract, summarise, tabulate
 
-MAX_ITEMS = 20_000
 MAX_PIXELS = 512
-_NUM_BINS = 40
+# Rows of the gradients' table in the widget's state.
+_MAX_GRADIENTS = 2000
+_NOT_THERE = Refusal("LookupError", "it has no such part there")
 
 
 class InspectorWidget(Widget):
@@ -66,6 +57,7 @@ class Inspector:
     Args:
         answers: who tells of it.
         coordinates: rank -> where it is in the mesh.
+        inspection: what they have told already.
         grads: begin with the gradients.
         watch: look again after each cell.
         follow: look again each second while a cell runs.
@@ -78,6 +70,7 @@ class Inspector:
         answers: Answers,
         coordinates: dict[int, str] | None = None,
         *,
+        inspection: Inspection | None = None,
         grads: bool = False,
         watch: bool = False,
         follow: bool = False,
@@ -89,7 +82,7 @@ class Inspector:
         self._path = ""
         self._stamp = 0
         self._rows: list[dict[str, Any]] = []
-        self._looked = Looked()
+        self._inspection = Inspection(answers.expression, {})
         self._lock = threading.Lock()
         self._seen: set[str] = set()
         self._views: set[str] = set()
@@ -98,7 +91,10 @@ class Inspector:
         self._quick, self._slow = Worker(), Worker()
         self.refresher = Refresher(self.refresh, answers.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
-        self.refresh()
+        if inspection is None:
+            self.refresh()
+        else:
+            self._take(inspection)
         self.view = View(self.widget, self.static)
         self.widget.on_msg(self._hear)
         self._set_live(watch, follow)
@@ -118,25 +114,15 @@ class Inspector:
             if is_beside and len(self._rows) > 1:
                 self._show_detail(is_beside=True)
                 return
-            looked = self._look(Overview(self._answers.expression, MAX_ITEMS), is_beside)
-            if is_beside and not looked.answers:
-                self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
+            inspection = self._answers.inspect(is_beside)
+            if is_beside and not inspection.found:
+                self._say(sorted({str(refusal) for refusal in inspection.refusals.values()}))
                 return
-            self._looked = looked
-            self._rows = list_items(looked)
-            paths = [row["path"] for row in self._rows]
-            if self._path not in paths:
-                self._path = paths[0] if paths else ""
-            summary = summarise(self._answers.expression, looked, self._stamp, time.strftime("%H:%M:%S"))
-            with self.widget.hold_sync():
-                self.widget.summary = summary
-                self._show_detail(is_beside)
-                if self._wants_gradients and not is_beside:
-                    self._show_gradients()
+            self._take(inspection, is_beside)
 
     def static(self) -> Static:
         """What is shown without the widget."""
-        facts = facts_by_path(self._looked).get(self._path, {})
+        facts = facts_by_path(self._inspection.found).get(self._path, {})
         table = facts_table(self._answers.expression, facts)
         return Static(repr(table), table._repr_html_())
 
@@ -266,39 +252,40 @@ class Inspector:
 
     # ---- inside; under the lock
 
+    def _take(self, inspection: Inspection, is_beside: bool = False) -> None:
+        self._inspection = inspection
+        self._rows = list_items(inspection)
+        paths = [row["path"] for row in self._rows]
+        if self._path not in paths:
+            self._path = paths[0] if paths else ""
+        with self.widget.hold_sync():
+            self.widget.summary = summarise(inspection, self._rows, self._stamp, time.strftime("%H:%M:%S"))
+            self._show_detail(is_beside)
+            if self._wants_gradients and not is_beside:
+                self._show_gradients()
+
     def _show_detail(self, is_beside: bool) -> None:
-        looked = self._looked
-        if (len(self._rows) > 1 and self._path) or is_beside:
-            looked = self._look(Overview(self._answers.expression, 1, self._path), is_beside)
-            if is_beside and not looked.answers:
-                self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
-                return
         if not self._rows:
             self.widget.detail = {}
             return
-        facts = facts_by_path(looked).get(self._path, {})
-        absent = {
-            rank: Refusal("LookupError", f"there is no {self._path or 'tensor'} in it")
-            for rank in looked.answers
-            if rank not in facts
-        }
-        shown = detail(
-            self._answers.expression, self._path, facts, {**absent, **looked.refusals}, self._coordinates
-        )
-        shown = with_counts(shown, self._histograms(shown, facts, is_beside))
+        answers, path, inspection = self._answers, self._path, self._inspection
+        if not inspection.is_one:  # of a nest, not everything has been read
+            looked = self._look(Overview(answers.expression, 1, path), is_beside)
+            if is_beside and not looked.answers:
+                self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
+                return
+            inspection = Inspection(answers.expression, looked.answers, looked.refusals)
+        facts = facts_by_path(inspection.found).get(path, {})
+        absent = {rank: _NOT_THERE for rank in inspection.found if rank not in facts}
+        comparison = inspection.comparisons.get(path) or answers.compare(inspection, path, is_beside)
+        spread = inspection.spreads.get(path) or answers.spread(inspection, path, is_beside)
+        refusals = {**absent, **inspection.refusals}
+        shown = detail(answers.expression, path, facts, refusals, self._coordinates, comparison, spread)
         self.widget.detail = {**shown, "stamp": self._stamp}
-
-    def _histograms(self, shown: dict[str, Any], facts: dict[int, Facts], is_beside: bool) -> dict[int, Any]:
-        low, high = shown["low"], shown["high"]
-        if not isinstance(low, int | float) or not isinstance(high, int | float):
-            return {}
-        ranks = [group["first"] for group in shown["groups"] if group["facts"]["min"] is not None]
-        subject = Histogram(self._answers.expression, self._path, low, high, _NUM_BINS)
-        return self._look(subject, is_beside, ranks).answers
 
     def _show_gradients(self) -> None:
         looked = self._look(Gradients(self._answers.expression), False)
-        self.widget.gradients = tabulate(looked, max(NUM_KEPT, 2000))
+        self.widget.gradients = tabulate(looked, _MAX_GRADIENTS)
 
     def _say(self, notices: list[str]) -> None:
         self.widget.summary = {**self.widget.summary, "notices": notices}
@@ -325,19 +312,19 @@ def inspect_value(ranks: Ranks, expression: str, options: Given) -> Any:
     inspection = ranks.inspect(expression)
     if cell_publisher() is None:
         return facts_table(expression, inspection)
-    return show_inspector(
-        ranks, expression, grads=options["grads"], watch=options["watch"], follow=options["follow"]
-    )
+    chosen = {name: options[name] for name in ("grads", "watch", "follow")}
+    return show_inspection(ranks, inspection, **chosen)
 
 
-def show_inspector(
-    ranks: Ranks, expression: str, *, grads: bool = False, watch: bool = False, follow: bool = False
+def show_inspection(
+    ranks: Ranks, inspection: Inspection, *, grads: bool = False, watch: bool = False, follow: bool = False
 ) -> View:
-    """An inspector of a mesh's ranks, until the mesh ends."""
+    """A widget of what has been inspected; it asks these ranks for more, until their mesh ends."""
     session = ranks._session
     inspector = Inspector(
-        MeshAnswers(ranks, expression),
+        MeshAnswers(ranks, inspection.expression),
         coordinates_of(session.dims, ranks.ranks),
+        inspection=inspection,
         grads=grads,
         watch=watch,
         follow=follow,

@@ -2,7 +2,7 @@
 
 const MAX_ROWS = 150; // in the page at a time; the filter finds the others
 
-const FLAGS = { nan: "NaN", inf: "Inf", unequal: "unequal", dead: "dead", none: "no grad", missing: "missing" };
+const FLAGS = { nan: "NaN", inf: "Inf", unequal: "unequal", dead: "dead", none: "no gradient", frozen: "frozen", missing: "missing" };
 const drawFlags = (flags) => flags.map((flag) => make("span", { class: `cmi-flag cmi-flag-${flag}` }, FLAGS[flag] ?? flag));
 
 class ItemList {
@@ -14,8 +14,8 @@ class ItemList {
     });
     this.said = make("span", { class: "cm-weak" });
     this.body = make("tbody");
-    const headers = ["", "shape", "dtype", "memory", ""].map((text) => make("th", { scope: "col" }, text));
-    headers[0].textContent = "name";
+    const headers = ["name", "shape", "dtype", "memory", ""]
+      .map((text) => make("th", { scope: "col", class: text === "memory" ? "cmi-number" : null }, text));
     root.replaceChildren(
       make("div", { class: "cmi-bar" }, this.filter, this.said),
       make("div", { class: "cmi-scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...headers)), this.body)));
@@ -98,6 +98,6 @@ function drawDetail(root, detail) {
   root.replaceChildren(
     make("div", { class: "cmi-heading" }, make("span", { class: "cm-mono" }, detail.label), " ", make("span", { class: "cm-weak" }, kinds)),
     make("div", { class: "cmi-scroll" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, ...rows, ...missing))),
+      make("thead", {}, make("tr", {}, ...heads.map((text, at) => make("th", { scope: "col", class: at > kept.length && at <= kept.length + numbers.length ? "cmi-number" : null }, text)))), make("tbody", {}, ...rows, ...missing))),
     make("div", { class: detail.is_unequal ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said + scale));
 }

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
+from ...controller.comparing import Comparison
+from ...controller.inspecting import Inspection, Spread
 from ...controller.looking import Looked
 from ...wire.facts import Facts
-from ...wire.looks import Counts, Found, Gradient, Refusal
-from ...wire.ranks import format_ranks
-from ..tables import compare_replicas
+from ...wire.looks import Found, Gradient, Refusal
+from ...wire.ranks import describe_ranks, format_ranks
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the notebook.
 NUM_KEPT = 200
@@ -31,13 +32,13 @@ def number(value: float | None) -> float | str | None:
     return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
 
 
-def facts_by_path(looked: Looked) -> dict[str, dict[int, Facts]]:
+def facts_by_path(found: Mapping[int, Found]) -> dict[str, dict[int, Facts]]:
     """path -> rank -> what it holds there, in the order of the first rank that has it."""
-    found: dict[str, dict[int, Facts]] = {}
-    for rank in sorted(looked.answers):
-        for item in looked.answers[rank].items:
-            found.setdefault(item.path, {})[rank] = item.facts
-    return found
+    facts: dict[str, dict[int, Facts]] = {}
+    for rank in sorted(found):
+        for item in found[rank].items:
+            facts.setdefault(item.path, {})[rank] = item.facts
+    return facts
 
 
 def label_of(expression: str, path: str) -> str:
@@ -47,11 +48,11 @@ def label_of(expression: str, path: str) -> str:
     return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
 
 
-def list_items(looked: Looked) -> list[dict[str, Any]]:
+def list_items(inspection: Inspection) -> list[dict[str, Any]]:
     """The tensors in a value, a row each."""
-    num_ranks = len(looked.answers) + len(looked.refusals)
+    num_ranks = len(inspection.found) + len(inspection.refusals)
     rows = []
-    for path, facts in facts_by_path(looked).items():
+    for path, facts in facts_by_path(inspection.found).items():
         one = next(iter(facts.values()))
         rows.append(
             {
@@ -60,35 +61,36 @@ def list_items(looked: Looked) -> list[dict[str, Any]]:
                 "shape": one.shape,
                 "dtype": one.dtype or one.kind,
                 "num_bytes": sum(fact.num_bytes for fact in facts.values()),
-                "flags": _flags(facts, num_ranks),
+                "flags": _flags(facts, inspection.comparisons.get(path), num_ranks),
             }
         )
     return rows
 
 
-def summarise(expression: str, looked: Looked, stamp: int, at: str) -> dict[str, Any]:
+def summarise(inspection: Inspection, items: Sequence[dict[str, Any]], stamp: int, at: str) -> dict[str, Any]:
     """What a value is: its tensors, and where it is not.
 
     Args:
-        expression: the value's.
-        looked: `Found` of each rank.
+        inspection: of it.
+        items: its tensors (`list_items`).
         stamp: of this look.
         at: when it was.
     """
-    found: Mapping[int, Found] = looked.answers
-    items = list_items(looked)
-    notices = [f"ranks {ranks}: {text}" for ranks, text in _grouped_refusals(looked.refusals)]
-    if any(one.is_torn for one in found.values()):
-        torn = format_ranks(sorted(rank for rank, one in found.items() if one.is_torn))
-        notices.append(f"ranks {torn} were running: values may be torn, half old and half new")
+    found = inspection.found
+    notices = []
+    if not found:
+        notices = [f"ranks {ranks}: {text}" for ranks, text in _grouped_refusals(inspection.refusals)]
+    if inspection.torn:
+        who = describe_ranks(inspection.torn)
+        notices.append(f"{who} ran meanwhile: values may be torn, half old and half new")
     left_out = max((one.num_left_out for one in found.values()), default=0)
     texts = _grouped((rank, f"{one.kind}: {one.text}"[:_MAX_TEXT]) for rank, one in found.items())
     return {
-        "expression": expression,
+        "expression": inspection.expression,
         "stamp": stamp,
         "at": at,
         "said": ", ".join(sorted({one.kind for one in found.values()})),
-        "items": items[:NUM_KEPT],
+        "items": list(items[:NUM_KEPT]),
         "num_items": len(items) + left_out,
         "notices": notices,
         "texts": [{"ranks": ranks, "text": text} for ranks, text in texts],
@@ -102,7 +104,8 @@ def detail(
     facts: Mapping[int, Facts],
     refusals: Mapping[int, Refusal],
     coordinates: Mapping[int, str],
-    said: str = "",
+    comparison: Comparison,
+    spread: Spread | None = None,
 ) -> dict[str, Any]:
     """One tensor on all ranks.
 
@@ -111,17 +114,17 @@ def detail(
         facts: rank -> what it is there.
         refusals: rank -> why it is not there.
         coordinates: rank -> where it is in the mesh.
-        said: whether replicas are equal, in words; "" to say it from their digests.
+        comparison: whether replicas are equal.
+        spread: histograms.
     """
-    said = said or (compare_replicas(facts) if facts else "")
     shapes = {fact.shape for fact in facts.values()}
-    low, high = bounds(facts.values())
+    counts: Mapping[int, tuple[int, ...]] = {} if spread is None else spread.counts
     return {
         "path": path,
         "label": label_of(expression, path),
         "shape": next(iter(shapes)) if len(shapes) == 1 else None,
         "groups": [
-            {"ranks": format_ranks(ranks), "first": ranks[0], "facts": shown, "counts": None}
+            {"ranks": format_ranks(ranks), "facts": shown, "counts": counts.get(ranks[0])}
             for ranks, shown in _grouped_facts(facts)
         ],
         "missing": [{"ranks": ranks, "text": text} for ranks, text in _grouped_refusals(refusals)],
@@ -137,10 +140,10 @@ def detail(
         "blocks": blocks(facts) if len(shapes) == 1 else [],
         "num_ranks": max([*facts, *refusals], default=0) + 1,
         "is_partial": any("Partial" in fact.placements for fact in facts.values()),
-        "is_unequal": said.startswith("replicas differ"),
-        "said": said,
-        "low": number(low),
-        "high": number(high),
+        "is_unequal": bool(comparison.unequal),
+        "said": str(comparison) if facts else "",
+        "low": None if spread is None else number(spread.low),
+        "high": None if spread is None else number(spread.high),
     }
 
 
@@ -148,23 +151,6 @@ def is_drawable(facts: Facts) -> bool:
     """Whether a heatmap can be asked for: there are elements, in at least one dim."""
     shape = facts.local_shape or ()
     return shape != () and all(shape) and facts.dtype != "" and not facts.device.startswith("meta")
-
-
-def bounds(facts: Iterable[Facts]) -> tuple[float | None, float | None]:
-    """The least and the largest value on any rank: the histograms' scale."""
-    known = [(one.min, one.max) for one in facts if one.min is not None and one.max is not None]
-    if not known:
-        return None, None
-    return min(low for low, _ in known), max(high for _, high in known)
-
-
-def with_counts(sheet: Mapping[str, Any], counts: Mapping[int, Counts]) -> dict[str, Any]:
-    """A `detail` with its histograms: each group has its first rank's."""
-    groups = [
-        {**group, "counts": counts[group["first"]].counts if group["first"] in counts else None}
-        for group in sheet["groups"]
-    ]
-    return {**sheet, "groups": groups}
 
 
 def coordinate_of(facts: Facts) -> str:
@@ -228,7 +214,9 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
         flags.append("nan")
     if any(one.num_inf for one in of.values()):
         flags.append("inf")
-    if not having:
+    if not any(one.requires_grad for one in parts):
+        flags.append("frozen")
+    elif not having:
         flags.append("none")
     elif num_elements and num_zeros == num_elements:
         flags.append("dead")
@@ -259,13 +247,13 @@ def _may_have_gradients(found: Found) -> bool:
     return any(item.facts.requires_grad and item.path for item in found.items) or "optim" in found.kind
 
 
-def _flags(facts: Mapping[int, Facts], num_ranks: int) -> list[str]:
+def _flags(facts: Mapping[int, Facts], comparison: Comparison | None, num_ranks: int) -> list[str]:
     flags = []
     if any(fact.num_nan for fact in facts.values()):
         flags.append("nan")
     if any(fact.num_inf for fact in facts.values()):
         flags.append("inf")
-    if len(facts) > 1 and compare_replicas(facts).startswith("replicas differ"):
+    if comparison is not None and comparison.unequal:
         flags.append("unequal")
     if len(facts) < num_ranks:
         flags.append("missing")
