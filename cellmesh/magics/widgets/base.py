@@ -2,7 +2,8 @@
 
 A widget is an `anywidget`: its JavaScript (an ES module) and its CSS are files of this package, sent with it,
 so that it works offline. What is published has three forms: the widget; HTML that stands still, for viewers
-without widgets; and text, for terminals. Once its mesh has ended, the widget is replaced by the HTML.
+without widgets; and text, for terminals. Where a program executes the
+notebook there is no widget. Once its mesh has ended, the widget is replaced by the HTML.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ...controller.sinks import cell_publisher
+from ...controller.sinks import cell_publisher, is_attended
 
 FOLDER = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"
@@ -75,6 +76,7 @@ class View:
         self._static = static
         self._shown: list[tuple[Callable[[str, dict[str, Any]], None], str]] = []
         self._ended = ""
+        self._is_attended = is_attended()
 
     def freeze(self, why: str) -> None:
         """Leave what it shows now, and why it changes no more, in place of the widget. From any thread."""
@@ -110,7 +112,7 @@ class View:
     def _forms(self) -> dict[str, Any]:
         static = self._static()
         data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
-        if not self._ended:
+        if self._is_attended and not self._ended:
             data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return data
 
