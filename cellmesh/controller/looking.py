@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,17 @@ class Looked:
     refusals: dict[int, Refusal] = field(default_factory=dict)
 
 
-def look(ranks: Ranks, subject: AnySubject, *, is_beside: bool = False) -> Looked:
+def look(
+    ranks: Ranks, subject: AnySubject, *, is_beside: bool = False, timeout_s: float | None = None
+) -> Looked:
     """Ask ranks to look at something. Blocks until all have answered.
 
     Args:
         ranks: who is asked; those that are dead are told of as such.
         subject: what to look at.
         is_beside: never wait for a rank's turn, also where it seems idle.
+        timeout_s: how long to wait; ranks asked together with one that has not answered by then count as
+            refusing. None waits as long as it takes.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -51,10 +56,41 @@ def look(ranks: Ranks, subject: AnySubject, *, is_beside: bool = False) -> Looke
         if chosen:
             part = Ranks(session, chosen)
             runs.append(part._start(lambda number: Look(number, subject), channel=channel))  # type: ignore[arg-type]
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for run in runs:
+        if deadline is not None and not run.wait(max(0.0, deadline - time.monotonic())):
+            late = Refusal("TimeoutError", f"no answer in {timeout_s} s")
+            looked.refusals.update(dict.fromkeys(run.ranks, late))
+            continue
         answers, failures = run.gather()
         for rank, answer in answers.items():
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         for rank, error in failures.items():
             looked.refusals[rank] = Refusal(type(error).__name__, str(error))
     return looked
+
+
+def look_at_one(ranks: Ranks, subject: AnySubject, timeout_s: float) -> Any | None:
+    """Ask one rank, at once: the lowest that is idle, else the lowest that is busy.
+
+    Args:
+        ranks: who may be asked.
+        subject: what to look at.
+        timeout_s: how long to wait.
+
+    Returns:
+        Its answer; None if there is no such rank, or none in time, or it refused.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+    """
+    from .ranks import Ranks
+
+    session = ranks._session
+    dead, busy = session.dead_ranks, session.catalog.busy_ranks()
+    living = sorted((rank in busy, rank) for rank in ranks.ranks if rank not in dead)
+    if not living:
+        return None
+    _, rank = living[0]
+    looked = look(Ranks(session, [rank]), subject, is_beside=True, timeout_s=timeout_s)
+    return looked.answers.get(rank)

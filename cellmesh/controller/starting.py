@@ -121,18 +121,27 @@ def _in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+def living_meshes() -> list[str]:
+    """The names of the meshes that live on this machine."""
+    return [ticket.name for ticket in _living(runtime_root())]
+
+
+def _living(root: Path) -> list[Ticket]:
+    here = this_place()
+    return [
+        ticket
+        for ticket in find_tickets(root)
+        if ticket.place == here and is_process(ticket.agent_pid, ticket.agent_ticks)
+    ]
+
+
 def _find_ticket(name: str | None) -> Ticket:
     root = runtime_root()
     if name is not None:
         path = root / name / "ticket.json"
         if "/" not in name and path.exists():
             return read_ticket(path)
-    here = this_place()
-    living = [
-        ticket
-        for ticket in find_tickets(root)
-        if ticket.place == here and is_process(ticket.agent_pid, ticket.agent_ticks)
-    ]
+    living = _living(root)
     names = ", ".join(ticket.name for ticket in living)
     if name is None and len(living) == 1:
         return living[0]

@@ -1,11 +1,57 @@
-"""``%dist_auto on``: an input transformer that sends plain cells to the ranks."""
+"""Which cells are for the ranks; ``%dist_auto on``: an input transformer that sends plain cells there."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 # The cell magic that auto mode puts before a cell; not for people.
 AUTO_MAGIC = "_dist_auto_cell"
+
+
+_CELL = re.compile(r"\s*%%(dist|dist_profile)(?![\w])([^\n]*)\n")
+_HELP = re.compile(
+    r"\s*(?P<before>\?{0,2})\s*(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*|\[[^\[\]\n]*\])*)\s*(?P<after>\?{0,2})\s*\Z"
+)
+
+
+@dataclass(frozen=True)
+class CellForRanks:
+    """A cell that runs on ranks, and which they are.
+
+    Attributes:
+        source: what they run.
+        begin: where in the cell that begins, in characters.
+        magic: the magic that sends it there; "" in auto mode.
+        line: its options.
+    """
+
+    source: str
+    begin: int = 0
+    magic: str = ""
+    line: str = ""
+
+
+def read_cell(code: str, is_auto: bool) -> CellForRanks | None:
+    """A cell as the ranks get it; None if it stays here.
+
+    Args:
+        code: as typed.
+        is_auto: whether auto mode is on.
+    """
+    match = _CELL.match(code)
+    if match is not None:
+        return CellForRanks(code[match.end() :], match.end(), match[1], match[2].strip())
+    return CellForRanks(code) if is_auto and not stays_here(code.splitlines()) else None
+
+
+def read_help(source: str) -> tuple[str, int] | None:
+    """What a cell asks for help on, and in which detail (0, 1), if that is all it does: ``x?``, ``??x``."""
+    match = _HELP.match("\n".join(line for line in source.splitlines() if not line.lstrip().startswith("#")))
+    if match is None or bool(match["before"]) == bool(match["after"]):
+        return None
+    return match["name"], len(match["before"] or match["after"]) - 1
 
 
 def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[str]]:
@@ -26,9 +72,11 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
 def stays_here(lines: list[str]) -> bool:
     """Whether a cell runs in the notebook's own process even in auto mode.
 
-    Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help (``x?``), and cells that
-    begin with one of our line magics or with what manages extensions.
+    Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help for magics (``%x?``), searches
+    (``x*?``), and cells that begin with one of our line magics or with what manages extensions.
     """
+    if read_help("\n".join(lines)) is not None:
+        return False
     stripped = (line.strip() for line in lines)
     first = next((line for line in stripped if line and (not line.startswith("#"))), "")
     if not first:

@@ -22,10 +22,12 @@ from ..controller.sinks import Sink, current_sink
 from ..controller.starting import attach, start
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import describe_ranks, parse_ranks
-from .auto import magics_inside
+from .auto import CellForRanks, magics_inside, read_cell, read_help
+from .export.history import Aside
 from .export.recording import Recorder
 from .export.script import export
-from .options import Given, unquote
+from .help import show_help
+from .options import Given, parse, unquote
 from .profiles import ProfileView
 from .tables import Table, memory_table, status_table
 from .timings import describe_timings
@@ -77,6 +79,8 @@ class Commands:
     def dist(self, options: Given, source: str, line: str = "%%dist") -> Run[Any] | None:
         # The magic's own line counts as line 1 in the notebook: keep its place.
         typed, mesh, count, timed = source, self._need_mesh(), self.execution_count(), options["timed"]
+        if self._help(source, self._choose(options)):
+            return None
         if timed and options["nowait"]:
             raise MeshUsageError("%%dist: --time and --nowait exclude each other")
         if not source.lstrip().startswith("%%"):
@@ -110,6 +114,8 @@ class Commands:
                 f"{inside[0]} talks to the mesh from the notebook: put it in a cell of its own"
             )
         mesh, count = self._need_mesh(), self.execution_count()
+        if self._help(source, mesh):
+            return
         run = mesh.submit_cell(source, execution_count=count)
         self.recorder.cell(count, source, run, False, mesh)
         run.result()
@@ -262,7 +268,27 @@ class Commands:
             self.mesh.stop()
             self._drop()
 
+    def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
+        """A cell as ranks would get it, and which they are; None if none would.
+
+        Raises:
+            MeshUsageError: the cell's magic has wrong options.
+        """
+        cell = read_cell(code, self.is_auto)
+        if cell is None or self.mesh is None:
+            return None
+        return cell, self._choose(parse(cell.magic, cell.line)) if cell.magic else self.mesh
+
     # ---- inside
+
+    def _help(self, source: str, ranks: Ranks) -> bool:
+        """Show help, if that is all that a cell asks for."""
+        asked = read_help(source)
+        if asked is None:
+            return False
+        show_help(self._shell, ranks, *asked)
+        self.recorder.history.add(self.execution_count(), Aside(source.strip(), changes=False))
+        return True
 
     def _adopt(self, mesh: Mesh) -> None:
         self.mesh = mesh

@@ -11,7 +11,9 @@ from ..controller.source import CellSyntaxError
 from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
+from .completion import CellCompletion
 from .displays import Displays
+from .help import CellHelp
 from .options import COMMANDS, describe, parse, wants_help
 
 _CELL_MAGICS = ("dist", "dist_profile", "local")
@@ -29,6 +31,8 @@ class Extension:
         self.commands = Commands(shell)
         self._displays = Displays()
         self._transformer = make_transformer(lambda: self.commands.is_auto)
+        self._completion = CellCompletion(shell, lambda: self.commands.mesh, self.commands.read_cell)
+        self._help = CellHelp(shell, self.commands.read_cell)
 
     def register(self) -> None:
         """Register the magics, auto mode's transformer, and how our errors look."""
@@ -41,6 +45,8 @@ class Extension:
         self._register(AUTO_MAGIC, "cell", lambda line, cell: self.commands.auto_cell(cell))
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
+        self._completion.install()
+        self._help.install()
         if self._shell.display_formatter is not None:
             self._displays.register(self._shell.display_formatter)
         # IPython prints exception groups whole, frames of ours and all, unless told otherwise.
@@ -49,6 +55,8 @@ class Extension:
     def unregister(self) -> None:
         """Undo `register`, and stop the mesh."""
         self.commands.close()
+        self._completion.remove()
+        self._help.remove()
         if self._shell.display_formatter is not None:
             self._displays.unregister(self._shell.display_formatter)
         self._shell.input_transformers_cleanup.remove(self._transformer)

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
+from ..controller.options import BACKENDS
 from ..errors import MeshUsageError
+from .meanings import Rank, Text
 
 
 def _command(name: str, summary: str, example: str, *params: click.Parameter) -> click.Command:
@@ -15,8 +17,10 @@ def _command(name: str, summary: str, example: str, *params: click.Parameter) ->
     return click.Command(name, params=list(params), help=help_text, add_help_option=False)
 
 
-_RANKS = click.Option(["--ranks"], metavar="SET", help="Ranks, like 0,2-3.")
-_AT = click.Option(["--at"], metavar="COORD", help="A mesh coordinate, like tp=0 or dp=1,tp=0.")
+_RANKS = click.Option(["--ranks"], type=Text("ranks"), metavar="SET", help="Ranks, like 0,2-3.")
+_AT = click.Option(
+    ["--at"], type=Text("coordinate"), metavar="COORD", help="A mesh coordinate, like tp=0 or dp=1,tp=0."
+)
 
 # A magic's options, as `parse` reads them: name -> value.
 Given = dict[str, Any]
@@ -30,7 +34,9 @@ COMMANDS = {
             "  %dist_start 8 --mesh dp=2,tp=4",
             click.Argument(["num_ranks"], type=int, required=False),
             click.Option(["--mesh"], metavar="DIMS", help="Dims of the DeviceMesh, like dp=2,tp=4."),
-            click.Option(["--backend"], metavar="NAME", help="auto, gloo or nccl."),
+            click.Option(
+                ["--backend"], type=Text("words", BACKENDS), metavar="NAME", help="auto, gloo or nccl."
+            ),
             click.Option(["--preload"], metavar="MODULES", help="Import these once for all ranks: a,b,c."),
             click.Option(["--name"], help="A name for `cellmesh ps` and %dist_attach."),
             click.Option(
@@ -80,6 +86,7 @@ COMMANDS = {
             _AT,
             click.Option(
                 ["-o", "--output", "trace"],
+                type=Text("file"),
                 metavar="FILE",
                 help="Write one Chrome trace, for chrome://tracing or Perfetto: a process for each rank.",
             ),
@@ -102,21 +109,21 @@ COMMANDS = {
             "dist_mesh",
             "Give `mesh` on every rank other dims; without dims, show them.",
             "  %dist_mesh dp=2 tp=4",
-            click.Argument(["dims"], nargs=-1),
+            click.Argument(["dims"], nargs=-1, type=Text("dims")),
         ),
         _command(
             "dist_push",
             "Copy values of the notebook to the ranks, under the same names.",
             "  %dist_push batch lr",
-            click.Argument(["names"], nargs=-1, required=True),
+            click.Argument(["names"], nargs=-1, required=True, type=Text("notebook's names")),
             _RANKS,
         ),
         _command(
             "dist_pull",
             "Bring a value from the ranks into the notebook.",
             "  %dist_pull loss --all",
-            click.Argument(["expression"], nargs=-1, required=True),
-            click.Option(["--rank"], type=int, help="Whose; 0 by default."),
+            click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
+            click.Option(["--rank"], type=Rank(), help="Whose; 0 by default."),
             click.Option(["--all"], is_flag=True, help="All ranks' values, as Results (rank -> value)."),
             click.Option(["--as", "target"], metavar="NAME", help="Bind it to this name."),
         ),
@@ -124,7 +131,7 @@ COMMANDS = {
             "dist_inspect",
             "Describe a value on every rank: shape, dtype, placements, statistics, replicas equal or not.",
             "  %dist_inspect model.weight",
-            click.Argument(["expression"], nargs=-1, required=True),
+            click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
             _RANKS,
             click.Option(["--watch"], is_flag=True, help="Look again after each cell."),
             click.Option(
@@ -138,7 +145,7 @@ COMMANDS = {
             "dist_who",
             "Show the ranks' names: types, shapes, sizes, and where they differ between ranks.",
             "  %dist_who",
-            click.Argument(["pattern"], required=False),
+            click.Argument(["pattern"], required=False, type=Text("names")),
             _RANKS,
         ),
         _command(
@@ -158,14 +165,19 @@ COMMANDS = {
                 show_default=True,
                 help="How many of the last cells.",
             ),
-            click.Option(["-o", "--output", "trace"], metavar="FILE", help="Write a Chrome trace as well."),
+            click.Option(
+                ["-o", "--output", "trace"],
+                type=Text("file"),
+                metavar="FILE",
+                help="Write a Chrome trace as well.",
+            ),
             _RANKS,
         ),
         _command(
             "dist_plot",
             "Plot numbers that ranks report with `cellmesh.log(loss=..., step=...)`, also while a cell runs.",
             "  %dist_plot loss",
-            click.Argument(["names"], nargs=-1, required=True),
+            click.Argument(["names"], nargs=-1, required=True, type=Text("numbers")),
             click.Option(["--mean"], is_flag=True, help="The ranks' mean, and a band from least to most."),
             _RANKS,
         ),
@@ -185,7 +197,7 @@ COMMANDS = {
             "dist_logs",
             "Show the end of all that ranks have printed, also what was too much for the notebook.",
             "  %dist_logs 3 --lines 200",
-            click.Argument(["ranks"], required=False),
+            click.Argument(["ranks"], required=False, type=Text("ranks")),
             click.Option(
                 ["--lines"], type=click.IntRange(1), default=50, show_default=True, help="How much."
             ),
@@ -202,7 +214,7 @@ COMMANDS = {
             "  %dist_heal --from 0",
             click.Option(
                 ["--from", "source"],
-                type=int,
+                type=Rank(),
                 metavar="RANK",
                 help="Copy this rank's names to ranks that are new, as far as they can be copied.",
             ),
@@ -211,7 +223,7 @@ COMMANDS = {
             "dist_stacks",
             "Show where every rank is: its Python stack, also while it is blocked.",
             "  %dist_stacks 3",
-            click.Argument(["ranks"], required=False),
+            click.Argument(["ranks"], required=False, type=Text("ranks")),
             click.Option(["--all", "all_threads"], is_flag=True, help="All threads, not only the main one."),
             click.Option(["--native"], is_flag=True, help="C and C++ frames as well (needs py-spy)."),
         ),
@@ -219,16 +231,20 @@ COMMANDS = {
             "dist_check",
             "Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG state.",
             "  %dist_check model",
-            click.Argument(["expression"], nargs=-1),
+            click.Argument(["expression"], nargs=-1, type=Text("expression")),
             _RANKS,
         ),
         _command(
             "dist_sync",
             "Make replicas equal again.",
             "  %dist_sync model --from 0",
-            click.Argument(["expression"], nargs=-1, required=True),
+            click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
             click.Option(
-                ["--from", "source"], type=int, default=0, show_default=True, help="The rank that is right."
+                ["--from", "source"],
+                type=Rank(),
+                default=0,
+                show_default=True,
+                help="The rank that is right.",
             ),
         ),
         _command(
@@ -242,7 +258,7 @@ COMMANDS = {
             "dist_export",
             "Write what ran on the ranks, in its order, as a script for torchrun.",
             "  %dist_export train.py",
-            click.Argument(["path"], metavar="FILE"),
+            click.Argument(["path"], metavar="FILE", type=Text("file")),
             click.Option(["--force"], is_flag=True, help="Overwrite the file."),
             click.Option(
                 ["--locals", "with_locals"],
@@ -254,7 +270,9 @@ COMMANDS = {
             "dist_save",
             "Save names of the ranks as one checkpoint (torch.distributed.checkpoint), whole or not at all.",
             "  %dist_save model optimizer step runs/latest",
-            click.Argument(["names"], nargs=-1, required=True, metavar="NAME... PATH"),
+            click.Argument(
+                ["names"], nargs=-1, required=True, metavar="NAME... PATH", type=Text("names and file")
+            ),
             click.Option(
                 ["--async", "is_async"],
                 is_flag=True,
@@ -265,21 +283,23 @@ COMMANDS = {
             "dist_load",
             "Load a checkpoint into the names it was saved from, in place; on any number of ranks.",
             "  %dist_load model optimizer runs/latest",
-            click.Argument(["names"], nargs=-1, required=True, metavar="[NAME...] PATH"),
+            click.Argument(
+                ["names"], nargs=-1, required=True, metavar="[NAME...] PATH", type=Text("names and file")
+            ),
             _RANKS,
         ),
         _command(
             "dist_debug",
             "Open the debugger where a rank's last exception was raised.",
             "  %dist_debug --ranks 3",
-            click.Argument(["ranks_argument"], required=False, metavar="[RANKS]"),
+            click.Argument(["ranks_argument"], required=False, metavar="[RANKS]", type=Text("ranks")),
             _RANKS,
         ),
         _command(
             "dist_attach",
             "Find a living mesh again, after this kernel or another one has left it.",
             "  %dist_attach",
-            click.Argument(["name"], required=False),
+            click.Argument(["name"], required=False, type=Text("meshes")),
             click.Option(["--steal"], is_flag=True, help="Take it from who holds it."),
         ),
         _command(
@@ -309,12 +329,17 @@ def describe(name: str, cell: bool) -> str:
 _WORD = re.compile(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|['"])+""")
 
 
+def words_of(line: str) -> list[str]:
+    """A magic's line in words, as they stand there."""
+    return _WORD.findall(line)
+
+
 def split(line: str) -> list[str]:
     """Split a magic's line into words; quotes stay, as arguments may be Python expressions.
 
     The value of an option loses the quotes round it.
     """
-    words: list[str] = _WORD.findall(line)
+    words = words_of(line)
     for index, word in enumerate(words):
         option, equals, value = word.partition("=")
         if option.startswith("--") and equals:

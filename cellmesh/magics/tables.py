@@ -75,10 +75,10 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
             str(info.pid or "-"),
             info.device or "-",
             _doing(info, state),
-            _bytes(info.rss_bytes) if info.pid else "-",
+            format_bytes(info.rss_bytes) if info.pid else "-",
         ]
         if has_gpus:
-            row.append(_bytes(state.device_bytes) if state is not None else "-")
+            row.append(format_bytes(state.device_bytes) if state is not None else "-")
         rows.append(row)
     notes = [line for info in infos for line in _last_lines(info)]
     return Table(headers, rows, title, notes)
@@ -119,21 +119,21 @@ def memory_table(
         still = " (runs)" if state.run >= 0 and use.execution_count == state.execution_count else ""
         row = [
             str(info.rank),
-            _bytes(use.rss),
-            _bytes(use.peak_rss),
+            format_bytes(use.rss),
+            format_bytes(use.peak_rss),
             _change(use.cell_rss),
-            _bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
+            format_bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
             f"{sign}{still}",
         ]
         if has_gpus:
-            row += [_bytes(use.allocated), _bytes(use.peak_allocated), _bytes(use.reserved)]
+            row += [format_bytes(use.allocated), format_bytes(use.peak_allocated), format_bytes(use.reserved)]
             row.append(_change(use.cell_allocated))
         rows.append(row)
     return Table(headers, rows, title)
 
 
 def _change(number: int) -> str:
-    return f"{'-' if number < 0 else '+'}{_bytes(abs(number))}"
+    return f"{'-' if number < 0 else '+'}{format_bytes(abs(number))}"
 
 
 def _doing(info: RankInfo, state: RankState | None) -> str:
@@ -221,7 +221,7 @@ def compare_replicas(facts: Mapping[int, Facts]) -> str:
     )
 
 
-def _bytes(number: float) -> str:
+def format_bytes(number: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000 or unit == "GB":
             return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"

@@ -1,10 +1,204 @@
-"""To be written."""
+"""The user's names on a rank, each told in short: nothing is copied, and no code of the user's runs."""
 
 from __future__ import annotations
 
+import os
+import reprlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...wire.facts import Facts
 from ...wire.looks import Named, Names
+from ..inspection import is_dtensor
 from ..shell import RankShell
+from .pieces import digest_of_bytes, digest_of_tensor
+from .resolving import held_by, kind_of
+
+# What a rank puts into its namespace itself; with other values, these are the user's.
+_OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
+_OWN_MODULES = {"torch": "torch", "dist": "torch.distributed"}
+# Values of a tensor are compared between ranks up to this size: it takes well below a millisecond.
+_MAX_DIGEST_BYTES = 1 << 20
+_MAX_ITEMS = 10_000
+_MAX_TEXT = 80
+_PLAIN = (int, float, complex, bool, str, bytes, range, type(None), list, tuple, dict, set, frozenset)
 
 
 def names(shell: RankShell, subject: Names) -> tuple[Named, ...]:
-    raise NotImplementedError
+    """The user's names, in alphabetical order."""
+    found = users_names(shell)
+    chosen = sorted(found, key=str.lower)[: subject.max_names]
+    return tuple(
+        Named(name, describe_shortly(shell.user_ns[name])) for name in chosen if name in shell.user_ns
+    )
+
+
+def users_names(shell: RankShell) -> dict[str, str]:
+    """The names that the user has bound, and what kind each is."""
+    hidden = shell.user_ns_hidden
+    return {
+        name: kind_of(value)
+        for name, value in list(shell.user_ns.items())
+        if not name.startswith("_")
+        and not (name in hidden and hidden[name] is value)
+        and not _is_own(name, value)
+    }
+
+
+def _is_own(name: str, value: Any) -> bool:
+    if name not in _OWN:
+        return False
+    if name in _OWN_MODULES:
+        return value is sys.modules.get(_OWN_MODULES[name])
+    kind = type(value)
+    if name == "device":
+        return kind is torch.device
+    if name == "mesh":
+        return kind.__module__ == "torch.distributed.device_mesh"
+    return kind is int and os.environ.get(name.upper()) == str(value)
+
+
+def describe_shortly(value: Any) -> Facts:
+    """A value's facts that cost little: no statistics, and a digest only of what is small."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if issubclass(kind, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():  # it may be code of the user's
+            return _tensor(name, value)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return Facts(
+            kind=name,
+            shape=tuple(value.shape),
+            local_shape=tuple(value.shape),
+            dtype=str(value.dtype),
+            num_bytes=value.nbytes,
+        )
+    text = _text(value)
+    is_told = "..." not in text and len(text) < _MAX_TEXT and _is_plain(value)
+    digest = digest_of_bytes(text.encode(errors="replace")) if is_told else ""
+    return Facts(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value's text says all that it is."""
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in list(value.items()))
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, tuple(value)))
+    return type(value) in _PLAIN
+
+
+def _tensor(name: str, value: torch.Tensor) -> Facts:
+    local, placements = value, ""
+    if is_dtensor(value):
+        local = value._local_tensor  # `to_local` would make an autograd node
+        placements = ", ".join(map(str, value.placements))
+    is_plain = type(local) in (torch.Tensor, torch.nn.Parameter)
+    local = local.detach() if is_plain else local
+    num_bytes = local.numel() * local.element_size()
+    is_cheap = is_plain and num_bytes <= _MAX_DIGEST_BYTES and local.device.type == "cpu" and not placements
+    return Facts(
+        kind=name,
+        shape=tuple(value.shape),
+        local_shape=tuple(local.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=str(local.device),
+        placements=placements,
+        requires_grad=value.requires_grad,
+        num_bytes=num_bytes,
+        text=_number(local) if is_cheap else "",
+        digest=digest_of_tensor(local) if is_cheap else "",
+    )
+
+
+def _number(local: torch.Tensor) -> str:
+    if local.numel() != 1 or local.is_meta or local.layout != torch.strided:
+        return ""
+    number = local.item()
+    return f"{number:.6g}" if isinstance(number, float) else str(number)
+
+
+def _text(value: Any) -> str:
+    """A short text of values whose text tells something and runs no code of the user's."""
+    kind = type(value)
+    if kind is types.ModuleType:
+        return str(held_by(value).get("__name__", ""))
+    if kind is types.FunctionType:
+        code = value.__code__
+        return f"({', '.join(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])})"
+    if issubclass(kind, type):
+        return f"({', '.join(base.__name__ for base in type.__dict__['__bases__'].__get__(value))})"
+    if issubclass(kind, torch.nn.Module):
+        count = sum(parameter.numel() for parameter in _parameters_in(value))
+        return f"{count:,} parameters"
+    if kind in _PLAIN:
+        text = _Short().repr(value)
+        return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+    if kind in (torch.device, torch.dtype, torch.Size):
+        return str(value)
+    return ""
+
+
+class _Short(reprlib.Repr):
+    """As `reprlib.repr`, but runs no `__repr__` of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _MAX_TEXT
+        self.maxlevel = 3
+
+    def repr1(self, x: Any, level: int) -> str:
+        kind = type(x)
+        if issubclass(kind, torch.Tensor):
+            return f"{kind.__name__}{list(x.shape)}"
+        if kind not in _PLAIN:
+            return f"<{kind.__name__}>"
+        if kind in (list, tuple, dict, set, frozenset) and len(x) > self.maxlist and level < self.maxlevel:
+            return f"<{kind.__name__} of {len(x):,}>"
+        text: str = super().repr1(x, level)
+        return text
+
+
+def _parameters_in(module: Any) -> Iterator[torch.Tensor]:
+    """A module's parameters, each once, as its ``__dict__``s hold them."""
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        held = held_by(waiting.pop())
+        for parameter in list((held.get("_parameters") or {}).values()):
+            if issubclass(type(parameter), torch.Tensor) and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+        children = [child for child in (held.get("_modules") or {}).values() if child is not None]
+        waiting += [child for child in children if id(child) not in seen]
+        seen.update(map(id, children))
+
+
+def _bytes_in(value: Any) -> int:
+    """How much a value's tensors hold on this rank, as far as can be told fast; 0 where that says nothing."""
+    kind = type(value)
+    if issubclass(kind, str | bytes):
+        return len(value)
+    if issubclass(kind, torch.nn.Module):
+        return sum(map(_bytes_of, _parameters_in(value)))
+    if issubclass(kind, torch.optim.Optimizer):
+        state = held_by(value).get("state")
+        states = list(dict.values(state)) if isinstance(state, dict) else []
+        return sum(_bytes_in(each) for each in states)
+    if issubclass(kind, dict):
+        return sum(map(_bytes_of, list(dict.values(value))[:_MAX_ITEMS]))
+    if issubclass(kind, list | tuple):
+        return sum(map(_bytes_of, list(kind.__iter__(value))[:_MAX_ITEMS] if kind in (list, tuple) else ()))
+    return 0
+
+
+def _bytes_of(value: Any) -> int:
+    if not issubclass(type(value), torch.Tensor):
+        return 0
+    with torch._C.DisableTorchFunctionSubclass():
+        local = value._local_tensor if is_dtensor(value) else value
+        return int(local.numel() * local.element_size())

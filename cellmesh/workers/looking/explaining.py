@@ -1,0 +1,63 @@
+"""The help for a name, by a rank's own namespace."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from IPython.core.oinspect import OInfo
+
+from ...wire.looks import Explain
+from ..shell import RankShell
+from .resolving import InstanceOf, Unknown, attribute, find_name, in_classes, is_property, resolve, vars_of
+
+
+def explain(shell: RankShell, subject: Explain) -> str:
+    """The help for a name, as ``name?`` and ``name??`` show it; "" if there is none here."""
+    try:
+        found = _find(subject.name, shell.user_ns)
+    except Unknown:
+        return ""
+    info = OInfo(ismagic=False, isalias=False, found=True, namespace="ranks", parent=None, obj=found)
+    bundle = shell.inspector._get_info(found, subject.name, info=info, detail_level=subject.detail)
+    text = str(bundle["text/plain"])
+    source = _source_of_class(found) if subject.detail else ""
+    return f"{text.rstrip()}\nSource:\n{source}\n" if source else text
+
+
+def _find(name: str, namespace: Mapping[str, Any]) -> Any:
+    """What there is to explain: a property itself, as code would have to tell what it gives."""
+    owner, dot, last = name.rpartition(".")
+    if dot and last.isidentifier():
+        known = resolve(owner, lambda each: find_name(each, namespace))
+        if isinstance(known, InstanceOf) or not issubclass(type(known.value), type | types.ModuleType):
+            kind = known.type if isinstance(known, InstanceOf) else type(known.value)
+            if is_property(kind, last):
+                return in_classes(kind, last)
+        known = attribute(known, last)
+    else:
+        known = resolve(name, lambda each: find_name(each, namespace))
+    return known.type if isinstance(known, InstanceOf) else known.value
+
+
+def _source_of_class(found: Any) -> str:
+    """The source of a class made in a cell, or of an instance's, which `inspect` does not find."""
+    kind = found if issubclass(type(found), type) else type(found)
+    if kind.__module__ != "__main__":
+        return ""
+    functions = [item for item in vars_of(kind).values() if type(item) is types.FunctionType]
+    for function in functions:
+        lines = linecache.getlines(function.__code__.co_filename)
+        try:
+            tree = ast.parse("".join(lines))
+        except SyntaxError:
+            continue
+        for node in (each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)):
+            is_it = node.name == kind.__name__
+            if is_it and node.lineno <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                return "".join(lines[first - 1 : node.end_lineno]).rstrip("\n")
+    return ""
