@@ -19,7 +19,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,8 @@ MAX_OPEN = 10_000
 # Of how many runs it is known which cell began them.
 _MAX_CELLS = 512
 
-# Sends a rank a message of the front end's, for a comm that a cell has made.
-SendLetter = Callable[[int, Letter, Publish], Run[Any]]
+# Sends a rank a message of the front end's.
+SendLetter = Callable[[int, Letter], Run[Any]]
 
 
 @dataclass
@@ -162,6 +162,7 @@ class RankComms:
             data,
             message.get("metadata", {}),
             [memoryview(buffer) for buffer in message.get("buffers", ())],
+            model.cell.publish,
         )
         if kind == "close":
             self._forget(comm_id)
@@ -178,7 +179,13 @@ class RankComms:
         if not has_room and not self._is_full:
             self._is_full = True
             _note(model.cell, f"rank {model.rank} is busy, and its widgets have been told too much meanwhile")
-        self._deliver(model.rank, model.cell.publish)
+        self._deliver(model.rank)
+
+    def hurry(self, ranks: Iterable[int]) -> None:
+        """Other work is about to be sent to these ranks: what waits for them was said before."""
+        for rank in ranks:
+            while rank in self._inboxes and self._deliver(rank, hurries=True):
+                pass
 
     def states(self) -> States:
         """All models, as a front end wants them that asks for all."""
@@ -252,29 +259,28 @@ class RankComms:
             data = {"method": "echo_update", "state": state, "buffer_paths": paths}
             model.comm.publish_msg("comm_msg", data, answers=message)
 
-    def _deliver(self, rank: int, publish: Publish) -> None:
-        """Give a rank the next message, if it has taken in the one before it."""
+    def _deliver(self, rank: int, hurries: bool = False) -> bool:
+        """Give a rank the next message, if it has taken in those before it; whether there was one."""
         with self._lock:
             inbox = self._inboxes[rank]
-            letter = None if inbox.is_busy else inbox.take()
+            letter = None if inbox.num_sent and not hurries else inbox.take()
             if letter is None:
-                return
-            inbox.is_busy = True
-            model = self._models.get(letter.comm)
-        publish = publish if model is None else model.cell.publish
+                return False
+            inbox.num_sent += 1
         try:
-            run = self._send(rank, letter, publish)
+            run = self._send(rank, letter)
         except CellmeshError:  # the rank is dead, or the mesh has ended: both are told elsewhere
             with self._lock:
-                inbox.is_busy = False
+                inbox.num_sent -= 1
                 inbox.drop()
-            return
-        run.on_end(lambda: self._taken_in(rank, publish))
+            return False
+        run.on_end(lambda: self._taken_in(rank))
+        return True
 
-    def _taken_in(self, rank: int, publish: Publish) -> None:
+    def _taken_in(self, rank: int) -> None:
         with self._lock:
-            self._inboxes[rank].is_busy = False
-        self._deliver(rank, publish)
+            self._inboxes[rank].num_sent -= 1
+        self._deliver(rank)
 
 
 _NO = ("no", "n", "false", "off", "0", "0.0")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..wire.framing import Frame, Parcel, encode
 from ..wire.messages import CommKind, FromFrontEnd
+from .sinks import Publish
 
 # So much else waits at most; what comes then is dropped.
 MAX_WAITING = 1000
@@ -27,6 +28,7 @@ class Letter:
         kind: what it is.
         data, metadata: as the front end sent them.
         buffers: likewise.
+        publish: shows what comes of it, in the cell that made the comm.
     """
 
     comm: str
@@ -34,6 +36,7 @@ class Letter:
     data: dict[str, Any]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     buffers: Sequence[Frame] = ()
+    publish: Publish = lambda kind, content: None
 
     @property
     def is_update(self) -> bool:
@@ -46,7 +49,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._letters: list[Letter] = []
-        self.is_busy = False  # the rank has one
+        self.num_sent = 0  # that the rank has not taken in
 
     def __len__(self) -> int:
         return len(self._letters)

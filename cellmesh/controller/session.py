@@ -44,7 +44,7 @@ from .printer import Printer
 from .progress import Progress as Progress
 from .reports import refuse_dead
 from .run import Run
-from .sinks import CellSink, ConsoleSink, Displays, Publish, Sink
+from .sinks import CellSink, ConsoleSink, Displays, Sink
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -183,6 +183,7 @@ class Session:
         is_cell: bool = False,
         execution_count: int = 0,
         fills: bool = False,
+        is_letter: bool = False,
     ) -> Run[Any]:
         """Send work to ranks.
 
@@ -196,12 +197,15 @@ class Session:
             is_cell: see `Run`.
             execution_count: of the cell.
             fills: see `Relay`.
+            is_letter: it is the front end's, to a widget; what is said to widgets comes before other work.
 
         Raises:
             NoMeshError: the mesh has ended.
             RankDied: one of the ranks is dead.
         """
         self._check_usable(ranks)
+        if channel == "work" and not is_letter:
+            self.comms.hurry(ranks)
         run = self.catalog.new_run(ranks, single, printer, title, is_cell)
         work = frames(run.number)
         self.catalog.add(run)
@@ -217,11 +221,17 @@ class Session:
         )
         return run
 
-    def _send_letter(self, rank: int, letter: Letter, publish: Publish) -> Run[Any]:
+    def _send_letter(self, rank: int, letter: Letter) -> Run[Any]:
         """Pass what the front end told a widget on to its rank."""
-        printer = Printer((rank,), CellSink(publish, self.displays))
+        printer = Printer((rank,), CellSink(letter.publish, self.displays))
         run = self.start_run(
-            [rank], False, printer, "a widget's callback", lambda run: encode_letter(run, letter), "work"
+            [rank],
+            False,
+            printer,
+            "a widget's callback",
+            lambda run: encode_letter(run, letter),
+            "work",
+            is_letter=True,
         )
         # A callback that waits for ranks which have nothing to do is to be released.
         self.wait_for(run.number)

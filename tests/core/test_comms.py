@@ -1,0 +1,277 @@
+"""Widgets between ranks and front end: what waits is merged, what is known is kept, what is shown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cellmesh.controller import inbox as inboxes
+from cellmesh.controller import mirror as mirrors
+from cellmesh.controller.fold import Block, Folder, WidgetView
+from cellmesh.controller.inbox import Inbox, Letter
+from cellmesh.controller.mirror import Mirror
+from cellmesh.controller.sinks import CellSink, Displays
+from cellmesh.wire.messages import Display
+from cellmesh.workers import capturing
+from cellmesh.workers.capturing import begin_capture, captured, captured_text, end_capture
+from cellmesh.workers.coalescing import Updates
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def update(comm: str, **state: Any) -> Letter:
+    return Letter(comm, "message", {"method": "update", "state": state, "buffer_paths": []})
+
+
+def click(comm: str) -> Letter:
+    return Letter(comm, "message", {"method": "custom", "content": {"event": "click"}})
+
+
+def drain(inbox: Inbox) -> list[Letter]:
+    letters = []
+    while (letter := inbox.take()) is not None:
+        letters.append(letter)
+    return letters
+
+
+# ---- what the front end says, while a rank is busy
+
+
+def test_of_a_sliders_moves_the_newest_waits() -> None:
+    inbox = Inbox()
+    for value in range(10_000):
+        assert inbox.add(update("a", value=value))
+        assert inbox.add(update("b", value=-value))
+    first, second = drain(inbox)
+    assert (first.comm, first.data["state"]) == ("a", {"value": 9_999})
+    assert (second.comm, second.data["state"]) == ("b", {"value": -9_999})
+
+
+def test_values_of_other_names_are_kept() -> None:
+    inbox = Inbox()
+    for letter in (update("a", x=1, y=1), update("a", y=2), update("a", z=3)):
+        inbox.add(letter)
+    (merged,) = drain(inbox)
+    assert merged.data == {"method": "update", "state": {"x": 1, "y": 2, "z": 3}, "buffer_paths": []}
+
+
+def test_updates_do_not_overtake_a_click() -> None:
+    inbox = Inbox()
+    for letter in (update("a", x=1), click("b"), update("a", x=2), update("a", x=3)):
+        inbox.add(letter)
+    letters = drain(inbox)
+    assert [letter.data.get("state") for letter in letters] == [{"x": 1}, None, {"x": 3}]
+
+
+def test_buffers_are_merged_with_their_paths() -> None:
+    inbox = Inbox()
+    older = {"method": "update", "state": {"n": 1}, "buffer_paths": [["a"], ["b", "c"]]}
+    inbox.add(Letter("m", "message", older, {}, [b"A", b"C"]))
+    newer = {"method": "update", "state": {"b": {}}, "buffer_paths": [["b", "d"]]}
+    inbox.add(Letter("m", "message", newer, {}, [b"D"]))
+    (merged,) = drain(inbox)
+    assert merged.data["state"] == {"n": 1, "b": {}}
+    assert dict(zip(map(tuple, merged.data["buffer_paths"]), merged.buffers, strict=True)) == {
+        ("a",): b"A",
+        ("b", "d"): b"D",
+    }
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inboxes, "MAX_WAITING", 3)
+    inbox = Inbox()
+    assert [inbox.add(click("a")) for _ in range(5)] == [True, True, True, False, False]
+    inbox.drop("a")
+    assert len(inbox) == 0
+
+
+# ---- what is known of a model
+
+
+def test_a_mirror_has_the_newest_of_each_value() -> None:
+    mirror = Mirror({"_model_name": "M", "x": 1, "data": {"shape": [2]}}, [["data", "view"]], [b"old"])
+    mirror.update({"x": 2}, [], [])
+    assert mirror.whole() == (
+        {"_model_name": "M", "x": 2, "data": {"shape": [2]}},
+        [("data", "view")],
+        [b"old"],
+    )
+    mirror.update({"data": {"shape": [3]}}, [["data", "view"]], [b"new"])
+    assert mirror.whole()[1:] == ([("data", "view")], [b"new"])
+    mirror.update({"data": None}, [], [])
+    assert mirror.whole() == ({"_model_name": "M", "x": 2, "data": None}, [], [])
+    assert mirror.entry()["model_name"] == "M"
+
+
+def test_a_value_that_becomes_binary_is_no_longer_json() -> None:
+    mirror = Mirror({"image": ""}, [], [])
+    mirror.update({}, [["image"]], [b"png"])
+    assert mirror.whole() == ({}, [("image",)], [b"png"])
+
+
+def test_a_mirror_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrors, "MAX_BYTES", 10)
+    mirror = Mirror({}, [["a"]], [b"x" * 11])
+    assert not mirror.is_whole
+    assert mirror.whole() == ({}, [], [])
+
+
+# ---- what is shown of several ranks' widgets
+
+
+def view(model_id: str, text: str = "IntSlider(value=0)") -> bytes:
+    return json.dumps({"data": {"text/plain": text, VIEW: {"model_id": model_id}}, "metadata": {}}).encode()
+
+
+class OpenWidgets:
+    """Widgets of which some are known to the front end."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+        self.displayed: list[str] = []
+
+    def is_open(self, model_id: str) -> bool:
+        return model_id in self.known
+
+    def shown(self, model_id: str, publish: Any, display_id: str, text: str) -> None:
+        self.displayed.append(model_id)
+
+
+def show(blocks: list[Any], widgets: OpenWidgets | None) -> list[dict[str, Any]]:
+    published: list[dict[str, Any]] = []
+    sink = CellSink(lambda kind, content: published.append(content["data"]), Displays(widgets=widgets))
+    sink.show(blocks)
+    return published
+
+
+def test_widgets_of_a_class_are_one_item_with_the_lowest_ranks_model() -> None:
+    folder = Folder(range(3))
+    for rank in (2, 0, 1):
+        folder.feed((rank,), Display(1, "display", view(f"m{rank}", f"IntSlider(value={rank})")), 0.0)
+    (block,) = folder.take(0.0)
+    assert isinstance(block, Block)
+    assert block.ranks == (0, 1, 2)
+    assert isinstance(block.item, WidgetView)
+    heading, shown = show([block], OpenWidgets("m0"))
+    assert heading["text/plain"] == "[0] (ranks 1-2 have one, too: `%%dist --ranks 1` shows rank 1's)"
+    assert shown[VIEW] == {"model_id": "m0"}
+
+
+def test_widgets_of_different_classes_are_not_one() -> None:
+    folder = Folder(range(2))
+    folder.feed((0,), Display(1, "result", view("m0")), 0.0)
+    folder.feed((1,), Display(1, "result", view("m1", "Button()")), 0.0)
+    assert [block.ranks for block in folder.take(0.0, everything=True) if isinstance(block, Block)] == [
+        (0,),
+        (1,),
+    ]
+
+
+@pytest.mark.parametrize("widgets", [OpenWidgets("other"), None])
+def test_a_widget_that_the_front_end_does_not_know_is_named(widgets: OpenWidgets | None) -> None:
+    (heading,) = show([Block((2, 3), WidgetView("display", view("m2"), "<b>Slider"))], widgets)
+    assert VIEW not in heading
+    assert heading["text/plain"] == "[2-3] <b>Slider (not shown; `%%dist --ranks 2` shows rank 2's)"
+    assert "&lt;b&gt;Slider" in heading["text/html"]
+
+
+def test_only_what_is_shown_is_kept_for_the_end() -> None:
+    widgets = OpenWidgets("m0")
+    show([Block((0,), WidgetView("display", view("m0"), "A"))], widgets)
+    show([Block((1,), WidgetView("display", view("m1"), "A"))], widgets)
+    assert widgets.displayed == ["m0"]
+
+
+# ---- on a rank
+
+
+def test_updates_are_gathered_and_the_newest_value_is_sent() -> None:
+    sent: list[tuple[str, dict[str, str]]] = []
+    updates = Updates(lambda comm, state: sent.append((comm, dict(state))))
+    values = [1]
+    updates.add("a", {"x": values})
+    values.append(2)
+    for number in range(1000):
+        updates.add("a", {"y": number})
+    updates.add("b", {"x": values})
+    values.append(3)
+    updates.flush()
+    assert sent[0] == ("a", {"x": "[1]"}), "the first is sent at once, as it was"
+    assert len(sent) < 1000
+    assert sent[-2:] == [("a", {"y": "999"}), ("b", {"x": "[1, 2]"})]
+
+
+class Output:
+    """As ipywidgets'."""
+
+    def __init__(self) -> None:
+        self.outputs: tuple[dict[str, Any], ...] = ()
+
+    def text(self) -> str:
+        return "".join(output.get("text", "") for output in self.outputs)
+
+
+def bundle(text: str) -> bytes:
+    return json.dumps({"data": {"text/plain": text}, "metadata": {}}).encode()
+
+
+def test_a_widget_takes_what_its_run_prints_and_displays() -> None:
+    widget = Output()
+    capture = begin_capture(widget, run=4)
+    assert captured_text(4, "stdout", "a")
+    assert captured_text(4, "stdout", "\n")
+    assert not captured_text(5, "stdout", "another run's")
+    assert captured(4, "display", bundle("shown"), "d")
+    assert captured(4, "update", bundle("changed"), "d")
+    assert captured_text(4, "stderr", "b")
+    end_capture(capture)
+    assert not captured_text(4, "stdout", "after")
+    assert [output["output_type"] for output in widget.outputs] == ["stream", "display_data", "stream"]
+    assert widget.text() == "a\nb"
+    assert widget.outputs[1]["data"] == {"text/plain": "changed"}
+
+
+def test_clearing_waits_for_what_comes() -> None:
+    widget = Output()
+    capture = begin_capture(widget, run=4)
+    captured_text(4, "stdout", "old")
+    captured(4, "clear", b"wait", "")
+    assert widget.text() == "old"
+    captured_text(4, "stdout", "new")
+    assert widget.text() == "new"
+    captured(4, "clear", b"", "")
+    assert widget.outputs == ()
+    end_capture(capture)
+
+
+def test_the_innermost_widget_takes_it() -> None:
+    outer, inner = Output(), Output()
+    first = begin_capture(outer, run=4)
+    second = begin_capture(inner, run=4)
+    captured_text(4, "stdout", "in")
+    end_capture(second)
+    captured_text(4, "stdout", "out")
+    end_capture(first)
+    assert (outer.text(), inner.text()) == ("out", "in")
+
+
+def test_a_progress_bar_is_one_line() -> None:
+    widget = Output()
+    capture = begin_capture(widget, run=4)
+    for text in ("\r10%", "\r20%\r", "30%", "\ndone\n"):
+        captured_text(4, "stderr", text)
+    end_capture(capture)
+    assert widget.text() == "30%\ndone\n"
+
+
+def test_a_flood_in_a_widget_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing, "MAX_BYTES", 1000)
+    widget = Output()
+    capture = begin_capture(widget, run=4)
+    for number in range(1000):
+        captured_text(4, "stdout" if number % 2 else "stderr", f"{number}\n" * 10)
+    end_capture(capture)
+    assert len(json.dumps(widget.outputs)) < 1100
+    assert widget.text().endswith("999\n")
