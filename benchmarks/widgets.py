@@ -1,0 +1,96 @@
+"""What it costs to look at a tensor: time to its picture, and bytes over the wire, by its size.
+
+``python -m benchmarks.widgets``: one rank holds float32 tensors of 1 thousand, 16 million and 1 billion
+elements (4 GB: ``--max-elements`` leaves that out). Each is pictured whole (512 x 512 pixels, three
+reductions), then a corner of it, pixel by element, then described (statistics and digest). Beside each stands
+the floor of the same run: one pass over the tensor's memory (``tensor.sum()``) on the rank, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cellmesh as cm
+from benchmarks.machine import describe_machine
+from cellmesh.controller.looking import look
+from cellmesh.wire.looks import AnySubject, Overview, Picture, Reduction
+
+SIDES = (32, 4096, 32768)
+PIXELS = 512
+REDUCTIONS: tuple[Reduction, ...] = ("mean", "absmax", "stride")
+
+
+def _median_ms(action: Callable[[], Any], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def _ask(mesh: cm.Mesh, subject: AnySubject, is_beside: bool = False) -> Any:
+    looked = look(mesh[0], subject, is_beside=is_beside)
+    if looked.refusals:
+        raise RuntimeError(str(looked.refusals[0]))
+    return looked.answers[0]
+
+
+def _picture(side: int, region: int, reduction: Reduction) -> Picture:
+    size = min(PIXELS, region)
+    return Picture("x", "", (), (0, 1), (0, region), (0, region), size, size, reduction)
+
+
+def _measure(mesh: cm.Mesh, side: int, rounds: int) -> None:
+    mesh.cell(f"x = torch.randn({min(side, 4096)}, {side}).repeat({max(1, side // 4096)}, 1)")
+    floor_ms = mesh[0].pull(f"time_sum({rounds})") * 1e3
+    print(f"\n## {side} x {side}: {side * side:,} elements; one pass over them: {floor_ms:.2f} ms\n")
+    print("| what | ms | of one pass | bytes |")
+    print("|---|---|---|---|")
+    views = [(f"whole, {reduction}", _picture(side, side, reduction)) for reduction in REDUCTIONS]
+    views.append(("a corner, exact", _picture(side, min(side, PIXELS), "mean")))
+    subjects: list[tuple[str, AnySubject]] = [*views, ("described", Overview("x"))]
+    for name, subject in subjects:
+        num_bytes = len(pickle.dumps(_ask(mesh, subject), 5))
+        took_ms = _median_ms(lambda subject=subject: _ask(mesh, subject), rounds)
+        print(f"| {name} | {took_ms:.1f} | {took_ms / floor_ms:.2f} | {num_bytes:,} |", flush=True)
+    run = mesh.submit_cell("import time\nstop = False\nwhile not stop: time.sleep(0.001)")
+    took_ms = _median_ms(lambda: _ask(mesh, views[0][1], is_beside=True), rounds)
+    print(f"| whole, mean, while a cell runs | {took_ms:.1f} | {took_ms / floor_ms:.2f} | |")
+    run.interrupt()
+    run.wait()
+
+
+_FLOOR = """
+import statistics, time
+def time_sum(rounds):
+    times = []
+    for _ in range(max(3, rounds)):
+        start = time.perf_counter()
+        x.sum()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+"""
+
+
+def main() -> None:
+    """Measure, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--max-elements", type=float, default=2e9)
+    options = parser.parse_args()
+    print(", ".join(describe_machine().values()))
+    with cm.start(1) as mesh:
+        mesh.cell(_FLOOR)
+        for side in SIDES:
+            if side * side <= options.max_elements:
+                _measure(mesh, side, options.rounds if side <= 4096 else 3)
+
+
+if __name__ == "__main__":
+    main()
