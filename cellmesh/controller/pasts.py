@@ -195,9 +195,9 @@ def _notes(
         return
     new = [rank for rank in pasts if late[rank] > cells[0].begin_ns]
     if new:
+        before = [cell.title for cell in cells if cell.begin_ns < max(late[rank] for rank in new)]
         yield (
-            f"{describe_ranks(new)} began after {cells[0].title}: what the process did that was there before "
-            "is gone with it"
+            f"{describe_ranks(new)} replaced another after {before[-1]}: what that one did is gone with it"
         )
     if num_left_out:
         yield f"{num_left_out:,} older operations of these cells are not shown: ranks keep their last ones"

@@ -37,7 +37,7 @@ class Spans:
         self._since_s = time.monotonic()
         self._run = _NO_RUN
         self._cells: collections.deque[_Cell] = collections.deque(maxlen=MAX_CELLS)
-        self._num_begun = 0
+        self._num_begun = self._num_done = 0
         self._what: list[What | None] = []
         self._sequence, self._peer, self._runs = array("q"), array("i"), array("q")
         self._begin, self._end, self._wait = array("d"), array("d"), array("d")
@@ -71,7 +71,7 @@ class Spans:
         slot = number % CAPACITY
         if slot == len(self._begin) and number < CAPACITY:
             self._grow()
-        # First of all: who reads meanwhile takes an operation for overwritten whose numbers are mixed.
+        # First of all, and `_num_done` last: who reads meanwhile leaves out an operation of mixed numbers.
         self._num_begun = number + 1
         self._what[slot] = what
         self._sequence[slot] = sequence
@@ -80,6 +80,7 @@ class Spans:
         self._begin[slot] = at_s
         self._end[slot] = _NAN
         self._wait[slot] = at_s if is_waited_for else _NAN
+        self._num_done = number + 1
         return number
 
     def wait(self, number: int) -> None:
@@ -125,33 +126,29 @@ class Spans:
         """The last cells and their operations."""
         now_s = time.monotonic()
         cells = [cell.span() for cell in self._copy_cells()[-subject.num_cells :]]
-        begun = self._num_begun
-        first = max(0, begun - CAPACITY)
-        slots = [number % CAPACITY for number in range(first, begun)]
+        done = self._num_done
+        first = max(0, done - CAPACITY)
+        oldest = done % CAPACITY if first else 0
         since_s = cells[0].begin_s if cells else now_s
-        # One after the other as they lie; what a writer meanwhile puts there is cut off below.
+
+        def in_order(column: Any) -> Any:
+            return column[oldest:] + column[:oldest] if first else column[:done]
+
+        whats = in_order(self._what)
         columns = [
-            [column[slot] for slot in slots]
-            for column in (
-                self._sequence,
-                self._peer,
-                self._runs,
-                self._begin,
-                self._end,
-                self._wait,
-            )
+            in_order(column)
+            for column in (self._sequence, self._peer, self._runs, self._begin, self._end, self._wait)
         ]
-        whats = [self._what[slot] for slot in slots]
-        overwritten = max(0, self._num_begun - CAPACITY - first)
+        overwritten = max(0, self._num_begun - CAPACITY - first)  # while they were copied
         runs = {cell.run for cell in cells}
         begins = columns[3]
         chosen = [
             index
-            for index in range(overwritten, len(slots))
-            if begins[index] >= since_s and columns[2][index] in runs and whats[index] is not None
+            for index in range(overwritten, len(whats))
+            if begins[index] >= since_s and columns[2][index] in runs
         ]
-        # The ring may have begun after the cells did: what is lost is not counted one by one.
-        is_cut = first + overwritten > 0 and bool(begins) and begins[overwritten] > since_s
+        # The ring may begin later than the cells; what is lost of them is not counted one by one.
+        is_cut = first + overwritten > 0 and (overwritten >= len(whats) or begins[overwritten] > since_s)
         num_lost = first + overwritten if is_cut else 0
         num_left_out = max(0, len(chosen) - subject.max_operations)
         chosen = chosen[num_left_out:]
