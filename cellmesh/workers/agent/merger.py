@@ -16,6 +16,7 @@ from ...wire.messages import Bar, Done, Failed, FromRank, Ranked
 HOLD_S = 0.005
 # How long a bar waits that is known to the controller and goes on.
 HOLD_BARS_S = 0.1
+_MAX_OPEN_BARS = 10_000
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Merger:
         if self._oldest is None:
             self._oldest = now
         if kind is Done or kind is Failed:
+            self._let_bars_go(rank, verb.run)
             self._urgent |= kind is Failed
             self._count_down(verb.run, 1)
         if not buffers:
@@ -100,12 +102,20 @@ class Merger:
             self._waiting_bars.pop(key, None)
             return False
         if key not in self._open_bars:
+            if len(self._open_bars) >= _MAX_OPEN_BARS:  # of ranks that have died, most of them
+                self._open_bars.clear()
             self._open_bars.add(key)
             return False
         self._waiting_bars[key] = bar
         if self._bars_due is None:
             self._bars_due = now + HOLD_BARS_S
         return True
+
+    def _let_bars_go(self, rank: int, run: int) -> None:
+        """A rank ends a run: how far its bars have come goes before."""
+        for key in [key for key in self._waiting_bars if key[:2] == (rank, run)]:
+            self._last_of_rank[rank] = len(self._slots)
+            self._slots.append(_Slot(self._waiting_bars.pop(key), [rank], ()))
 
     def _count_down(self, run: int, by: int) -> None:
         left = self._expected.get(run)

@@ -233,7 +233,7 @@ class Spool:
     # ---- inside
 
     def _note_bar(self, parcel: Parcel[Any]) -> None:
-        """A controller has taken in how far a bar is; another one will want to know, as long as it goes on."""
+        """A controller knows how far a bar is; as long as it goes on, another one will want to know."""
         bar: Bar = parcel.verb.verb
         flight = self._flights.get(bar.run)
         if flight is None:
