@@ -17,19 +17,9 @@ from ...wire.looks import Complete, Completions
 from ..shell import RankShell
 from .cell_names import names_in
 from .cursor import Spot, find_spot
+from .members import keys, kind_of, members, parameters
 from .names import users_names
-from .resolving import (
-    Known,
-    Lookup,
-    Unknown,
-    Value,
-    held_by,
-    keys,
-    kind_of,
-    members,
-    parameters,
-    resolve,
-)
+from .resolving import Known, Lookup, Unknown, Value, held_by, resolve
 
 _MAX_TEXTS = 5000
 _MAX_KEY = 200

@@ -125,11 +125,11 @@ def _in_string(text: str, pieces: Sequence[Piece]) -> Spot:
 
 def _in_import(pieces: Sequence[Piece], begin: int, typed: str) -> Spot | None:
     """The cursor is in an import statement."""
-    start = len(pieces)
-    depth = 0
-    while start and not (depth <= 0 and pieces[start - 1].text in ("\n", ";", ":")):
-        start -= 1
-        depth += (pieces[start].text == ")") - (pieces[start].text == "(")
+    start = depth = 0
+    for at, piece in enumerate(pieces):
+        depth = max(0, depth + (piece.text in _OPENING.values()) - (piece.text in _OPENING))
+        if depth == 0 and piece.text in ("\n", ";", ":"):
+            start = at + 1
     words = [piece.text for piece in pieces[start:] if piece.kind != "newline"]
     if not words or words[0] not in ("import", "from"):
         return None
@@ -138,6 +138,8 @@ def _in_import(pieces: Sequence[Piece], begin: int, typed: str) -> Spot | None:
         return Spot(
             "member" if words[-1] != "as" and not module.startswith(".") else "nothing", begin, typed, module
         )
+    if words[-1] == "as":
+        return Spot("nothing", begin, typed)
     path = []
     for word in reversed(words):
         if not (word == "." or word.isidentifier()) or word in ("import", "from"):

@@ -15,8 +15,9 @@ from ...wire.facts import Facts
 from ...wire.looks import Named, Names
 from ..inspection import is_dtensor
 from ..shell import RankShell
+from .members import kind_of
 from .pieces import digest_of_bytes, digest_of_tensor
-from .resolving import held_by, kind_of
+from .resolving import held_by
 
 # What a rank puts into its namespace itself; with other values, these are the user's.
 _OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")

@@ -51,13 +51,9 @@ _OF_TENSORS: Mapping[str, type] = {
 }  # fmt: skip
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 # Where torch's wrappers (compile, FSDP, checkpointing) keep the module that lends them its attributes.
-_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _RETURNS_TENSOR = re.compile(r"->\s*Tensor\b")
-_C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
-_ROUTINES = (
-    *_C_FUNCTIONS, types.FunctionType, types.MethodType, types.WrapperDescriptorType, types.MethodWrapperType,
-    staticmethod, classmethod, type(functools.lru_cache(int)),
-)  # fmt: skip
+C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 _SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
 _MAX_DEPTH = 50
 
@@ -151,7 +147,7 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
             if isinstance(held.get(part), dict):
                 yield held[part]
         modules = held.get("_modules") or {}
-        for wrapped in _WRAPPED:
+        for wrapped in WRAPPED:
             if wrapped in modules:
                 yield from boxes(modules[wrapped])
     elif issubclass(kind, dict) and kind is not dict and _has(kind, "__getattr__"):
@@ -215,7 +211,7 @@ def _plain(found: Any, instance: Any) -> Known:
             return Value(kind.__get__(found, instance, type(instance)))
         except AttributeError as e:  # a slot that is empty
             raise Unknown from e
-    if kind in (types.FunctionType, *_C_FUNCTIONS) or not _has(kind, "__get__"):
+    if kind in (types.FunctionType, *C_FUNCTIONS) or not _has(kind, "__get__"):
         return Value(found)
     raise Unknown
 
@@ -274,7 +270,7 @@ def _returned(function: Known) -> Known:
         return InstanceOf(value)
     if issubclass(kind, torch.nn.Module):
         return _annotated(in_classes(kind, "forward"))
-    if kind in _C_FUNCTIONS and _RETURNS_TENSOR.search((value.__doc__ or "")[:2000]):
+    if kind in C_FUNCTIONS and _RETURNS_TENSOR.search((value.__doc__ or "")[:2000]):
         return InstanceOf(torch.Tensor)
     return _annotated(value)
 
@@ -295,8 +291,13 @@ def annotated(annotation: Any, namespace: Mapping[str, Any]) -> InstanceOf:
         Unknown: it names none.
     """
     if isinstance(annotation, str):
-        first = annotation.split("|")[0].strip()
-        known = resolve(first, lambda name: find_name(name, namespace))
+        try:
+            node = ast.parse(annotation.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError) as e:
+            raise Unknown from e
+        while isinstance(node, ast.BinOp | ast.Subscript):  # int | None, list[int]
+            node = node.left if isinstance(node, ast.BinOp) else node.value
+        known = resolve(node, lambda name: find_name(name, namespace))
         annotation = known.value if isinstance(known, Value) else None
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         annotation = typing.get_args(annotation)[0]
@@ -316,99 +317,3 @@ def find_name(name: str, namespace: Mapping[str, Any]) -> Known:
         if name in place:
             return Value(place[name])
     raise Unknown
-
-
-# ---------------------------------------------------------------- what there is
-
-
-def members(owner: Known) -> dict[str, str]:
-    """The attributes of something, and what kind each is."""
-    found: dict[str, str] = {}
-    value = owner.value if isinstance(owner, Value) else None
-    kind: type
-    if isinstance(owner, InstanceOf):
-        kind = owner.type
-    elif issubclass(type(value), types.ModuleType):
-        return {name: kind_of(item) for name, item in list(held_by(value).items())}
-    else:
-        kind = value if isinstance(value, type) and issubclass(type(value), type) else type(value)
-        if kind is not value:
-            for box in boxes(value):
-                found.update((name, kind_of(item)) for name, item in list(box.items()) if type(name) is str)
-    for each in classes_of(kind):
-        if value is None:  # what its instances will have
-            found.update(dict.fromkeys(_annotations_of(each), "instance"))
-        for name, item in list(vars_of(each).items()):
-            found.setdefault(name, kind_of(item))
-    modules = held_by(value).get("_modules") if value is not None else None
-    if isinstance(modules, dict):
-        for wrapped in _WRAPPED:
-            if wrapped in modules:
-                found = {**members(Value(modules[wrapped])), **found}
-    return found
-
-
-def _annotations_of(kind: type) -> list[str]:
-    annotations = vars_of(kind).get("__annotations__", {})
-    return list(annotations) if type(annotations) is dict else []
-
-
-def keys(owner: Known) -> list[str | int]:
-    """The keys of something, in its order: texts and numbers only."""
-    if isinstance(owner, InstanceOf):
-        return []
-    value = owner.value
-    kind = type(value)
-    found: list[Any] = []
-    if issubclass(kind, dict):
-        found = list(dict.keys(value))
-    elif issubclass(kind, torch.nn.ModuleDict):
-        found = list(held_by(value)["_modules"])
-    elif issubclass(kind, torch.nn.ParameterDict):
-        found = list(held_by(value).get("_keys", ()))
-    elif kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
-        found = list(value.columns)
-    elif kind.__module__ == "numpy" and kind.__name__ in ("ndarray", "recarray"):
-        found = list(value.dtype.names or ())
-    elif kind.__module__.endswith("distributed.device_mesh") and kind.__name__ == "DeviceMesh":
-        found = list(value.mesh_dim_names or ())
-    return [key for key in found if type(key) in (str, int)]
-
-
-def parameters(function: Known) -> list[str]:
-    """The names of the arguments that a call takes."""
-    value: Any = function.value if isinstance(function, Value) else None
-    kind = type(value)
-    try:
-        if issubclass(kind, type):
-            value = in_classes(value, "__init__")
-        elif issubclass(kind, torch.nn.Module):
-            value = in_classes(kind, "forward")
-    except Unknown:
-        return []
-    for _ in range(_MAX_DEPTH):
-        if type(value) is types.MethodType:
-            value = value.__func__
-        wrapped = held_by(value).get("__wrapped__")
-        if wrapped is None:
-            break
-        value = wrapped
-    if type(value) is not types.FunctionType:
-        return []
-    code = value.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return [name for name in names[code.co_posonlyargcount :] if name not in ("self", "cls")]
-
-
-def kind_of(value: Any) -> str:
-    """What something is, in the words of front ends."""
-    kind = type(value)
-    if issubclass(kind, type):
-        return "class"
-    if kind is property or kind is functools.cached_property:
-        return "property"
-    if issubclass(kind, types.ModuleType):
-        return "module"
-    if kind in _ROUTINES:
-        return "function"
-    return "instance"
