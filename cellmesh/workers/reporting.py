@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ..errors import MeshUsageError
 from ..wire.framing import Parcel
 from ..wire.messages import Logged
@@ -106,6 +108,8 @@ def number_of(name: str, value: Any) -> float:
     """
     if is_dtensor(value):
         value = value.to_local()  # no collective: ranks may log alone
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
     try:
         return float(value)
     except Exception as error:

@@ -37,8 +37,9 @@ def report(*points: tuple[float | None, dict[str, object]]) -> list[Logged]:
 
 def test_numbers_and_tensors_of_one_element_are_logged() -> None:
     values = {"a": 1, "b": torch.tensor([2.5]), "c": True, "d": torch.tensor(3, dtype=torch.bfloat16)}
+    values["e"] = torch.tensor(4.0, requires_grad=True)
     (verb,) = report((4, values))
-    assert verb == Logged(7, ("a", "b", "c", "d"), (4.0,), ((1.0,), (2.5,), (1.0,), (3.0,)))
+    assert verb == Logged(7, ("a", "b", "c", "d", "e"), (4.0,), ((1.0,), (2.5,), (1.0,), (3.0,), (4.0,)))
 
 
 @pytest.mark.parametrize("value", ["x", None, torch.zeros(2), torch.tensor(1j), [1.0]])
