@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..controller.comparing import Comparison, compare
 from ..controller.reports import describe_state
 from ..wire.facts import Facts
 from ..wire.messages import RankInfo, RankState
-from ..wire.ranks import format_ranks
+from ..wire.ranks import describe_ranks, format_ranks
 
 _CELL = "padding:2px 10px 2px 0;text-align:left;font-family:monospace;white-space:pre;vertical-align:top"
 # How much of a dead rank's last words is shown: they are in its log.
@@ -146,79 +148,73 @@ def _doing(info: RankInfo, state: RankState | None) -> str:
     return f"{cell}{describe_state(state)}{new}"
 
 
-def facts_table(expression: str, facts: Mapping[int, Facts]) -> Table:
-    """What ``%dist_inspect`` shows: a row for each group of ranks that are alike.
+def facts_table(expression: str, facts: Mapping[int, Facts], comparison: Comparison | None = None) -> Table:
+    """What ``%dist_inspect`` shows of one value: a row for each group of ranks that are alike.
 
     Args:
         expression: what was inspected.
         facts: rank -> its view.
+        comparison: whether replicas are equal; None to go by their digests.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
-    tensors = any(fact.shape is not None for fact in facts.values())
+    tensors = any(fact.shape is not None or fact.dtype for fact in facts.values())
+    notes: dict[str, list[int]] = {}
     for rank, fact in facts.items():
         groups.setdefault(_tensor_row(fact) if tensors else (fact.kind, fact.text), []).append(rank)
-    headers, rows = _without_empty(
+        if fact.note:
+            notes.setdefault(fact.note, []).append(rank)
+    headers, rows = without_empty(
         ("ranks", *(_TENSOR_HEADERS if tensors else ("type", "value"))),
         [(format_ranks(ranks), *row) for row, ranks in groups.items()],
     )
-    return Table(headers, rows, f"{expression}: {compare_replicas(facts)}")
+    return Table(
+        headers,
+        rows,
+        f"{expression}: {compare(facts) if comparison is None else comparison}",
+        [f"{describe_ranks(ranks)}: {note}" for note, ranks in notes.items()],
+    )
 
 
 _TENSOR_HEADERS = (
-    "type", "shape", "here", "dtype", "device", "placements",
-    "min", "max", "mean", "std", "norm", "NaN", "Inf",
+    "type", "shape", "here", "at", "strides", "dtype", "device", "placements", "grad", "memory",
+    "min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros",
 )  # fmt: skip
 
 
 def _tensor_row(fact: Facts) -> tuple[str, ...]:
-    if fact.shape is None:
+    if fact.shape is None and not fact.dtype:
         return (fact.kind, fact.text, *[""] * (len(_TENSOR_HEADERS) - 2))
     numbers = (fact.min, fact.max, fact.mean, fact.std, fact.norm)
+    is_part = fact.local_shape != fact.shape
     return (
         fact.kind.rpartition(".")[2],
-        str(tuple(fact.shape)),
-        "" if fact.local_shape == fact.shape else str(tuple(fact.local_shape or ())),
+        "" if fact.shape is None else str(tuple(fact.shape)),
+        str(tuple(fact.local_shape or ())) if is_part else "",
+        str(fact.offset) if is_part and fact.offset else "",
+        "" if fact.strides in (None, _usual_strides(fact.local_shape or ())) else str(fact.strides),
         fact.dtype,
         fact.device,
         fact.placements,
+        "yes" if fact.requires_grad else "",
+        format_bytes(fact.num_bytes),
         *("" if number is None else f"{number:.4g}" for number in numbers),
         str(fact.num_nan),
         str(fact.num_inf),
+        str(fact.num_zeros),
     )
 
 
-def _without_empty(
+def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of this shape that lies in memory without gaps, in row-major order."""
+    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def without_empty(
     headers: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[Sequence[str], list[list[str]]]:
-    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
+    """A table without the columns that are empty and have a name."""
+    keep = [i for i, header in enumerate(headers) if not header or any(row[i] for row in rows)]
     return [headers[i] for i in keep], [[row[i] for i in keep] for row in rows]
-
-
-def compare_replicas(facts: Mapping[int, Facts]) -> str:
-    """Whether ranks that should hold the same values do, bit for bit, in words.
-
-    Args:
-        facts: rank -> its view.
-    """
-    if len(facts) == 1:
-        return "one rank"
-    shards: dict[tuple[int, ...], dict[str, list[int]]] = {}
-    for rank, fact in facts.items():
-        shards.setdefault(fact.shard, {}).setdefault(fact.digest, []).append(rank)
-    odd = [
-        " ≠ ".join(format_ranks(ranks) for ranks in digests.values())
-        for digests in shards.values()
-        if len(digests) > 1
-    ]
-    if not all(fact.digest for fact in facts.values()):
-        return "not compared: not all of it can be read"
-    if odd:
-        return "replicas differ: ranks " + "; ".join(odd)
-    if all(len(ranks) == 1 for digests in shards.values() for ranks in digests.values()):
-        return "sharded: every rank holds a part of its own"
-    return (
-        "replicas are equal, bit for bit" if len(shards) == 1 else "sharded; replicas are equal, bit for bit"
-    )
 
 
 def format_bytes(number: float) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cellmesh.magics.tables import Table, compare_replicas, facts_table, status_table
+from cellmesh.controller.comparing import compare
+from cellmesh.magics.tables import Table, facts_table, status_table
 from cellmesh.wire.facts import Facts
 from cellmesh.wire.messages import RankInfo, RankState
 
@@ -193,9 +194,9 @@ def facts_with(*pairs: tuple[tuple[int, ...], str]) -> dict[int, Facts]:
     ids=["one", "equal", "differ", "sharded", "sharded alike", "hybrid", "hybrid differs"],
 )
 def test_replicas_are_compared_in_words(facts: dict[int, Facts], words: str) -> None:
-    assert compare_replicas(facts) == words
+    assert str(compare(facts)) == words
 
 
 def test_what_has_no_digest_is_not_called_equal() -> None:
     # A meta or sparse tensor has values that were not looked at.
-    assert "equal" not in compare_replicas(facts_with(((), ""), ((), "")))
+    assert "equal" not in str(compare(facts_with(((), ""), ((), ""))))

@@ -117,7 +117,7 @@ class _Walk:
             for position, parameter in enumerate(group["params"]):
                 # Optimizers made of `named_parameters()` know what they are called.
                 called = known[position] if position < len(known) else f"params[{position}]"
-                names[id(parameter)] = f"{called}" if known else f"{index}.{position}"
+                names[id(parameter)] = called if known else str(len(names))  # as in a state_dict
                 if self._is_new(parameter):
                     yield f"{at}.{called}", parameter
         for parameter, state in list(optimizer.state.items()):
