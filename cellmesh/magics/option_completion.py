@@ -135,9 +135,10 @@ def _values(param: click.Parameter, typed: str, sources: Sources) -> Choices | N
         case "names":
             return Choices(*_tuple(sources.on_ranks(typed, True)))
         case "names and file":
-            found = Choices(*_tuple(sources.on_ranks(typed, True)))
             files = _files(typed)
-            return Choices(typed, (*found.texts, *files.texts)) if found.typed == typed else files
+            if files.typed != typed:  # in a folder, or in quotes
+                return files
+            return Choices(typed, (*sources.on_ranks(typed, True)[1], *files.texts))
         case "notebook's names":
             return _starting(typed, sources.in_notebook())
         case "meshes":

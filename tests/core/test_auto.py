@@ -1,4 +1,4 @@
-"""Auto mode: which cells go to the ranks."""
+"""Which cells go to the ranks, by their magic or in auto mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.magics.auto import AUTO_MAGIC, magics_inside, make_transformer, stays_here
+from cellmesh.magics.auto import (
+    AUTO_MAGIC,
+    CellForRanks,
+    magics_inside,
+    make_transformer,
+    read_cell,
+    read_help,
+    stays_here,
+)
 
 
 def lines_of(source: str) -> list[str]:
@@ -24,6 +32,10 @@ GOES = {
     "a text that asks": "print('ready?')\n",
     "a name like ours": "%distance\n",
     "code before one of our magics": "x = 1\n%dist_push x\n",
+    "help": "x?\n",
+    "help before": "?x\n",
+    "more help": "x.y[0].z??\n",
+    "help after a comment": "# what is it?\nx?\n",
 }
 STAYS = {
     "nothing": "",
@@ -37,9 +49,8 @@ STAYS = {
     "extensions": "%load_ext cellmesh\n",
     "extensions again": "%reload_ext autoreload\n",
     "extensions no more": "%unload_ext cellmesh\n",
-    "help": "x?\n",
-    "help before": "?x\n",
-    "more help": "x??\n",
+    "a search": "x*?\n",
+    "help for a magic before": "?%timeit\n",
     "help for a magic": "%timeit?\n",
 }
 
@@ -81,3 +92,62 @@ def test_our_magics_among_code_are_found() -> None:
     source = "x = 1\n%dist_push x\n  %dist_status now\n# %dist_stop\ny = '%dist_heal'\n%time y\n"
     assert magics_inside(source) == ["%dist_push", "%dist_status"]
     assert magics_inside("") == []
+
+
+# ---- cells as the ranks get them
+
+
+@pytest.mark.parametrize(
+    ("code", "cell"),
+    [
+        ("%%dist\nx = 1", CellForRanks("x = 1", 7, "dist", "")),
+        ("%%dist --ranks 0 \nx\ny", CellForRanks("x\ny", 18, "dist", "--ranks 0")),
+        ("\n\n%%dist_profile\nx", CellForRanks("x", 17, "dist_profile", "")),
+        ("%%dist\n", CellForRanks("", 7, "dist", "")),
+    ],
+)
+@pytest.mark.parametrize("is_auto", [True, False])
+def test_a_cells_source_and_where_it_begins(code: str, cell: CellForRanks, is_auto: bool) -> None:
+    assert read_cell(code, is_auto) == cell
+    assert code[cell.begin :] == cell.source
+
+
+@pytest.mark.parametrize(
+    "code", ["%%dist", "%%local\nx", "x = '%%dist'\ny", "%dist_status\n", ""]
+)
+@pytest.mark.parametrize("is_auto", [True, False])
+def test_cells_of_the_notebooks_own(code: str, is_auto: bool) -> None:
+    assert read_cell(code, is_auto and not code.startswith("x")) is None
+
+
+def test_a_magic_with_a_longer_name_is_none_of_ours() -> None:
+    assert read_cell("%%distance\nx", is_auto=False) is None
+
+
+def test_in_auto_mode_a_plain_cell_is_the_ranks() -> None:
+    assert read_cell("x = 1", is_auto=True) == CellForRanks("x = 1")
+    assert read_cell("x = 1", is_auto=False) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "asked"),
+    [
+        ("x?", ("x", 0)),
+        ("x??", ("x", 1)),
+        ("?x", ("x", 0)),
+        (" ?? x ", ("x", 1)),
+        ("model.layers[0].forward?\n", ("model.layers[0].forward", 0)),
+        ("d['a'].b?", ("d['a'].b", 0)),
+        ("# which?\nx?", ("x", 0)),
+        ("x", None),
+        ("?", None),
+        ("?x?", None),
+        ("x*?", None),
+        ("%time?", None),
+        ("x = 1\nx?", None),
+        ("f(x)?", None),
+        ("", None),
+    ],
+)
+def test_help_that_is_asked_for(source: str, asked: tuple[str, int] | None) -> None:
+    assert read_help(source) == asked

@@ -73,7 +73,7 @@ def wrapped(*args: Any, **kwargs: Any) -> Any:
     never()
 
 
-Point = collections.namedtuple("Point", "east north")  # noqa: PYI024
+Point = collections.namedtuple("Point", "east north")
 
 
 @pytest.fixture(scope="module")
