@@ -110,7 +110,7 @@ def test_the_straggler_and_what_others_waited_for(notebook: Notebook) -> None:
     expect(tip).to_contain_text("of it for rank 1")
     expect(tip).to_contain_text("rank 0, group 0 (all ranks), In[4]")
     expect(hover(notebook, root, 1, middle)).to_contain_text("compute, ")
-    notebook.picture("timeline-light", 3, 3)
+    notebook.picture("timeline-light", 4, 4)
 
     with notebook.page.expect_download() as waited:
         root.get_by_role("button", name="download it as a Chrome trace").click()
@@ -124,7 +124,7 @@ def test_the_straggler_and_what_others_waited_for(notebook: Notebook) -> None:
         assert {"In[3]", "In[4]", "compute"} <= {event["name"] for event in ours}
 
     notebook.set_theme("JupyterLab Dark")
-    notebook.picture("timeline-dark", 3, 3)
+    notebook.picture("timeline-dark", 4, 4)
 
 
 def test_it_is_zoomed_moved_and_highlighted(notebook: Notebook) -> None:
@@ -217,6 +217,10 @@ def test_64_ranks_and_a_narrow_page(browser: Browser, server: Server, theme: str
         root = root_of(cell)
         expect(root.locator(".cm-label")).to_have_count(64)
         expect(root).to_have_attribute("data-straggler", "37")
+        expect(root.locator('.cm-label[data-rank="37"]')).to_be_in_viewport()
+        _, end = range_of(root)
+        expect(hover(notebook, root, 37, 0.75e3)).to_contain_text("came last")
+        assert end == pytest.approx(80_000)
         notebook.picture(f"timeline-64-{kind}", 0, 0)
         notebook.page.set_viewport_size({"width": 700, "height": 900})
         expect(root.locator(".cm-frame")).to_be_visible()

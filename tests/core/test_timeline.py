@@ -1,9 +1,11 @@
-"""The picture of a profile, as SVG and as text, and its tables."""
+"""The pictures of a profile and of the last cells, as SVG and as text, and their tables."""
 
 from __future__ import annotations
 
 import base64
+import json
 import xml.etree.ElementTree as ET
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellmesh.controller.history import Cell, History, Operation
 from cellmesh.controller.profiling import MAX_TRACE_BYTES, Profile
 from cellmesh.magics.profiles import ProfileView
 from cellmesh.magics.tables import memory_table
@@ -24,7 +27,9 @@ from cellmesh.magics.timeline import (
     format_time,
     ticks,
     timeline_of,
+    timeline_of_history,
 )
+from cellmesh.magics.widgets.timeline import cell_table, pack, rank_table, static_of
 from cellmesh.wire.messages import MemoryUse, RankInfo, RankState
 from cellmesh.wire.profile import Collective, OperatorTime, RankProfile
 
@@ -213,3 +218,94 @@ def test_gpus_have_columns_of_their_own() -> None:
     table = memory_table("", [RankInfo(0, 10, "node", "idle", "cuda:0")], states, has_gpus=True)
     assert list(table.rows[0])[-4:] == ["5.0 MB", "6.0 MB", "8.0 MB", "+0 B"]
     assert list(table.headers)[-4:] == ["GPU allocated", "GPU peak", "GPU reserved", "last cell"]
+
+
+# ---- the last cells
+
+
+def history_of(num_ranks: int) -> History:
+    """Two cells; the last rank comes late to an all_reduce in each."""
+    cells = tuple(
+        Cell(run, title, dict.fromkeys(range(num_ranks), (at, at + 100 * MS)), shift_ns=shift)
+        for run, title, at, shift in ((1, "In[3]", 0, 0), (2, "<b>train</b>()", 900 * MS, 700 * MS))
+    )
+    late = num_ranks - 1
+
+    def operation(rank: int, run: int, cell_ns: int) -> Operation:
+        start = 80 if rank == late else 20
+        start_ns = cell_ns + start * MS
+        waited_ns = (80 - start) * MS
+        length_ns = (90 - start) * MS
+        return Operation(
+            "all_reduce",
+            "0",
+            (),
+            start_ns,
+            length_ns,
+            run,
+            run,
+            wait_ns=start_ns,
+            waited_ns=waited_ns,
+            last=late,
+        )
+
+    operations = {rank: [operation(rank, 1, 0), operation(rank, 2, 900 * MS)] for rank in range(num_ranks)}
+    matches = [(dict.fromkeys(range(num_ranks), index), set[int]()) for index in range(2)]
+    return History(tuple(range(num_ranks)), cells, operations, matches)
+
+
+def test_the_last_cells_are_drawn_without_what_lay_between_them() -> None:
+    timeline = timeline_of_history(history_of(2))
+    assert timeline.length_ns == 300 * MS
+    assert timeline.marks == [(0, "In[3]"), (200 * MS, "<b>train</b>()")]
+    root, picture = svg_of(timeline)
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert {"rank 0", "rank 1", "straggler", "In[3]", "<b>train</b>()", "compute"} <= set(texts)
+    assert "<b>" not in picture
+    titles = [element.attrib["title"] for element in page_of(timeline).iter("area")]
+    assert titles.count("rank 0: all_reduce, 70 ms, 60 ms of it waiting for another rank") == 2
+
+
+def test_many_ranks_have_lower_rows() -> None:
+    heights = {
+        num: float(svg_of(timeline_of_history(history_of(num)))[0].attrib["height"]) for num in (16, 64)
+    }
+    assert heights[64] < 2.2 * heights[16]
+
+
+def test_what_is_left_of_a_timeline_without_a_widget() -> None:
+    shown = static_of(history_of(2), ["trace: <i>t.json</i>"])
+    assert "<i>" not in shown.html
+    assert "<b>" not in shown.html
+    assert "<svg" not in shown.html
+    for part in ("rank 1 came last to 2 of 2 collectives", "rank 1, waited for 60 ms", "trace: "):
+        assert part in shown.text
+        assert part in shown.html
+    nothing = static_of(History(notes=("no cell has run on the ranks yet",)), [])
+    assert nothing.text == "no cell has run on the ranks yet"
+    assert "img" not in nothing.html
+
+
+def test_the_tables_tell_where_time_went() -> None:
+    history = history_of(2)
+    rows = [list(row) for row in cell_table(history).rows]
+    assert rows[0] == ["In[3]", "100 ms", "60 ms", "40 ms", "30 ms", "rank 1, waited for 60 ms"]
+    assert [list(row) for row in rank_table(history).rows] == [
+        ["0", "60 ms", "140 ms", "120 ms", "0 of 2", "0"],
+        ["1", "180 ms", "20 ms", "0", "2 of 2", "120 ms"],
+    ]
+
+
+def test_the_widget_has_all_of_it_on_the_clock_that_is_drawn() -> None:
+    forms = pack(history_of(2), ["a note"])
+    about, numbers = forms["about"], array("d", forms["operations"])
+    assert len(numbers) == 4 * 10
+    row, kind, cell, begin, end, waited, last, wait, is_open, lane = numbers[10:20]
+    assert (row, about["kinds"][int(kind)]["name"], cell) == (0, "all_reduce", 1)
+    assert (begin, end, waited, wait) == (220_000, 290_000, 60_000, 220_000)
+    assert (last, is_open, lane) == (1, 0, 0)
+    assert about["cells"][1]["shift"] == 700_000
+    assert about["straggler"] == 1
+    assert about["notes"] == ["a note"]
+    assert array("d", forms["computing"])[:4].tolist() == [0, 0, 0, 20_000]
+    assert json.loads(json.dumps(about)) == about

@@ -145,6 +145,10 @@ class Chart {
     this.frame.hidden = !this.data.about.cells.length;
     if (keepsView) this.show(this.from, this.to);
     else this.show(0, this.length);
+    const late = this.labels.querySelector('[data-straggler="true"]');
+    if (late && !keepsView) requestAnimationFrame(() => {
+      this.scroll.scrollTop = Math.max(0, late.offsetTop - this.scroll.clientHeight / 2);
+    });
   }
 
   label(rank) {
@@ -234,7 +238,7 @@ class Chart {
       const next = this.data.about.cells[index + 1];
       const left = Math.max(xOf(cell.begin), 0), right = Math.min(next ? xOf(next.begin) : width, width);
       const text = shorten(context, cell.title, right - Math.max(left, free) - 8);
-      if (xOf(cell.begin) >= 0 && xOf(cell.begin) <= width) context.fillRect(Math.round(left), 2, 1, AXIS_HEIGHT - 2);
+      if (xOf(cell.begin) >= 0 && xOf(cell.begin) <= width) context.fillRect(Math.round(left), 2, 1, 14);
       if (!text || right <= 0) return;
       context.fillText(text, Math.max(left, free) + 4, 9);
       free = Math.max(left, free) + 8 + context.measureText(text).width;
@@ -458,7 +462,8 @@ function drawLegend(chart) {
     });
     return node;
   });
-  return [entry("cm-computes", "compute"), ...names, names.length ? entry("cm-waits", "waits for another rank") : null].filter(Boolean);
+  return [entry("cm-computes", "compute"), ...names, names.length ? entry("cm-waits", "waits for another rank") : null,
+    chart.data.rows.some(({ operations }) => operations.some((one) => one.wait < 0)) ? entry("cm-behind", "low: in the background") : null].filter(Boolean);
 }
 
 function render({ model, el }) {
@@ -495,14 +500,15 @@ function render({ model, el }) {
     const notes = about.notes.map((text) => make("div", { class: "cm-weak cm-note" }, text));
     words.replaceChildren(...(about.sentence ? [make("div", { class: "cm-sentence" }, about.sentence)] : []), ...notes);
     const toCell = (text, index) => {
-      const { begin, end } = about.cells[index], margin = 0.02 * (end - begin);
+      const { begin, end } = about.cells[index], margin = 0.005 * (end - begin);
       return button(text, `show ${text} alone`, () => chart.show(begin - margin, end + margin));
     };
     const isOpen = tables.querySelector("details")?.open;
     const byRank = make("details", {}, make("summary", {}, "by rank"), drawTable(about.rank_table));
     byRank.classList.add("cm-by-rank");
     byRank.open = Boolean(isOpen);
-    tables.replaceChildren(...(about.cells.length ? [drawTable(about.cell_table, toCell), byRank] : []));
+    const note = make("div", { class: "cm-weak" }, about.caption);
+    tables.replaceChildren(...(about.cells.length ? [drawTable(about.cell_table, toCell), note, byRank] : []));
   };
   const end = () => {
     ended.textContent = model.get("ended");

@@ -22,6 +22,7 @@ from ..timeline import colours_of, draw_html, draw_text, format_time, timeline_o
 from .base import Static, View, Widget, load_css
 
 _CELL_HEADERS = ("cell", "took", "compute", "in collectives", "waiting", "straggler")
+_CAPTION = "compute, in collectives and waiting are the ranks' means; what they overlap counts in both"
 _RANK_HEADERS = ("rank", "compute", "in collectives", "waiting", "came last to", "others waited for it")
 
 
@@ -124,7 +125,7 @@ def cell_table(history: History) -> Table:
                 "" if late is None else _describe_late(late, times.lateness[late].awaited_s),
             )
         )
-    return Table(_CELL_HEADERS, rows)
+    return Table(_CELL_HEADERS, rows, _CAPTION)
 
 
 def _describe_late(rank: int, awaited_s: float) -> str:
@@ -215,6 +216,7 @@ def pack(history: History, notes: list[str]) -> dict[str, Any]:
         "straggler": -1 if straggler is None else straggler,
         "sentence": history.describe(),
         "notes": [*history.notes, *notes],
+        "caption": _CAPTION,
         "cell_table": _as_lists(cell_table(history)),
         "rank_table": _as_lists(rank_table(history)),
     }
