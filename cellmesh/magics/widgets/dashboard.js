@@ -20,7 +20,8 @@ const SERIES = [
 // How much a rank's card shows, and how wide it may be, in pixels.
 const SIZES = [
   { name: "full", least: 148, most: 230 },
-  { name: "compact", least: 46, most: 104 },
+  { name: "compact", least: 66, most: 104 },
+  { name: "small", least: 42, most: 65 },
   { name: "mini", least: 24, most: 34 },
 ];
 const MANY = 16; // more ranks than these are never shown in full
@@ -136,6 +137,7 @@ class Card {
   addLine({ key, name }) {
     const root = make("span", "cmd-line");
     root.dataset.series = key;
+    root.style.order = SERIES.findIndex((series) => series.key === key);
     const svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("viewBox", "0 0 60 12");
     svg.setAttribute("preserveAspectRatio", "none");
@@ -484,9 +486,9 @@ class Dashboard {
       this.bar.tell(message.told);
       this.end();
       this.show(message, message.num_ranks);
-    } else if (message.kind === "look" && this.rows.length) {
+    } else if (message.kind === "look" && this.name) {
       this.history.add(message.sample);
-      this.show(message, this.rows.length);
+      this.show(message, this.cards.length);
     }
   }
 

@@ -56,9 +56,13 @@ class Dashboard:
         mesh: which.
         take: looks at it; None when there is nothing to see any more.
         send: tells the front end; called on any thread.
+        period_s: from one look to the next, in seconds.
     """
 
-    def __init__(self, mesh: Mesh, take: Take, send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, mesh: Mesh, take: Take, send: Callable[[dict[str, Any]], None], period_s: float = PERIOD_S
+    ) -> None:
+        self._period_s = period_s
         self._mesh = mesh
         self._take = take
         self._send = send
@@ -75,6 +79,7 @@ class Dashboard:
         self._told: dict[str, Any] = {}
         self._open: int | None = None
         self._panel: dict[str, Any] = {}
+        self._answered: Snapshot | None = None
         self.snapshot: Snapshot | None = None
 
     # ---- the front end
@@ -102,6 +107,9 @@ class Dashboard:
             return
         with self._lock:
             before, self.snapshot = self.snapshot, snapshot
+            # Ranks of a mesh that is just ending do not answer: what they did last is left then.
+            if snapshot.states or not any(info.pid for info in snapshot.infos):
+                self._answered = snapshot
             rows = read_rows(before, snapshot)
             changes = find_changes(self._rows, rows)
             self._rows = rows
@@ -154,7 +162,7 @@ class Dashboard:
             with self._lock:
                 self._wake.wait_for(
                     lambda: self._is_over or self._is_due or not self._attention,
-                    max(0.0, began_at + PERIOD_S - time.monotonic()),
+                    max(0.0, began_at + self._period_s - time.monotonic()),
                 )
                 self._is_due = False
                 self._pass_time(time.monotonic() - began_at)
@@ -164,7 +172,7 @@ class Dashboard:
 
     def _pass_time(self, seconds: float) -> None:
         """Silence counts only where views could be heard: front ends without subshells wait for cells."""
-        if self._is_asked:
+        if self._is_asked and self._loop is not None and not self._loop.is_closed():
             return
 
         def heard() -> None:
@@ -242,7 +250,7 @@ class Dashboard:
 
     def static(self) -> Static:
         """What ``%dist_status`` would have shown at the last look."""
-        seen = self.snapshot
+        seen = self._answered or self.snapshot
         table = status_table(repr(self._mesh), seen.infos if seen else (), seen.states if seen else {})
         return Static(repr(table), table._repr_html_())
 
