@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import html
 import json
 import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from .inbox import Inbox, Letter
 from .mirror import Mirror
 from .run import Run
 from .sinks import Publish, cell_publisher
+from .stills import draw_still
 
 if TYPE_CHECKING:
     from .kernel_comms import Cell, KernelComm, States
@@ -55,7 +55,6 @@ class _Model:
 class _View:
     """A widget in an output area."""
 
-    rank: int
     publish: Publish
     display_id: str
     text: str
@@ -76,6 +75,7 @@ class RankComms:
         self._models: dict[str, _Model] = {}
         self._views: dict[str, list[_View]] = {}
         self._inboxes: dict[int, Inbox] = {}
+        self._callbacks: dict[int, int] = {}  # run -> rank
         self._stop_answering: Callable[[], None] | None = None
         self._is_full = False
 
@@ -122,18 +122,17 @@ class RankComms:
         return model_id in self._models
 
     def shown(self, model_id: str, publish: Publish, display_id: str, text: str) -> None:
-        """A widget is displayed; what stands there once it is gone begins with this text."""
+        """A widget is displayed; without it, this text would be."""
         with self._lock:
-            model = self._models.get(model_id)
-            if model is not None:
-                views = self._views.setdefault(model_id, [])
-                views.append(_View(model.rank, publish, display_id, text))
+            if model_id in self._models:
+                self._views.setdefault(model_id, []).append(_View(publish, display_id, text))
 
     def close(self, ranks: Container[int] | None, why: str) -> None:
         """These ranks (None: all) are gone, or not ours any more: their widgets stand still."""
         with self._lock:
             gone = {i: m for i, m in self._models.items() if ranks is None or m.rank in ranks}
-            views = [view for model_id in gone for view in self._views.get(model_id, ())]
+            views = {model_id: self._views.get(model_id, []) for model_id in gone}
+            mirrors = {model_id: m.mirror for model_id, m in gone.items() if m.mirror is not None}
             for model_id in gone:
                 self._forget(model_id)
             for rank, inbox in self._inboxes.items():
@@ -142,9 +141,10 @@ class RankComms:
             if self._stop_answering is not None and not self._models:
                 self._stop_answering()
                 self._stop_answering = None
-        for view in views:
-            with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
-                view.publish("update_display_data", _still(view, why))
+        for model_id, shown in views.items():
+            for view in shown:
+                with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
+                    view.publish("update_display_data", _still(model_id, view, mirrors, why))
         for model in gone.values():
             model.comm.end()
 
@@ -180,6 +180,11 @@ class RankComms:
             self._is_full = True
             _note(model.cell, f"rank {model.rank} is busy, and its widgets have been told too much meanwhile")
         self._deliver(model.rank)
+
+    def running(self, ranks: Container[int]) -> tuple[int, ...]:
+        """The runs of callbacks that have not ended on some ranks, newest first."""
+        with self._lock:
+            return tuple(run for run, rank in reversed(self._callbacks.items()) if rank in ranks)
 
     def hurry(self, ranks: Iterable[int]) -> None:
         """Other work is about to be sent to these ranks: what waits for them was said before."""
@@ -274,11 +279,14 @@ class RankComms:
                 inbox.num_sent -= 1
                 inbox.drop()
             return False
-        run.on_end(lambda: self._taken_in(rank))
+        with self._lock:
+            self._callbacks[run.number] = rank
+        run.on_end(lambda: self._taken_in(rank, run.number))
         return True
 
-    def _taken_in(self, rank: int) -> None:
+    def _taken_in(self, rank: int, run: int) -> None:
         with self._lock:
+            self._callbacks.pop(run, None)
             self._inboxes[rank].num_sent -= 1
         self._deliver(rank)
 
@@ -301,8 +309,8 @@ def _note(cell: Cell, text: str) -> None:
     cell.publish("stream", {"name": "stderr", "text": text + "\n"})
 
 
-def _still(view: _View, why: str) -> dict[str, Any]:
+def _still(model_id: str, view: _View, mirrors: Mapping[str, Mirror], why: str) -> dict[str, Any]:
     """What stands where a widget was."""
-    content = f'<pre>{html.escape(view.text)}</pre><div style="opacity:.65">{html.escape(why)}</div>'
-    data = {"text/plain": f"{view.text}\n{why}", "text/html": content}
+    text, content = draw_still(model_id, mirrors, view.text, why)
+    data = {"text/plain": text, "text/html": content}
     return {"data": data, "metadata": {}, "transient": {"display_id": view.display_id}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import secrets
 import threading
@@ -417,12 +418,18 @@ class Session:
             ranks,
             single,
             printer,
-            lambda: self._post(lambda core, now: core.interrupt(number)),
+            lambda: self._interrupt(number, ranks),
             title,
             is_cell,
             reply=self.reply,
             on_wait=lambda: self.wait_for(number),
         )
+
+    def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
+        """Interrupt a run, and the widgets' callbacks that it waits for."""
+        older = [callback for callback in self.comms.running(ranks) if callback < number]
+        for each in (number, *older):
+            self._post(functools.partial(_interrupt, each))
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":
@@ -474,3 +481,7 @@ class Session:
             self.comms.close(None, "the mesh was restarted: this widget is no more")
         if change.state == "ended":
             self._tell_end()
+
+
+def _interrupt(run: int, core: Core, now: float) -> Sequence[Effect]:
+    return core.interrupt(run)

@@ -13,6 +13,7 @@ from cellmesh.controller.fold import Block, Folder, WidgetView
 from cellmesh.controller.inbox import Inbox, Letter
 from cellmesh.controller.mirror import Mirror
 from cellmesh.controller.sinks import CellSink, Displays
+from cellmesh.controller.stills import draw_still
 from cellmesh.wire.messages import Display
 from cellmesh.workers import capturing
 from cellmesh.workers.capturing import begin_capture, captured, captured_text, end_capture
@@ -116,6 +117,35 @@ def test_a_mirror_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = Mirror({}, [["a"]], [b"x" * 11])
     assert not mirror.is_whole
     assert mirror.whole() == ({}, [], [])
+
+
+def still(*states: dict[str, Any], text: str = "W()") -> tuple[str, str]:
+    mirrors = {str(number): Mirror(state, [], []) for number, state in enumerate(states)}
+    return draw_still("0", mirrors, text, "rank 0 is no more")
+
+
+def test_what_is_left_is_the_last_state() -> None:
+    text, content = still(
+        {"children": ["IPY_MODEL_1", "IPY_MODEL_2", "IPY_MODEL_3", "IPY_MODEL_4"]},
+        {"description": "steps", "value": 9},
+        {"value": "<script>x</script>"},
+        {"description": "mode", "_options_labels": ["a", "b"], "index": 1},
+        {"outputs": [{"text": "printed\n"}, {"data": {"image/png": "iVBO\n", "text/plain": "<Figure>"}}]},
+    )
+    assert text == "steps: 9\n<script>x</script>\nmode: b\nprinted\n<Figure>\nrank 0 is no more"
+    assert "<script>" not in content
+    assert '<img src="data:image/png;base64,iVBO"/>' in content
+    assert "rank 0 is no more" in content
+
+
+def test_of_a_widget_that_says_nothing_its_text_is_left() -> None:
+    assert still({"_model_name": "AnyModel"}, text="Figure <1>")[0] == "Figure <1>\nrank 0 is no more"
+    assert "Figure &lt;1&gt;" in still({"_model_name": "AnyModel"}, text="Figure <1>")[1]
+
+
+def test_a_widget_within_itself_ends() -> None:
+    text, _ = still({"children": ["IPY_MODEL_0", "IPY_MODEL_0"]}, text="Box()")
+    assert text == "Box()\nrank 0 is no more"
 
 
 # ---- what is shown of several ranks' widgets
