@@ -298,12 +298,12 @@ class Notebook:
         self._command("apputils:change-theme", {"theme": name})
         expect(self.page.locator(f'body[data-jp-theme-name="{name}"]')).to_be_attached()
 
-    def picture(self, name: str, first: int = 0, last: int = -1) -> None:
+    def picture(self, name: str, first: int = 0, last: int = -1, width: int = _WIDTH) -> None:
         """Keep a picture of some cells, text cells counted too, in `PICTURES`."""
         self.page.keyboard.press("Escape")
         content = self.panel.locator(".jp-WindowedPanel-outer")
         height = content.evaluate("element => element.scrollHeight")
-        self.page.set_viewport_size({"width": _WIDTH, "height": height + 2 * _CHROME})
+        self.page.set_viewport_size({"width": width, "height": height + 2 * _CHROME})
         content.evaluate("element => element.scrollTo(0, 0)")
         cells = self.panel.locator(".jp-Cell")
         top, bottom = cells.nth(first).bounding_box(), cells.nth(last).bounding_box()

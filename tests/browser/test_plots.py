@@ -72,3 +72,35 @@ def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(n
     expect(again.root).to_contain_text("the mesh has ended")
     expect(again.root.locator(".cm-plots")).to_have_count(0)
     notebook.picture("plots-static", 3, 3)
+
+
+MANY = """\
+import math
+from cellmesh.controller.metrics import Metrics
+from cellmesh.controller.plotting import Plot
+from cellmesh.wire.framing import Parcel
+from cellmesh.wire.messages import Logged
+
+metrics = Metrics()
+steps = tuple(map(float, range(200)))
+for rank in range(64):
+    loss = tuple(math.exp(-s / 50) * (1 + rank / 64) + 0.05 * math.sin(s / 7 + rank) for s in steps)
+    rows = (loss, tuple(math.nan if s == 100 else 10 ** (s / 40) for s in steps))
+    metrics.take(1, (rank,), Parcel(Logged(1, ("loss", "tokens"), steps, rows)))
+Plot(metrics, ("loss", "tokens"), tuple(range(64)))"""
+
+
+@pytest.mark.parametrize("width", [1000, 700])
+def test_64_ranks_fit(notebook: Notebook, width: int) -> None:
+    notebook.page.set_viewport_size({"width": width, "height": 900})
+    plot = notebook.run(MANY)
+    expect(plot.root.locator("path.cm-line")).to_have_count(128)
+    area = plot.root.locator(".jp-OutputArea-output").bounding_box()
+    shown = plot.root.locator(".cm-plots")
+    assert area is not None
+    assert shown.evaluate("element => element.scrollWidth") <= area["width"]
+    # A number that is none is a gap, and a logarithmic scale has the decades.
+    assert shown.locator("path.cm-line").last.get_attribute("d").count("M") == 2  # type: ignore[union-attr]
+    plot.root.get_by_role("button", name="log").click()
+    expect(shown.locator("svg").last).to_contain_text("10000")
+    notebook.picture(f"plots-64-{width}", 1, 1, width)

@@ -208,9 +208,16 @@ function rankButtons(model, lines) {
     const isHidden = model.get("hidden").includes(rank);
     const button = make(
       "button",
-      { type: "button", class: "cm-rank", "aria-pressed": String(!isHidden), "data-rank": rank, title: `show or hide rank ${rank}` },
+      {
+        type: "button",
+        class: "cm-rank",
+        "aria-pressed": String(!isHidden),
+        "aria-label": `rank ${rank}`,
+        "data-rank": rank,
+        title: `show or hide rank ${rank}`,
+      },
       key,
-      `rank ${rank}`,
+      byRank.size > 8 ? String(rank) : `rank ${rank}`,
     );
     button.addEventListener("click", () => {
       const hidden = model.get("hidden");
