@@ -36,6 +36,15 @@ class Mesh(Ranks):
         return self._session.name
 
     @property
+    def tabs(self) -> bool:
+        """Whether cells whose ranks show different things get a switch to one rank's output."""
+        return self._session.displays.has_tabs
+
+    @tabs.setter
+    def tabs(self, shown: bool) -> None:
+        self._session.displays.has_tabs = shown
+
+    @property
     def dims(self) -> dict[str, int]:
         """The DeviceMesh's dims: name -> size."""
         return dict(self._session.dims)

@@ -10,7 +10,12 @@ from ..wire.messages import Bar, Died, Failed
 from ..wire.ranks import describe_ranks
 from .bars import BarBoard, Mark
 from .fold import Block, Folder, Live, Ranks
-from .sinks import Sink
+from .frames import Frames
+from .sinks import CellSink, Sink
+
+# What is printed after a run's end is in the switch between ranks a second later, then two, four, ...
+_LATE_S = 1.0
+_MAX_LATE_S = 60.0
 
 
 class Printer:
@@ -28,6 +33,10 @@ class Printer:
         self._left: list[int] = []
         self._folder: Folder | None = None  # most calls print nothing
         self._bars: BarBoard | None = None
+        self._frames = Frames()
+        self._has_ended = False
+        self._late_s = _LATE_S
+        self._switch_at: float | None = None
         self._sink = sink
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
@@ -74,14 +83,33 @@ class Printer:
         blocks = self._folder.take(now, everything)
         if self._bars is not None:
             blocks = self._place_bars(self._bars, blocks, now, everything)
+        blocks = self._frames.pass_on(blocks, now, everything)
         if blocks:
             self._sink.show(blocks)
+            if self._has_ended and self._switch_at is None:
+                self._switch_at = now + self._late_s
+                self._late_s = min(_MAX_LATE_S, 2 * self._late_s)
+        if self._switch_at is not None and now >= self._switch_at:
+            self._show_switch()
+
+    def finish(self, now: float) -> None:
+        """All ranks have ended the run; more may come."""
+        self.show(now, everything=True)
+        self._has_ended = True
+        if self._folder is not None:
+            self._show_switch()
+
+    def _show_switch(self) -> None:
+        self._switch_at = None
+        if isinstance(self._sink, CellSink):
+            self._sink.end(self._ranks)
 
     def deadline(self) -> float | None:
         """When `show` has more; None: not before something is fed."""
         if self._folder is None:
             return None
-        sources = (self._folder.deadline(), self._bars.deadline() if self._bars is not None else None)
+        bars = self._bars.deadline() if self._bars is not None else None
+        sources = (self._folder.deadline(), bars, self._frames.deadline(), self._switch_at)
         return min((at for at in sources if at is not None), default=None)
 
     def _place_bars(

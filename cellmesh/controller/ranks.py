@@ -151,6 +151,7 @@ class Ranks:
         quiet: bool = False,
         timed: bool = False,
         sink: Sink | None = None,
+        has_tabs: bool = False,
     ) -> Run[None]:
         """As `cell`, without waiting.
 
@@ -160,10 +161,11 @@ class Ranks:
             quiet: show nothing but errors.
             timed: have each rank tell how long it took (`Run.timings`).
             sink: where output goes; None for the calling notebook cell or the console.
+            has_tabs: in a notebook, let people switch between ranks that showed different things.
         """
         cell = read_cell(source, execution_count)
         count = execution_count or self._session.catalog.count_cell()
-        sink = sink or current_sink(self._session.displays)
+        sink = sink or current_sink(self._session.displays, has_tabs)
         return self._start(
             lambda number: RunCell(
                 number, cell.source, cell.transformed, cell.is_async, count, quiet, timed, *self._shown

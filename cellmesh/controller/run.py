@@ -276,7 +276,7 @@ class Run(Generic[T]):
         """Every rank has ended it."""
         try:
             self.clear_live()
-            self.printer.show(now, everything=True)
+            self.printer.finish(now)
         finally:
             self._call_back()
 

@@ -86,7 +86,9 @@ class Commands:
         if not source.lstrip().startswith("%%"):
             source = f"# {line}\n{source}"
         quiet = options["quiet"]
-        run = self._choose(options).submit_cell(source, execution_count=count, quiet=quiet, timed=timed)
+        run = self._choose(options).submit_cell(
+            source, execution_count=count, quiet=quiet, timed=timed, has_tabs=True
+        )
         self.recorder.cell(count, typed, run, quiet, mesh)
         if options["nowait"]:
             return run
@@ -116,7 +118,7 @@ class Commands:
         mesh, count = self._need_mesh(), self.execution_count()
         if self._help(source, mesh):
             return
-        run = mesh.submit_cell(source, execution_count=count)
+        run = mesh.submit_cell(source, execution_count=count, has_tabs=True)
         self.recorder.cell(count, source, run, False, mesh)
         run.result()
 

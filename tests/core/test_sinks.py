@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from typing import Any
@@ -299,7 +300,7 @@ def test_a_picture_has_its_ranks_above_it() -> None:
     CellSink(front).show([rich(2, png="iVBORw0=\n", plain="<Figure>")])
     [data] = front.area
     assert '[2]</div><img src="data:image/png;base64,iVBORw0="/>' in data["text/html"]
-    assert "image/png" not in data
+    assert data["image/png"] == "iVBORw0=\n", "for those who draw no HTML"
     assert data["text/plain"] == "[2] <Figure>"
 
 
@@ -307,8 +308,9 @@ def test_a_drawing_has_its_ranks_above_it() -> None:
     front = Recorder()
     CellSink(front).show([rich(2, svg="<svg/>")])
     [data] = front.area
-    assert data["text/html"].endswith("[2]</div><svg/>")
-    assert "image/svg+xml" not in data
+    drawing = base64.b64encode(b"<svg/>").decode()
+    assert f'[2]</div><img src="data:image/svg+xml;base64,{drawing}"' in data["text/html"]
+    assert data["image/svg+xml"] == "<svg/>"
 
 
 @pytest.mark.parametrize("key", ["latex", "markdown"])
@@ -319,10 +321,11 @@ def test_markdown_and_formulas_have_their_ranks_above_them(key: str) -> None:
     assert data == {"text/markdown": "`[0-1]`\n\n$x^2$"}
 
 
-def test_what_has_no_room_for_a_label_is_shown_as_it_is() -> None:
+def test_what_has_no_room_for_a_label_is_shown_as_it_is_below_one() -> None:
     front = Recorder()
     CellSink(front).show([rich(0, json={"a": 1}, metadata={"application/json": {"expanded": True}})])
-    [(_, content)] = front.messages
+    [(_, above), (_, content)] = front.messages
+    assert above["data"]["text/plain"] == "[0]"
     assert content["data"] == {"application/json": {"a": 1}}
     assert content["metadata"] == {"application/json": {"expanded": True}}
 

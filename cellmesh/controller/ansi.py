@@ -1,0 +1,94 @@
+"""Text with a terminal's colours, as HTML that needs no style sheet."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass, replace
+
+# Every escape sequence that user code prints; only those that end in "m" set colours.
+_SEQUENCE = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
+# Readable on white and on black; the last eight are the bright ones.
+_COLOURS = (
+    "#7d7d7d", "#d9453d", "#2e9e5b", "#b08800", "#3b82f6", "#b555c8", "#1597a5", "#8c8c8c",
+    "#8a8a8a", "#e5534b", "#3fae6b", "#c09a1a", "#5b9bf8", "#c36fd4", "#2ba8b5", "#9a9a9a",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Style:
+    front: str = ""
+    back: str = ""
+    bold: bool = False
+    italic: bool = False
+    underlined: bool = False
+
+    def css(self) -> str:
+        parts = [
+            f"color:{self.front}" if self.front else "",
+            f"background-color:{self.back}" if self.back else "",
+            "font-weight:bold" if self.bold else "",
+            "font-style:italic" if self.italic else "",
+            "text-decoration:underline" if self.underlined else "",
+        ]
+        return ";".join(part for part in parts if part)
+
+
+def as_html(text: str) -> str:
+    """Escape a text and turn its colours into spans; other escape sequences go."""
+    pieces: list[str] = []
+    style, at = _Style(), 0
+    for match in _SEQUENCE.finditer(text):
+        pieces.append(_span(text[at : match.start()], style))
+        at = match.end()
+        if match[2] == "m":
+            style = _restyle(style, match[1])
+    return "".join([*pieces, _span(text[at:], style)])
+
+
+def _span(text: str, style: _Style) -> str:
+    css = style.css()
+    escaped = html.escape(text, quote=False)
+    return f'<span style="{css}">{escaped}</span>' if text and css else escaped
+
+
+def _restyle(style: _Style, parameters: str) -> _Style:
+    codes = [int(code) if code.isdecimal() else 0 for code in re.split("[;:]", parameters)]
+    while codes:
+        code = codes.pop(0)
+        if code == 0:
+            style = _Style()
+        elif code in (1, 22):
+            style = replace(style, bold=code == 1)
+        elif code in (3, 23):
+            style = replace(style, italic=code == 3)
+        elif code in (4, 24):
+            style = replace(style, underlined=code == 4)
+        elif 30 <= code <= 37 or 90 <= code <= 97:
+            style = replace(style, front=_COLOURS[code - 30 if code < 90 else code - 82])
+        elif 40 <= code <= 47 or 100 <= code <= 107:
+            style = replace(style, back=_COLOURS[code - 40 if code < 100 else code - 92])
+        elif code in (38, 48):
+            colour = _extended(codes)
+            style = replace(style, front=colour) if code == 38 else replace(style, back=colour)
+        elif code in (39, 49):
+            style = replace(style, front="") if code == 39 else replace(style, back="")
+    return style
+
+
+def _extended(codes: list[int]) -> str:
+    """The colour that follows 38 or 48; takes its codes away."""
+    kind = codes.pop(0) if codes else 0
+    if kind == 2 and len(codes) >= 3:
+        red, green, blue = (min(255, codes.pop(0)) for _ in range(3))
+        return f"#{red:02x}{green:02x}{blue:02x}"
+    if kind == 5 and codes:
+        index = min(255, codes.pop(0))
+        if index < 16:
+            return _COLOURS[index]
+        if index >= 232:
+            return f"#{8 + 10 * (index - 232):02x}" + f"{8 + 10 * (index - 232):02x}" * 2
+        steps = (0, 95, 135, 175, 215, 255)
+        red, green, blue = (index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6
+        return f"#{steps[red]:02x}{steps[green]:02x}{steps[blue]:02x}"
+    return ""
