@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from IPython.core.formatters import DisplayFormatter
+from IPython.display import display
 
 
 class Displays:
@@ -15,6 +16,7 @@ class Displays:
         self._plots: Any = None
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
             ("cellmesh.controller.plotting", "Plot"): self._show_plot,
+            ("cellmesh.controller.inspecting", "Inspection"): _show_inspection,
         }
 
     def register(self, formatter: DisplayFormatter) -> None:
@@ -38,3 +40,15 @@ class Displays:
         if self._plots is None:
             self._plots = LivePlots()
         self._plots.show(plot)._ipython_display_()
+
+
+def _show_inspection(inspection: Any) -> None:
+    if inspection.ranks is not None:
+        from .widgets.inspector import show_inspection
+
+        show_inspection(inspection.ranks, inspection)._ipython_display_()
+        return
+    from .inspections import static_of
+
+    static = static_of(inspection)
+    display({"text/plain": static.text, "text/html": static.html}, raw=True)  # type: ignore[no-untyped-call]

@@ -140,8 +140,8 @@ def shards_image(shape: Sequence[int], blocks: Sequence[Block]) -> str:
         )
         if wide > 7 * len(text) + 4 and tall > 13:
             parts.append(
-                f'<text x="{x + 1 + wide / 2:.2f}" y="{y + 5 + tall / 2:.2f}" fill="{_LINE}" '
-                f'text-anchor="middle">{text}</text>'
+                f'<text x="{x + 1 + wide / 2:.2f}" y="{y + 5 + tall / 2:.2f}" fill="#fff" '
+                f'stroke="#444" stroke-width="3" paint-order="stroke" text-anchor="middle">{text}</text>'
             )
     drawing = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2} {height + 2}" '

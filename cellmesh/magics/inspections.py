@@ -1,4 +1,4 @@
-"""An inspection that stands still: text for terminals, HTML with small pictures for viewers without widgets."""
+"""An inspection that stands still: text for terminals, HTML with small pictures for other viewers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
     if by_path and not inspection.is_one:
         table = items_table(inspection)
         text.append(repr(table))
-        parts.append(table._repr_html_())
+        parts.append(_scrolled(table))
     if path in by_path:
         one = _One(inspection, path, by_path[path])
         text += one.text()
@@ -137,7 +137,7 @@ class _One:
         return lines
 
     def html(self, picture: Pixels | None) -> list[str]:
-        parts = [self._table._repr_html_()]
+        parts = [_scrolled(self._table)]
         if self._spread is not None:
             parts.append(_spread_html(self._spread))
         if len(self._blocks) > 1:
@@ -170,6 +170,10 @@ def _spread_html(spread: Spread) -> str:
         f'<table style="{_SECTION}"><tbody>{rows}</tbody></table>'
         f'<div style="{_WEAK}">{html.escape(caption)}</div>'
     )
+
+
+def _scrolled(table: Table) -> str:
+    return f'<div style="overflow-x:auto;max-width:100%">{table._repr_html_()}</div>'
 
 
 def _figure(drawing: str, caption: str) -> str:

@@ -146,7 +146,8 @@ def _bytes_of(piece: torch.Tensor) -> memoryview:
     if plain.is_quantized:
         plain = plain.int_repr()
     plain = plain.contiguous().cpu()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    # One element may be contiguous whatever its stride, which `view` then does not take.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def digest_of_bytes(data: bytes) -> str:
