@@ -27,6 +27,8 @@ _GROUND = "rgba(128,128,128,0.25)"
 _SOFT = "opacity:0.65"
 # A strip of more ranks has a line of its own.
 _MAX_INLINE = 16
+# What the triangle takes before what can be unfolded.
+_MARKER = "14px"
 _MAX_STRIPS = 3
 _MAX_MEMBERS = 128
 
@@ -45,14 +47,14 @@ def as_html(bars: Bars) -> str:
     parts = []
     passed = _passed_text(bars)
     if passed:
-        parts.append(f'<div style="{_SOFT}">{html.escape(passed)}</div>')
+        parts.append(f'<div style="margin-left:{_MARKER};{_SOFT}">{html.escape(passed)}</div>')
     num_strips = 0
     for row in bars.rows:
         wants_strip = len(row.members) > 1 and row.state != "done" and num_strips < _MAX_STRIPS
         num_strips += wants_strip
         parts.append(_row_html(row, width, wants_strip))
     if bars.num_more:
-        parts.append(f'<div style="{_SOFT}">… {bars.num_more} more</div>')
+        parts.append(f'<div style="margin-left:{_MARKER};{_SOFT}">… {bars.num_more} more</div>')
     style = "font-family:monospace;font-size:12px;line-height:18px;margin:2px 0"
     return f'<div style="{style}">{"".join(parts)}</div>'
 
@@ -121,13 +123,14 @@ def _row_html(row: Row, width: int, wants_strip: bool) -> str:
     line = "".join(pieces)
     ranks = _per_rank(row)
     if not ranks:
-        return f"<div>{line}</div>"
+        return f'<div style="margin-left:{_MARKER}">{line}</div>'
     summary = f'<summary style="cursor:pointer" title="rank by rank">{line}</summary>'
     return f"<details>{summary}{ranks}</details>"
 
 
 def _span(text: str, style: str) -> str:
-    return f'<span style="display:inline-block;{style}">{html.escape(text)}</span>'
+    kept = html.escape(text).replace("  ", "&nbsp; ")
+    return f'<span style="display:inline-block;{style}">{kept}</span>'
 
 
 def _track(slowest: float, fastest: float, colour: str) -> str:
@@ -160,7 +163,8 @@ def _strip(row: Row) -> str:
             f'margin-top:{12 - height}px;background-color:{colour}"></span></span>'
         )
     return (
-        '<span style="display:inline-block;font-size:0;line-height:14px;margin-right:10px">'
+        '<span style="display:inline-block;vertical-align:middle;font-size:0;line-height:14px;'
+        'margin-right:10px">'
         f"{''.join(columns)}</span>"
     )
 
@@ -184,7 +188,7 @@ def _per_rank(row: Row) -> str:
         track = "" if fraction is None else _track(fraction, fraction, _COLOURS[state])
         colour = f"color:{_COLOURS[state]}" if state in ("failed", "stopped") else ""
         lines.append(
-            f'<div style="margin-left:18px"><span style="display:inline-block;min-width:5em;{_SOFT}">'
+            f'<div style="margin-left:{_MARKER}"><span style="display:inline-block;min-width:5em;{_SOFT}">'
             f"{name}</span>{track}{_span(text, colour)}</div>"
         )
     return "".join(lines)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.wire.framing import Parcel
-from cellmesh.wire.messages import Done, Failed, Output, Pickled, Ranked, RankState, Skipped
-from cellmesh.workers.agent.merger import HOLD_S, Merger
+from cellmesh.wire.messages import Bar, Done, Failed, Output, Pickled, Ranked, RankState, Skipped
+from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger
 
 LATER = 1e6
 
@@ -235,3 +235,43 @@ def test_ranks_that_say_the_same_are_heard_as_one(
         rank = data.draw(st.sampled_from([rank for rank, verbs in left.items() if verbs]))
         say(merger, rank, left[rank].pop(0))
     assert taken(merger) == [(tuple(range(num_ranks)), verb) for verb in different]
+
+
+# ---- progress bars
+
+
+def bar(done: float, state: Any = "open", number: int = 1, run: int = 1) -> Bar:
+    return Bar(run, number, "t", done, 10.0, 1.0, state=state)
+
+
+def test_bars_travel_ten_times_a_second_whatever_the_number_of_ranks() -> None:
+    merger = Merger()
+    for rank in range(64):
+        say(merger, rank, bar(0))
+    assert taken(merger, HOLD_S) == [(tuple(range(64)), bar(0))]
+    num_messages = 0
+    for step in range(1000):
+        now = 1 + step / 1000
+        for rank in range(64):
+            say(merger, rank, bar(step), now)
+        num_messages += bool(taken(merger, now))
+    assert num_messages <= 1 / HOLD_BARS_S + 1
+    assert num_messages > 5
+
+
+def test_a_bars_last_word_takes_the_place_of_what_waits() -> None:
+    merger = Merger()
+    say(merger, 0, bar(0))
+    say(merger, 0, bar(5))
+    say(merger, 0, bar(10, "done"))
+    assert [verb for _, verb in taken(merger)] == [bar(0), bar(10, "done")]
+    assert taken(merger) == []
+
+
+def test_how_far_bars_are_goes_before_the_end_of_the_run() -> None:
+    merger = Merger()
+    say(merger, 0, bar(0))
+    taken(merger)
+    say(merger, 0, bar(5))
+    say(merger, 0, Done(1))
+    assert [verb for _, verb in taken(merger)] == [bar(5), Done(1)]

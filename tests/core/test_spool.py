@@ -12,6 +12,7 @@ from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import (
     Ask,
     AskEnded,
+    Bar,
     Died,
     Display,
     Done,
@@ -28,7 +29,7 @@ from cellmesh.wire.messages import (
     Skipped,
     StoreDied,
 )
-from cellmesh.workers.agent.spool import Spool
+from cellmesh.workers.agent.spool import MAX_BARS, Spool
 
 STATE = Parcel(MeshReady(()))
 
@@ -288,3 +289,38 @@ def test_a_death_whose_rank_has_been_replaced_is_not_told() -> None:
     spool.forget_runs()
     spool.attend(STATE, [])
     assert take_all(spool) == [STATE]
+
+
+# ---- progress bars
+
+
+def bar(done: float, state: Any = "open", number: int = 1, run: int = 1, rank: int = 0) -> Parcel[Any]:
+    return say((rank,), Bar(run, number, "t", done, 100.0, 1.0, state=state))
+
+
+def test_of_a_bar_the_last_word_is_kept_in_the_place_of_the_first() -> None:
+    spool = Spool()
+    begin(spool, 1, 0)
+    spool.add([bar(1), printed("below"), bar(2), bar(3)])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE, bar(3), printed("below")]
+
+
+def test_bars_that_wait_are_bounded() -> None:
+    spool = Spool()
+    begin(spool, 1, 0)
+    for number in range(10 * MAX_BARS):
+        spool.add([bar(100, "done", number)])
+    spool.attend(STATE, [])
+    kept = take_all(spool)[1:]
+    assert kept == [bar(100, "done", number) for number in range(9 * MAX_BARS, 10 * MAX_BARS)]
+
+
+def test_another_controller_is_told_of_bars_that_go_on() -> None:
+    spool = attended()
+    begin(spool, 1, 0, 1)
+    both = say((0, 1), bar(0).verb.verb)
+    spool.acked([both, bar(7), bar(0, number=2), bar(100, "done", number=2)])
+    spool.leave([])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE, bar(0, rank=1), bar(7)]

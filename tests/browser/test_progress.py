@@ -1,0 +1,132 @@
+"""Progress bars in JupyterLab: one for all ranks, as long as the slowest has come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import nbformat
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
+
+pytestmark = pytest.mark.timeout(240)
+
+MANY = """
+from cellmesh.controller.bar_drawing import as_html
+from cellmesh.controller.bar_rows import make_row
+from cellmesh.controller.bars import Bars
+from cellmesh.wire.messages import Bar
+from IPython.display import HTML, display
+def bar(rank, title, state="open", outer=0):
+    done = 100.0 if state == "done" else 40.0 + (rank * 7) % 50
+    return Bar(1, 1, title, done, 100.0, 33.0, rate=12.0, note=f"loss={rank / 100:.2f}",
+               state="stopped" if state == "failed" and rank != 7 else state, num_outer=outer)
+rows = [make_row(n, {r: bar(r, title, state, outer) for r in range(64)}, {})
+        for n, (title, state, outer) in enumerate(
+            [("epoch", "open", 0), ("a rather long title of a bar", "done", 1), ("batch", "failed", 1)])]
+display(HTML(as_html(Bars(0, tuple(rows), 92))))
+"""
+
+
+@pytest.fixture
+def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
+    with open_notebook(browser, server, "progress.ipynb", scale=2) as notebook:
+        notebook.run("%load_ext cellmesh\n%dist_start 4", 60)
+        notebook.run("%%dist\nimport time\nfrom pathlib import Path\nfrom tqdm.auto import tqdm, trange")
+        yield notebook
+
+
+def filled(cell: Cell, row: int = 0) -> float:
+    """The part of a row's bar that is full."""
+    track = cell.root.locator('.jp-OutputArea-output span[style*="width:120px"]').nth(row)
+    whole, part = track.bounding_box(), track.locator("span").first.bounding_box()
+    assert whole is not None
+    assert part is not None
+    return part["width"] / whole["width"]
+
+
+def columns(cell: Cell) -> Locator:
+    return cell.root.locator('.jp-OutputArea-output span[title^="rank "]')
+
+
+def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: Browser) -> None:
+    done = notebook.run(
+        "%%dist\n"
+        "print('before')\ndist.barrier()\n"
+        "for epoch in trange(2, desc='epoch'):\n"
+        "    for i in (bar := tqdm(range(40), desc=f'batches of {epoch}')):\n"
+        "        time.sleep(0.002)\n        bar.set_postfix(loss=1 / (1 + i + epoch + rank / 10))\n"
+        "print('after')"
+    )
+    texts = done.texts()
+    assert texts[0] == "[0-3] before"
+    assert "[0-3] after" in texts[-1]
+    for words in ("epoch", "batches of 0", "batches of 1", "2/2", "40/40", "100 %", "loss=0.02"):
+        assert words in texts[1]
+    assert filled(done) == pytest.approx(1, abs=0.01)
+
+    running = notebook.start(
+        "%%dist\n"
+        "with tqdm(total=100, desc='train', postfix={'loss': 0.3}) as bar:\n"
+        "    bar.update(42 if rank == 3 else 55 + rank); bar.refresh()\n"
+        "    while not Path('go_on').exists(): time.sleep(0.01)\n"
+        "    bar.update(100 - bar.n)"
+    )
+    expect(running.root.locator(".jp-OutputArea-output")).to_contain_text("rank 3 slowest")
+    expect(running.root.locator(".jp-OutputArea-output")).to_contain_text("42-57/100")
+    assert filled(running) == pytest.approx(0.42, abs=0.01)
+    expect(columns(running)).to_have_count(4)
+    expect(columns(running).nth(3)).to_have_attribute(
+        "title", re.compile(r"^rank 3: 42 %  42/100  .*  loss=0\.3$")
+    )
+    notebook.picture("progress-running", 2)
+    (server.notebooks / "go_on").touch()
+    running.wait_for_end()
+    expect(running.root.locator(".jp-OutputArea-output")).to_contain_text("100/100")
+    assert filled(running) == pytest.approx(1, abs=0.01)
+
+    failed = notebook.run(
+        "%%dist\nfor i in tqdm(range(100), desc='<b>fails</b>'):\n"
+        "    if i == 60 and rank == 2: raise ValueError('no')\n"
+        "    if i == 80: break\n"
+        "dist.barrier()"
+    )
+    bar = failed.root.locator(".jp-OutputArea-output", has_text="%").first
+    expect(bar).to_contain_text("<b>fails</b>")  # and not bold
+    expect(bar).to_contain_text("60-80/100")
+    expect(bar.locator('span[style*="#e5484d"]', has_text="rank 2 failed").first).to_be_visible()
+    by_rank = bar.locator("details div", has_text="[2]")
+    expect(by_rank).not_to_be_visible()
+    bar.locator("summary").focus()
+    notebook.page.keyboard.press("Enter")
+    expect(by_rank).to_be_visible()
+    expect(by_rank).to_contain_text(re.compile(r"60 %\s+60/100"))
+
+    many = notebook.run(MANY)
+    expect(columns(many)).to_have_count(128)
+    page = notebook.page
+    for theme, kind in (("JupyterLab Light", "light"), ("JupyterLab Dark", "dark")):
+        notebook.set_theme(theme)
+        notebook.picture(f"progress-{kind}", 2)
+    page.set_viewport_size({"width": 700, "height": 900})
+    for cell in (done, failed, many):
+        output = cell.root.locator(".jp-OutputArea-output").first
+        assert output.evaluate("element => element.scrollWidth <= element.clientWidth + 1")
+    many.root.scroll_into_view_if_needed()
+    page.screenshot(path=PICTURES / "progress-700-dark.png")
+    notebook.set_theme("JupyterLab Light")
+    page.screenshot(path=PICTURES / "progress-700-light.png")
+
+    # What is saved is the last state, and a notebook that is not trusted shows the same.
+    notebook.save()
+    saved = nbformat.read(server.notebooks / "progress.ipynb", as_version=4)
+    saved.cells[-1]["source"] = "# so that it is another notebook"
+    server.write("untrusted.ipynb", saved)
+    with open_notebook(browser, server, "untrusted.ipynb", scale=2) as other:
+        kept = other.cell(3)
+        expect(kept.root.locator(".jp-OutputArea-output")).to_contain_text("100/100")
+        assert filled(kept) == pytest.approx(1, abs=0.01)
+        expect(columns(other.cell(5)).first).to_be_attached()
+        other.picture("progress-untrusted", 2)
