@@ -30,7 +30,10 @@ def walk(value: Any) -> Iterator[tuple[str, Any]]:
     Yields:
         A path and what is there: "" for the value itself, where it has no parts.
     """
-    yield from _Walk().parts(value, "", 0, True)
+    num_seen: dict[str, int] = {}
+    for path, part in _Walk().parts(value, "", 0, True):
+        num_seen[path] = number = num_seen.get(path, 0) + 1  # keys may be written alike
+        yield (path if number == 1 else f"{path} ({number})"), part
 
 
 def find(value: Any, path: str) -> Any:

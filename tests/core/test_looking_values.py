@@ -1,0 +1,226 @@
+"""The tensors in a value: of tensors, modules, optimizers, nests, objects."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cellmesh.wire.looks import Digests, Found, Gradient, Histogram, Overview, Sample
+from cellmesh.workers.looking.gradients import gradients
+from cellmesh.workers.looking.nests import find, walk
+from cellmesh.workers.looking.values import digests, histogram, overview, sample
+
+
+def look(value: Any, **changes: Any) -> Found:
+    return overview(value, Overview("x", **changes), False)
+
+
+def paths(value: Any) -> list[str]:
+    return [item.path for item in look(value).items]
+
+
+@dataclasses.dataclass
+class Batch:
+    tokens: torch.Tensor
+    name: str = "a"
+    missing: int = dataclasses.field(init=False)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 1)
+        self.loss = torch.ones(())
+        self.inner = Inner()
+        self.step = 3
+
+
+class Inner:
+    def __init__(self) -> None:
+        self.hidden = torch.ones(3)
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (torch.ones(2), [""]),
+        (np.ones(2), [""]),
+        (3, [""]),
+        (None, [""]),
+        ("text", [""]),
+        (types, [""]),
+        (Batch, [""]),
+        ([], []),
+        ({}, []),
+        (
+            {"a": [torch.ones(1), {"b": (torch.ones(2), 5)}]},
+            ["['a'][0]", "['a'][1]['b'][0]", "['a'][1]['b'][1]"],
+        ),
+        ({1: torch.ones(1), (2, "x"): torch.ones(2)}, ["[1]", "[(2, 'x')]"]),
+        (Batch(torch.ones(2)), ["tokens", "name"]),
+        ([Batch(torch.ones(2))], ["[0].tokens", "[0].name"]),
+        (Pair(torch.ones(1), 2), ["left", "right"]),
+        (Trainer(), ["model.weight", "model.bias", "loss", "inner", "step"]),
+        (nn.BatchNorm1d(2), ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]),
+        ([nn.Linear(1, 1), np.ones(3)], ["[0].weight", "[0].bias", "[1]"]),
+    ],
+)
+def test_tensors_have_paths(value: Any, wanted: list[str]) -> None:
+    assert paths(value) == wanted
+
+
+def test_every_path_leads_to_what_it_names() -> None:
+    value = {"a": [torch.ones(1), Batch(torch.ones(2))], "m": nn.Linear(2, 2), "o": Trainer()}
+    for path, part in walk(value):
+        assert find(value, path) is part
+    assert find(value, "") is value
+    with pytest.raises(LookupError, match="no gone in it now"):
+        find(value, "gone")
+
+
+def test_what_is_in_itself_is_seen_once() -> None:
+    value: dict[str, Any] = {"x": torch.ones(1)}
+    value["self"] = value
+    value["again"] = value["x"]
+    assert paths(value) == ["['x']"]
+
+
+def test_a_key_may_be_anything() -> None:
+    value = {
+        "<script>": torch.ones(1),
+        Inner(): torch.ones(2),
+        Inner(): torch.ones(3),
+        "k" * 200: torch.ones(4),
+    }
+    found = paths(value)
+    assert found == ["['<script>']", "[<Inner>]", "[<Inner>] (2)", "['" + "k" * 78 + "…]"]
+    assert [len(find(value, path)) for path in found] == [1, 2, 3, 4]
+
+
+def test_an_optimizer_has_its_groups_and_its_state() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    found = look(optimizer)
+    texts = {item.path: item.facts.text for item in found.items if item.facts.shape is None}
+    shapes = {item.path: item.facts.shape for item in found.items if item.facts.shape is not None}
+    assert texts["param_groups[0].lr"] == "0.5"
+    assert shapes == {
+        "param_groups[0].params[0]": (1, 2),
+        "param_groups[0].params[1]": (1,),
+        "state[0].momentum_buffer": (1, 2),
+        "state[1].momentum_buffer": (1,),
+    }
+    assert found.text == "SGD, 1 parameter group"
+
+
+def test_an_optimizer_of_named_parameters_tells_their_names() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    assert {"param_groups[0].weight", "state[bias].momentum_buffer"} <= set(paths(optimizer))
+
+
+def test_shared_memory_is_told() -> None:
+    whole = torch.ones(4, 4)
+    found = look({"whole": whole, "row": whole[1], "other": torch.ones(4)})
+    assert [item.shares_with for item in found.items] == [None, "['whole']", None]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_module_that_has_not_run_is_described() -> None:
+    found = look(nn.LazyLinear(3))
+    assert [(item.path, item.facts.shape) for item in found.items] == [("weight", None), ("bias", None)]
+    assert all("not initialised" in item.facts.note for item in found.items)
+
+
+def test_long_nests_are_cut() -> None:
+    found = look([torch.ones(1)] * 1 + list(range(20)), max_items=5)
+    assert (len(found.items), found.num_left_out) == (5, 16)
+
+
+def test_much_is_not_read_at_once() -> None:
+    value = {"a": torch.ones(100), "b": torch.ones(100), "c": torch.ones(1)}
+    found = look(value, max_elements=150)
+    assert [item.facts.max for item in found.items] == [1.0, None, 1.0]
+    assert "choose it" in found.items[1].facts.note
+    assert look(value, max_elements=150, path="['b']").items[0].facts.max == 1.0
+    assert look(torch.ones(1000), max_elements=1).items[0].facts.max == 1.0
+
+
+def test_torn_values_are_marked() -> None:
+    assert overview(torch.ones(1), Overview("x"), True).is_torn
+
+
+def test_one_tensor_of_a_nest_is_looked_at_closer() -> None:
+    value = {"a": [torch.arange(10.0)]}
+    path = "['a'][0]"
+    assert histogram(value, Histogram("x", path, 0.0, 9.0, 3), False).counts == (3, 3, 4)
+    parts = ((0, 5), (5, 10))
+    assert digests(value, Digests("x", path, parts), False) == digests(
+        torch.arange(10.0), Digests("x", "", parts), False
+    )
+    found = sample(value, Sample("x", path, ((2, 4),), 10), False)
+    assert (found.values.tolist(), found.is_all) == ([2.0, 3.0], False)
+    with pytest.raises(TypeError, match="no tensor: int"):
+        histogram({"a": 3}, Histogram("x", "['a']", 0.0, 9.0, 3), False)
+    with pytest.raises(ValueError, match="meta"):
+        sample(torch.empty(2, device="meta"), Sample("x", "", ((0, 2),), 10), False)
+    with pytest.raises(ValueError, match="at least one bin"):
+        histogram(value, Histogram("x", path, 0.0, 9.0, 0), False)
+
+
+# ---- gradients
+
+
+def test_gradients_are_those_of_the_parameters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(1, 1))
+    model[2].requires_grad_(False)
+    model[1](torch.ones(2)).sum().backward()
+    model[1].weight.grad = torch.tensor([[3.0, float("nan")]])
+    model[1].bias.grad = torch.tensor([0.0])
+    found = {one.name: one for one in gradients(model, False)}
+    assert list(found) == [name for name, _ in model.named_parameters()]
+    assert not found["0.weight"].has_grad
+    assert found["0.weight"].parameter_norm == pytest.approx(model[0].weight.norm().item())
+    assert not found["2.bias"].requires_grad
+    weight = found["1.weight"]
+    assert (weight.norm, weight.max_abs, weight.num_nan, weight.num_zeros) == (3.0, 3.0, 1, 0)
+    assert (found["1.bias"].num_zeros, found["1.bias"].num_elements) == (1, 1)
+    assert weight.digest
+
+
+def test_gradients_of_optimizers_and_nests() -> None:
+    model = nn.Linear(2, 1)
+    model(torch.ones(2)).sum().backward()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+
+    def names(value: Any) -> list[tuple[str, bool]]:
+        return [(one.name, one.has_grad) for one in gradients(value, False)]
+
+    assert names(optimizer) == [("param_groups[0].weight", True), ("param_groups[0].bias", True)]
+    assert names({"w": model.weight, "out": model.weight * 2}) == [("['w']", True)]
+    assert names(model.weight) == [("", True)]
+    assert names(nn.ReLU()) == []
+    with pytest.raises(TypeError, match="has no parameters"):
+        gradients([1, 2], False)
+
+
+def test_sparse_gradients_are_told() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    model(torch.tensor([1, 3])).sum().backward()
+    (found,) = gradients(model, False)
+    assert isinstance(found, Gradient)
+    assert (found.has_grad, found.norm) == (True, 2.0)
+    assert "stores" in found.note
