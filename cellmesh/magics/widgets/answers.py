@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ...controller.comparing import Comparison, compare
-from ...controller.inspecting import Inspection, Spread, inspect, spread_of
+from ...controller.comparing import Comparison
+from ...controller.inspecting import Inspection, Spread, comparison_of, inspect, spread_of
 from ...controller.looking import Looked, look
 from ...controller.options import ranks_at
 from ...controller.ranks import Ranks
@@ -72,13 +72,16 @@ class MeshAnswers:
     def inspect(self, is_beside: bool) -> Inspection:
         """See `Answers`; a mesh that has ended refuses."""
         try:
-            return inspect(self._ranks, self.expression, is_beside=is_beside)
+            return inspect(self._ranks, self.expression, is_beside=is_beside, max_items=MAX_ITEMS)
         except CellmeshError as error:
             return Inspection(self.expression, {}, dict.fromkeys(self.ranks, _refusal(error)))
 
     def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
         """See `Answers`."""
-        return compare(inspection.facts_of(path))
+        try:
+            return comparison_of(self._ranks, inspection, path, is_beside=is_beside)
+        except CellmeshError:
+            return Comparison((), self.ranks)
 
     def spread(self, inspection: Inspection, path: str, is_beside: bool) -> Spread | None:
         """See `Answers`."""

@@ -43,6 +43,7 @@ class GradientTable {
     if (order) {
       const [key, descending] = order;
       const rank = (row) => {
+        if (key === "name") return row.name;
         const value = key === "flags" ? row.flags.length : key === "shape" ? row.shape.reduce((one, other) => one * other, 1) : toNumber(row[key]);
         return value === null || Number.isNaN(value) ? -Infinity : value;
       };

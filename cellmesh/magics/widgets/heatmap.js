@@ -1,7 +1,7 @@
 // A 2-D slice of one rank's part, drawn from pixels that the rank has reduced. What is seen moves at once, by
 // stretching the pixels in hand; better ones are asked for when the hand rests.
 
-const MAX_PIXELS = 500; // of 4 bytes, squared: 1 MB a view
+const MAX_PIXELS = 496; // a side, of 4 bytes each: less than 1 MB a view
 const MAX_HEIGHT = 420;
 const SMALLEST = 2; // elements across at the deepest zoom
 const CELL_TEXT = [52, 15]; // pixels that an element must have for its number to be written into it
@@ -79,11 +79,13 @@ class Heatmap {
       path: detail.path, rank: chosen, minus: null, ndim,
       dims: ndim < 2 ? [-1, 0] : [ndim - 2, ndim - 1], index: Array(ndim).fill(0), reduction: this.cut?.reduction ?? "mean",
     };
-    if (saved && !isSame) this.adopt(saved);
+    if (saved && !this.picture && saved.cut.path === detail.path && saved.cut.rank === chosen) this.adopt(saved);
     this.cut.index = this.cut.index.map((at, dim) => clamp(at, 0, Math.max(0, this.shapeOf(chosen)[dim] - 1)));
     this.drawControls();
-    if (!isSame || !this.view) this.fit();
-    else { this.bound(); this.redraw(); this.request(); }
+    if (!this.view || (!isSame && !saved)) return this.fit();
+    this.bound();
+    this.resize();
+    this.request();
   }
 
   say(text) {
@@ -96,6 +98,7 @@ class Heatmap {
 
   adopt(saved) {
     const bytes = Uint8Array.from(atob(saved.data), (letter) => letter.charCodeAt(0));
+    this.view = [...saved.rows, ...saved.cols];
     this.picture = { ...saved, low: toNumber(saved.low), high: toNumber(saved.high), values: new Float32Array(bytes.buffer) };
   }
 
@@ -198,7 +201,7 @@ class Heatmap {
 
   resize() {
     if (!this.cut) return;
-    const width = Math.floor(Math.min(this.root.clientWidth, 720));
+    const width = Math.floor(Math.min(this.root.clientWidth - 2, 720));
     if (width <= 0) return;
     const [rows, cols] = this.sizes();
     const natural = (width * rows) / Math.max(cols, 1);
@@ -253,7 +256,7 @@ class Heatmap {
     const { path, rank, minus, ndim, dims, index, reduction } = message;
     this.picture = {
       cut: { path, rank, minus, ndim, dims, index, reduction }, rows, cols, took, height: answer.height, width: answer.width,
-      low: toNumber(answer.low), high: toNumber(answer.high), is_exact: answer.is_exact, is_torn: answer.is_torn,
+      low: toNumber(answer.low), high: toNumber(answer.high), is_exact: answer.is_exact, is_torn: answer.is_torn, is_sampled: answer.is_sampled,
       values: new Float32Array(raw),
     };
     this.canvas.dataset.shown = (Number(this.canvas.dataset.shown) || 0) + 1;
@@ -303,6 +306,7 @@ class Heatmap {
     const way = { mean: "mean", absmax: "largest magnitude", stride: "first element" }[picture.cut.reduction];
     said.push(picture.is_exact ? "a pixel an element" : `a pixel is the ${way} of about ${across.map((n) => formatNumber(n, 3)).join(" × ")} elements`);
     if (picture.cut.minus !== null) said.push(`rank ${picture.cut.rank} minus rank ${picture.cut.minus}${picture.is_exact ? "" : ", pixel by pixel"}`);
+    if (picture.is_sampled) said.push("of some of them: a NaN may be missed; zoom in for all");
     if (picture.is_torn) said.push("taken while the rank ran: values may be torn");
     said.push(document.activeElement === this.canvas || this.root.contains(document.activeElement) ? "wheel zooms" : "click, then the wheel zooms");
     this.notes.textContent = said.join(" · ");

@@ -16,16 +16,15 @@ import traitlets
 from ...controller.inspecting import Inspection
 from ...controller.looking import Looked
 from ...controller.ranks import Ranks
-from ...controller.sinks import cell_publisher
-from ...wire.looks import Element, Gradients, Overview, Picture, Pixels, Refusal
+from ...wire.looks import Gradients, Overview, Pixels, Refusal
+from ..inspections import static_of
 from ..options import Given
-from ..tables import facts_table
 from .answers import Answers, MeshAnswers, coordinates_of
 from .base import Static, View, Widget, load_css, load_js
+from .closeups import as_message, ask_element, ask_picture, small_picture
 from .refreshing import PERIOD_S, Refresher, Worker
-from .sheets import detail, facts_by_path, list_items, number, subtract, summarise, tabulate
+from .sheets import detail, facts_by_path, gradients_table, list_items, summarise, tabulate
 
-MAX_PIXELS = 512
 # Rows of the gradients' table in the widget's state.
 _MAX_GRADIENTS = 2000
 _NOT_THERE = Refusal("LookupError", "it has no such part there")
@@ -83,6 +82,7 @@ class Inspector:
         self._stamp = 0
         self._rows: list[dict[str, Any]] = []
         self._inspection = Inspection(answers.expression, {})
+        self._pixels: Pixels | None = None  # of the last picture
         self._lock = threading.Lock()
         self._seen: set[str] = set()
         self._views: set[str] = set()
@@ -91,11 +91,11 @@ class Inspector:
         self._quick, self._slow = Worker(), Worker()
         self.refresher = Refresher(self.refresh, answers.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
+        self.view = View(self.widget, self.static)
         if inspection is None:
             self.refresh()
         else:
             self._take(inspection)
-        self.view = View(self.widget, self.static)
         self.widget.on_msg(self._hear)
         self._set_live(watch, follow)
 
@@ -119,12 +119,13 @@ class Inspector:
                 self._say(sorted({str(refusal) for refusal in inspection.refusals.values()}))
                 return
             self._take(inspection, is_beside)
+        if not self._was_greeted and not is_beside:
+            self.view.refresh()
 
     def static(self) -> Static:
         """What is shown without the widget."""
-        facts = facts_by_path(self._inspection.found).get(self._path, {})
-        table = facts_table(self._answers.expression, facts)
-        return Static(repr(table), table._repr_html_())
+        still = static_of(self._inspection, self._path, self._pixels)
+        return _with_gradients(still, self.widget.gradients) if self.widget.gradients else still
 
     def freeze(self, why: str) -> None:
         """The mesh has ended: show no more than what was seen. From any thread."""
@@ -152,62 +153,19 @@ class Inspector:
         """
         match content["ask"]:
             case "picture":
-                return self._picture(content)
+                shown = ask_picture(self._answers, content)
+                if isinstance(shown, str):
+                    return {"error": shown}, []
+                self._pixels = shown
+                return as_message(shown)
             case "element":
-                return self._element(content), []
+                return ask_element(self._answers, content), []
             case "items":
                 return {"rows": self._rows, "stamp": self._stamp}, []
             case "hello":
                 return {}, []
             case other:
                 return {"error": f"no such question: {other}"}, []
-
-    def _picture(self, content: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        dims = (int(content["dims"][0]), int(content["dims"][1]))
-        subject = Picture(
-            self._answers.expression,
-            str(content["path"]),
-            tuple(int(at) for dim, at in enumerate(content["index"]) if dim not in dims),
-            dims,
-            (int(content["rows"][0]), int(content["rows"][1])),
-            (int(content["cols"][0]), int(content["cols"][1])),
-            min(int(content["height"]), MAX_PIXELS),
-            min(int(content["width"]), MAX_PIXELS),
-            content["reduction"],
-        )
-        found = self._of_ranks(subject, content)
-        if isinstance(found, str):
-            return {"error": found}, []
-        shown = _difference(*found) if len(found) == 2 else found[0]
-        height, width = shown.values.shape
-        answer = {
-            "height": height,
-            "width": width,
-            "low": number(shown.low),
-            "high": number(shown.high),
-            "is_exact": shown.is_exact,
-            "is_torn": shown.is_torn,
-            "is_sampled": shown.is_sampled,
-        }
-        return answer, [shown.values.astype("<f4").tobytes()]
-
-    def _element(self, content: dict[str, Any]) -> dict[str, Any]:
-        index = tuple(int(at) for at in content["index"])
-        found = self._of_ranks(Element(self._answers.expression, str(content["path"]), index), content)
-        if isinstance(found, str):
-            return {"error": found}
-        return {"text": found[0] if len(found) == 1 else subtract(found)}
-
-    def _of_ranks(self, subject: Picture | Element, content: dict[str, Any]) -> list[Any] | str:
-        """The answers of the rank and of the one to be subtracted; or why there are none."""
-        ranks = [int(content["rank"])]
-        if content.get("minus") is not None:
-            ranks.append(int(content["minus"]))
-        looked = self._look(subject, False, ranks)
-        for rank in ranks:
-            if rank not in looked.answers:
-                return f"rank {rank}: {looked.refusals.get(rank, 'did not answer')}"
-        return [looked.answers[rank] for rank in ranks]
 
     # ---- the front end's messages
 
@@ -263,6 +221,8 @@ class Inspector:
             self._show_detail(is_beside)
             if self._wants_gradients and not is_beside:
                 self._show_gradients()
+        if not self._was_greeted and not is_beside:
+            self._pixels = small_picture(self._answers, self._path, self.widget.detail)
 
     def _show_detail(self, is_beside: bool) -> None:
         if not self._rows:
@@ -294,26 +254,15 @@ class Inspector:
         return self._answers.look(subject, ranks, is_beside)
 
 
-def _difference(one: Pixels, other: Pixels) -> Pixels:
-    import numpy as np
-
-    if one.values.shape != other.values.shape:
-        raise ValueError(f"{one.values.shape} and {other.values.shape} cannot be subtracted")
-    with np.errstate(invalid="ignore", over="ignore"):
-        values = one.values - other.values
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    is_torn, is_sampled = one.is_torn or other.is_torn, one.is_sampled or other.is_sampled
-    return Pixels(values, low, high, one.is_exact and other.is_exact, is_torn, is_sampled)
-
-
-def inspect_value(ranks: Ranks, expression: str, options: Given) -> Any:
-    """What ``%dist_inspect`` shows: the widget, or a table in a terminal."""
-    inspection = ranks.inspect(expression)
-    if cell_publisher() is None:
-        return facts_table(expression, inspection)
+def inspect_value(ranks: Ranks, expression: str, options: Given) -> View:
+    """What ``%dist_inspect`` shows: the widget, or text in a terminal."""
     chosen = {name: options[name] for name in ("grads", "watch", "follow")}
-    return show_inspection(ranks, inspection, **chosen)
+    return show_inspection(ranks, ranks.inspect(expression), **chosen)
+
+
+def _with_gradients(still: Static, sheet: dict[str, Any]) -> Static:
+    table = gradients_table(sheet)
+    return Static(f"{still.text}\n\n{table!r}", f"{still.html}{table._repr_html_()}")
 
 
 def show_inspection(

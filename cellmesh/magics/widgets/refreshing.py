@@ -111,7 +111,9 @@ class Refresher:
 
     def after_cell(self, *_: Any) -> None:
         """A cell has ended; what it has begun in the background may go on."""
-        self._cell_runs = False
+        was_seen_to_begin, self._cell_runs = self._cell_runs, False
+        if not was_seen_to_begin:  # it is the one that shows the widget
+            return
         if not (self.watches or self.follows):
             return
         if self._is_busy():

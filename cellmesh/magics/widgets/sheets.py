@@ -14,10 +14,12 @@ from ...controller.looking import Looked
 from ...wire.facts import Facts
 from ...wire.looks import Found, Gradient, Refusal
 from ...wire.ranks import describe_ranks, format_ranks
+from ..tables import Table
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the notebook.
 NUM_KEPT = 200
 _MAX_TEXT = 2000
+_FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
 # What the table of one tensor is told of each group of ranks.
 _SHOWN = (
     "kind", "text", "shape", "local_shape", "strides", "dtype", "device", "placements", "requires_grad",
@@ -198,6 +200,30 @@ def tabulate(looked: Looked, max_rows: int | None = None) -> dict[str, Any]:
     }
 
 
+def gradients_table(sheet: Mapping[str, Any]) -> Table:
+    """What `tabulate` gave, for where there is no widget."""
+
+    def text(value: Any) -> str:
+        return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+    rows = [
+        (
+            row["name"],
+            str(tuple(row["shape"])),
+            *(text(row[key]) for key in ("norm", "max_abs", "parameter_norm", "ratio")),
+            str(row["num_nan"] or ""),
+            str(row["num_inf"] or ""),
+            ", ".join(_FLAG_TEXTS.get(flag, flag) for flag in row["flags"]),
+        )
+        for row in sheet["rows"][:NUM_KEPT]
+    ]
+    headers = ("parameter", "shape", "norm of gradient", "largest", "norm", "ratio", "NaN", "Inf", "")
+    left_out = len(sheet["rows"]) - len(rows) + sheet["num_left_out"]
+    notes = [f"... and {left_out:,} more"] if left_out else []
+    notes += [f"ranks {one['ranks']}: {one['text']}" for one in sheet["missing"]]
+    return Table(headers, rows, "", notes)
+
+
 def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict[str, Any]:
     # Replicas count once, parts of one whole together.
     parts = list({one.shard: one for one in of.values()}.values())
@@ -280,16 +306,3 @@ def _grouped(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
     for rank, text in texts:
         groups.setdefault(text, []).append(rank)
     return [(format_ranks(sorted(ranks)), text) for text, ranks in groups.items()]
-
-
-def subtract(texts: Sequence[str]) -> str:
-    """Two elements, exact, and the difference."""
-    one, other = texts
-    try:
-        difference = f"{float(one) - float(other):.9g}"
-    except ValueError:  # complex numbers, bools
-        try:
-            difference = str(complex(one) - complex(other))
-        except ValueError:
-            difference = "equal" if one == other else "not equal"
-    return f"{difference} ({one} − {other})"

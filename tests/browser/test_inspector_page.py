@@ -1,0 +1,408 @@
+"""The inspector in a bare page: what it draws of values of many kinds, in both themes and narrow."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from cellmesh.wire.looks import Found, Item, Overview
+from tests.browser.inspector_page import keep, open_page, state_of
+from tests.core.looked_at import LocalAnswers
+
+EVIL = "<script>window.stolen = 1</script><img src=x onerror='window.stolen = 1'>"
+
+
+def open_heatmap(page: Page) -> Locator:
+    """The canvas, once there is a picture in it."""
+    page.get_by_role("tab", name="Heatmap").click()
+    canvas = page.locator("canvas")
+    expect(canvas).to_have_attribute("data-shown", "1")
+    return canvas
+
+
+def element_at(canvas: Locator, x: float, y: float) -> tuple[int, int]:
+    """Which element lies at a place of the canvas (shares of its width and height)."""
+    top, bottom, left, right = map(float, (canvas.get_attribute("data-view") or "").split())
+    return int(top + y * (bottom - top)), int(left + x * (right - left))
+
+
+def value_at(page: Page, canvas: Locator, x: float, y: float) -> tuple[tuple[int, ...], str]:
+    """What is told of the element at a place: its index, and its value."""
+    box = canvas.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=2)
+    value = page.locator(".cmi-value[data-final=true]")
+    expect(value).to_be_visible()
+    index = tuple(map(int, (value.get_attribute("data-index") or "").split(",")))
+    return index, value.get_attribute("data-value") or ""
+
+
+def wait_for_new_picture(canvas: Locator, shown: int) -> None:
+    expect(canvas).not_to_have_attribute("data-shown", str(shown))
+
+
+def shown(canvas: Locator) -> int:
+    return int(canvas.get_attribute("data-shown") or 0)
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[int, dict[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    weight = torch.randn(700, 1100)
+    return {rank: {"w": weight + rank // 2} for rank in range(4)}
+
+
+def test_the_number_under_the_pointer_is_the_tensors(
+    browser: Browser, weights: dict[int, dict[str, torch.Tensor]]
+) -> None:
+    with open_page(browser, LocalAnswers("w", weights)) as (page, kernel):
+        canvas = open_heatmap(page)
+        for x, y in ((0.0113, 0.0213), (0.5003, 0.5003), (0.9313, 0.7113)):
+            index, value = value_at(page, canvas, x, y)
+            assert index == element_at(canvas, x, y)
+            assert torch.tensor(float(value)) == weights[0]["w"][index]
+
+        count = shown(canvas)
+        canvas.click(position={"x": 200, "y": 100})
+        page.mouse.wheel(0, -400)
+        wait_for_new_picture(canvas, count)
+        before = element_at(canvas, 0.5, 0.5)
+        index, value = value_at(page, canvas, 0.25, 0.75)
+        assert index == element_at(canvas, 0.25, 0.75)
+        assert torch.tensor(float(value)) == weights[0]["w"][index]
+
+        count = shown(canvas)
+        box = canvas.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 300, box["y"] + 200)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 220, box["y"] + 150, steps=4)
+        page.mouse.up()
+        wait_for_new_picture(canvas, count)
+        after = element_at(canvas, 0.5, 0.5)
+        assert after[0] > before[0]
+        assert after[1] > before[1]
+        index, value = value_at(page, canvas, 0.5, 0.25)
+        assert index == element_at(canvas, 0.5, 0.25)
+        assert torch.tensor(float(value)) == weights[0]["w"][index]
+
+        page.get_by_label("rank", exact=True).select_option("3")
+        index, value = value_at(page, canvas, 0.3, 0.3)
+        assert torch.tensor(float(value)) == weights[3]["w"][index]
+        assert max(kernel.sent_bytes) <= 1_000_000
+
+
+def test_keys_pan_zoom_and_choose(browser: Browser, weights: dict[int, dict[str, torch.Tensor]]) -> None:
+    with open_page(browser, LocalAnswers("w", weights)) as (page, _):
+        canvas = open_heatmap(page)
+        canvas.focus()
+        for key in ("+", "+", "+", "ArrowRight", "ArrowDown"):
+            count = shown(canvas)
+            canvas.press(key)
+            wait_for_new_picture(canvas, count)
+        canvas.press("Shift+ArrowLeft")
+        value = page.locator(".cmi-value[data-final=true]")
+        expect(value).to_be_visible()
+        index = tuple(map(int, (value.get_attribute("data-index") or "").split(",")))
+        assert torch.tensor(float(value.get_attribute("data-value") or "")) == weights[0]["w"][index]
+        count = shown(canvas)
+        canvas.press("0")
+        wait_for_new_picture(canvas, count)
+        expect(canvas).to_have_attribute("data-view", "0.000 700.000 0.000 1100.000")
+
+
+def test_the_difference_of_two_ranks(browser: Browser, weights: dict[int, dict[str, torch.Tensor]]) -> None:
+    with open_page(browser, LocalAnswers("w", weights)) as (page, _):
+        canvas = open_heatmap(page)
+        page.get_by_label("rank", exact=True).select_option("2")
+        page.get_by_label("minus").select_option("0")
+        expect(page.locator(".cmi-notes")).to_contain_text("rank 2 minus rank 0")
+        index, value = value_at(page, canvas, 0.5, 0.5)
+        one, other = (weights[rank]["w"][index].item() for rank in (2, 0))
+        assert float(value.split()[0]) == pytest.approx(one - other)
+        ticks = page.locator(".cmi-legend-ticks span").all_inner_texts()
+        assert [round(float(text), 3) for text in ticks] == pytest.approx([1.0] * 5, abs=0.6)
+        keep(page, "inspector-difference")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1000, 700])
+def test_looks(browser: Browser, theme: str, width: int) -> None:
+    torch.manual_seed(2)
+    rows, cols = torch.meshgrid(torch.linspace(-3, 3, 160), torch.linspace(-4, 4, 240), indexing="ij")
+    wave = torch.sin(rows * cols) * torch.exp(-(rows**2) / 4)
+    wave[20:26, 30:44] = float("nan")
+    wave[60:66, 190:204] = float("inf")
+    wave[100:106, 40:54] = float("-inf")
+    namespaces: dict[int, dict[str, torch.Tensor]] = {rank: {"wave": wave} for rank in range(3)}
+    namespaces[1] = {"wave": wave + 0.25}
+    namespaces[3] = {}
+    answers = LocalAnswers("wave", namespaces)
+    with open_page(browser, answers, dark=theme == "dark", width=width) as (page, _):
+        rows_shown = page.locator(".cmi-panel[data-tab=overview] tr[data-ranks]")
+        assert [row.get_attribute("data-ranks") for row in rows_shown.all()] == ["0,2", "1", "3"]
+        expect(rows_shown.nth(0).locator("[data-key=num_nan]")).to_have_text("84")
+        expect(rows_shown.nth(0).locator("[data-key=num_nan]")).to_have_class("cm-mono cmi-number cmi-bad")
+        expect(rows_shown.nth(0).locator("svg")).to_be_visible()
+        expect(rows_shown.nth(2)).to_contain_text("NameError: name 'wave' is not defined")
+        keep(page, f"inspector-overview-{theme}-{width}")
+        open_heatmap(page)
+        page.get_by_label("scale").select_option("symmetric")
+        expect(page.locator(".cmi-legend")).to_have_attribute("data-oddities", "nan inf ninf")
+        middle = page.locator(".cmi-legend-ticks span").nth(2)
+        expect(middle).to_have_text("0")
+        keep(page, f"inspector-heatmap-{theme}-{width}")
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0
+
+
+def test_an_nd_tensor_is_sliced_as_chosen(browser: Browser) -> None:
+    cube = torch.arange(3 * 5 * 7 * 2).reshape(3, 5, 7, 2)
+    with open_page(browser, LocalAnswers("cube", {0: {"cube": cube}})) as (page, _):
+        canvas = open_heatmap(page)
+        index, value = value_at(page, canvas, 0.7, 0.9)
+        assert int(value) == cube[index]
+        assert index[:2] == (0, 0)
+        page.get_by_label("rows: dim").select_option("1")
+        page.get_by_label("columns: dim").select_option("2")
+        page.get_by_label("index in dim 0").fill("2")
+        page.get_by_label("index in dim 0").press("Enter")
+        page.get_by_label("index in dim 3").fill("1")
+        page.get_by_label("index in dim 3").press("Enter")
+        expect(page.locator(".cmi-notes")).to_contain_text("rows 0–4 of 5, columns 0–6 of 7")
+        index, value = value_at(page, canvas, 0.99, 0.99)
+        assert index == (2, 4, 6, 1)
+        assert int(value) == cube[index]
+        keep(page, "inspector-cube")
+
+
+def test_one_dim_is_one_row(browser: Browser) -> None:
+    with open_page(browser, LocalAnswers("v", {0: {"v": torch.linspace(0, 1, 33)}})) as (page, _):
+        canvas = open_heatmap(page)
+        index, value = value_at(page, canvas, 0.999, 0.5)
+        assert index == (32,)
+        assert float(value) == 1.0
+
+
+def test_what_has_no_picture(browser: Browser) -> None:
+    for value in (torch.tensor(3.5), torch.empty(0, 4), torch.empty(3, 3, device="meta"), {"a": 1}, "text"):
+        with open_page(browser, LocalAnswers("value", {0: {"value": value}})) as (page, _):
+            expect(page.get_by_role("tab", name="Overview")).to_be_visible()
+            expect(page.get_by_role("tab", name="Heatmap")).to_be_hidden()
+
+
+def test_thousands_of_tensors_are_filtered_at_once(browser: Browser) -> None:
+    nest = {f"layer{index}": torch.full((2, 2), float(index)) for index in range(3000)}
+    nest["layer2024"][0, 0] = float("nan")
+    with open_page(browser, LocalAnswers("nest", {0: {"nest": nest}, 1: {"nest": nest}})) as (page, kernel):
+        said = page.locator(".cmi-panel[data-tab=overview] .cmi-bar")
+        expect(said).to_contain_text("3,000 tensors, the first 150 shown")
+        assert len(kernel.inspector.widget.summary["items"]) == 200
+        page.get_by_label("filter", exact=True).fill("layer2024")
+        expect(said).to_contain_text("1 of 3,000 tensors")
+        row = page.locator(".cmi-panel[data-tab=overview] tbody tr").first
+        expect(row).to_contain_text("NaN")
+        row.get_by_role("button").click()
+        expect(page.locator(".cmi-heading")).to_contain_text("layer2024")
+        expect(page.locator("[data-ranks='0-1'] [data-key=max]")).to_have_text("2024")
+        keep(page, "inspector-nest")
+        canvas = open_heatmap(page)
+        assert value_at(page, canvas, 0.9, 0.9) == ((1, 1), "2024.0")
+
+
+def test_names_from_users_are_no_html(browser: Browser) -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            return EVIL
+
+    nest = {EVIL: torch.ones(2, 2), "other": torch.ones(2)}
+    for expression, value in (("nest", nest), ("odd", Odd()), (f"missing  # {EVIL}", 0)):
+        names = {"nest": value, "odd": value}
+        with open_page(browser, LocalAnswers(expression, {0: names, 1: {}})) as (page, kernel):
+            expect(page.locator("#root")).to_have_attribute("data-live", "true")
+            for tab in page.get_by_role("tab").all():
+                tab.click()
+            assert page.evaluate("window.stolen") is None
+            assert page.locator("#root script, #root img").count() == 0
+            assert "<script" not in kernel.inspector.static().html
+    with open_page(browser, LocalAnswers("nest", {0: {"nest": nest}})) as (page, _):
+        expect(page.locator(".cmi-panel[data-tab=overview]")).to_contain_text("<script>window.stolen")
+
+
+def sharded(rank: int, subject: object, answer: object) -> object:
+    """An answer as of a DTensor of 10 x 6 over (dp=2, tp=4): rows over tp, uneven (3, 3, 3, 1)."""
+    if not isinstance(subject, Overview) or not isinstance(answer, Found):
+        return answer
+    index = rank % 4
+    facts = msgspec.structs.replace(
+        answer.items[0].facts,
+        shape=(10, 6),
+        offset=(3 * index, 0),
+        placements="Replicate(), Shard(dim=0)",
+        mesh_dim_names=("dp", "tp"),
+        mesh_shape=(2, 4),
+        coordinate=(rank // 4, index),
+        shard=(-1, index),
+    )
+    return Found("DTensor", "", (Item("", facts),))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_click_on_a_shard_opens_its_rank(browser: Browser, theme: str) -> None:
+    whole = torch.arange(60.0).reshape(10, 6)
+    namespaces = {rank: {"d": whole[3 * (rank % 4) : 3 * (rank % 4) + 3]} for rank in range(8)}
+    answers = LocalAnswers("d", namespaces, sharded)
+    with open_page(browser, answers, dark=theme == "dark") as (page, _):
+        page.get_by_role("tab", name="Shards").click()
+        blocks = page.locator(".cmi-block")
+        places = [
+            (
+                block.get_attribute("data-ranks"),
+                block.get_attribute("data-offset"),
+                block.get_attribute("data-size"),
+            )
+            for block in blocks.all()
+        ]
+        assert places == [
+            ("0,4", "0,0", "3,6"),
+            ("1,5", "3,0", "3,6"),
+            ("2,6", "6,0", "3,6"),
+            ("3,7", "9,0", "1,6"),
+        ]
+        board = page.locator(".cmi-board").bounding_box()
+        last = blocks.nth(3).bounding_box()
+        assert board is not None
+        assert last is not None
+        assert last["height"] == pytest.approx(board["height"] / 10, rel=0.15)
+        assert last["y"] + last["height"] == pytest.approx(board["y"] + board["height"], abs=2)
+        keep(page, f"inspector-shards-{theme}")
+        blocks.nth(3).press("Enter")
+        expect(page.get_by_label("rank", exact=True)).to_have_value("3")
+        canvas = page.locator("canvas")
+        expect(canvas).to_be_visible()
+        index, value = value_at(page, canvas, 0.99, 0.5)
+        assert index == (0, 5)
+        assert float(value) == whole[9, 5]
+        expect(page.locator(".cmi-value")).to_have_attribute("data-whole", "9,5")
+
+
+def test_sixty_four_ranks(browser: Browser) -> None:
+    def spread_out(rank: int, subject: object, answer: object) -> object:
+        if not isinstance(subject, Overview) or not isinstance(answer, Found):
+            return answer
+        facts = msgspec.structs.replace(
+            answer.items[0].facts,
+            shape=(32, 32), offset=(4 * (rank // 8), 4 * (rank % 8)), placements="Shard(dim=0), Shard(dim=1)",
+            mesh_dim_names=("dp", "tp"), mesh_shape=(8, 8), coordinate=(rank // 8, rank % 8),
+            shard=(rank // 8, rank % 8),
+        )  # fmt: skip
+        return Found("DTensor", "", (Item("", facts),))
+
+    torch.manual_seed(3)
+    namespaces = {rank: {"d": torch.randn(4, 4)} for rank in range(64)}
+    with open_page(browser, LocalAnswers("d", namespaces, spread_out)) as (page, _):
+        assert page.locator(".cmi-panel[data-tab=overview] tr[data-ranks]").count() == 64
+        keep(page, "inspector-64-overview")
+        page.get_by_role("tab", name="Shards").click()
+        assert page.locator(".cmi-block").count() == 64
+        keep(page, "inspector-64-shards")
+        page.locator(".cmi-block[data-ranks='42']").click()
+        expect(page.get_by_label("rank", exact=True)).to_have_value("42")
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_gradients_are_sorted_and_flagged(browser: Browser, theme: str) -> None:
+    namespaces = {}
+    for rank in range(2):
+        torch.manual_seed(4)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 4), torch.nn.Linear(4, 3)
+        )
+        model(torch.randn(8, 6)).square().mean().backward()
+        first, second, third = model[0], model[2], model[3]
+        assert isinstance(first.weight, torch.Tensor)
+        assert first.weight.grad is not None
+        first.weight.grad[0, 0] = float("nan")
+        second.weight.grad.zero_()
+        second.bias.grad = None
+        third.bias.grad += rank
+        namespaces[rank] = {"model": model}
+    with open_page(browser, LocalAnswers("model", namespaces), dark=theme == "dark", grads=True) as (page, _):
+        expect(page.get_by_role("tab", name="Gradients")).to_have_attribute("aria-selected", "true")
+        rows = page.locator(".cmi-panel[data-tab=gradients] tbody tr")
+
+        def flags(name: str) -> list[str]:
+            return page.locator(f"tr[data-name='{name}'] .cmi-flag").all_inner_texts()
+
+        expect(rows).to_have_count(6)
+        assert flags("0.weight") == ["NaN"]
+        assert flags("2.weight") == ["dead"]
+        assert flags("2.bias") == ["no gradient"]
+        assert flags("3.bias") == ["unequal"]
+        assert flags("3.weight") == []
+        page.get_by_role("button", name="sort by norm of gradient").click()
+        norms = [float(text) for text in rows.locator(".cmi-bars span").all_inner_texts() if text]
+        assert norms == sorted(norms, reverse=True)
+        names = [row.get_attribute("data-name") for row in rows.all()]
+        assert names[-1] == "2.bias"
+        page.get_by_role("button", name="sort by parameter").click()
+        assert [row.get_attribute("data-name") for row in rows.all()] == sorted(filter(None, names))
+        keep(page, f"inspector-gradients-{theme}")
+
+
+def test_a_saved_notebook_has_the_last_picture(browser: Browser) -> None:
+    values = torch.linspace(-1, 1, 400 * 300).reshape(400, 300)
+    with open_page(browser, LocalAnswers("w", {0: {"w": values}})) as (page, kernel):
+        open_heatmap(page)
+        page.wait_for_function("() => window.testState.picture")
+        state = page.evaluate("() => JSON.parse(JSON.stringify(window.testState))")
+        assert len(state["picture"]["data"]) < 100_000
+        assert len(str(state_of(kernel.inspector.widget))) < 20_000
+    with open_page(browser, LocalAnswers("w", {0: {"w": values}}), saved=state) as (page, _):
+        page.get_by_role("tab", name="Heatmap").click()
+        expect(page.locator(".cmi-notice")).to_contain_text("no kernel answers", timeout=10_000)
+        canvas = page.locator("canvas")
+        box = canvas.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 10, box["y"] + 10)
+        expect(page.locator(".cmi-value")).to_contain_text("≈ -0.9")
+        colour = "c => [...c.getContext('2d').getImageData(c.width / 2, 5, 1, 1).data]"
+        assert canvas.evaluate(colour)[3] == 255
+        expect(page.get_by_role("button", name="Look again now")).to_be_disabled()
+        keep(page, "inspector-saved")
+
+
+def test_it_looks_again_after_a_cell_and_while_one_runs(browser: Browser) -> None:
+    names = {"w": torch.zeros(3, 3)}
+    answers = LocalAnswers("w", {0: names})
+    with open_page(browser, answers, watch=True, period_s=0.02) as (page, kernel):
+        expect(page.locator("#root")).to_have_attribute("data-live", "true")
+        most = page.locator("[data-key=max]")
+        expect(most).to_have_text("0")
+        expect(page.get_by_role("button", name="Look again after each cell")).to_have_attribute(
+            "aria-pressed", "true"
+        )
+        refresher = kernel.inspector.refresher
+        refresher.before_cell()
+        names["w"] = torch.full((3, 3), 5.0)
+        refresher.after_cell()
+        expect(most).to_have_text("5")
+
+        page.get_by_role("button", name="Look again each second while a cell runs").click()
+        expect(page.get_by_role("button", name="Look again each second while a cell runs")).to_have_attribute(
+            "aria-pressed", "true"
+        )
+        answers.busy = True
+        refresher.before_cell()
+        names["w"] = torch.full((3, 3), 6.0)
+        expect(most).to_have_text("6")
+        expect(page.locator(".cmi-notice")).to_contain_text("values may be torn")
+        answers.busy = False
+        names["w"] = torch.full((3, 3), 7.0)
+        refresher.after_cell()
+        expect(most).to_have_text("7")
+        expect(page.locator(".cmi-notice")).to_be_hidden()
