@@ -11,8 +11,8 @@ from tests.browser.lab import Notebook, Server, open_notebook
 
 
 @pytest.fixture
-def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
-    with open_notebook(browser, server, "plots.ipynb") as notebook:
+def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         yield notebook
 
