@@ -100,10 +100,12 @@ class RankComms:
         verb, buffers = parcel
         content = json.loads(verb.content)
         model = self._models.get(verb.comm)
-        if verb.kind == "open":
-            if model is None and run in self._cells:
-                self._open(ranks[0], self._cells[run], verb.comm, content, list(buffers))
-        elif model is None or model.rank != ranks[0]:
+        if model is None:
+            if verb.kind == "open" and self._cells:
+                # Of an old run's thread it is no longer known which cell it was.
+                cell = self._cells.get(run) or next(reversed(self._cells.values()))
+                self._open(ranks[0], cell, verb.comm, content, list(buffers))
+        elif model.rank != ranks[0] or verb.kind == "open":
             return
         elif verb.kind == "close":
             self._forget(verb.comm)

@@ -11,6 +11,7 @@ from .mirror import Mirror
 _MODEL = "IPY_MODEL_"
 _MAX_LINES = 200
 _MAX_CHARACTERS = 2_000
+_REMARK = "font:11px monospace;opacity:.65;margin:2px 0"
 _STYLE = "font:13px monospace;white-space:pre-wrap;line-height:1.5"
 
 
@@ -31,7 +32,7 @@ def draw_still(model_id: str, mirrors: Mapping[str, Mirror], text: str, why: str
     if [line for line, _ in lines if not line.startswith("[")] == []:
         lines = [(text, f"<div>{html.escape(text)}</div>")]
     body = "".join(content for _, content in lines)
-    drawn = f'<div style="{_STYLE}">{body}</div><div style="opacity:.65">{html.escape(why)}</div>'
+    drawn = f'<div style="{_STYLE}">{body}</div><div style="{_REMARK}">{html.escape(why)}</div>'
     return "\n".join([*(line for line, _ in lines), why]), drawn
 
 

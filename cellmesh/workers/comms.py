@@ -153,10 +153,10 @@ class Comms:
             self._updates.add(comm, data["state"])
             return
         self._updates.flush()
-        packed = json.dumps(content, default=str).encode()
-        self._send(
-            Parcel(ToFrontEnd(comm.run, comm.comm_id, kind, packed, len(buffers)), _as_frames(buffers))
-        )
+        packed = json.dumps(content, default=str)
+        self._open_referred(packed, {comm.comm_id})
+        verb = ToFrontEnd(comm.run, comm.comm_id, kind, packed.encode(), len(buffers))
+        self._send(Parcel(verb, _as_frames(buffers)))
 
     # ---- inside
 
@@ -181,8 +181,9 @@ class Comms:
     def _send_update(self, comm: RankComm, state: Mapping[str, str]) -> None:
         """Send an update; the values are JSON already."""
         values = ",".join(f"{json.dumps(name)}:{value}" for name, value in state.items())
-        packed = f'{{"data":{{"method":"update","state":{{{values}}},"buffer_paths":[]}}}}'.encode()
-        self._send(Parcel(ToFrontEnd(comm.run, comm.comm_id, "message", packed)))
+        packed = f'{{"data":{{"method":"update","state":{{{values}}},"buffer_paths":[]}}}}'
+        self._open_referred(packed, {comm.comm_id})
+        self._send(Parcel(ToFrontEnd(comm.run, comm.comm_id, "message", packed.encode())))
 
     def _speak_up(self, model_id: str) -> None:
         """A widget is about to be displayed by the rank that leads: what is quiet is opened."""
@@ -203,11 +204,15 @@ class Comms:
             return
         content, buffers = comm.describe()
         packed = json.dumps(content, default=str)
-        for part in packed.split('"IPY_MODEL_')[1:]:
-            self._open_again(part.partition('"')[0], opened)
+        self._open_referred(packed, opened)
         comm.run, comm.audience = self._tracker.current(), self._audience
         verb = ToFrontEnd(comm.run, comm_id, "open", packed.encode(), len(buffers))
         self._send(Parcel(verb, _as_frames(buffers)))
+
+    def _open_referred(self, packed: str, opened: set[str]) -> None:
+        """Open the models that a message names and the front end does not know."""
+        for part in packed.split('"IPY_MODEL_')[1:]:
+            self._open_again(part.partition('"')[0], opened)
 
 
 _SHORT = {"open": "open", "message": "msg", "close": "close"}

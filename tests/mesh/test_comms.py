@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager
 
+import cellmesh as cm
 from tests.conftest import check_nothing_left, own_runtime_dir
 
 from .test_kernel import WAIT_S, Notebook, Outcome, plain
@@ -141,6 +142,18 @@ def test_another_ranks_widget_is_shown_once_it_leads(notebook: Notebook) -> None
     assert notebook.run("%%dist\nprint(child.value)").text() == "[0] 0\n[1] 1\n[2] 5\n"
 
 
+def test_a_widget_that_refers_to_a_quiet_one_opens_it_first(notebook: Notebook) -> None:
+    Front(notebook, f"%%dist\n{BEGIN}first, second = w.IntText(rank), w.IntText(10 * rank)")
+    front = Front(notebook, "%%dist --ranks 1\nbox = w.VBox([first])\ndisplay(box)\nbox.children = [second]")
+    (box,) = front.views
+    front.wait_until(lambda: len(front.models("IntTextModel")) == 2)
+    ids = [content.get("comm_id") for _, content in front.outcome.messages]
+    first, second = front.models("IntTextModel")
+    assert ids.index(first) < ids.index(box) < ids.index(second)
+    assert (front.state(first)["value"], front.state(second)["value"]) == (1, 10)
+    front.wait_until(lambda: front.state(box)["children"] == [f"IPY_MODEL_{second}"])
+
+
 def test_a_widget_that_only_a_higher_rank_displays_is_named(notebook: Notebook) -> None:
     front = Front(notebook, f"%%dist\n{BEGIN}if rank == 1:\n    display(w.IntSlider())")
     assert front.views == []
@@ -247,6 +260,7 @@ def test_a_page_that_is_loaded_again_is_told_of_ranks_widgets(notebook: Notebook
     front.wait_until(lambda: front.state(slider)["description"] == "from the rank")
 
     client = notebook.client
+    own = notebook.run("print(own.model_id)").text().strip()
     known = client.comm_info(reply=True, timeout=WAIT_S)["content"]["comms"]
     assert known[slider] == {"target_name": "jupyter.widget"}
 
@@ -266,7 +280,7 @@ def test_a_page_that_is_loaded_again_is_told_of_ranks_widgets(notebook: Notebook
     state = data["states"][slider]
     assert (state["model_name"], state["state"]["value"]) == ("IntSliderModel", 9)
     assert state["state"]["description"] == "from the rank"
-    assert any(each["model_name"] == "IntTextModel" for each in data["states"].values()), "the kernel's own"
+    assert data["states"][own]["state"]["value"] == 3, "the kernel's own"
     index = data["buffer_paths"].index([image, "state", "value"])
     assert bytes(message["buffers"][index]) == b"png"
 
@@ -403,6 +417,29 @@ def test_a_comm_without_widgets(notebook: Notebook) -> None:
     front.wait_until(
         lambda: any(k == "comm_msg" and c["data"] == {"back": {"x": [1]}} for k, c in front.outcome.messages)
     )
+
+
+def test_a_widget_of_the_notebooks_own_runs_all_ranks(notebook: Notebook) -> None:
+    front = Front(
+        notebook,
+        "import ipywidgets\n"
+        "def total(x):\n    mesh.cell(f't = torch.tensor({x} + rank); dist.all_reduce(t); print(t.item())')\n"
+        "ipywidgets.interact(total, x=(0, 10));",
+    )
+    assert front.outcome.text() == "[0-2] 18\n"
+    (slider,) = front.models("IntSliderModel")
+    moved = front.set(slider, value=7)
+    assert moved.text() == "[0-2] 24\n", "as an answer to the move, which is where `Output` picks it up"
+
+
+def test_comms_are_the_ranks_own_whatever_is_imported(runtime_dir: Path) -> None:
+    with cm.start(1, preload=["ipywidgets"]) as mesh:
+        mesh.cell(
+            "import comm, ipykernel.ipkernel, ipywidgets\n"
+            "kinds = [type(made).__name__ for made in (comm.create_comm('x'), ipywidgets.Label().comm)]"
+        )
+        assert mesh[0].pull("kinds") == ["RankComm", "RankComm"]
+    check_nothing_left(runtime_dir)
 
 
 def test_the_number_of_widgets_is_bounded(notebook: Notebook, tmp_path: Path) -> None:
