@@ -45,7 +45,9 @@ class CellCompletion:
         self._shell = shell
         self._mesh = mesh
         self._read = read
+        self._kernel: Any = getattr(shell, "kernel", None)
         self._own: Any = None
+        self._own_of_kernel: Any = None
         self._matcher: Any = None
 
     def install(self) -> None:
@@ -60,6 +62,9 @@ class CellCompletion:
 
         self._matcher = match_options
         completer.custom_matchers.append(match_options)
+        if self._kernel is not None:
+            self._own_of_kernel = self._kernel.do_complete
+            self._kernel.do_complete = self._do_complete
 
     def remove(self) -> None:
         """Undo `install`."""
@@ -68,6 +73,9 @@ class CellCompletion:
             del completer.completions
         with contextlib.suppress(ValueError):
             completer.custom_matchers.remove(self._matcher)
+        if self._kernel is not None:
+            with contextlib.suppress(AttributeError):
+                del self._kernel.do_complete
 
     def _completions(self, text: str, offset: int) -> Iterator[Completion]:
         found, begin = self._ask(text, offset)
@@ -81,6 +89,22 @@ class CellCompletion:
         with self._without_names():
             others = list(self._own(text, offset))
         yield from (each for each in others if each.text not in found.texts)
+
+    def _do_complete(self, code: str, cursor_pos: int | None) -> Any:
+        """As the kernel does; where it would show IPython one line only, a rank is asked all the same."""
+        found, begin = None, 0
+        if not getattr(self._kernel, "use_experimental_completions", True):
+            cursor_pos = len(code) if cursor_pos is None else cursor_pos
+            found, begin = self._ask(code, cursor_pos)
+        if found is None or not found.texts:
+            return self._own_of_kernel(code, cursor_pos)
+        return {
+            "status": "ok",
+            "matches": list(found.texts),
+            "cursor_start": begin + found.begin,
+            "cursor_end": cursor_pos,
+            "metadata": {},
+        }
 
     def _ask(self, text: str, offset: int) -> tuple[Completions | None, int]:
         """What a rank has, and where in the text its cell begins."""

@@ -1,0 +1,294 @@
+"""Tab and help over the Jupyter protocol, and in a terminal: names that live on the ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.conftest import check_nothing_left, own_runtime_dir
+
+from .test_kernel import WAIT_S, Notebook, open_notebook, plain
+
+CELL = """%%dist
+from torch import nn
+
+class Net(nn.Module):
+    "a net of two layers"
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 2)])
+
+def double_it(value, times=2):
+    "as many times as one likes"
+    return value * times
+
+net_of_ranks = Net()
+weights_of_ranks = net_of_ranks.state_dict()
+if rank == 2:
+    only_on_two = 1
+"""
+LOOP = "%%dist --nowait\nimport time\nprint('begun')\nwhile True:\n    time.sleep(0.01)"
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with own_runtime_dir() as directory:
+        with open_notebook() as opened:
+            assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
+            # A loaded machine takes its time, and what is tested here is not how long.
+            opened.run("import cellmesh.magics.completion as patient\npatient._WAIT_S = 30")
+            opened.run(
+                "import cellmesh.magics.help as patient\npatient._TOOLTIP_S = 30\npatient._HELP_S = 30"
+            )
+            opened.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = [1]")
+            assert opened.run(CELL).status == "ok"
+            yield opened
+            assert opened.run("%dist_stop").status == "ok"
+        check_nothing_left(directory)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """An answer to a request for completions."""
+
+    matches: list[str]
+    replaced: str
+    types: dict[str, str]
+
+
+def reply_to(notebook: Notebook, request: str) -> dict[str, Any]:
+    reply = notebook.client.get_shell_msg(timeout=WAIT_S)
+    while reply["parent_header"].get("msg_id") != request:
+        reply = notebook.client.get_shell_msg(timeout=WAIT_S)
+    content: dict[str, Any] = reply["content"]
+    assert content["status"] == "ok"
+    return content
+
+
+def complete(notebook: Notebook, code: str, cursor: int | None = None) -> Completed:
+    content = reply_to(notebook, notebook.client.complete(code, cursor))
+    details = content["metadata"].get("_jupyter_types_experimental", [])
+    return Completed(
+        content["matches"],
+        code[content["cursor_start"] : content["cursor_end"]],
+        {detail["text"]: detail["type"] for detail in details},
+    )
+
+
+def inspect(notebook: Notebook, code: str, cursor: int, detail: int = 0) -> str:
+    content = reply_to(notebook, notebook.client.inspect(code, cursor, detail))
+    return plain(content["data"]["text/plain"]) if content["found"] else ""
+
+
+def pager(notebook: Notebook, code: str) -> str:
+    """What a cell shows in the pager."""
+    cell = notebook.client.execute(code)
+    return "".join(plain(each["data"]["text/plain"]) for each in reply_to(notebook, cell)["payload"])
+
+
+@pytest.mark.parametrize("magic", ["%%dist", "%%dist --ranks 1-2", "%%dist_profile --rows 3"])
+def test_names_and_attributes_of_the_ranks(notebook: Notebook, magic: str) -> None:
+    names = complete(notebook, f"{magic}\nx = 1\nnet_of")
+    assert (names.matches, names.replaced) == (["net_of_ranks"], "net_of")
+    assert names.types == {"net_of_ranks": "instance"}
+    code = f"{magic}\nprint(net_of_ranks.layers[1].wei)"
+    attributes = complete(notebook, code, len(code) - 1)
+    assert (attributes.matches, attributes.replaced) == (["weight"], "wei")
+    keys = complete(notebook, f"{magic}\nweights_of_ranks['layers.1.")
+    assert (keys.matches, keys.replaced) == (["layers.1.weight", "layers.1.bias"], "layers.1.")
+
+
+def test_positions_count_characters(notebook: Notebook) -> None:
+    code = "%%dist\ngröße = '🙂'\nnet_of_ranks.lay = 1"
+    found = complete(notebook, code, code.index(" = 1"))
+    assert (found.matches, found.replaced) == (["layers"], "lay")
+
+
+def test_all_of_a_large_module_is_there(notebook: Notebook) -> None:
+    matches = complete(notebook, "%%dist\ntorch.").matches
+    assert len(matches) > 900
+    assert {"ones", "nn", "zeros_like"} <= set(matches)
+
+
+def test_the_chosen_ranks_are_asked(notebook: Notebook) -> None:
+    assert complete(notebook, "%%dist --ranks 2\nonly_on").matches == ["only_on_two"]
+    assert complete(notebook, "%%dist --at dp=2\nonly_on").matches == ["only_on_two"]
+    assert complete(notebook, "%%dist --ranks 0-1\nonly_on").matches == []
+
+
+def test_the_notebooks_names_stay_out_and_magics_and_files_come_in(notebook: Notebook) -> None:
+    found = complete(notebook, "%%dist\nname_in_ranks = 1\nname_in")
+    assert found.matches == ["name_in_ranks"]
+    assert "%time" in complete(notebook, "%%dist\n%tim").matches
+    assert "/tmp/" in complete(notebook, "%%dist\nopen('/tm").matches
+    assert complete(notebook, "%%dist\ntyp").types["type"] == "class"
+    assert complete(notebook, "%%dist\nwhil").types["while"] == "keyword"
+
+
+def test_plain_cells_stay_what_they_are(notebook: Notebook) -> None:
+    assert complete(notebook, "name_in").matches == ["name_in_notebook"]
+    assert complete(notebook, "net_of").matches == []
+    assert complete(notebook, "%%local\nname_in").matches == ["name_in_notebook"]
+    assert inspect(notebook, "double_it(1)", 3) == ""
+
+
+def test_unknown_names_are_completed_by_the_notebook(notebook: Notebook) -> None:
+    assert complete(notebook, "%%dist\nname_in_notebook.app").matches == [".append"]  # without jedi
+    assert complete(notebook, "%%dist\nno_such_name.").matches == []
+    assert complete(notebook, "%%dist --no-such-option\nname_in").matches == ["name_in_notebook"]
+    assert complete(notebook, "%%dist --ranks 77\nname_in").matches == ["name_in_notebook"]
+
+
+def test_auto_mode(notebook: Notebook) -> None:
+    notebook.run("%dist_auto on")
+    try:
+        assert complete(notebook, "net_of").matches == ["net_of_ranks"]
+        assert complete(notebook, "%%time\nnet_of_ranks.lay").matches == ["layers"]
+        assert complete(notebook, "%%local\nname_in").matches == ["name_in_notebook"]
+        assert complete(notebook, "%dist_auto o").matches == ["on", "off"]
+        assert "as many times as one likes" in inspect(notebook, "double_it(1)", 3)
+        assert "as many times as one likes" in pager(notebook, "double_it?")
+        assert "return value * times" in pager(notebook, "??double_it")
+        assert "a net of two layers" in pager(notebook, "# what is it\nnet_of_ranks?")
+        assert "Example" in pager(notebook, "%dist_status?")
+    finally:
+        notebook.run("%dist_auto off")
+    assert complete(notebook, "net_of").matches == []
+
+
+def test_busy_ranks_answer(notebook: Notebook) -> None:
+    cell = notebook.send(LOOP)
+    notebook.read_until(cell, lambda outcome: "begun" in outcome.text())
+    try:
+        assert complete(notebook, "%%dist\nnet_of").matches == ["net_of_ranks"]
+        assert complete(notebook, "%%dist\nnet_of_ranks.layers[0].bi").matches == ["bias"]
+        assert complete(notebook, "%dist_pull net_of_ranks.lay").matches == ["layers"]
+        assert "return value * times" in inspect(notebook, "%%dist\ndouble_it(1)", 10, 1)
+        assert "as many times as one likes" in pager(notebook, "%%dist\ndouble_it?")
+    finally:
+        notebook.run("%dist_interrupt")
+        notebook.read_until(cell, lambda outcome: bool(outcome.errors()))
+
+
+def test_help_shows_docstring_and_source(notebook: Notebook) -> None:
+    code = "%%dist\nx = double_it(3)"
+    assert "Signature: double_it(value, times=2)" in inspect(notebook, code, code.index("it(3"))
+    assert "as many times as one likes" in inspect(notebook, code, len(code) - 1), "inside its brackets"
+    indexed = "%%dist\nnet_of_ranks.layers[0].in_features"
+    assert "String form: 2" in inspect(notebook, indexed, len(indexed) - 3)
+    assert "ModuleList(\n  (0): Linear" in inspect(notebook, indexed, indexed.index("yers"))
+    assert "as many times as one likes" in pager(notebook, "%%dist\ndouble_it?")
+    source = pager(notebook, "%%dist --ranks 1\ndouble_it??")
+    assert (
+        'def double_it(value, times=2):\n    "as many times as one likes"\n    return value * times' in source
+    )
+    assert "self.layers = nn.ModuleList" in pager(notebook, "%%dist\n??Net"), "a class made in a cell"
+    assert "Linear(in_features=3" in pager(notebook, "%%dist\nnet_of_ranks.layers[1]?")
+
+
+def test_help_for_what_is_unknown_is_ipythons(notebook: Notebook) -> None:
+    assert notebook.run("%%dist\nno_such_name?").text() == "Object `no_such_name` not found.\n"
+    assert "list" in pager(notebook, "%%dist\nname_in_notebook?")
+    assert inspect(notebook, "%%dist\nno_such_name", 12) == ""
+
+
+def test_help_among_code_runs_on_the_ranks(notebook: Notebook) -> None:
+    text = plain(notebook.run("%%dist\nx = 1\ndouble_it?").text())
+    assert "[0-2] Docstring: as many times as one likes" in text
+
+
+def test_magics_complete_their_options(notebook: Notebook) -> None:
+    assert complete(notebook, "%%dist --ra").matches == ["--ranks"]
+    assert complete(notebook, "%%dist --ranks 0,").matches == ["1", "2"]
+    assert complete(notebook, "%%dist --at d").matches == ["dp="]
+    assert complete(notebook, "x = 1\n%dist_start --backend n").matches == ["nccl"]
+    pulled = complete(notebook, "%dist_pull net_of_ranks.layers[0].we")
+    assert (pulled.matches, pulled.replaced) == (["weight"], "we")
+    assert complete(notebook, "%dist_inspect net_o").matches == ["net_of_ranks"]
+    assert complete(notebook, "%dist_check net_o").matches == ["net_of_ranks"]
+    assert complete(notebook, "%dist_save net_o").matches == ["net_of_ranks"]
+    assert complete(notebook, "%dist_push name_i").matches == ["name_in_notebook"]
+    assert len(complete(notebook, "%dist_attach ").matches) == 1
+
+
+def test_a_kernel_that_completes_line_by_line(notebook: Notebook) -> None:
+    notebook.run("get_ipython().kernel.use_experimental_completions = False")
+    try:
+        found = complete(notebook, "%%dist\nx = 1\nnet_of_ranks.lay")
+        assert (found.matches, found.replaced) == (["layers"], "lay")
+        assert complete(notebook, "%dist_start --backend n").matches == ["nccl"]
+        assert complete(notebook, "name_in").matches == ["name_in_notebook"]
+    finally:
+        notebook.run("get_ipython().kernel.use_experimental_completions = True")
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
+    notebook.run(
+        "import os, signal\n"
+        "[stopped] = [info.pid for info in mesh.report() if info.rank == 1]\n"
+        "patient_for, patient._WAIT_S = 30, 0.15\n"
+        "import cellmesh.magics.completion as completion\ncompletion._WAIT_S = 0.15\n"
+        "os.kill(stopped, signal.SIGSTOP)"
+    )
+    try:
+        assert complete(notebook, "%%dist --ranks 1\nname_in").matches == ["name_in_notebook"]
+    finally:
+        notebook.run("os.kill(stopped, signal.SIGCONT)\ncompletion._WAIT_S = 30")
+    assert complete(notebook, "%%dist --ranks 1\nnet_of").matches == ["net_of_ranks"]
+
+
+def test_unloading_undoes_it() -> None:
+    with own_runtime_dir() as directory, open_notebook() as notebook:
+        notebook.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = 1")
+        notebook.run("%load_ext cellmesh\n%dist_start 1")
+        notebook.run("%unload_ext cellmesh")
+        left = notebook.run(
+            "s = get_ipython()\nwrapped = {'completions', 'do_complete', 'do_inspect'}\n"
+            "print(sorted(wrapped & {*vars(s.Completer), *vars(s.kernel)}))\n"
+            "print(s.Completer.custom_matchers, s.Completer.disable_matchers)"
+        )
+        assert left.text() == "[]\n[] []\n"
+        assert complete(notebook, "%%dist\nname_in").matches == ["name_in_notebook"]
+        check_nothing_left(directory)
+
+
+TERMINAL = """
+import warnings
+from IPython.terminal.interactiveshell import TerminalInteractiveShell
+from IPython.terminal.ptutils import IPythonPTCompleter
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+import cellmesh.magics.completion
+
+cellmesh.magics.completion._WAIT_S = 30
+shell = TerminalInteractiveShell.instance()
+shell.Completer.use_jedi = False
+shell.run_cell("%load_ext cellmesh")
+shell.run_cell("%dist_start 2")
+shell.run_cell("%%dist\\nname_on_ranks = 'x'\\ndef f():\\n    'does much'")
+completer = IPythonPTCompleter(shell=shell)
+for code in ("%%dist\\nname_on", "%%dist\\nname_on_ranks.upp", "%%dist --ra", "%dist_pull name_"):
+    found = completer.get_completions(Document(code), CompleteEvent())
+    print(repr(code), [(each.text, each.start_position) for each in found])
+shell.run_cell("%%dist\\nf?")
+shell.run_cell("%dist_stop")
+"""
+
+
+def test_terminal_ipython() -> None:
+    with own_runtime_dir() as directory:
+        done = subprocess.run(
+            [sys.executable, "-c", TERMINAL], capture_output=True, text=True, timeout=100, check=True
+        )
+        check_nothing_left(directory)
+    assert "'%%dist\\nname_on' [('name_on_ranks', -7)]" in done.stdout
+    assert "'%%dist\\nname_on_ranks.upp' [('upper', -3)]" in done.stdout
+    assert "'%%dist --ra' [('--ranks', -4)]" in done.stdout
+    assert "'%dist_pull name_' [('name_on_ranks', -5)]" in done.stdout
+    assert "does much" in plain(done.stdout)
