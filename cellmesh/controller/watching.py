@@ -21,6 +21,8 @@ Doing = Literal["idle", "runs", "waits", "asks", "heals", "new", "starts", "sile
 # What is drawn over time.
 SERIES = ("cpu", "rss", "gpu", "gpu_memory")
 _SPAN_S = 60.0
+# How often an idle rank is asked again whether it is, in seconds.
+_ASK_IDLE_S = 5
 # So much of a call is shown, in characters.
 _MAX_WHERE = 80
 
@@ -86,11 +88,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory: int | None = None
 
 
-def look_around(session: Session) -> Snapshot | None:
+def look_around(session: Session, before: Snapshot | None = None) -> Snapshot | None:
     """Look at all ranks and their processes. Blocks; at most a second for ranks that do not answer.
 
     Args:
         session: the mesh.
+        before: the look before; what idle ranks said then need not be asked again.
 
     Returns:
         What there is to see; None if the mesh has ended.
@@ -101,9 +104,37 @@ def look_around(session: Session) -> Snapshot | None:
     host = session.ask_host()
     if host is None:
         return None
-    is_ready = session.state == "ready"  # ranks that start cannot answer yet
-    states = session.states(range(session.num_ranks)) if is_ready else {}
+    known = keep_states(before, host.ranks, host.at_s)
+    states: dict[int, RankState] = {}
+    if session.state == "ready":  # ranks that start cannot answer yet
+        asked = [info.rank for info in host.ranks if info.rank not in known]
+        states = {**known, **(session.states(asked) if asked else {})}
     return Snapshot(host.at_s, session.state, dict(session.dims), host.ranks, states)
+
+
+def keep_states(before: Snapshot | None, infos: Iterable[RankInfo], at_s: float) -> dict[int, RankState]:
+    """What ranks said at the look before and would say now: that they are idle.
+
+    Args:
+        before: that look.
+        infos: the ranks, as the agent knows them now.
+        at_s: when it told that.
+    """
+    if before is None:
+        return {}
+    pids = {info.rank: info.pid for info in before.infos}
+    turn = int(at_s) % _ASK_IDLE_S  # all are asked now and then, some of them at a time
+    return {
+        info.rank: state
+        for info in infos
+        if info.phase == "idle"
+        and info.rank % _ASK_IDLE_S != turn
+        and info.pid == pids.get(info.rank)
+        and (state := before.states.get(info.rank)) is not None
+        and state.run < 0
+        and not state.is_broken
+        and not state.device.startswith("cuda")  # others may use its GPU
+    }
 
 
 def read_rows(before: Snapshot | None, now: Snapshot) -> list[Row]:

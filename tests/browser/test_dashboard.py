@@ -191,7 +191,7 @@ from cellmesh.magics.widgets.base import View
 from cellmesh.magics.widgets.dashboard import Dashboard, DashboardWidget, Static
 from cellmesh.wire.messages import RankInfo, RankState
 DIMS = {dims}
-def take():
+def take(before):
     now = time.monotonic()
     infos = [
         RankInfo(rank, 100 + rank, "node", "running", "cuda:0", "nccl", 3_000_000_000 + rank * 10_000_000,

@@ -45,7 +45,7 @@ class Rig:
         self.told: queue.Queue[dict[str, Any]] = queue.Queue()
         self.looks = 0
         self.take: Callable[[], Snapshot | None] = self.snapshot
-        self.dashboard = Dashboard(self.mesh, lambda: self.take(), self.told.put, period_s=0.01)  # type: ignore[arg-type]
+        self.dashboard = Dashboard(self.mesh, lambda before: self.take(), self.told.put, period_s=0.01)  # type: ignore[arg-type]
 
     def snapshot(self) -> Snapshot:
         self.looks += 1

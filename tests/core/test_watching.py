@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.board import FIRST_HEAL
-from cellmesh.controller.watching import Attention, History, Row, Snapshot, find_changes, read_rows
+from cellmesh.controller.watching import (
+    Attention,
+    History,
+    Row,
+    Snapshot,
+    find_changes,
+    keep_states,
+    read_rows,
+)
 from cellmesh.wire.messages import RankInfo, RankState
 
 
@@ -84,6 +92,35 @@ def test_cpu_is_what_was_used_between_two_looks() -> None:
     assert [row.cpu for row in read_rows(None, before)] == [None] * 3
     assert [row.cpu for row in read_rows(before, now)] == [25.0, 150.0, None]
     assert [row.cpu for row in read_rows(now, now)] == [None] * 3
+
+
+def test_idle_ranks_are_asked_now_and_then_and_others_always() -> None:
+    infos = [info(rank) for rank in range(10)]
+    before = look(infos, {rank: state() for rank in range(10)}, at_s=10.0)
+    assert keep_states(None, infos, 11.0) == {}
+    assert sorted(keep_states(before, infos, 11.0)) == [0, 2, 3, 4, 5, 7, 8, 9]
+    asked = [
+        set(range(10)) - keep_states(before, infos, at_s).keys() for at_s in (11.2, 12.2, 13.2, 14.2, 15.2)
+    ]
+    assert sorted(rank for ranks in asked for rank in ranks) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"phase": "running"}, state()),
+        ({"phase": "dead", "pid": 0}, state()),
+        ({"pid": 999}, state()),
+        ({}, state(3)),
+        ({}, state(is_broken=True)),
+        ({}, state(device="cuda:0")),
+        ({}, None),
+    ],
+)
+def test_what_may_have_changed_is_asked(changes: dict[str, Any], said: RankState | None) -> None:
+    before = look([info(0)], {} if said is None else {0: said})
+    assert keep_states(before, [info(0, **changes)], 11.0) == {}
+    assert keep_states(look([info(0)], {0: state()}), [info(0)], 11.0) == {0: state()}
 
 
 # ---- what is told of them

@@ -39,7 +39,7 @@ PERIOD_S = 1.0
 _LOG_BYTES = 8192
 _LOG_LINES = 60
 
-Take = Callable[[], Snapshot | None]
+Take = Callable[[Snapshot | None], Snapshot | None]
 
 
 class DashboardWidget(Widget):
@@ -54,7 +54,7 @@ class Dashboard:
 
     Args:
         mesh: which.
-        take: looks at it; None when there is nothing to see any more.
+        take: looks at it, given the look before; None when there is nothing to see any more.
         send: tells the front end; called on any thread.
         period_s: from one look to the next, in seconds.
     """
@@ -101,7 +101,7 @@ class Dashboard:
 
     def look(self) -> None:
         """Look at the mesh and tell what has changed."""
-        snapshot = self._take()
+        snapshot = self._take(self.snapshot)
         if snapshot is None:
             self.end()
             return
@@ -268,7 +268,7 @@ def show_dashboard(mesh: Mesh) -> View | Table:
     if cell_publisher() is None or session.state == "ended":
         return status_table(repr(mesh), mesh.report(), mesh.states())
     widget = DashboardWidget()
-    dashboard = Dashboard(mesh, lambda: look_around(session), widget.send)
+    dashboard = Dashboard(mesh, lambda before: look_around(session, before), widget.send)
     widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
     dashboard.look()
     view = View(widget, dashboard.static)
