@@ -72,6 +72,7 @@ class RankComms:
         self._send = send
         self._lock = threading.RLock()
         self._cells: collections.OrderedDict[int, Cell] = collections.OrderedDict()
+        self._last_cell: Cell | None = None
         self._models: dict[str, _Model] = {}
         self._views: dict[str, list[_View]] = {}
         self._inboxes: dict[int, Inbox] = {}
@@ -86,7 +87,7 @@ class RankComms:
 
     def began(self, run: int) -> None:
         """The calling cell begins a run, which may make widgets."""
-        cell = _calling_cell()
+        cell = self._last_cell = _calling_cell(self._last_cell)
         if cell is not None:
             with self._lock:
                 self._cells[run] = cell
@@ -101,9 +102,9 @@ class RankComms:
         content = json.loads(verb.content)
         model = self._models.get(verb.comm)
         if model is None:
-            if verb.kind == "open" and self._cells:
-                # Of an old run's thread it is no longer known which cell it was.
-                cell = self._cells.get(run) or next(reversed(self._cells.values()))
+            # Of an old run's thread it is no longer known which cell it was.
+            cell = self._cells.get(run, self._last_cell)
+            if verb.kind == "open" and cell is not None:
                 self._open(ranks[0], cell, verb.comm, content, list(buffers))
         elif model.rank != ranks[0] or verb.kind == "open":
             return
@@ -296,8 +297,10 @@ class RankComms:
 _NO = ("no", "n", "false", "off", "0", "0.0")
 
 
-def _calling_cell() -> Cell | None:
-    """The cell that asks, None outside of a Jupyter kernel."""
+def _calling_cell(last: Cell | None) -> Cell | None:
+    """The cell that asks, which often is the one that asked last; None outside of a Jupyter kernel."""
+    if last is not None and last.kernel.get_parent() is last.parent:
+        return last
     publish = cell_publisher()
     if publish is None:
         return None
