@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import reprlib
 import sys
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -58,8 +57,7 @@ def describe(value: Any, is_read: bool = True, has_digest: bool = True) -> Facts
     """
     tensor = as_tensor(value)
     if tensor is not None:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of features that are in beta; the user did not call them
+        with torch.no_grad():
             return _describe_tensor(kind_of(value), tensor, is_read, has_digest)
     return Facts(kind=kind_of(value), text=short_text(value), digest=digest_of_bytes(_bytes_of(value)))
 

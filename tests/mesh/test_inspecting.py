@@ -1,0 +1,208 @@
+"""Inspecting values of real ranks: where they are, whether replicas are equal, what they look like."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.comparing import Difference
+from cellmesh.controller.inspecting import Inspection, comparison_of, inspect, spread_of
+from cellmesh.controller.looking import look
+from cellmesh.wire.looks import Element, Gradients, Overview, Picture
+
+MODEL = """
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+model(torch.ones(3, 6)).sum().backward()
+optimizer.step()
+"""
+
+
+def differences(inspection: Inspection, path: str = "") -> list[Difference | None]:
+    return [each.difference for each in inspection.comparisons[path].unequal]
+
+
+def test_replicas_that_differ_a_little_are_told_by_how_much(mesh: cm.Mesh) -> None:
+    mesh.cell(
+        "torch.manual_seed(0); w = torch.randn(700, 900)\n"
+        "if rank == 1: w[345, 678] += 0.5\n"
+        "if rank == 3: w[1, 2] -= 0.25"
+    )
+    inspection = mesh.inspect("w")
+    (replicas,) = inspection.comparisons[""].unequal
+    assert replicas.alike == ((0, 2), (1,), (3,))
+    assert replicas.difference is not None
+    assert replicas.difference.largest == pytest.approx(0.5, abs=1e-6)
+    assert not replicas.difference.is_lower_bound
+    mesh.cell("w = w + rank * torch.rand_like(w)")
+    (difference,) = differences(mesh.inspect("w"))
+    assert difference is not None
+    assert difference.is_lower_bound
+    assert 2.9 < difference.largest <= 4.5
+
+
+def test_a_nan_on_one_rank_is_a_difference(mesh: cm.Mesh) -> None:
+    mesh.cell("n = torch.zeros(3)\nif rank == 2: n[1] = float('nan')")
+    assert differences(mesh.inspect("n")) == [Difference(float("inf"), False)]
+    mesh.cell("n = torch.zeros(3)\nif rank == 2: n[1] = -0.0")
+    assert differences(mesh.inspect("n")) == [Difference(0.0, False)]
+
+
+def test_values_are_shown_where_they_are_and_errors_where_not(mesh: cm.Mesh) -> None:
+    mesh.cell("if rank in (1, 2): here = torch.full((2,), float(rank))")
+    inspection = mesh.inspect("here")
+    assert sorted(inspection) == [1, 2]
+    assert {rank: refusal.type_name for rank, refusal in inspection.refusals.items()} == {
+        0: "NameError", 3: "NameError",
+    }  # fmt: skip
+    assert [inspection[rank].max for rank in inspection] == [1.0, 2.0]
+    assert inspection.spreads[""].counts[1][0] == inspection.spreads[""].counts[2][-1] == 2
+    raised = mesh.inspect("here.nothing / 0")
+    assert not raised.found
+    assert raised.refusals[1].type_name == "AttributeError"
+    assert mesh[1:3].inspect("here").refusals == {}
+    assert mesh[1].inspect("here")[1].max == 1.0
+
+
+def test_histograms_have_one_scale(mesh: cm.Mesh) -> None:
+    mesh.cell("h = torch.linspace(0, 1, 100) + rank")
+    inspection = inspect(mesh, "h", num_bins=8)
+    spread = inspection.spreads[""]
+    assert (spread.low, spread.high) == (0.0, 4.0)
+    assert {rank: np.nonzero(counts)[0].tolist() for rank, counts in spread.counts.items()} == {
+        0: [0, 1, 2], 1: [2, 3, 4], 2: [4, 5, 6], 3: [6, 7],
+    }  # fmt: skip
+    assert all(sum(counts) == 100 for counts in spread.counts.values())
+
+
+def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
+    mesh.cell(MODEL)
+    model = mesh.inspect("model")
+    assert model.paths == ("module.0.weight", "module.0.bias", "module.1.weight", "module.1.bias")
+    assert {str(comparison) for comparison in model.comparisons.values()} == {
+        "replicas are equal, bit for bit"
+    }
+    assert set(model.spreads) == set(model.paths)
+    optimizer = mesh.inspect("optimizer")
+    assert "state[3].exp_avg" in optimizer.paths
+    assert optimizer.facts_of("param_groups[0].lr")[2].text == "0.1"
+    mesh.cell("if rank == 3: model.module[1].bias.data[0] += 1")
+    again = mesh.inspect("model")
+    assert differences(again, "module.1.bias") == [Difference(1.0, False)]
+    comparison = comparison_of(mesh, again, "module.1.bias")
+    assert str(comparison) == "replicas differ: ranks 0-2 ≠ 3 by up to 1"
+    spread = spread_of(mesh, again, "module.1.bias", num_bins=4)
+    assert spread is not None
+    assert sum(sum(counts) for counts in spread.counts.values()) == 8
+
+
+def test_gradients_are_told_by_parameter(mesh: cm.Mesh) -> None:
+    mesh.cell(MODEL + "\nif rank == 0: model.module[0].bias.grad[0] = float('inf')")
+    looked = look(mesh, Gradients("model"))
+    assert [one.name for one in looked.answers[0]][:2] == ["module.0.weight", "module.0.bias"]
+    weights = {answer[0].digest for answer in looked.answers.values()}
+    assert len(weights) == 1
+    assert [answer[1].num_inf for answer in looked.answers.values()] == [1, 0, 0, 0]
+    assert looked.answers[0][1].norm == pytest.approx(
+        mesh[0].pull("model.module[0].bias.grad[1:].norm().item()"), rel=1e-6
+    )
+
+
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+torch.manual_seed(0)
+whole = torch.arange(70.).reshape(10, 7)
+u = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+same = distribute_tensor(whole, mesh, [Replicate(), Shard(0)])
+few = distribute_tensor(torch.ones(1, 3), mesh, [Shard(0), Replicate()])
+layer = torch.nn.Linear(7, 10)
+full = layer.weight.detach().clone()
+layer = parallelize_module(layer, mesh['tp'], ColwiseParallel())
+fully_shard(layer, mesh=mesh['dp'])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("u", "whole"), ("same", "whole"), ("layer.weight", "full"), ("few", "torch.ones(1, 3)")],
+)
+def test_the_parts_of_a_dtensor_lie_where_its_elements_come_from(
+    mesh: cm.Mesh, name: str, whole: str
+) -> None:
+    mesh.cell(SHARDED)
+    inspection = mesh.inspect(name)
+    locals_ = mesh.pull(f"{name}.to_local().detach().numpy()")
+    wanted = mesh[0].pull(f"({whole}).numpy()")
+    held = np.zeros(wanted.shape, int)
+    for rank, facts in inspection.items():
+        assert facts.shape == wanted.shape
+        assert facts.local_shape == locals_[rank].shape
+        at = tuple(
+            slice(begin, begin + size)
+            for begin, size in zip(facts.offset, facts.local_shape or (), strict=True)
+        )
+        np.testing.assert_array_equal(wanted[at], locals_[rank])
+        assert facts.mesh_dim_names == ("dp", "tp")
+        held[at] += 1
+    assert held.min() == held.max()
+    replicas = inspection.comparisons[""]
+    assert not replicas.unequal
+    if name == "same":
+        assert [each.ranks for each in replicas.replicas] == [(0, 2), (1, 3)]
+
+
+def test_pictures_are_of_the_ranks_own_part(mesh: cm.Mesh) -> None:
+    mesh.cell(SHARDED)
+    looked = look(mesh, Picture("u", "", (), (1, 0), (0, 3), (1, 5), 512, 512))
+    for rank, (row, col) in enumerate(itertools.product((0, 5), (0, 4))):
+        np.testing.assert_array_equal(
+            looked.answers[rank].values, np.arange(70.0).reshape(10, 7)[row + 1 : row + 5, col : col + 3].T
+        )
+    assert look(mesh, Element("u", "", (4, 2))).answers[3] == "69.0"
+    refused = look(mesh, Picture("u", "", (), (0, 1), (0, 5), (0, 4), 9, 9)).refusals
+    assert sorted(refused) == [1, 3]
+    assert "there are 3 columns" in refused[1].text
+
+
+def test_nothing_is_asked_of_other_ranks(mesh: cm.Mesh) -> None:
+    """While two ranks wait in a collective for the others, all can be inspected; none has begun one more."""
+    mesh.cell(SHARDED + MODEL)
+    run = mesh[0:2].submit_cell("dist.barrier()")
+    try:
+        for name in ("u", "same", "model", "optimizer", "layer"):
+            inspection = mesh.inspect(name)
+            assert sorted(inspection) == [0, 1, 2, 3]
+            assert inspection.torn == (0, 1)
+    finally:
+        mesh[2:4].cell("dist.barrier()")
+        run.result(20)
+
+
+def test_a_tensor_on_a_dead_rank(own_mesh: cm.Mesh) -> None:
+    own_mesh.cell("w = torch.ones(2)")
+    assert own_mesh[1:2].submit_cell("import os; os._exit(3)").wait(20)
+    inspection = own_mesh.inspect("w")
+    assert sorted(inspection) == [0]
+    assert inspection[0].max == 1.0
+    assert inspection.refusals[1].type_name == "RankDied"
+
+
+def test_looking_at_much_costs_little_memory(mesh: cm.Mesh) -> None:
+    mesh[0].cell("import resource; big = torch.zeros(8_000, 8_000).t()[:, ::2]; big += 1")
+    before = mesh[0].pull("resource.getrusage(resource.RUSAGE_SELF).ru_maxrss")
+    found = look(mesh[0:1], Overview("big")).answers[0]
+    assert (found.items[0].facts.mean, found.items[0].facts.num_elements) == (1.0, 32_000_000)
+    pixels = look(mesh[0:1], Picture("big", "", (), (0, 1), (0, 8000), (0, 4000), 500, 500)).answers[0]
+    assert pixels.values.shape == (500, 500)
+    assert spread_of(mesh[0:1], inspect(mesh[0:1], "big"), "") is not None
+    after = mesh[0].pull("resource.getrusage(resource.RUSAGE_SELF).ru_maxrss")
+    assert after - before < 60_000  # kB; the tensor's own elements would take 128,000
+    mesh[0].cell("del big")
