@@ -28,12 +28,14 @@ class Table:
         rows: one text a column each.
         caption: a sentence below.
         notes: lines below that, as they are.
+        wraps: cells have as many lines as the page's width makes them have.
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     notes: Sequence[str] = ()
+    wraps: bool = False
 
     def __repr__(self) -> str:
         lines = [self.headers, *self.rows]
@@ -45,8 +47,10 @@ class Table:
         return "\n".join([*text, *([self.caption] if self.caption else []), *self.notes])
 
     def _repr_html_(self) -> str:
+        style = _CELL.replace("pre;", "pre-wrap;") if self.wraps else _CELL
+
         def row(cells: Sequence[str], tag: str) -> str:
-            inner = "".join(f'<{tag} style="{_CELL}">{html.escape(cell)}</{tag}>' for cell in cells)
+            inner = "".join(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells)
             return f"<tr>{inner}</tr>"
 
         body = "".join(row(cells, "td") for cells in self.rows)

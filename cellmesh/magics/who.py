@@ -46,7 +46,9 @@ def fold_names(told: Mapping[int, tuple[Named, ...]], pattern: str, notes: list[
     keep = [i for i in range(len(headers)) if i == 0 or any(row[i] for row in rows)]
     what = "names" if pattern == "*" else f"names like {pattern!r}"
     caption = "" if rows or not told else f"{describe_ranks(told)}: no {what}"
-    return Table([headers[i] for i in keep], [[row[i] for i in keep] for row in rows], caption, notes)
+    return Table(
+        [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], caption, notes, wraps=True
+    )
 
 
 def _alphabetically(item: tuple[str, object]) -> tuple[str, str]:

@@ -52,6 +52,7 @@ def type_cell(notebook: Notebook, source: str) -> Locator:
     editor = notebook.cells.last.locator(".cm-content")
     editor.click()
     notebook.page.keyboard.press("Control+A")
+    notebook.page.keyboard.press("Delete")
     notebook.page.keyboard.insert_text(source)
     expect(editor).to_contain_text(source.rpartition("\n")[2])
     return editor
@@ -70,10 +71,8 @@ def test_tab_shows_names_of_the_ranks(notebook: Notebook, theme: str) -> None:
     popup = notebook.page.locator(".jp-Completer:visible")
     items = popup.locator(".jp-Completer-item")
     expect(items).to_have_count(2, timeout=20_000)
-    assert [text.split("\n")[-1].split()[0] for text in items.locator("code").all_inner_texts()] == [
-        "net_of_nobody",
-        "net_of_ranks",
-    ]
+    matches = items.locator("code.jp-Completer-match").all_inner_texts()
+    assert matches == ["net_of_nobody", "net_of_ranks"]
     photograph(notebook, f"completion-names-{theme.split()[-1].lower()}")
     notebook.page.keyboard.press("Escape")
     expect(popup).to_have_count(0)
@@ -135,10 +134,7 @@ def test_who_at_700_pixels(notebook: Notebook) -> None:
     assert table is not None
     assert frame is not None
     photograph(notebook, "who-700")
-    assert table["width"] <= frame["width"] or output.evaluate(
-        "element => [element, ...element.querySelectorAll('*')].some(each => "
-        "['auto', 'scroll'].includes(getComputedStyle(each).overflowX))"
-    )
+    assert table["width"] <= frame["width"], "its cells have more lines instead"
 
 
 def _rows(table: Locator) -> list[list[str]]:
