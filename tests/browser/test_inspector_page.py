@@ -348,6 +348,7 @@ def test_gradients_are_sorted_and_flagged(browser: Browser, theme: str) -> None:
         norms = [float(text) for text in rows.locator(".cmi-bars span").all_inner_texts() if text]
         assert norms == sorted(norms, reverse=True)
         names = [row.get_attribute("data-name") for row in rows.all()]
+        assert rows.locator("th").all_inner_texts() == names
         assert names[-1] == "2.bias"
         page.get_by_role("button", name="sort by parameter").click()
         assert [row.get_attribute("data-name") for row in rows.all()] == sorted(filter(None, names))

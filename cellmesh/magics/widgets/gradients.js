@@ -66,9 +66,9 @@ class GradientTable {
 
   row(row) {
     const cells = GRADIENT_COLUMNS.map(([key, , kind]) => {
+      if (kind === "text") return make("th", { scope: "row", class: "cm-mono" }, row[key]);
+      if (kind === "shape") return make("td", { class: "cm-mono" }, formatShape(row[key]));
       const value = toNumber(row[key]);
-      if (kind === "text") return make("th", { scope: "row", class: "cm-mono" }, value);
-      if (kind === "shape") return make("td", { class: "cm-mono" }, formatShape(value));
       if (kind === "flags") return make("td", {}, ...drawFlags(row.flags));
       if (kind === "percent") return make("td", { class: "cm-mono cmi-number" }, value === null ? "" : `${formatNumber(value * 100, 3)} %`);
       if (kind === "bad") return make("td", { class: `cm-mono cmi-number${value > 0 ? " cmi-bad" : ""}`, "data-key": key }, value === null ? "" : String(value));

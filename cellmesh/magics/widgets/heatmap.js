@@ -79,6 +79,7 @@ class Heatmap {
       path: detail.path, rank: chosen, minus: null, ndim,
       dims: ndim < 2 ? [-1, 0] : [ndim - 2, ndim - 1], index: Array(ndim).fill(0), reduction: this.cut?.reduction ?? "mean",
     };
+    if (["path", "rank", "minus", "dims"].some((key) => String(before?.[key]) !== String(this.cut[key]))) this.forget();
     if (saved && !this.picture && saved.cut.path === detail.path && saved.cut.rank === chosen) this.adopt(saved);
     this.cut.index = this.cut.index.map((at, dim) => clamp(at, 0, Math.max(0, this.shapeOf(chosen)[dim] - 1)));
     this.drawControls();
@@ -113,7 +114,7 @@ class Heatmap {
 
   drawControls() {
     const { cut, detail } = this;
-    const again = (changes) => { Object.assign(this.cut, changes); this.show(this.detail); };
+    const again = (changes) => { Object.assign(this.cut, changes); this.forget(); this.show(this.detail); };
     const name = (rank) => [String(rank), `${rank}${detail.parts[rank].coordinate ? ` (${detail.parts[rank].coordinate})` : ""}`];
     const shape = this.shapeOf(cut.rank);
     const others = this.ranks().filter((rank) => rank !== cut.rank && String(this.shapeOf(rank)) === String(shape));
@@ -141,6 +142,7 @@ class Heatmap {
             index[dim] = clamp(Math.round(Number(input.value) || 0), 0, size - 1);
             input.value = index[dim];
             this.cut.index = index;
+            this.forget();
             this.request();
           },
         });
@@ -265,6 +267,13 @@ class Heatmap {
     if (this.pointer) this.tell();
   }
 
+  forget() {
+    this.pointer = null;
+    this.laterElement.cancel();
+    this.value.replaceChildren();
+    this.value.dataset.final = "false";
+  }
+
   redraw() {
     const { canvas, picture } = this;
     if (!this.view || !canvas.width) return;
@@ -387,9 +396,7 @@ class Heatmap {
 
   leave() {
     if (this.grabbed || document.activeElement === this.canvas) return;
-    this.pointer = null;
-    this.laterElement.cancel();
-    this.value.replaceChildren();
+    this.forget();
     this.redraw();
   }
 

@@ -56,39 +56,46 @@ function drawHistogram(counts, label) {
   return draw("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "cmi-histogram", role: "img", preserveAspectRatio: "none", "aria-label": label }, ...bars);
 }
 
-const COLUMNS = [
+// What differs most often comes first: in a narrow page, the others are scrolled to.
+const FIRST = [
   ["shape", (facts) => formatShape(facts.shape)],
   ["here", (facts) => (String(facts.local_shape) === String(facts.shape) ? "" : formatShape(facts.local_shape))],
   ["dtype", (facts) => facts.dtype],
-  ["device", (facts) => facts.device],
-  ["strides", (facts) => (facts.strides?.length ? formatShape(facts.strides) : "")],
-  ["memory", (facts) => formatBytes(facts.num_bytes)],
   ["placements", (facts) => facts.placements],
-  ["grad", (facts) => (facts.requires_grad ? "yes" : "")],
 ];
-const NUMBERS = [["min"], ["max"], ["mean"], ["std"], ["norm"], ["num_nan", "NaN"], ["num_inf", "Inf"], ["num_zeros", "zeros"]];
+const NUMBERS = [["num_nan", "NaN"], ["num_inf", "Inf"], ["min"], ["max"], ["mean"], ["std"], ["norm"], ["num_zeros", "zeros"]];
+const LAST = [
+  ["device", (facts) => facts.device],
+  ["memory", (facts) => formatBytes(facts.num_bytes)],
+  ["strides", (facts) => (facts.strides?.length ? formatShape(facts.strides) : "")],
+  ["requires_grad", (facts) => (facts.requires_grad ? "yes" : "")],
+];
 
 function drawDetail(root, detail) {
-  const texts = detail.groups.some((group) => group.facts.shape === null);
-  const kept = COLUMNS.filter(([, of]) => detail.groups.some((group) => group.facts.shape && of(group.facts)));
-  const hasNumbers = detail.groups.some((group) => group.facts.min !== null || group.facts.num_nan || group.facts.num_inf);
-  const notes = detail.groups.some((group) => group.facts.note);
-  const numbers = hasNumbers ? NUMBERS : [];
-  const heads = ["ranks", ...kept.map(([name]) => name), ...numbers.map(([key, name]) => name ?? key)];
-  if (texts) heads.push("value");
-  if (hasNumbers) heads.push("histogram");
-  if (notes) heads.push("");
+  const some = (test) => detail.groups.some((group) => test(group.facts));
+  const known = (columns) => columns.filter(([, of]) => some((facts) => facts.shape && of(facts)));
+  const [first, last] = [known(FIRST), known(LAST)];
+  const numbers = some((facts) => facts.min !== null || facts.num_nan || facts.num_inf) ? NUMBERS : [];
+  const hasPictures = detail.groups.some((group) => group.counts);
+  const [texts, notes] = [some((facts) => !facts.shape && facts.text), some((facts) => facts.note)];
+  const heads = [
+    ["ranks"], ...(hasPictures ? [["histogram"]] : []), ...first.map(([name]) => [name]),
+    ...numbers.map(([key, name]) => [name ?? key, "cmi-number"]), ...last.map(([name]) => [name]),
+    ...(texts ? [["value"]] : []), ...(notes ? [["note"]] : []),
+  ];
+  const number = (facts, key) => {
+    const value = toNumber(facts[key]);
+    const isBad = (key === "num_nan" || key === "num_inf") && value > 0;
+    return make("td", { class: `cm-mono cmi-number${isBad ? " cmi-bad" : ""}`, "data-key": key }, facts.shape ? formatNumber(value) : "");
+  };
   const rows = detail.groups.map(({ ranks, facts, counts }) => {
-    const cells = kept.map(([, of]) => make("td", { class: "cm-mono" }, facts.shape ? of(facts) : ""));
-    for (const [key] of numbers) {
-      const value = toNumber(facts[key]);
-      const isBad = (key === "num_nan" || key === "num_inf") && value > 0;
-      cells.push(make("td", { class: `cm-mono cmi-number${isBad ? " cmi-bad" : ""}`, "data-key": key }, facts.shape ? formatNumber(value) : ""));
-    }
-    if (texts) cells.push(make("td", { class: "cm-mono cmi-text" }, facts.shape ? "" : facts.text));
-    if (hasNumbers) cells.push(make("td", {}, counts ? drawHistogram(counts, `histogram of ranks ${ranks}`) : null));
-    if (notes) cells.push(make("td", { class: "cm-weak cmi-text" }, facts.note || ""));
-    return make("tr", { "data-ranks": ranks }, make("th", { scope: "row", class: "cm-mono" }, ranks), ...cells);
+    const plain = (columns) => columns.map(([, of]) => make("td", { class: "cm-mono" }, facts.shape ? of(facts) : ""));
+    return make("tr", { "data-ranks": ranks },
+      make("th", { scope: "row", class: "cm-mono" }, ranks),
+      hasPictures ? make("td", {}, counts ? drawHistogram(counts, `histogram of ranks ${ranks}`) : "") : null,
+      ...plain(first), ...numbers.map(([key]) => number(facts, key)), ...plain(last),
+      texts ? make("td", { class: "cm-mono cmi-text" }, facts.shape ? "" : facts.text) : null,
+      notes ? make("td", { class: "cm-weak cmi-text" }, facts.note || "") : null);
   });
   const missing = detail.missing.map(({ ranks, text }) =>
     make("tr", { "data-ranks": ranks, class: "cmi-missing" }, make("th", { scope: "row", class: "cm-mono" }, ranks), make("td", { colspan: heads.length - 1, class: "cmi-text" }, text)));
@@ -98,6 +105,6 @@ function drawDetail(root, detail) {
   root.replaceChildren(
     make("div", { class: "cmi-heading" }, make("span", { class: "cm-mono" }, detail.label), " ", make("span", { class: "cm-weak" }, kinds)),
     make("div", { class: "cmi-scroll" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...heads.map((text, at) => make("th", { scope: "col", class: at > kept.length && at <= kept.length + numbers.length ? "cmi-number" : null }, text)))), make("tbody", {}, ...rows, ...missing))),
+      make("thead", {}, make("tr", {}, ...heads.map(([text, kind]) => make("th", { scope: "col", class: kind }, text)))), make("tbody", {}, ...rows, ...missing))),
     make("div", { class: detail.is_unequal ? "cmi-bad cmi-said" : "cm-weak cmi-said" }, detail.said + scale));
 }

@@ -38,8 +38,8 @@ function drawShards(root, detail, open) {
         style: `top:${percent(top + layer * tall)};left:${percent(left)};height:${percent(tall)};width:${percent(wide)};--cmi-hue:${hueOf(block.ranks[0], detail.num_ranks)}`,
       }));
       board.lastChild.append(
-        make("b", {}, block.ranks_text), make("span", { class: "cm-mono" }, ` ${formatShape(block.size)}`),
-        ...(block.coordinate ? [make("span", {}, ` ${block.coordinate}`)] : []));
+        make("b", {}, block.ranks_text), " ", make("span", { class: "cm-mono" }, formatShape(block.size)),
+        ...(block.coordinate ? [" ", make("span", {}, block.coordinate)] : []));
     });
   }
   const said = [`${formatShape(shape)}, ${detail.groups[0].facts.placements}`];

@@ -161,6 +161,12 @@ def coordinate_of(facts: Facts) -> str:
     return ",".join(f"{name}={index}" for name, index in named)
 
 
+def _shared_coordinate(facts: Sequence[Facts]) -> str:
+    """Where several parts lie, in the dims in which it is the same place."""
+    first, *others = (coordinate_of(fact).split(",") for fact in facts)
+    return ",".join(part for part in first if all(part in other for other in others))
+
+
 def blocks(facts: Mapping[int, Facts]) -> list[dict[str, Any]]:
     """The parts of a DTensor in their places; ranks that hold the same part share it."""
     shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
@@ -174,7 +180,7 @@ def blocks(facts: Mapping[int, Facts]) -> list[dict[str, Any]]:
             "size": size,
             "ranks": ranks,
             "ranks_text": format_ranks(ranks),
-            "coordinate": coordinate_of(facts[ranks[0]]) if len(ranks) == 1 else "",
+            "coordinate": _shared_coordinate([facts[rank] for rank in ranks]),
         }
         for (offset, size), ranks in shared.items()
     ]
