@@ -23,7 +23,6 @@ from ..controller.starting import attach, start
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import describe_ranks, parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
-from .export.history import Aside
 from .export.recording import Recorder
 from .export.script import export
 from .help import show_help
@@ -289,7 +288,6 @@ class Commands:
         if asked is None:
             return False
         show_help(self._shell, ranks, *asked)
-        self.recorder.history.add(self.execution_count(), Aside(source.strip(), changes=False))
         return True
 
     def _adopt(self, mesh: Mesh) -> None:

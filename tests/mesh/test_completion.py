@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,8 +200,17 @@ def test_help_for_what_is_unknown_is_ipythons(notebook: Notebook) -> None:
     assert inspect(notebook, "%%dist\nno_such_name", 12) == ""
 
 
+def test_help_leaves_no_trace_in_a_script(notebook: Notebook, tmp_path: Path) -> None:
+    for code in ("%%dist\ndouble_it??", "name_in_notebook?"):
+        pager(notebook, code)
+    script = tmp_path / "script.py"
+    assert notebook.run(f"%dist_export {script} --locals").status == "ok"
+    assert "pinfo" not in script.read_text()
+    assert "double_it?" not in script.read_text()
+
+
 def test_help_among_code_runs_on_the_ranks(notebook: Notebook) -> None:
-    text = plain(notebook.run("%%dist\nx = 1\ndouble_it?").text())
+    text = plain(notebook.run("%%dist\nx = 1\ndouble_it?").text())  # it is part of what ran
     assert "[0-2] Docstring: as many times as one likes" in text
 
 

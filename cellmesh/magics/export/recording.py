@@ -13,6 +13,7 @@ from ...controller.run import Run
 from ...controller.source import CellSyntaxError
 from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
+from ..auto import read_cell, read_help
 from ..checkpoints import look_at_checkpoint
 from .history import Aside, Beginning, Entry, History, Push, RankCell, Reshape, Seed, value_of
 
@@ -56,6 +57,8 @@ class Recorder:
             return  # one inside another, or a front end's own
         if isinstance(result.error_in_exec, CellSyntaxError):
             return  # no rank has run anything
+        if _asks_for_help(info.raw_cell or ""):
+            return
         self.history.close(result.execution_count, info.raw_cell or "", not result.success)
 
     def _entry(self, name: str, line: str, options: dict[str, Any], mesh: Mesh) -> Entry | None:
@@ -75,6 +78,12 @@ class Recorder:
                 except (CellmeshError, KeyboardInterrupt):  # it was done, and only the script will lack it
                     return Aside(f"%{name} {line}", changes=True)
         return Aside(f"%{name} {line}".strip(), name in _CHANGES)
+
+
+def _asks_for_help(source: str) -> bool:
+    """Whether a cell does nothing else."""
+    cell = read_cell(source, is_auto=False)
+    return read_help(cell.source if cell is not None else source) is not None
 
 
 def _unless_all(ranks: tuple[int, ...], mesh: Mesh) -> tuple[int, ...] | None:
