@@ -14,6 +14,7 @@ from .bar_drawing import as_html, as_lines
 from .bars import Bars
 from .bundles import has_room, heading, label, labelled
 from .fold import VIEW_MIME, Block, Gap, Line, Live, Ranks, Rich, Trace, WidgetView
+from .live_lines import compact
 from .plain import as_text, join_streams
 from .record import Entry, Record
 from .tabs import switch
@@ -162,8 +163,9 @@ class CellSink:
         self._live_id = self._redraw(self._live_id, text, live.closed)
         self._live = None if live.closed else live
         if live.closed:
-            for ranks, line in live.lines:
-                self._record.add(Entry(ranks, Line(live.stream, line)))
+            for ranks, text in live.lines:
+                for line in text.split("\n"):
+                    self._record.add(Entry(ranks, Line(live.stream, line)))
 
     def _redraw(self, display_id: str, text: str, final: bool) -> str:
         """Show a text, in place of what has this id; gives the id under which it can be replaced."""
@@ -301,7 +303,7 @@ class CellSink:
 def _live_text(live: Live, gone: Iterable[int] = ()) -> str:
     without = set(gone)
     lines = [(tuple(rank for rank in ranks if rank not in without), line) for ranks, line in live.lines]
-    return "\n".join(f"{label(ranks)} {line}" for ranks, line in lines if ranks)
+    return "\n".join(f"{label(ranks)} {line}" for ranks, line in compact([each for each in lines if each[0]]))
 
 
 def _as_display(item: Any) -> Rich:

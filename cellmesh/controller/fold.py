@@ -17,6 +17,7 @@ from typing import Any
 
 from ..wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
 from .bars import Bars, Mark
+from .canvas import Canvas, has_controls, moves_up, strip_controls
 
 HOLD_S = 0.1
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
@@ -108,6 +109,7 @@ class Folder:
         self._queues: dict[int, collections.deque[_Queued]] = {}
         self._partial: dict[tuple[int, StreamName], str] = {}
         self._partial_since: dict[tuple[int, StreamName], float] = {}
+        self._canvases: dict[tuple[int, StreamName], Canvas] = {}
         self._live: dict[tuple[int, StreamName], str] = {}
         self._open: set[tuple[int, StreamName]] = set()
         self._live_changed = False
@@ -194,11 +196,14 @@ class Folder:
             and not self._live
             and text.endswith("\n")
             and "\r" not in text
+            and not has_controls(text)
             and self._running.issubset(ranks)
         )
 
     def _feed_text(self, rank: int, stream: StreamName, text: str, now: float) -> None:
         key = (rank, stream)
+        if (key in self._canvases or moves_up(text)) and not self._draw_canvas(key, text, now):
+            return
         *lines, rest = (self._partial.pop(key, "") + text).replace("\r\n", "\n").split("\n")
         for line in lines:
             self._end_line(key, _after_returns(line), now)
@@ -211,18 +216,43 @@ class Folder:
                 self._live[key] = _after_returns(rest)
                 self._live_changed = True
 
+    def _draw_canvas(self, key: tuple[int, StreamName], text: str, now: float) -> bool:
+        """Lines that are redrawn all together are one unfinished piece; gives whether that is over."""
+        canvas = self._canvases.get(key)
+        if canvas is not None and canvas.ends(text, now):
+            self._finish_partial(key, now)
+            return True
+        if canvas is None:
+            canvas = self._canvases[key] = Canvas(self._partial.pop(key, ""))
+        for line in canvas.write(text, now):
+            self._queue((key[0],), Line(key[1], line), now)
+        self._make_way(key, now)
+        self._partial[key] = canvas.text()
+        self._partial_since.setdefault(key, now)
+        if key in self._open:
+            self._live[key] = self._partial[key]
+            self._live_changed = True
+        return False
+
     def _end_line(self, key: tuple[int, StreamName], line: str, now: float) -> None:
         if key in self._open:
             self._open.discard(key)
             self._live[key] = line
             self._live_changed = True
         else:
-            self._queue((key[0],), Line(key[1], line), now)
+            for each in line.split("\n"):
+                self._queue((key[0],), Line(key[1], each), now)
 
     def _finish_partials(self, rank: int, now: float) -> None:
         for key in [key for key in self._partial if key[0] == rank]:
-            self._partial_since.pop(key, None)
-            self._end_line(key, _after_returns(self._partial.pop(key)), now)
+            self._finish_partial(key, now)
+
+    def _finish_partial(self, key: tuple[int, StreamName], now: float) -> None:
+        self._partial_since.pop(key, None)
+        is_canvas = self._canvases.pop(key, None) is not None
+        text = _after_returns(self._partial.pop(key))
+        if text or key in self._open or not is_canvas:
+            self._end_line(key, text, now)
 
     def _update_live(self, now: float, everything: bool) -> None:
         opening = [
@@ -267,7 +297,8 @@ class Folder:
         for key in reversed(keys):
             queue = self._queues.setdefault(key[0], collections.deque())
             arrived_at = queue[0].arrived_at if queue else now
-            queue.appendleft(_Queued(Line(key[1], self._live.pop(key)), arrived_at))
+            for line in reversed(self._live.pop(key).split("\n")):
+                queue.appendleft(_Queued(Line(key[1], line), arrived_at))
             self._live_changed = True
 
     def _draw(self, closed: bool) -> Live:
@@ -330,6 +361,7 @@ def _rich(kind: DisplayKind, bundle: bytes) -> Rich:
 
 def _after_returns(text: str, keep_return: bool = False) -> str:
     """What a terminal would show of a line with carriage returns: its last rewrite."""
+    text = strip_controls(text) if has_controls(text) else text
     if "\r" not in text:
         return text
     ends = text.endswith("\r")

@@ -14,6 +14,7 @@ from .cell_sink import CellSink as CellSink
 from .cell_sink import Displays as Displays
 from .cell_sink import Publish as Publish
 from .fold import Block, Live, Trace
+from .live_lines import compact
 from .plain import as_text as as_text
 from .plain import join_streams as join_streams
 
@@ -54,7 +55,7 @@ class ConsoleSink:
             elif isinstance(block, Block):
                 pieces.append(as_text(block))
             elif block.closed:
-                pieces += [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in block.lines]
+                pieces += [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in compact(block.lines)]
         for stream, text in join_streams(pieces):
             self._write(stream, text)
         if going is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.bars import Bars
 from cellmesh.controller.fold import Block, Gap, Line, Live, Rich, Trace
 from tests.conftest import check_nothing_left, own_runtime_dir
 
@@ -59,7 +60,7 @@ class Recorder:
             if isinstance(block, Block) and isinstance(block.item, Line)
         ]
 
-    def items(self, kind: type[Rich] | type[Trace] | type[Gap]) -> list[Block]:
+    def items(self, kind: type[Rich] | type[Trace] | type[Gap] | type[Bars]) -> list[Block]:
         return [b for b in self.blocks if isinstance(b, Block) and isinstance(b.item, kind)]
 
     def wait_for_line(self, text: str, timeout_s: float = 20.0) -> None:

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.bars import Bars
 from cellmesh.controller.starting import attach
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.ticket import Ticket, read_ticket, runtime_root, write_ticket
@@ -348,3 +349,28 @@ def test_a_slow_notebook_is_waited_for(own_mesh: cm.Mesh, runtime_dir: Path) -> 
     assert [len(value) for value in run.result(WAIT_S).list] == [40 << 20] * 2
     cut_connection()
     assert own_mesh.run(len, b"y" * (40 << 20)).list == [40 << 20] * 2
+
+
+def test_the_last_state_of_each_bar_is_kept_for_who_attaches(
+    leased: cm.Mesh, tmp_path: Path, recorder: Recorder
+) -> None:
+    go_on, has_gone = tmp_path / "go_on", tmp_path / "has_gone"
+    leased[0].submit_cell(
+        "import pathlib, time\nfrom tqdm import tqdm\nbar = tqdm(total=10, desc='long')\n"
+        f"while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)\n"
+        "for i in range(500):\n    for j in tqdm(range(3), desc='short', leave=i == 499): pass\n"
+        "bar.update(6); bar.refresh()\nbar.close()\n"
+        f"pathlib.Path({str(has_gone)!r}).touch()"
+    )
+    leased.detach()
+    go_on.touch()
+    while not has_gone.exists():
+        select.select([], [], [], 0.01)
+    mesh = attach(sink=recorder)
+    try:
+        mesh.cell("pass")
+        rows = {row.title: row for b in recorder.items(Bars) for row in b.item.rows}  # type: ignore[union-attr]
+        assert rows["long"].counts == "6/10"
+        assert rows["short"].counts == "3/3"
+    finally:
+        mesh.stop()

@@ -241,6 +241,30 @@ def test_a_bar_that_outlives_its_cell_goes_on_there(notebook: Notebook) -> None:
     assert area(second) == []
 
 
+def test_lines_rewritten_by_other_means_are_one_for_all_ranks(notebook: Notebook) -> None:
+    source = (
+        "%%dist\nimport time\nfor i in range(4):\n"
+        "    print(f'\\rstep {i + rank} of 10', end='', flush=True); time.sleep(0.15)\nprint()"
+    )
+    assert lines(notebook.run(source)) == ["[0-2] step 3…5 of 10  [rank 0 slowest]"]
+
+
+def test_bars_of_a_process_that_a_cell_starts_leave_no_escapes(notebook: Notebook) -> None:
+    script = (
+        "import time; from tqdm import trange\n"
+        "for i in trange(2, desc='outer', ncols=60):\n"
+        "    for j in trange(3, desc='inner', leave=False, ncols=60): time.sleep(0.1)"
+    )
+    outcome = notebook.run(
+        "%%dist --ranks 1\nimport subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {script!r}], check=True);"
+    )
+    shown = lines(outcome)
+    assert "\x1b" not in "".join(shown)
+    assert any("outer: 100%" in line for line in shown)
+    assert len(shown) <= 3
+
+
 def test_bars_of_a_rank_that_dies_say_how(notebook: Notebook) -> None:
     cell = notebook.send(
         "%%dist --nowait\nfrom tqdm import tqdm\nimport os, signal\nbar = tqdm(total=100, desc='dies')\n"

@@ -129,6 +129,9 @@ class Meters:
         with self._shield:
             with self._lock:
                 if meter.state != "open":
+                    reading = meter.read()
+                    if reading is None or reading.done == meter.reading.done:
+                        return
                     self._reopen(meter)
                 self._changed[meter.number] = meter
                 is_due = now - self._sent_at >= GATHER_S or (not meter.was_sent and self._may_open(now))

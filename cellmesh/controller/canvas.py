@@ -1,0 +1,103 @@
+"""A few lines that a program redraws by moving the cursor up, as a terminal would show them; pure.
+
+Bars inside of bars (of a process that a cell starts) do that, and whatever draws for a terminal. Only what
+moves between lines is understood; colours stay in the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+# A control sequence, but for those of colours; a cursor that is moved up among them.
+_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
+_CONTROL = re.compile(rf"({_SEQUENCE.pattern}|[\r\n])")
+_UP = re.compile(r"\x1b\[(\d*)[AF]$")
+_CUT = re.compile(r"\x1b\[[0-9;?]*$|\x1b$")
+# More lines than that are no bars: the topmost are let go.
+MAX_ROWS = 20
+# So long after the cursor went up last, what comes is other output.
+QUIET_S = 1.0
+
+
+def moves_up(text: str) -> bool:
+    """Whether a text moves the cursor to a line above."""
+    return "\x1b[" in text and any(_UP.match(part) for part in _CONTROL.findall(text))
+
+
+def has_controls(text: str) -> bool:
+    """Whether a text moves the cursor, or clears."""
+    return "\x1b[" in text and _SEQUENCE.search(text) is not None
+
+
+def strip_controls(text: str) -> str:
+    """A line without what moves a terminal's cursor or clears."""
+    return _SEQUENCE.sub("", text) if "\x1b[" in text else text
+
+
+class Canvas:
+    """Lines, and the cursor among them.
+
+    Args:
+        above: lines that stand there already, the last one unfinished.
+    """
+
+    def __init__(self, above: str = "") -> None:
+        self._rows = [strip_controls(row.rpartition("\r")[2]) for row in above.split("\n")]
+        self._row = len(self._rows) - 1
+        self._is_new = False  # what comes replaces the line
+        self._rest = ""
+        self.moved_at = 0.0
+
+    def write(self, text: str, now: float) -> list[str]:
+        """Take text in.
+
+        Args:
+            text: a delta.
+            now: seconds.
+
+        Returns:
+            Lines that are not redrawn any more, from the top.
+        """
+        text = self._rest + text
+        cut = _CUT.search(text)
+        text, self._rest = (text[: cut.start()], cut[0]) if cut else (text, "")
+        for part in _CONTROL.split(text):
+            if part == "\n":
+                self._row += 1
+                if self._row == len(self._rows):
+                    self._rows.append("")
+                self._is_new = False
+            elif part == "\r":
+                self._is_new = True
+            elif part.startswith("\x1b[") and _CONTROL.fullmatch(part):
+                self._control(part, now)
+            elif part:
+                self._rows[self._row] = part if self._is_new else self._rows[self._row] + part
+                self._is_new = False
+        num_over = max(0, min(len(self._rows) - MAX_ROWS, self._row))
+        over, self._rows = self._rows[:num_over], self._rows[num_over:]
+        self._row -= num_over
+        return over
+
+    def ends(self, text: str, now: float) -> bool:
+        """Whether a text is other output, below these lines."""
+        is_below = self._row == len(self._rows) - 1 and self._rows[-1].strip() == ""
+        return is_below and now - self.moved_at > QUIET_S and not moves_up(text)
+
+    def text(self) -> str:
+        """The lines, without empty ones at the end."""
+        return "\n".join(self._rows).rstrip("\n ")
+
+    def _control(self, sequence: str, now: float) -> None:
+        up = _UP.match(sequence)
+        if up:
+            self._row = max(0, self._row - int(up[1] or 1))
+            self.moved_at = now
+            # tqdm goes up without a return; what it writes next begins with one.
+            self._is_new = self._is_new or sequence.endswith("F")
+        elif sequence.endswith("K"):
+            kind = sequence[2:-1]
+            if kind == "2" or self._is_new:
+                self._rows[self._row] = ""
+        elif sequence.endswith("J"):
+            del self._rows[self._row + 1 :]
