@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kernel.run(f"%load_ext cellmesh\n%dist_start {NUM_RANKS}")
         kernel.run(_SETUP)
         seconds, matches = kernel.complete("%%dist\nmodel.layers[40].wei")
-        _show("the first of all, after the start", [seconds], "weight" in matches)
+        _show("the first of all, after the start", [seconds], int("weight" in matches))
         for state, source in _STATES.items():
             if source:
                 kernel.run(f"%%dist --nowait\n{source}")

@@ -69,13 +69,10 @@ class CellCompletion:
     def remove(self) -> None:
         """Undo `install`."""
         completer = self._shell.Completer
-        with contextlib.suppress(AttributeError):  # somebody else's place
-            del completer.completions
+        give_back(completer, "completions", self._completions)
+        give_back(self._kernel, "do_complete", self._do_complete)
         with contextlib.suppress(ValueError):
             completer.custom_matchers.remove(self._matcher)
-        if self._kernel is not None:
-            with contextlib.suppress(AttributeError):
-                del self._kernel.do_complete
 
     def _completions(self, text: str, offset: int) -> Iterator[Completion]:
         found, begin = self._ask(text, offset)
@@ -165,3 +162,9 @@ class CellCompletion:
             with contextlib.suppress(CellmeshError):
                 found = look_at_one(mesh, Complete(typed, len(typed), users_only=True), _WAIT_S)
         return (typed[found.begin :], found.texts) if found is not None else (typed, ())
+
+
+def give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Let a method of an object be its own again, unless somebody else has taken our place since."""
+    if owner is not None and vars(owner).get(name) == ours:
+        delattr(owner, name)

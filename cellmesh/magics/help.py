@@ -16,6 +16,7 @@ from ..controller.ranks import Ranks
 from ..errors import CellmeshError
 from ..wire.looks import Explain
 from .auto import CellForRanks
+from .completion import give_back
 
 # A tooltip is not waited for as one waits for help that one has asked for by name.
 _TOOLTIP_S = 0.5
@@ -54,9 +55,7 @@ class CellHelp:
 
     def remove(self) -> None:
         """Undo `install`."""
-        if self._kernel is not None:
-            with contextlib.suppress(AttributeError):  # somebody else's place
-                del self._kernel.do_inspect
+        give_back(self._kernel, "do_inspect", self._inspect)
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **kwargs: Any) -> Any:
         text = None

@@ -112,9 +112,7 @@ def test_a_cells_source_and_where_it_begins(code: str, cell: CellForRanks, is_au
     assert code[cell.begin :] == cell.source
 
 
-@pytest.mark.parametrize(
-    "code", ["%%dist", "%%local\nx", "x = '%%dist'\ny", "%dist_status\n", ""]
-)
+@pytest.mark.parametrize("code", ["%%dist", "%%local\nx", "x = '%%dist'\ny", "%dist_status\n", ""])
 @pytest.mark.parametrize("is_auto", [True, False])
 def test_cells_of_the_notebooks_own(code: str, is_auto: bool) -> None:
     assert read_cell(code, is_auto and not code.startswith("x")) is None
