@@ -91,4 +91,5 @@ def _extended(codes: list[int]) -> str:
         steps = (0, 95, 135, 175, 215, 255)
         red, green, blue = (index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6
         return f"#{steps[red]:02x}{steps[green]:02x}{steps[blue]:02x}"
+    codes.clear()  # not whole: what is left of it means nothing
     return ""

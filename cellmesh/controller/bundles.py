@@ -55,6 +55,9 @@ def labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     mark = label(ranks)
     data = dict(content["data"])
     if not has_room(content):
+        # Who knows none of its types, as a viewer without the extension, is told what is missing.
+        if not any(kind in data for kind in ("text/plain", "text/html", *_PICTURES)):
+            data["text/plain"] = f"{mark} <{', '.join(data)}>"
         return {**content, "data": data}
     pictures = [kind for kind in _PICTURES if isinstance(data.get(kind), str)]
     if "text/html" in data:

@@ -21,7 +21,7 @@ from .record import Output, share
 
 LIMIT_BYTES = 200_000
 _MAX_GROUPS = 256
-_FRAME_BYTES = 400  # of HTML round a group's output
+_BLOCK_BYTES = 220  # of HTML round a block of text
 _STDERR = "background-color:rgba(219,70,55,.13);"
 
 _CSS = """<style>
@@ -66,8 +66,9 @@ def switch(outputs: Mapping[int, Output], identity: str, limit_bytes: int = LIMI
         return ""
     shown = list(groups.items())[:_MAX_GROUPS]
     pieces = {ranks: [_piece(item) for item in output.items] for ranks, output in shown}
-    budget = limit_bytes - len(_CSS) - len(_SCRIPT) - _FRAME_BYTES * len(shown)
-    sizes = [float(sum(len(text) for _, text in own)) for own in pieces.values()]
+    frames = sum(len(_details(ranks, [], f"cm-{identity}", 0, True)) for ranks, _ in shown)
+    budget = limit_bytes - len(_CSS) - 2 * len(_SCRIPT) - frames
+    sizes = [float(sum(_costs(own))) for own in pieces.values()]
     each = max(0, int(min(float(limit_bytes), share(sizes, budget))))
     details = "".join(
         _details(ranks, pieces[ranks], f"cm-{identity}", each, output.dropped != 0) for ranks, output in shown
@@ -105,14 +106,14 @@ def _details(
     ranks: Ranks, pieces: Sequence[tuple[str, str]], name: str, limit_bytes: int, is_cut: bool
 ) -> str:
     kept: list[tuple[str, str]] = []
-    left = limit_bytes
-    for kind, text in reversed(pieces):
-        left -= len(text)
+    left = limit_bytes - _BLOCK_BYTES
+    for (kind, text), cost in zip(reversed(pieces), reversed(_costs(pieces)), strict=True):
+        left -= cost
         if left < 0:
             is_cut = True
-            # An escape sequence or an element must not be cut: only lines without any can be.
+            # An element must not be cut: only text without any can be.
             if kind != "html" and not kept and "<" not in text:
-                kept.append((kind, _end_of(text, limit_bytes)))
+                kept.append((kind, _end_of(text, max(0, limit_bytes - _BLOCK_BYTES))))
             break
         kept.append((kind, text))
     remark = ""
@@ -131,6 +132,15 @@ def _details(
         'box-sizing:border-box;border-left:2px solid rgba(128,128,128,.45)">'
         f"{remark}{_join(kept[::-1])}</div></details>"
     )
+
+
+def _costs(pieces: Sequence[tuple[str, str]]) -> list[int]:
+    """How much each takes, with what stands round it."""
+    before = ["", *(kind for kind, _ in pieces)]
+    return [
+        len(text) + (1 if kind == last else _BLOCK_BYTES)
+        for (kind, text), last in zip(pieces, before, strict=False)
+    ]
 
 
 def _end_of(text: str, num_bytes: int) -> str:

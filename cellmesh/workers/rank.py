@@ -220,6 +220,8 @@ def _set_environment(options: RankOptions) -> None:
         OMP_NUM_THREADS=str(options.num_threads),
     )
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    # What it chooses in a kernel. Here, it would send its JavaScript, 5 MB, from each rank.
+    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
     if options.master_addr == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # TensorPipe, of torch.distributed.rpc

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import traceback
 import types
@@ -30,7 +31,14 @@ from .debugger import RankPdb, is_machinery, post_mortem, remember_error, stop_t
 Show = Callable[[DisplayKind, bytes, str], None]
 
 
+# Where an object lies in memory: it differs between ranks that show the same.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+
+
 def _to_bundle(data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
+    text = data.get("text/plain")
+    if len(data) > 1 and isinstance(text, str) and " at 0x" in text:
+        data = {**data, "text/plain": _ADDRESS.sub(">", text)}
     return json.dumps({"data": data, "metadata": metadata or {}}, default=_jsonable).encode()
 
 

@@ -326,7 +326,7 @@ def test_what_has_no_room_for_a_label_is_shown_as_it_is_below_one() -> None:
     CellSink(front).show([rich(0, json={"a": 1}, metadata={"application/json": {"expanded": True}})])
     [(_, above), (_, content)] = front.messages
     assert above["data"]["text/plain"] == "[0]"
-    assert content["data"] == {"application/json": {"a": 1}}
+    assert content["data"] == {"application/json": {"a": 1}, "text/plain": "[0] <application/json>"}
     assert content["metadata"] == {"application/json": {"expanded": True}}
 
 

@@ -1,0 +1,145 @@
+"""The switch to one rank's output in JupyterLab: mouse and keyboard, after a reload, in an untrusted copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import nbformat
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
+
+pytestmark = pytest.mark.timeout(300)
+
+SOURCE = """%%dist
+import sys
+import pandas as pd
+from IPython.display import display
+dist.barrier()
+print("step 1")
+print(f"loss {0.5 + rank // 2}")
+if rank == 3:
+    print("</style><script>document.title = 'broken'</script>", file=sys.stderr)
+display(pd.DataFrame({"x": [1, 2], "rank": [rank // 2] * 2}))
+dist.barrier()
+if rank == 2:
+    raise ValueError("odd <batch>")"""
+
+
+@pytest.fixture
+def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """A new notebook with a mesh of four ranks."""
+    with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
+        notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
+        yield notebook
+
+
+def switch_of(cell: Cell) -> Locator:
+    return cell.root.locator(".cellmesh-ranks")
+
+
+def part_of(switch: Locator, title: str) -> Locator:
+    return switch.locator("details").filter(
+        has=switch.page.locator("summary", has_text=re.compile(f"^{title}$"))
+    )
+
+
+def test_one_ranks_output(notebook: Notebook) -> None:
+    page = notebook.page
+    cell = notebook.run(SOURCE)
+    switch = switch_of(cell)
+    assert switch.locator("summary").all_inner_texts() == ["0-1", "2", "3"]
+    for title in ("0-1", "2", "3"):
+        expect(part_of(switch, title).locator("div").first).to_be_hidden()
+    closed = switch.bounding_box()
+    assert closed is not None
+    assert closed["height"] < 40, "it does not get in the way"
+
+    part_of(switch, "2").locator("summary").click()
+    two = part_of(switch, "2").locator("div").first
+    expect(two).to_be_visible()
+    text = two.inner_text()
+    assert text.startswith("step 1\nloss 1.5\n")
+    assert "ValueError: odd <batch>" in text
+    assert two.locator("tbody tr").last.locator("td").all_inner_texts() == ["2", "1"]
+    colour = two.locator("span", has_text="ValueError").first.evaluate("e => getComputedStyle(e).color")
+    assert colour == "rgb(217, 69, 61)"
+
+    page.keyboard.press("Tab")  # to rank 3's
+    page.keyboard.press("Enter")
+    three = part_of(switch, "3").locator("div").first
+    expect(three).to_be_visible()
+    expect(two).to_be_hidden()
+    assert "</style><script>" in three.inner_text()
+    assert page.title() != "broken"
+    # The chips stand in one row, whichever is open.
+    tops = {round(box["y"]) for each in switch.locator("summary").all() if (box := each.bounding_box())}
+    assert len(tops) == 1
+    notebook.picture("tabs-light")
+    notebook.set_theme("JupyterLab Dark")
+    part_of(switch, "2").locator("summary").click()
+    notebook.picture("tabs-dark")
+    page.set_viewport_size({"width": 700, "height": 900})
+    inside = switch.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    assert inside
+    page.screenshot(path=PICTURES / "tabs-700.png")
+
+
+def test_the_open_part_is_open_after_a_reload(notebook: Notebook) -> None:
+    page = notebook.page
+    cell = notebook.run('%%dist\nprint("same")\nprint("rank", rank)')
+    part_of(switch_of(cell), "2").locator("summary").click()
+    expect(part_of(switch_of(cell), "2").locator("div").first).to_have_text("same\nrank 2")
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    page.reload()
+    switch = notebook.panel.locator(".cellmesh-ranks")
+    expect(part_of(switch, "2").locator("div").first).to_be_visible(timeout=60_000)
+    expect(part_of(switch, "2").locator("div").first).to_have_text("same\nrank 2")
+    expect(part_of(switch, "0").locator("div").first).to_be_hidden()
+
+
+def test_64_parts_wrap(notebook: Notebook, server: Server) -> None:
+    # As 64 ranks would: it needs no mesh to be looked at.
+    cell = notebook.run(
+        "from cellmesh.controller.tabs import switch\n"
+        "from cellmesh.controller.record import Output\n"
+        "from cellmesh.controller.fold import Line\n"
+        "from IPython.display import HTML\n"
+        'outs = {r: Output((Line("stdout", "same"), Line("stdout", f"loss of {r}"))) for r in range(64)}\n'
+        'HTML(switch(outs, "64"))'
+    )
+    switch = switch_of(cell)
+    expect(switch.locator("summary")).to_have_count(64)
+    box = switch.bounding_box()
+    assert box is not None
+    assert box["height"] < 110
+    part_of(switch, "40").locator("summary").click()
+    expect(part_of(switch, "40").locator("div").first).to_have_text("same\nloss of 40")
+    notebook.picture("tabs-64")
+
+
+def test_in_an_untrusted_notebook_it_can_be_read(
+    browser: Browser, server: Server, notebook: Notebook
+) -> None:
+    cell = notebook.run(SOURCE)
+    html = notebook.page.evaluate(
+        "() => window.jupyterapp.shell.currentWidget.content.model.cells.get(1).toJSON().outputs"
+        ".map((each) => (each.data || {})['text/html'] || '').flat().join('')"
+    )
+    assert switch_of(cell).count() == 1
+    code = nbformat.v4.new_code_cell(
+        "1", outputs=[nbformat.v4.new_output("display_data", data={"text/html": html})], execution_count=1
+    )
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    copy = nbformat.v4.new_notebook(cells=[code], metadata={"kernelspec": kernel})
+    server.write("untrusted.ipynb", copy)
+    with open_notebook(browser, server, "untrusted.ipynb") as other:
+        switch = other.panel.locator(".cellmesh-ranks")
+        expect(other.panel.locator(".cellmesh-ranks style, .cellmesh-ranks script")).to_have_count(0)
+        assert switch.locator("summary").all_inner_texts() == ["0-1", "2", "3"]
+        expect(part_of(switch, "2").locator("div").first).to_be_hidden()
+        part_of(switch, "2").locator("summary").click()
+        expect(part_of(switch, "2").locator("div").first).to_contain_text("ValueError: odd <batch>")
+        other.picture("tabs-untrusted")
