@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import mean
 
 from .profiling import Lateness, Match, add_up_lateness, describe_lateness, find_straggler
@@ -134,29 +135,31 @@ class History:
         """Whether a cell goes on."""
         return any(cell.running for cell in self.cells)
 
-    def of(self, run: int) -> dict[int, list[Operation]]:
-        """The operations of one cell."""
-        return {rank: [one for one in ours if one.run == run] for rank, ours in self.operations.items()}
+    @cached_property
+    def _by_cell(self) -> dict[tuple[int, int], list[Operation]]:
+        found: dict[tuple[int, int], list[Operation]] = {}
+        for rank, ours in self.operations.items():
+            for one in ours:
+                found.setdefault((rank, one.run), []).append(one)
+        return found
+
+    def of(self, rank: int, run: int) -> Sequence[Operation]:
+        """The operations of a rank in one cell."""
+        return self._by_cell.get((rank, run), ())
 
     def computing(self, rank: int, cell: Cell) -> list[tuple[int, int]]:
         """When a rank was in a cell, but did not wait for an operation: (begin, end)."""
         if rank not in cell.by_rank:
             return []
         begin, end = cell.by_rank[rank]
-        blocked = [
-            (one.wait_ns, one.end_ns)
-            for one in self.operations.get(rank, ())
-            if one.run == cell.run and one.wait_ns is not None
-        ]
+        blocked = [(one.wait_ns, one.end_ns) for one in self.of(rank, cell.run) if one.wait_ns is not None]
         return _without(begin, end, blocked)
 
     def times(self, cell: Cell) -> CellTimes:
         """Where the time of a cell went."""
-        operations = {rank: ours for rank, ours in self.of(cell.run).items() if rank in cell.by_rank}
-        spans = [[(one.start_ns, one.end_ns) for one in ours] for ours in operations.values()]
-        waits = [
-            [(one.start_ns, one.start_ns + one.waited_ns) for one in ours] for ours in operations.values()
-        ]
+        operations = [self.of(rank, cell.run) for rank in cell.by_rank]
+        spans = [[(one.start_ns, one.end_ns) for one in ours] for ours in operations]
+        waits = [[(one.start_ns, one.start_ns + one.waited_ns) for one in ours] for ours in operations]
         return CellTimes(
             cell.end_ns - cell.begin_ns,
             mean(sum(end - begin for begin, end in self.computing(rank, cell)) for rank in cell.by_rank),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .ranks import Ranks
 
 # Of all ranks together; of one rank at least so many.
-_MAX_OPERATIONS, _MIN_OPERATIONS = 100_000, 500
+_MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 # Threads of a rank's process in a trace; collectives that overlap have more of the last.
 _CELLS, _COMPUTE, _COLLECTIVES = 0, 1, 2
 

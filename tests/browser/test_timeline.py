@@ -215,7 +215,7 @@ def test_64_ranks_and_a_narrow_page(browser: Browser, server: Server, theme: str
         notebook.set_theme(theme)
         cell = notebook.run(MANY_RANKS.strip(), 60)
         root = root_of(cell)
-        expect(root.locator(".cm-label")).to_have_count(64)
+        expect(root.locator(".cm-label")).to_have_count(64, timeout=20_000)
         expect(root).to_have_attribute("data-straggler", "37")
         expect(root.locator('.cm-label[data-rank="37"]')).to_be_in_viewport()
         _, end = range_of(root)

@@ -463,7 +463,7 @@ function drawLegend(chart) {
     return node;
   });
   return [entry("cm-computes", "compute"), ...names, names.length ? entry("cm-waits", "waits for another rank") : null,
-    chart.data.rows.some(({ operations }) => operations.some((one) => one.wait < 0)) ? entry("cm-behind", "low: in the background") : null].filter(Boolean);
+    chart.data.rows.some(({ operations }) => operations.some((one) => one.wait < 0 || one.wait > one.begin)) ? entry("cm-behind", "low: in the background") : null].filter(Boolean);
 }
 
 function render({ model, el }) {

@@ -79,7 +79,6 @@ class LiveTimeline:
                 self.widget.problem = ""
                 for name, value in self._forms().items():
                     setattr(self.widget, name, value)
-        self.view.refresh()
 
     def _end(self) -> None:
         self.view.freeze("the mesh has ended")

@@ -325,7 +325,7 @@ def _begin(
             else:
                 if not is_sync:
                     spans.end_with(work, number)
-                work = PatientCollective(work, ledger.patience, spans, number)
+                work = PatientCollective(work, ledger.patience, spans, number, is_sync)
         # Its caller waits for it or gives it to the user: it lives while anyone may wait.
         ledger.last = (label, group, since, weakref.ref(work))
     else:  # C++ (DDP, also under Join, functional collectives) keeps it where Python does not see that

@@ -129,9 +129,11 @@ class _NotedWork(_PatientWork):
     One that is never waited for, or fails, may end in other ways (see `Spans`).
     """
 
-    def __init__(self, work: Work, patience: Patience, spans: Spans, number: int) -> None:
+    def __init__(
+        self, work: Work, patience: Patience, spans: Spans, number: int, is_waited_for: bool = False
+    ) -> None:
         super().__init__(work, patience)
-        self._spans, self._number = spans, number
+        self._spans, self._number, self._is_waited_for = spans, number, is_waited_for
 
 
 class PatientCollective(_NotedWork):
@@ -141,7 +143,8 @@ class PatientCollective(_NotedWork):
     """
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        self._spans.wait(self._number)
+        if not self._is_waited_for:
+            self._spans.wait(self._number)
         done = self._patience.follow(self._work) if timeout == _NO_TIMEOUT else self._work.wait(timeout)
         self._spans.end(self._number)
         return done
