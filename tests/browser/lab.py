@@ -235,8 +235,8 @@ class Cell:
 
     @property
     def outputs(self) -> Locator:
-        """Its outputs, an element each."""
-        return self.root.locator(".jp-OutputArea-output")
+        """Its outputs, an element each, without the switch between ranks."""
+        return self.root.locator(".jp-OutputArea-output:not(:has(.cellmesh-ranks))")
 
     def texts(self) -> list[str]:
         """The text of each of its outputs; a live line that was taken away leaves an empty one."""

@@ -84,6 +84,7 @@ def test_one_ranks_output(notebook: Notebook) -> None:
     page.set_viewport_size({"width": 700, "height": 900})
     inside = switch.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
     assert inside
+    switch.scroll_into_view_if_needed()
     page.screenshot(path=PICTURES / "tabs-700.png")
 
 
