@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import torch
 
 from ..wire.facts import Facts
-from .looking.pieces import UnreadableError, digest_of, digest_of_bytes, layout_of, readable
-from .looking.pieces import digest_of_tensor as digest_of_tensor
+from .looking.digests import digest_of, digest_of_bytes
+from .looking.digests import digest_of_tensor as digest_of_tensor
+from .looking.pieces import UnreadableError, layout_of, readable
 from .looking.shards import Shard, shard_of_dtensor
 from .looking.statistics import statistics
 

@@ -15,15 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.workers.inspection import describe
-from cellmesh.workers.looking.pieces import (
-    UnreadableError,
-    digest_of,
-    digest_of_tensor,
-    digests_of_parts,
-    pieces,
-    readable,
-    sample_of_parts,
-)
+from cellmesh.workers.looking.digests import _mix, digest_of, digest_of_tensor, digests_of_parts
+from cellmesh.workers.looking.pieces import UnreadableError, pieces, readable, sample_of_parts
 from cellmesh.workers.looking.statistics import histogram_of, statistics
 
 
@@ -128,6 +121,52 @@ def test_a_sample_is_spread_over_its_runs(value: torch.Tensor, data: Any) -> Non
     few = sample_of_parts(value, parts, 3)
     assert len(few) == min(3, len(wanted))
     assert few.tolist() == [wanted[at * len(wanted) // max(len(few), 1)].item() for at in range(len(few))]
+
+
+@given(st.integers(0, 3), st.sampled_from(["float32", "float64", "bfloat16", "uint8", "complex64"]))
+def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(seed: int, dtype: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    value = (torch.randn(613, 701, generator=generator) * 50).to(getattr(torch, dtype))
+    assert digest_of(value) == digest_of(value.t().contiguous().t())
+    wide = torch.zeros(613, 1402, dtype=value.dtype)
+    wide[:, ::2] = value
+    assert digest_of(value) == digest_of(wide[:, ::2])
+    parts = ((0, 300_000), (300_000, 300_001), (300_001, 429_713))
+    flat = value.reshape(-1)
+    found = digests_of_parts(wide[:, ::2], parts)
+    assert found == tuple(digest_of(flat[begin:end]) for begin, end in parts)
+
+
+def test_the_digest_of_a_large_tensor_tells_every_change() -> None:
+    value = torch.randn(400_000, generator=torch.Generator().manual_seed(1))
+    changed = []
+    for change in range(8):
+        other = value.clone()
+        match change:
+            case 1:
+                other[399_999] = torch.nextafter(other[399_999], torch.tensor(9.0))
+            case 2:
+                other[[5, 70_000]] *= -1  # signs are the highest bits, which products keep to themselves
+            case 3:
+                other *= -1
+            case 4:
+                other[[7, 8]] = other[[8, 7]]
+            case 5:
+                other = other.roll(1)
+            case 6:
+                other = other.roll(65_536)
+            case 7:
+                other.view(torch.int32).bitwise_not_()
+        changed.append(digest_of(other))
+    assert len(set(changed)) == 8
+
+
+def test_no_two_words_are_mixed_to_one() -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32)
+    for words in (every, every << 16, every << 8, torch.cat([every, ~every])):
+        mixed, beside = torch.empty_like(words), torch.empty_like(words)
+        _mix(words, mixed, beside)
+        assert len(mixed.unique()) == len(words)
 
 
 def test_runs_beyond_the_end_are_empty() -> None:

@@ -15,8 +15,8 @@ from ...wire.facts import Facts
 from ...wire.looks import Named, Names
 from ..inspection import is_dtensor
 from ..shell import RankShell
+from .digests import digest_of_bytes, digest_of_tensor
 from .members import kind_of
-from .pieces import digest_of_bytes, digest_of_tensor
 from .resolving import held_by
 
 # What a rank puts into its namespace itself; with other values, these are the user's.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,6 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 # Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
 _CPU_PIECE = 1 << 17
 _DEVICE_PIECE = 1 << 21
-# An expanded tensor of more elements than these is not read again and again where once will do.
-_MANY = 1 << 26
 
 
 class UnreadableError(Exception):
@@ -141,68 +138,6 @@ def numbers_of(piece: torch.Tensor) -> torch.Tensor:
     return piece.to(torch.float64).reshape(-1)
 
 
-def _bytes_of(piece: torch.Tensor) -> memoryview:
-    plain = piece.resolve_conj().resolve_neg()
-    if plain.is_quantized:
-        plain = plain.int_repr()
-    plain = plain.contiguous().cpu()
-    # One element may be contiguous whatever its stride, which `view` then does not take.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
-
-
-def digest_of_bytes(data: bytes) -> str:
-    """A digest of bytes."""
-    return hashlib.blake2b(data, digest_size=12).hexdigest()
-
-
-def digest_of_tensor(local: torch.Tensor) -> str:
-    """A digest of a tensor, bit for bit; "" where it cannot be read.
-
-    It does not depend on strides.
-
-    Args:
-        local: a tensor of this rank's own, no DTensor.
-    """
-    try:
-        if local.layout not in (torch.strided, torch.jagged):
-            return ""
-        data, _ = readable(local)
-        return digest_of(data)
-    except (UnreadableError, RuntimeError, TypeError, NotImplementedError):
-        return ""
-
-
-def digest_of(data: torch.Tensor) -> str:
-    """A digest of what `readable` has given.
-
-    Raises:
-        Exception: torch cannot view it as bytes.
-    """
-    digest = hashlib.blake2b(digest_size=12)
-    if data.numel() > _MANY and not data.is_quantized and data.numel() > data.untyped_storage().nbytes():
-        data, repeated = unordered(data)
-        digest.update(str(repeated).encode())
-    for piece in pieces(data):
-        digest.update(_bytes_of(piece))
-    return digest.hexdigest()
-
-
-def digests_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-    """A digest of each run of elements, in row-major order.
-
-    Args:
-        data: see `readable`.
-        parts: [begin, end) of each, ascending and apart.
-    """
-    found = []
-    for begin, end in parts:
-        digest = hashlib.blake2b(digest_size=12)
-        for piece in _run(data, begin, end):
-            digest.update(_bytes_of(piece))
-        found.append(digest.hexdigest())
-    return tuple(found)
-
-
 def sample_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]], max_elements: int) -> torch.Tensor:
     """Elements evenly spaced over runs, in row-major order, on the CPU.
 
@@ -233,7 +168,7 @@ def sample_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]], max_el
     return picked.resolve_conj().resolve_neg().to(wide).cpu()
 
 
-def _run(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
+def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
     """Views that make up the elements [begin, end), in row-major order."""
     begin, end = max(begin, 0), min(end, data.numel())
     if begin >= end:
@@ -246,11 +181,11 @@ def _run(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
         row = data.numel() // data.shape[0]
         first, last = begin // row, (end - 1) // row
         if first == last:
-            yield from _run(data[first], begin - first * row, end - first * row)
+            yield from run_of(data[first], begin - first * row, end - first * row)
             return
-        yield from _run(data[first], begin - first * row, row)
+        yield from run_of(data[first], begin - first * row, row)
         yield from _run_of_rows(data, first + 1, last)
-        yield from _run(data[last], 0, end - last * row)
+        yield from run_of(data[last], 0, end - last * row)
 
 
 def _run_of_rows(data: torch.Tensor, first: int, last: int) -> Iterator[torch.Tensor]:

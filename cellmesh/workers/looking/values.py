@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from ...wire.looks import Counts, Digests, Found, Histogram, Item, Overview, Sample, Sampled
 from ..inspection import as_tensor, describe, kind_of, own_part, short_text
+from .digests import digests_of_parts
 from .nests import find, settings_of, walk
-from .pieces import UnreadableError, digests_of_parts, readable, sample_of_parts
+from .pieces import UnreadableError, readable, sample_of_parts
 from .statistics import histogram_of
 
 _NOT_READ = "not read: there is much in this value; choose it to have its numbers"
