@@ -13,7 +13,7 @@ from ...controller.run import Run
 from ...controller.source import CellSyntaxError
 from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
-from ..auto import read_cell, read_help
+from ..auto import read_cell
 from ..checkpoints import look_at_checkpoint
 from .history import Aside, Beginning, Entry, History, Push, RankCell, Reshape, Seed, value_of
 
@@ -81,9 +81,11 @@ class Recorder:
 
 
 def _asks_for_help(source: str) -> bool:
-    """Whether a cell does nothing else."""
+    """Whether a cell does nothing else: ``x?``, ``?x``, ``%magic?``."""
     cell = read_cell(source, is_auto=False)
-    return read_help(cell.source if cell is not None else source) is not None
+    lines = [line.strip() for line in (cell.source if cell is not None else source).splitlines()]
+    told = [line for line in lines if line and not line.startswith("#")]
+    return len(told) == 1 and (told[0].startswith("?") or told[0].endswith("?"))
 
 
 def _unless_all(ranks: tuple[int, ...], mesh: Mesh) -> tuple[int, ...] | None:
