@@ -71,6 +71,17 @@ def test_statistics_over_many_pieces() -> None:
     }
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.float32, torch.int64], ids=str)
+def test_looking_changes_nothing(dtype: torch.dtype) -> None:
+    value = torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).mul(9).to(dtype)
+    views = [value, value.t(), value[:, ::2], value.conj()]
+    before = [view.clone() for view in views]
+    for view in views:
+        describe(view)
+        histogram_of(view, -9.0, 9.0, 5)
+    assert all(torch.equal(one, other) for one, other in zip(views, before, strict=True))
+
+
 def test_a_large_mean_does_not_spoil_the_deviation() -> None:
     value = torch.tensor([1e9, 1e9 + 1, 1e9 + 2], dtype=torch.float64).repeat(200_000)
     assert statistics(value)["std"] == pytest.approx(math.sqrt(2 / 3), rel=1e-9)
