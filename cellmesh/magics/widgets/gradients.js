@@ -61,7 +61,7 @@ class GradientTable {
     const more = rows.length > MAX_ROWS ? `, the first ${MAX_ROWS} shown` : "";
     const left = table.num_left_out ? `; ${table.num_left_out.toLocaleString("en")} more not listed` : "";
     this.said.textContent = `${rows.length.toLocaleString("en")} of ${count(table.rows.length, "parameter")}${more}${left}`;
-    this.missing.replaceChildren(...table.missing.map(({ ranks, text }) => make("div", { class: "cmi-missing" }, `ranks ${ranks}: ${text}`)));
+    this.missing.replaceChildren(...table.missing.map(({ ranks, text }) => make("div", { class: "cmi-missing" }, `${/^\d+$/.test(ranks) ? "rank" : "ranks"} ${ranks}: ${text}`)));
   }
 
   row(row) {

@@ -81,7 +81,7 @@ def summarise(inspection: Inspection, items: Sequence[dict[str, Any]], stamp: in
     found = inspection.found
     notices = []
     if not found:
-        notices = [f"ranks {ranks}: {text}" for ranks, text in _grouped_refusals(inspection.refusals)]
+        notices = [f"{_who(ranks)}: {text}" for ranks, text in _grouped_refusals(inspection.refusals)]
     if inspection.torn:
         who = describe_ranks(inspection.torn)
         notices.append(f"{who} ran meanwhile: values may be torn, half old and half new")
@@ -226,13 +226,14 @@ def gradients_table(sheet: Mapping[str, Any]) -> Table:
     headers = ("parameter", "shape", "norm of gradient", "largest", "norm", "ratio", "NaN", "Inf", "")
     left_out = len(sheet["rows"]) - len(rows) + sheet["num_left_out"]
     notes = [f"... and {left_out:,} more"] if left_out else []
-    notes += [f"ranks {one['ranks']}: {one['text']}" for one in sheet["missing"]]
+    notes += [f"{_who(one['ranks'])}: {one['text']}" for one in sheet["missing"]]
     return Table(headers, rows, "", notes)
 
 
 def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict[str, Any]:
-    # Replicas count once, parts of one whole together.
-    parts = list({one.shard: one for one in of.values()}.values())
+    # Replicas count once, by the one with the largest gradient; parts of one whole together.
+    ascending = sorted(of.values(), key=lambda one: (one.has_grad, one.norm))
+    parts = list({one.shard: one for one in ascending}.values())
     having = [one for one in parts if one.has_grad]
     norm = math.hypot(*(one.norm for one in having)) if having else None
     parameter_norm = math.hypot(*(one.parameter_norm for one in parts))
@@ -250,7 +251,7 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
         flags.append("frozen")
     elif not having:
         flags.append("none")
-    elif num_elements and num_zeros == num_elements:
+    elif num_elements and num_zeros == num_elements:  # on all ranks
         flags.append("dead")
     if any(len(several) > 1 for several in digests.values()):
         flags.append("unequal")
@@ -270,7 +271,7 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
         "num_inf": sum(one.num_inf for one in parts),
         "zeros": num_zeros / num_elements if num_elements else None,
         "flags": flags,
-        "by_rank": "; ".join(f"ranks {ranks}: {text}" for ranks, text in by_rank),
+        "by_rank": "; ".join(f"{_who(ranks)}: {text}" for ranks, text in by_rank),
     }
 
 
@@ -304,6 +305,10 @@ def _grouped_facts(facts: Mapping[int, Facts]) -> list[tuple[list[int], dict[str
 
 def _grouped_refusals(refusals: Mapping[int, Refusal]) -> list[tuple[str, str]]:
     return _grouped((rank, str(refusal)[:_MAX_TEXT]) for rank, refusal in refusals.items())
+
+
+def _who(ranks: str) -> str:
+    return f"rank {ranks}" if ranks.isdigit() else f"ranks {ranks}"
 
 
 def _grouped(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
