@@ -52,7 +52,7 @@ def as_html(bars: Bars) -> str:
     for row in bars.rows:
         wants_strip = len(row.members) > 1 and row.state != "done" and num_strips < _MAX_STRIPS
         num_strips += wants_strip
-        parts.append(_row_html(row, width, wants_strip))
+        parts.append(_row_html(row, width, wants_strip, bars.is_still))
     if bars.num_more:
         parts.append(f'<div style="margin-left:{_MARKER};{_SOFT}">… {bars.num_more} more</div>')
     style = "font-family:monospace;font-size:12px;line-height:18px;margin:2px 0"
@@ -96,7 +96,7 @@ def _blocks(fraction: float) -> str:
 # ---- HTML
 
 
-def _row_html(row: Row, width: int, wants_strip: bool) -> str:
+def _row_html(row: Row, width: int, wants_strip: bool, is_still: bool) -> str:
     pieces = [
         f'<span style="display:inline-block;min-width:{width * 0.62:.1f}em;margin-right:8px">'
         f'<span style="{_SOFT}">{html.escape(label_of(row))}</span> '
@@ -110,7 +110,7 @@ def _row_html(row: Row, width: int, wants_strip: bool) -> str:
         pieces.append(_track(row.slowest, row.fastest, _COLOURS[row.state]))
     is_wide = len(row.members) > _MAX_INLINE
     if wants_strip and not is_wide:
-        pieces.append(_strip(row))
+        pieces.append(_strip(row, is_still))
     pieces.append(_span(row.counts, "margin-right:12px"))
     if row.mark:
         colour = _COLOURS[row.state] if row.state in ("failed", "stopped") else _BEHIND
@@ -119,9 +119,9 @@ def _row_html(row: Row, width: int, wants_strip: bool) -> str:
     if row.note:
         pieces.append(_span(row.note, ""))
     if wants_strip and is_wide:
-        pieces.append(f"<div>{_strip(row)}</div>")
+        pieces.append(f"<div>{_strip(row, is_still)}</div>")
     line = "".join(pieces)
-    ranks = _per_rank(row)
+    ranks = _per_rank(row, is_still)
     if not ranks:
         return f'<div style="margin-left:{_MARKER}">{line}</div>'
     summary = f'<summary style="cursor:pointer" title="rank by rank">{line}</summary>'
@@ -147,18 +147,23 @@ def _track(slowest: float, fastest: float, colour: str) -> str:
     return f'<span style="{style}">{pieces}</span>'
 
 
-def _strip(row: Row) -> str:
-    """How far each rank is: a small column each, with its numbers to be seen by pointing at it."""
+def _strip(row: Row, is_still: bool) -> str:
+    """How far each rank is: a small column each, with its numbers to be seen by pointing at it.
+
+    While it moves, each redrawing would hide them again.
+    """
     columns = []
     for member in row.members:
         fraction = 1.0 if member.fraction is None else member.fraction
         colour = _COLOURS[member.state]
         if member.state == "open" and member.rank in row.marked:
             colour = _BEHIND
-        title = html.escape(f"rank {member.rank}: {member.text}", quote=True)
+        title = ""
+        if is_still or row.state != "open":
+            title = f' title="{html.escape(f"rank {member.rank}: {member.text}", quote=True)}"'
         height = round(fraction * 12)
         columns.append(
-            f'<span title="{title}" style="display:inline-block;width:6px;height:12px;margin-right:1px;'
+            f'<span{title} style="display:inline-block;width:6px;height:12px;margin-right:1px;'
             f'background-color:{_GROUND};vertical-align:middle"><span style="display:block;height:{height}px;'
             f'margin-top:{12 - height}px;background-color:{colour}"></span></span>'
         )
@@ -169,12 +174,12 @@ def _strip(row: Row) -> str:
     )
 
 
-def _per_rank(row: Row) -> str:
-    """A line for each rank, equal ones together; "" where that says no more than the row, or while it runs.
+def _per_rank(row: Row, is_still: bool) -> str:
+    """A line for each rank, equal ones together; "" where that says no more than the row, or while it moves.
 
     Each redrawing would fold it again.
     """
-    if row.state == "open" or any(member.state == "open" for member in row.members):
+    if not is_still and any(member.state == "open" for member in row.members):
         return ""
     groups: dict[tuple[str, RowState], list[Member]] = {}
     for member in row.members:

@@ -6,7 +6,7 @@ Pure: the ranks' last words go in, a `Row` comes out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ _GAP_FRACTION = 0.01
 _GAP_S = 1.0
 # What took less is said in tenths of a second.
 _BRIEF_S = 10.0
+_MAX_WHO = 30
 
 
 @dataclass(frozen=True)
@@ -141,17 +142,23 @@ def _mark(
     failed = sorted(rank for rank in bars if states[rank] == "failed" and rank not in died)
     stopped = sorted(rank for rank in bars if states[rank] == "stopped")
     said = [f"rank {rank} {died[rank]}" for rank in lost[:3]]
-    said += [f"{describe_ranks(lost[3:])} died"] if lost[3:] else []
-    said += [f"{describe_ranks(failed)} failed"] if failed else []
+    said += [f"{_who(lost[3:])} died"] if lost[3:] else []
+    said += [f"{_who(failed)} failed"] if failed else []
     if stopped:
         verb = "stopped" if said else "interrupted"
-        said.append(verb if len(stopped) == len(bars) else f"{describe_ranks(stopped)} {verb}")
+        said.append(verb if len(stopped) == len(bars) else f"{_who(stopped)} {verb}")
     if said:
         return ", ".join(said), (*lost, *failed, *stopped)
     if states[slow] != "open" or not _is_behind(bars[slow], bars[fast]):
         return "", ()
     last = tuple(sorted(rank for rank in bars if _place(bars[rank]) == _place(bars[slow])))
-    return f"{describe_ranks(last)} slowest", last
+    return f"{_who(last)} slowest", last
+
+
+def _who(ranks: Sequence[int]) -> str:
+    """Which ranks, or how many where that would be long."""
+    text = describe_ranks(ranks)
+    return text if len(text) <= _MAX_WHO else f"{len(ranks)} ranks"
 
 
 def _is_behind(slow: Bar, fast: Bar) -> bool:

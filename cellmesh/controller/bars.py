@@ -21,6 +21,8 @@ _MANY_RANKS = 16
 _REDRAW_MANY_S = 0.25
 # Once no bar of a block goes on, ranks that have not begun theirs are waited for, before it counts as ended.
 SETTLE_S = 0.3
+# What has not changed for so long is drawn once more, so that it can be looked at rank by rank.
+STILL_S = 1.0
 _MAX_ROWS = 10
 _MAX_BLOCKS = 50
 
@@ -46,6 +48,7 @@ class Bars:
         num_passed: earlier bars of it that ended and are not shown any more.
         num_more: bars that there is no room for.
         closed: none of its bars goes on.
+        is_still: nothing has changed for a while.
     """
 
     number: int
@@ -53,6 +56,7 @@ class Bars:
     num_passed: int = 0
     num_more: int = 0
     closed: bool = False
+    is_still: bool = False
 
 
 @dataclass
@@ -69,6 +73,7 @@ class _Block:
     num_passed: int = 0
     is_changed: bool = True
     is_closed: bool = False
+    may_be_still: bool = False
     ended_at: float | None = None  # when none of its bars went on any more, and ranks may still come
 
 
@@ -152,14 +157,17 @@ class BarBoard:
         due = self.deadline()
         if not is_over and (due is None or (now < due and not at_once)):
             return []
+        is_still = not self._changed
         self._drawn_at, self._changed = now, False
         drawings = []
         for number, block in enumerate(self._blocks):
             has_settled = block.ended_at is not None and now >= block.ended_at + SETTLE_S
-            if block.is_changed or has_settled or (is_over and not block.is_closed):
+            stands = is_still and block.may_be_still
+            if block.is_changed or has_settled or stands or (is_over and not block.is_closed):
                 drawing = self._draw_block(number, block, now)
-                drawings.append(replace(drawing, closed=True) if is_over else drawing)
+                drawings.append(replace(drawing, closed=drawing.closed or is_over, is_still=stands))
                 block.is_changed, block.is_closed = False, drawings[-1].closed
+                block.may_be_still = not (block.is_closed or stands)
                 if is_over:
                     block.ended_at = None
         return drawings
@@ -168,7 +176,8 @@ class BarBoard:
         """When `draw` will have something, if nothing comes; None if nothing has changed."""
         if not self._changed:
             ends = [block.ended_at + SETTLE_S for block in self._blocks if block.ended_at is not None]
-            return min(ends, default=None)
+            stills = [self._drawn_at + STILL_S for block in self._blocks if block.may_be_still]
+            return min([*ends, *stills], default=None)
         many = any(len(group.bars) > _MANY_RANKS for group in self._groups.values())
         return self._drawn_at + (_REDRAW_MANY_S if many else REDRAW_S)
 

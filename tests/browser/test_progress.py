@@ -58,7 +58,7 @@ def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: 
         "for epoch in trange(2, desc='epoch'):\n"
         "    for i in (bar := tqdm(range(40), desc=f'batches of {epoch}')):\n"
         "        time.sleep(0.002)\n        bar.set_postfix(loss=1 / (1 + i + epoch + rank / 10))\n"
-        "print('after')"
+        "dist.barrier()\nprint('after')"
     )
     texts = done.texts()
     assert texts[0] == "[0-3] before"
@@ -81,6 +81,13 @@ def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: 
     expect(columns(running).nth(3)).to_have_attribute(
         "title", re.compile(r"^rank 3: 42 %  42/100  .*  loss=0\.3$")
     )
+    # Nothing moves: every rank can be looked at while the cell runs.
+    rank_by_rank = running.root.locator("details")
+    expect(rank_by_rank).to_be_attached()
+    rank_by_rank.locator("summary").click()
+    line = rank_by_rank.locator("div", has_text="[3]")
+    expect(line).to_be_visible()
+    expect(line).to_contain_text(re.compile(r"42 %\s+42/100"))
     notebook.picture("progress-running", 2)
     (server.notebooks / "go_on").touch()
     running.wait_for_end()

@@ -11,7 +11,7 @@ import pytest
 from cellmesh.controller.bar_console import ConsoleBars
 from cellmesh.controller.bar_drawing import as_html, as_lines
 from cellmesh.controller.bar_rows import format_count, format_rate, format_time, make_row
-from cellmesh.controller.bars import REDRAW_S, SETTLE_S, BarBoard, Bars, Mark
+from cellmesh.controller.bars import REDRAW_S, SETTLE_S, STILL_S, BarBoard, Bars, Mark
 from cellmesh.wire.messages import Bar
 
 LONG_S = 10.0
@@ -86,6 +86,11 @@ def test_a_slow_step_tells_ranks_apart_though_it_is_one() -> None:
 
 def test_several_ranks_can_be_the_slowest() -> None:
     assert "[ranks 1-2 slowest]" in line_of(bar(90), bar(10), bar(10), bar(90))
+
+
+def test_many_ranks_are_counted() -> None:
+    ranks = {rank: bar(90 if rank % 2 else 10) for rank in range(64)}
+    assert make_row(1, ranks, {}).mark == "32 ranks slowest"
 
 
 def test_a_rank_that_has_finished_is_not_the_slowest() -> None:
@@ -271,6 +276,22 @@ def test_ranks_that_have_not_begun_are_waited_for_a_while() -> None:
     assert desk.board.deadline() is None
 
 
+def test_what_stands_still_is_drawn_once_more_for_who_wants_to_see_every_rank() -> None:
+    desk = Desk(2)
+    desk.say(0, bar(10))
+    desk.say(1, bar(20))
+    desk.wait(REDRAW_S)
+    assert not desk.blocks[0].is_still
+    assert "<details>" not in as_html(desk.blocks[0])
+    before = desk.num_drawings
+    desk.wait(100 * STILL_S)
+    assert desk.num_drawings == before + 1
+    assert desk.blocks[0].is_still
+    assert "<details>" in as_html(desk.blocks[0])
+    desk.say(1, bar(21))
+    assert not desk.blocks[0].is_still
+
+
 def test_a_mark_of_a_bar_that_is_gone_places_nothing() -> None:
     board = BarBoard(range(1))
     board.place(Mark(7))
@@ -319,8 +340,10 @@ def test_what_users_wrote_is_escaped() -> None:
 
 
 def test_every_rank_has_a_column_as_high_as_it_is_far() -> None:
-    page = html_of(bar(25), bar(50), bar(100))
-    columns = [attributes for _, attributes in page.tags if "title" in attributes]
+    row = make_row(1, {0: bar(25), 1: bar(50), 2: bar(100)}, {})
+    assert not [a for _, a in Reader(as_html(Bars(0, (row,)))).tags if "title" in a]  # it moves
+    page = Reader(as_html(Bars(0, (row,), is_still=True)))
+    columns = [attributes for tag, attributes in page.tags if tag == "span" and "title" in attributes]
     assert [str(column["title"]).split("  ")[0] for column in columns] == [
         "rank 0: 25 %",
         "rank 1: 50 %",

@@ -246,32 +246,30 @@ def bar(done: float, state: Any = "open", number: int = 1, run: int = 1) -> Bar:
 
 def test_bars_travel_ten_times_a_second_whatever_the_number_of_ranks() -> None:
     merger = Merger()
-    for rank in range(64):
-        say(merger, rank, bar(0))
-    assert taken(merger, HOLD_S) == [(tuple(range(64)), bar(0))]
     num_messages = 0
     for step in range(1000):
         now = 1 + step / 1000
-        for rank in range(64):
-            say(merger, rank, bar(step), now)
+        for rank in range(64):  # each opens and ends bars, too
+            say(merger, rank, bar(step % 50, "done" if step % 50 == 49 else "open", number=step // 50), now)
         num_messages += bool(taken(merger, now))
     assert num_messages <= 1 / HOLD_BARS_S + 1
     assert num_messages > 5
+    assert len(taken(merger)) <= 64 * 6
 
 
-def test_a_bars_last_word_takes_the_place_of_what_waits() -> None:
+def test_of_a_bar_the_last_word_travels() -> None:
     merger = Merger()
-    say(merger, 0, bar(0))
-    say(merger, 0, bar(5))
-    say(merger, 0, bar(10, "done"))
-    assert [verb for _, verb in taken(merger)] == [bar(0), bar(10, "done")]
+    for word in (bar(0), bar(5), bar(1, number=2), bar(10, "done")):
+        say(merger, 0, word)
+    assert taken(merger) == [((0,), bar(10, "done")), ((0,), bar(1, number=2))]
     assert taken(merger) == []
 
 
-def test_how_far_bars_are_goes_before_the_end_of_the_run() -> None:
+@pytest.mark.parametrize("other", [out("below"), Done(1), failed()])
+def test_how_far_bars_are_goes_before_what_their_rank_says_next(other: Any) -> None:
     merger = Merger()
-    say(merger, 0, bar(0))
-    taken(merger)
     say(merger, 0, bar(5))
-    say(merger, 0, Done(1))
-    assert [verb for _, verb in taken(merger)] == [bar(5), Done(1)]
+    say(merger, 1, bar(7))
+    say(merger, 0, other)
+    assert taken(merger, 2 * HOLD_S) == [((0,), bar(5)), ((0,), other)]
+    assert taken(merger) == [((1,), bar(7))]

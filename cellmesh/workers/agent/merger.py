@@ -14,9 +14,8 @@ from ...wire.messages import Bar, Done, Failed, FromRank, Ranked
 
 # How long an answer waits for its like from other ranks.
 HOLD_S = 0.005
-# How long a bar waits that is known to the controller and goes on.
+# How long bars wait, unless their rank says something else.
 HOLD_BARS_S = 0.1
-_MAX_OPEN_BARS = 10_000
 
 
 @dataclass
@@ -37,8 +36,7 @@ class Merger:
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
     _expected: dict[int, int] = field(default_factory=dict)
-    _open_bars: set[tuple[int, int, int]] = field(default_factory=set)  # (rank, run, bar)
-    _waiting_bars: dict[tuple[int, int, int], Bar] = field(default_factory=dict)
+    _bars: dict[int, dict[tuple[int, int], Bar]] = field(default_factory=dict)  # rank -> (run, bar) -> it
     _bars_due: float | None = None
     _oldest: float | None = None
     _urgent: bool = False
@@ -55,12 +53,14 @@ class Merger:
         """Take in what a rank said."""
         verb, buffers = parcel
         kind = type(verb)
-        if kind is Bar and self._holds_bar(rank, verb, now):
+        if kind is Bar:
+            self._hold_bar(rank, verb, now)
             return
+        if rank in self._bars:
+            self._let_bars_go(rank)
         if self._oldest is None:
             self._oldest = now
         if kind is Done or kind is Failed:
-            self._let_bars_go(rank, verb.run)
             self._urgent |= kind is Failed
             self._count_down(verb.run, 1)
         if not buffers:
@@ -82,8 +82,10 @@ class Merger:
         """What is to be sent now: all that waits, or nothing."""
         parcels: list[Parcel[Ranked]] = []
         if self._bars_due is not None and now >= self._bars_due:
-            parcels = [Parcel(Ranked((key[0],), bar)) for key, bar in self._waiting_bars.items()]
-            self._waiting_bars.clear()
+            parcels = [
+                Parcel(Ranked((rank,), bar)) for rank, bars in self._bars.items() for bar in bars.values()
+            ]
+            self._bars.clear()
             self._bars_due = None
         if self._oldest is None or not (self._urgent or now >= self._oldest + HOLD_S):
             return parcels
@@ -94,28 +96,16 @@ class Merger:
         self._oldest, self._urgent = None, False
         return parcels
 
-    def _holds_bar(self, rank: int, bar: Bar, now: float) -> bool:
-        """Whether a bar's word waits; its first and its last pass with all else that its rank says."""
-        key = (rank, bar.run, bar.bar)
-        if bar.state != "open":
-            self._open_bars.discard(key)
-            self._waiting_bars.pop(key, None)
-            return False
-        if key not in self._open_bars:
-            if len(self._open_bars) >= _MAX_OPEN_BARS:  # of ranks that have died, most of them
-                self._open_bars.clear()
-            self._open_bars.add(key)
-            return False
-        self._waiting_bars[key] = bar
+    def _hold_bar(self, rank: int, bar: Bar, now: float) -> None:
+        self._bars.setdefault(rank, {})[(bar.run, bar.bar)] = bar
         if self._bars_due is None:
             self._bars_due = now + HOLD_BARS_S
-        return True
 
-    def _let_bars_go(self, rank: int, run: int) -> None:
-        """A rank ends a run: how far its bars have come goes before."""
-        for key in [key for key in self._waiting_bars if key[:2] == (rank, run)]:
+    def _let_bars_go(self, rank: int) -> None:
+        """A rank says something else: how far its bars have come goes before."""
+        for bar in self._bars.pop(rank, {}).values():
             self._last_of_rank[rank] = len(self._slots)
-            self._slots.append(_Slot(self._waiting_bars.pop(key), [rank], ()))
+            self._slots.append(_Slot(bar, [rank], ()))
 
     def _count_down(self, run: int, by: int) -> None:
         left = self._expected.get(run)
