@@ -50,7 +50,7 @@ class Operation:
         start_ns, duration_ns: from the first cell's begin; one that goes on lasts until now.
         run: of its cell.
         sequence, peer, generation: see `looks`.
-        wait_ns: since when the rank's main thread waited for it, in Python; None if it did not.
+        wait_ns: since when the rank's main thread waited for it, as far as that is known; None if it did not.
         is_open: it goes on.
         is_launch: on a GPU, of which only the launch is known.
         waited_ns: how long of it the last of its ranks had not come.

@@ -333,7 +333,7 @@ class Operations:
         peer: of a message, the other rank; else -1.
         run: the cell that began it; -1 for none.
         begin_s, end_s: by the host's monotonic clock; an end that is NaN has not come.
-        wait_s: since when the rank's main thread waited for it, in Python; NaN if it has not.
+        wait_s: since when the rank's main thread waited for it, as far as that is known; NaN if it has not.
     """
 
     whats: tuple[What, ...]

@@ -82,20 +82,20 @@ class Spans:
         self._num_begun = number + 1  # last of all: who reads meanwhile does not see a half of it
         return number
 
-    def wait(self, number: int) -> None:
-        """The main thread waits for an operation from now on."""
-        self._note(number, _WAIT)
+    def wait(self, number: int, since_s: float | None = None) -> None:
+        """The main thread waits for an operation, from now on or since then."""
+        self._note(number, _WAIT, monotonic() if since_s is None else since_s)
 
     def end(self, number: int) -> None:
         """An operation has ended; what comes later does not count. From any thread."""
-        self._note(number, _END)
+        self._note(number, _END, monotonic())
 
-    def _note(self, number: int, offset: int) -> None:
+    def _note(self, number: int, offset: int, at_s: float) -> None:
         if 0 <= number < self._num_begun <= number + CAPACITY:
             at = number % CAPACITY * _SIZE + offset
             (before,) = _read_time(self._numbers, at)
             if before != before:  # NaN
-                _write_time(self._numbers, at, monotonic())
+                _write_time(self._numbers, at, at_s)
 
     def end_with(self, work: Any, number: int) -> None:
         """Have an operation end when its Work does, whoever waits for that, and if nobody does."""
@@ -189,4 +189,5 @@ def _pack(whats: list[What | None], columns: list[list[Any]]) -> Operations:
 def name_of(function: Any) -> str:
     """What a called function is called."""
     name = getattr(function, "__qualname__", None)
-    return (name if isinstance(name, str) else type(function).__name__)[-_MAX_NAME:] or "a call"
+    known = name if isinstance(name, str) else type(function).__name__
+    return known.rpartition("<locals>.")[2][-_MAX_NAME:] or "a call"

@@ -69,6 +69,14 @@ def test_what_goes_on_has_no_end_and_an_end_counts_once() -> None:
     assert first.begin_s[0] <= first.wait_s[0] <= first.end_s[0]
 
 
+def test_a_wait_may_have_begun_before_it_was_known() -> None:
+    spans = Spans()
+    spans.begin_cell(1, "", 1)
+    at_s = time.monotonic()
+    spans.wait(spans.begin(REDUCE, 1, -1, at_s, False), at_s)
+    assert past(spans).operations.wait_s[0] == at_s
+
+
 def test_what_was_cut_ends_with_the_healing() -> None:
     spans = Spans()
     spans.begin_cell(1, "", 1)
@@ -181,7 +189,12 @@ def test_it_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [(test_nothing_has_run, "test_nothing_has_run"), (Spans(), "Spans"), (lambda: 0, "<lambda>")],
+    [
+        (test_nothing_has_run, "test_nothing_has_run"),
+        (Spans.wait, "Spans.wait"),
+        (Spans(), "Spans"),
+        (lambda: 0, "<lambda>"),
+    ],
 )
 def test_calls_have_the_name_of_their_function(function: Any, name: str) -> None:
     assert name_of(function) == name

@@ -90,7 +90,8 @@ def test_collectives_that_cpp_waits_for_have_ends(mesh: cm.Mesh) -> None:
     for rank in range(4):
         ours = history.operations[rank]
         assert names(history, rank) == ["all_reduce", "all_reduce"]
-        assert all(one.wait_ns is None and one.last != -1 for one in ours)
+        assert [one.wait_ns is None for one in ours] == [True, False]
+        assert all(one.last != -1 for one in ours)
         assert all(one.start_ns < one.end_ns for one in ours)
 
 
@@ -139,7 +140,7 @@ def test_calls_count_and_a_trace_is_written(mesh: cm.Mesh, tmp_path: Path) -> No
     mesh.run(step)
     path = tmp_path / "trace.json"
     history = mesh.timeline(1, path)
-    assert [one.title.rpartition(".")[2] for one in history.cells] == ["step()"]
+    assert [one.title for one in history.cells] == ["step()"]
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["name"] == "barrier"} == {0, 1, 2, 3}
     with pytest.raises(MeshUsageError, match="no directory"):

@@ -334,6 +334,8 @@ def _begin(
             spans.end_with(work, number)
         if caller in _BACKWARD:
             group._backward_work = work
+        else:  # most often used at once; what C++ waits for is not seen
+            spans.wait(number, since)
     return work
 
 
