@@ -64,8 +64,8 @@ class Catalog:
         return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
 
     def busy_ranks(self) -> set[int]:
-        """Ranks that have been given work and not ended it."""
-        return {rank for run in self._in_flight() for rank in run.waiting_ranks()}
+        """Ranks that have been given work and not ended it; looks do not count."""
+        return {rank for run in self._in_flight() if not run.is_look for rank in run.waiting_ranks()}
 
     def adopt(self, welcome: Welcome, sink: Sink) -> Adopted:
         """Take over what an agent has in flight, and go on with its numbers."""

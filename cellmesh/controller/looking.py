@@ -55,7 +55,9 @@ def look(
     ):
         if chosen:
             part = Ranks(session, chosen)
-            runs.append(part._start(lambda number: Look(number, subject), channel=channel))  # type: ignore[arg-type]
+            run = part._start(lambda number: Look(number, subject), channel=channel)  # type: ignore[arg-type]
+            run.is_look = True
+            runs.append(run)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for run in runs:
         if deadline is not None and not run.wait(max(0.0, deadline - time.monotonic())):

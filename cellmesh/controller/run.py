@@ -69,6 +69,7 @@ class Run(Generic[T]):
         self._interrupted = False
         self._desk = Desk(self.waiting_ranks, self.interrupt, reply, printer.note, title)
         self._is_live = False
+        self.is_look = False  # it takes a moment, and makes no rank busy
 
     # ---- for users
 

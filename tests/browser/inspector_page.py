@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,7 +84,7 @@ class Kernel:
             found.append(self._outbox.get())
         return json.dumps(found)
 
-    def _send(self, content: dict[str, Any], buffers: list[bytes]) -> None:
+    def _send(self, content: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
         self.sent_bytes.append(sum(map(len, buffers)))
         self._outbox.put(("message", content, [base64.b64encode(one).decode() for one in buffers]))
 

@@ -12,7 +12,9 @@ class Questions {
     this.waiting = new Map();
     this.view = Math.random().toString(36).slice(2);
     this.number = 0;
+    this.onRollCall = () => {};
     this.hear = (content, buffers) => {
+      if (content?.roll_call) return this.onRollCall();
       if (content?.view !== this.view) return;
       this.waiting.get(content.id)?.([content, buffers]);
       this.waiting.delete(content.id);
@@ -40,6 +42,7 @@ class Inspector {
     this.model = model;
     this.questions = new Questions(model);
     this.isLive = false;
+    this.questions.onRollCall = () => { this.toldSight = undefined; this.tellSight(); };
     this.changed = () => this.refresh();
     el.classList.add("cellmesh", "cmi");
     this.el = el;

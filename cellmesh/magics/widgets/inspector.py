@@ -173,8 +173,11 @@ class Inspector:
         # On whatever thread: what takes long is done on another one.
         view, kind = str(content.get("view", "")), content.get("ask")
         if kind == "hello":
+            # A page that was reloaded has not said goodbye: those that are there say so again.
             self._was_greeted = True
-            self._views.add(view)
+            self._views, self._seen = {view}, set()
+            self.refresher.set(self.widget.live["watch"], self.widget.live["follow"])
+            self.widget.send({"roll_call": True})
         if kind in ("hello", "picture", "element", "items"):
             self._quick.do(lambda: self._reply(content, view))
         elif kind == "choose":
@@ -187,12 +190,15 @@ class Inspector:
         elif kind == "live":
             self._set_live(bool(content["watch"]), bool(content["follow"]))
         elif kind == "seen":
+            self._views.add(view)
             (self._seen.add if content["is_visible"] else self._seen.discard)(view)
             if content["is_visible"]:
                 self.refresher.note_seen()
         elif kind == "gone":
             self._views.discard(view)
             self._seen.discard(view)
+            if not self._views:
+                self.refresher.pause()
 
     def _reply(self, content: dict[str, Any], view: str) -> None:
         answer, buffers = self.answer(content)

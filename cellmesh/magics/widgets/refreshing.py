@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,11 @@ class Refresher:
         self._is_stale = False
         self._worker.do(lambda: self._refresh(False), "refresh")
 
+    def pause(self) -> None:
+        """Nobody looks any more: hear of no cells until `set`. From any thread."""
+        self._register(False)
+        self._is_stale = True
+
     def close(self) -> None:
         """Look no more. From any thread."""
         self._is_closed.set()
@@ -144,18 +150,18 @@ class Refresher:
             self._follower.start()
 
     def _run(self) -> None:
-        import time
-
         pause = self._period_s
-        while not self._is_closed.wait(pause):
-            begin = time.monotonic()
-            is_busy = self._is_busy()
-            if not is_busy and not self._cell_runs:
-                break
-            if self.follows and is_busy and self._is_seen():
-                self._refresh(True)
-            pause = max(self._period_s, _SHARE * (time.monotonic() - begin))
-        with self._lock:
-            self._follower = None
+        try:
+            while not self._is_closed.wait(pause):
+                begin = time.monotonic()
+                is_busy = self._is_busy()
+                if not is_busy and not self._cell_runs:
+                    break
+                if self.follows and is_busy and self._is_seen():
+                    self._refresh(True)
+                pause = max(self._period_s, _SHARE * (time.monotonic() - begin))
+        finally:
+            with self._lock:
+                self._follower = None
         if not self._is_closed.is_set():
             self._look_or_wait()
