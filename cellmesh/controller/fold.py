@@ -22,6 +22,8 @@ from .canvas import Canvas, has_controls, moves_up, strip_controls
 HOLD_S = 0.1
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
 HOLD_RESULT_S = 1.0
+# A plot takes ranks that share cores unequally long to draw.
+HOLD_DISPLAY_S = 0.3
 _LOOK_AHEAD = 32
 VIEW_MIME = "application/vnd.jupyter.widget-view+json"
 
@@ -183,7 +185,7 @@ class Folder:
         if self._queues and self._all_agree():
             return 0.0
         times = [_show_by(queue[0]) for queue in self._queues.values()]
-        times += [since + HOLD_S for key, since in self._partial_since.items() if key not in self._open]
+        times += [since + HOLD_S for key, since in self._partial_since.items() if self._may_open(key)]
         return min(times, default=None)
 
     # ---- text
@@ -254,11 +256,15 @@ class Folder:
         if text or key in self._open or not is_canvas:
             self._end_line(key, text, now)
 
+    def _may_open(self, key: tuple[int, StreamName]) -> bool:
+        """Whether an unfinished line may enter the block: not before what its rank has shown earlier."""
+        return key not in self._open and key[0] not in self._queues
+
     def _update_live(self, now: float, everything: bool) -> None:
         opening = [
             key
             for key, since in self._partial_since.items()
-            if key not in self._open and now >= since + HOLD_S
+            if self._may_open(key) and now >= since + HOLD_S
         ]
         if opening and self._is_buried:
             # The block stands above lines that came later: what is unfinished moves below them.
@@ -347,8 +353,10 @@ class Folder:
 
 def _show_by(queued: _Queued) -> float:
     item = queued.item
-    may_wait = isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result")
-    return queued.arrived_at + (HOLD_RESULT_S if may_wait else HOLD_S)
+    if isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result"):
+        return queued.arrived_at + HOLD_RESULT_S
+    is_drawn = isinstance(item, Rich) and item.kind == "display"
+    return queued.arrived_at + (HOLD_DISPLAY_S if is_drawn else HOLD_S)
 
 
 def _rich(kind: DisplayKind, bundle: bytes) -> Rich:

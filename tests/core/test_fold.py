@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.fold import HOLD_RESULT_S, HOLD_S, Folder, Line, Rich
-from cellmesh.wire.messages import Output
+from cellmesh.controller.fold import HOLD_DISPLAY_S, HOLD_RESULT_S, HOLD_S, Block, Folder, Line, Rich
+from cellmesh.wire.messages import Display, Output
 
 from .screen import ALL, LONG_S, SHORT_S, Screen, display
 
@@ -304,3 +304,17 @@ def test_the_end_holds_nothing_back() -> None:
     screen.finish()
     assert sorted(screen.text) == ["[0] a", "[1] Rich", "[2] b", "[3] unfinished"]
     assert screen.folder.deadline() is None
+
+
+def test_a_display_waits_longer_for_its_like_than_a_line() -> None:
+    folder = Folder((0, 1))
+    folder.feed((0,), Display(1, "display", b'{"data": {}}'), 0.0)
+    assert folder.take(HOLD_DISPLAY_S * 0.9) == []
+    folder.feed((1,), Display(1, "display", b'{"data": {}}'), HOLD_DISPLAY_S * 0.9)
+    [block] = folder.take(HOLD_DISPLAY_S * 0.9)
+    assert isinstance(block, Block)
+    assert block.ranks == (0, 1)
+    folder.feed((0,), Display(1, "display", b'{"data": {}}'), 1.0)
+    [alone] = folder.take(1.0 + HOLD_DISPLAY_S)
+    assert isinstance(alone, Block)
+    assert alone.ranks == (0,)

@@ -8,8 +8,8 @@ import pytest
 
 from cellmesh.controller.fold import HOLD_S
 from cellmesh.controller.printer import Printer
-from cellmesh.controller.sinks import ConsoleSink
-from cellmesh.wire.messages import Died, Done, Failed, Output
+from cellmesh.controller.sinks import CellSink, ConsoleSink
+from cellmesh.wire.messages import Died, Display, Done, Failed, Output
 
 FAILED = Failed(1, "ValueError", "no", "Traceback: no", 3)
 
@@ -101,3 +101,35 @@ def test_on_a_console_an_unfinished_line_ends_up_on_its_stream() -> None:
 def _ranks_of(text: str) -> set[int]:
     first, _, last = text[1 : text.index("]")].partition("-")
     return set(range(int(first), int(last or first) + 1))
+
+
+def test_what_is_printed_after_the_end_is_in_the_switch_a_second_later() -> None:
+    messages: list[tuple[str, str]] = []
+    sink = CellSink(lambda kind, content: messages.append((kind, str(content))), has_tabs=True)
+    printer = Printer((0, 1), sink)
+    for rank in (0, 1):
+        printer.feed((rank,), Output(1, "stdout", f"same\nof {rank}\n"), 0.0)
+    printer.finish(0.0)
+    assert [kind for kind, _ in messages] == ["stream", "display_data"]
+    assert printer.deadline() is None
+    printer.feed((1,), Output(1, "stdout", "late\n"), 10.0)
+    printer.show(11.0)
+    assert messages[-1][0] == "stream"
+    due = printer.deadline()
+    assert due == 12.0
+    printer.show(due)
+    assert messages[-1][0] == "update_display_data"
+    assert "late" in messages[-1][1]
+    assert printer.deadline() is None
+
+
+def test_an_animation_is_shown_ten_times_a_second_and_ends_with_its_end() -> None:
+    messages: list[tuple[str, str]] = []
+    printer = Printer((0,), CellSink(lambda kind, content: messages.append((kind, str(content)))))
+    for step in range(1000):
+        printer.feed((0,), Display(1, "clear", b"wait"), step / 1000)
+        printer.feed((0,), Output(1, "stdout", f"{step}\n"), step / 1000)
+        printer.show(step / 1000)
+    printer.finish(1.0)
+    assert sum(kind == "clear_output" for kind, _ in messages) <= 12
+    assert "[0] 999" in messages[-1][1]

@@ -13,6 +13,7 @@ from cellmesh.controller.fold import Block, Gap, Item, Line, Live, Rich, Trace
 from cellmesh.controller.sinks import (
     CellSink,
     ConsoleSink,
+    Displays,
     SilentSink,
     Sink,
     as_text,
@@ -393,6 +394,101 @@ def test_clearing_empties_the_area() -> None:
     sink.show([line(0), clear(0, 1, wait=True), line(0, text="new")])
     assert front.messages[1] == ("clear_output", {"wait": True})
     assert front.area == ["[0] new\n"]
+
+
+def test_a_rank_clears_its_own_and_what_is_others_is_shown_again() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([line(0, 1, text="all"), line(1, text="one"), rich(0, ids=("a",), plain="zero"), clear(1)])
+    assert front.area == ["[0] all\n", {"text/plain": "[0] zero"}]
+    sink.show([rich(0, kind="update", ids=("a",), plain="later")])
+    assert front.area == ["[0] all\n", {"text/plain": "[0] later"}], "it is still the same display"
+
+
+def test_a_rank_that_waits_clears_with_its_next_output() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([line(0, 1, text="old"), clear(1, wait=True), line(0, text="more")])
+    assert front.area == ["[0-1] old\n", "[0] more\n"]
+    sink.show([line(1, text="new")])
+    assert front.area == ["[0] old\n[0] more\n", "[1] new\n"]
+
+
+def test_an_error_a_remark_and_an_unfinished_line_survive_anothers_clearing() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.note("remark")
+    sink.show([Block((0,), TRACE), line(1), Live((((0,), "10%"), ((1,), "20%")), closed=False), clear(1)])
+    assert front.area == ["remark\n", "[0] ValueError", {"text/plain": "[0] 10%"}]
+    sink.show([Live((((0,), "30%"),), closed=False)])
+    assert front.area[-1] == {"text/plain": "[0] 30%"}
+
+
+def test_after_clearing_all_a_line_is_drawn_anew() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([Live((((0,), "10%"),), closed=False), clear(0), Live((((0,), "20%"),), closed=False)])
+    assert front.area == [{"text/plain": "[0] 20%"}]
+
+
+# ---- a notebook's cell: the switch between ranks
+
+
+def switches(front: Recorder) -> list[str]:
+    return [data["text/html"] for data in front.area if isinstance(data, dict) and "text/html" in data]
+
+
+def differing() -> list[Block]:
+    return [line(0, 1, text="same"), line(0, text="zero"), line(1, text="one")]
+
+
+def test_in_the_end_there_is_a_switch_and_later_output_is_in_it() -> None:
+    front = Recorder()
+    sink = CellSink(front, has_tabs=True)
+    sink.show(differing())
+    assert switches(front) == []
+    sink.end((0, 1))
+    sink.end((0, 1))
+    assert front.kinds == ["stream", "display_data"]
+    assert "late" not in switches(front)[0]
+    sink.show([line(1, text="late")])
+    sink.end((0, 1))
+    [switch] = switches(front)
+    assert "one\nlate" in switch
+
+
+@pytest.mark.parametrize("why", ["equal", "not asked for", "turned off", "one rank"])
+def test_there_is_no_switch(why: str) -> None:
+    front = Recorder()
+    displays = Displays(has_tabs=why != "turned off")
+    sink = CellSink(front, displays, has_tabs=why != "not asked for")
+    sink.show([line(0, 1, text="a"), line(0, 1, text="b")] if why == "equal" else differing())
+    sink.end((0,) if why == "one rank" else (0, 1))
+    assert switches(front) == []
+
+
+def test_a_display_is_in_the_switch_in_its_latest_state() -> None:
+    front = Recorder()
+    sink = CellSink(front, has_tabs=True)
+    sink.show([*differing(), rich(1, ids=("a",), html="<i>first</i>")])
+    sink.show([rich(1, kind="update", ids=("a",), html="<i>second</i>")])
+    sink.end((0, 1))
+    assert "<i>second</i>" in switches(front)[-1]
+    assert "<i>first</i>" not in switches(front)[-1]
+
+
+def test_only_the_newest_cells_are_remembered() -> None:
+    displays = Displays()
+    front = Recorder()
+    first = CellSink(front, displays, has_tabs=True)
+    first.show(differing())
+    first.end((0, 1))
+    shown = len(front.messages)
+    for _ in range(20):
+        CellSink(Recorder(), displays, has_tabs=True).end((0, 1))
+    first.show([line(1, text="late")])
+    first.end((0, 1))
+    assert front.kinds[shown:] == ["stream"]
 
 
 # ---- a notebook's cell: what changes in place
