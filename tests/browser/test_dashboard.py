@@ -137,6 +137,14 @@ def test_a_rank_opens_with_its_stack_and_log(notebook: Notebook, dashboard: Dash
     expect(dashboard.panel.locator(".cmd-log")).to_contain_text("<b>here is 1</b>")
     expect(dashboard.panel.locator("strong")).to_have_text("rank 1")
     expect(dashboard.card(1)).to_have_attribute("aria-expanded", "true")
+    notebook.set_theme("JupyterLab Dark")
+    notebook.page.set_viewport_size({"width": 700, "height": 900})
+    dashboard.button("stop").click()
+    assert dashboard.root.evaluate("root => root.scrollWidth - root.clientWidth") <= 0
+    dashboard.picture("panel-700-dark")
+    notebook.page.keyboard.press("Escape")
+    notebook.page.set_viewport_size({"width": 1000, "height": 900})
+    notebook.set_theme("JupyterLab Light")
     notebook.picture("dashboard-panel", first=1, last=2)
     dashboard.card(3).click()
     expect(dashboard.panel.locator(".cmd-log")).to_contain_text("<b>here is 3</b>")
@@ -229,12 +237,13 @@ def test_64_ranks_fit(browser: Browser, server: Server) -> None:
             shown = Dashboard(notebook.run(FAKE.format(dims=dims)))
             shown.expect_doing(5, "dead")
             for width in (1000, 700):
-                notebook.page.set_viewport_size({"width": width, "height": 900})
+                notebook.page.set_viewport_size({"width": width, "height": 1600})
                 expect(shown.root.locator(".cmd-card:visible")).to_have_count(64)
                 outside = shown.root.evaluate(
                     """root => {
                         const room = root.getBoundingClientRect();
-                        return [...root.querySelectorAll('.cmd-card, .cmd-label, .cmd-buttons button')].filter(element => {
+                        const parts = root.querySelectorAll('.cmd-card, .cmd-label, .cmd-buttons button');
+                        return [...parts].filter(element => {
                             const box = element.getBoundingClientRect();
                             return box.left < room.left - 1 || box.right > room.right + 1 || box.width < 20;
                         }).map(element => element.outerHTML);
@@ -242,7 +251,7 @@ def test_64_ranks_fit(browser: Browser, server: Server) -> None:
                 )
                 assert outside == []
                 assert shown.root.evaluate("root => root.scrollWidth - root.clientWidth") <= 0
-            expect(shown.card(7).locator('[data-series="cpu"] .cmd-value')).to_have_text(re.compile(r"8\d %"))
-            notebook.page.set_viewport_size({"width": 700, "height": 1600})
-            shown.picture(f"64-{name}")
+                value = shown.card(7).locator('[data-series="cpu"] .cmd-value')
+                expect(value).to_have_text(re.compile(r"8\d %"))
+                shown.picture(f"64-{name}-{width}")
             notebook.page.set_viewport_size({"width": 1000, "height": 900})

@@ -179,9 +179,16 @@ class Grid {
     const depth = Math.max(0, this.dims.length - 2);
     if (this.dims.length > 1) {
       const numColumns = this.dims.at(-1)[1];
-      const room = (width - LABEL - depth * 16) / numColumns - GAP;
+      const roomOf = (numBeside) => {
+        const block = (width - depth * 16 - (numBeside - 1) * 22) / numBeside;
+        return (block - LABEL) / numColumns - GAP;
+      };
+      // Two blocks stand beside each other where that leaves cards their words.
+      if (depth && this.numRanks > MANY && roomOf(2) >= sizes[0].least) {
+        return [true, sizes[0].name, Math.floor(Math.min(roomOf(2), sizes[0].most))];
+      }
       for (const { name, least, most } of sizes) {
-        if (room >= least) return [true, name, Math.floor(Math.min(room, most))];
+        if (roomOf(1) >= least) return [true, name, Math.floor(Math.min(roomOf(1), most))];
       }
     }
     const [{ name, least, most }] = sizes;

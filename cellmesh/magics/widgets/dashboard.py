@@ -30,6 +30,7 @@ from ...controller.mesh import Mesh
 from ...controller.sinks import cell_publisher
 from ...controller.stacks import show_stacks
 from ...controller.watching import Attention, History, Row, Snapshot, find_changes, look_around, read_rows
+from ...wire.messages import RankState
 from ...wire.ranks import describe_ranks
 from ..commands import describe_healing
 from ..tables import Table, status_table
@@ -79,7 +80,7 @@ class Dashboard:
         self._told: dict[str, Any] = {}
         self._open: int | None = None
         self._panel: dict[str, Any] = {}
-        self._answered: Snapshot | None = None
+        self._said: dict[int, RankState] = {}  # what each rank said last
         self.snapshot: Snapshot | None = None
 
     # ---- the front end
@@ -107,9 +108,7 @@ class Dashboard:
             return
         with self._lock:
             before, self.snapshot = self.snapshot, snapshot
-            # Ranks of a mesh that is just ending do not answer: what they did last is left then.
-            if snapshot.states or not any(info.pid for info in snapshot.infos):
-                self._answered = snapshot
+            self._said.update(snapshot.states)
             rows = read_rows(before, snapshot)
             changes = find_changes(self._rows, rows)
             self._rows = rows
@@ -249,9 +248,12 @@ class Dashboard:
     # ---- where no widget can be
 
     def static(self) -> Static:
-        """What ``%dist_status`` would have shown at the last look."""
-        seen = self._answered or self.snapshot
-        table = status_table(repr(self._mesh), seen.infos if seen else (), seen.states if seen else {})
+        """What ``%dist_status`` would have shown at the last look.
+
+        A rank that did not answer then is shown by what it said before: its mesh may have been ending.
+        """
+        infos = self.snapshot.infos if self.snapshot is not None else ()
+        table = status_table(repr(self._mesh), infos, self._said)
         return Static(repr(table), table._repr_html_())
 
 
