@@ -1,4 +1,8 @@
-"""Updates of widgets' states, gathered: of each value, the newest is sent."""
+"""Updates of widgets' states, gathered: of each number or text, the newest is sent.
+
+Other values are all sent. Some widgets give orders by way of their state, as plotly does: a list, and None
+right behind it.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,11 @@ class Updates:
         # As JSON at once: user code may change a list before it is sent.
         packed = {name: json.dumps(value, default=str) for name, value in state.items()}
         with self._shield, self._lock:
+            waiting = self._waiting.get(comm, {})
+            if any(
+                not (_is_plain(waiting[name]) and _is_plain(packed[name])) for name in packed.keys() & waiting
+            ):
+                self._flush()
             self._waiting.setdefault(comm, {}).update(packed)
             if time.monotonic() - self._sent_at > GATHER_S:
                 self._flush()
@@ -60,3 +69,8 @@ class Updates:
         self._sent_at = time.monotonic()
         for comm, state in waiting.items():
             self._send(comm, state)
+
+
+def _is_plain(packed: str) -> bool:
+    """Whether JSON is a number, a text or a truth value."""
+    return packed[0] not in "[{n"

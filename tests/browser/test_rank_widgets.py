@@ -102,6 +102,35 @@ def test_widgets_are_there_after_a_reload(browser: Browser, server: Server) -> N
         notebook.page.screenshot(path=PICTURES / "rank_widgets_reload.png")
 
 
+def test_a_slider_answers_while_another_rank_runs_a_cell(browser: Browser, server: Server) -> None:
+    with open_notebook(browser, server, "rank_widgets_busy.ipynb") as notebook:
+        notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
+        cell = notebook.run(SLIDER, 60)
+        busy = notebook.start("%%dist --ranks 1\nimport time\nprint('begins')\ntime.sleep(600)")
+        expect(busy.root).to_contain_text("[1] begins")
+        handle_of(cell.root).focus()
+        notebook.page.keyboard.press("ArrowRight")
+        expect(cell.root).to_contain_text("rank 0 of 2 has 3")
+        notebook.press_stop()
+        busy.wait_for_end()
+
+
+def test_a_plotly_figure_is_changed_by_its_rank(browser: Browser, server: Server) -> None:
+    with open_notebook(browser, server, "rank_widgets_plotly.ipynb") as notebook:
+        notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
+        cell = notebook.run(
+            "%%dist\nimport plotly.graph_objects as go\n"
+            "figure = go.FigureWidget(go.Bar(x=['a', 'b', 'c'], y=[1, 2, 3]), layout={'height': 300})\n"
+            "figure",
+            60,
+        )
+        bars = cell.root.locator(".bars .point path")
+        expect(bars).to_have_count(3, timeout=30_000)
+        notebook.run("%%dist --ranks 0\nfigure.data[0].update(x=['a', 'b', 'c', 'd'], y=[4, 3, 2, 1])")
+        expect(bars).to_have_count(4)
+        notebook.picture("rank_widgets_plotly", first=1)
+
+
 def test_at_700_pixels(browser: Browser, server: Server) -> None:
     with open_notebook(browser, server, "rank_widgets_narrow.ipynb") as notebook:
         notebook.page.set_viewport_size({"width": 700, "height": 800})

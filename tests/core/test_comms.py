@@ -220,7 +220,7 @@ def test_only_what_is_shown_is_kept_for_the_end() -> None:
 def test_updates_are_gathered_and_the_newest_value_is_sent() -> None:
     sent: list[tuple[str, dict[str, str]]] = []
     updates = Updates(lambda comm, state: sent.append((comm, dict(state))))
-    values = [1]
+    values: list[int] = [1]
     updates.add("a", {"x": values})
     values.append(2)
     for number in range(1000):
@@ -231,6 +231,15 @@ def test_updates_are_gathered_and_the_newest_value_is_sent() -> None:
     assert sent[0] == ("a", {"x": "[1]"}), "the first is sent at once, as it was"
     assert len(sent) < 1000
     assert sent[-2:] == [("a", {"y": "999"}), ("b", {"x": "[1, 2]"})]
+
+
+def test_orders_given_by_way_of_the_state_are_all_sent() -> None:
+    sent: list[str] = []
+    updates = Updates(lambda comm, state: sent.append(state["order"]))
+    for order in ({"n": 1}, None, {"n": 2}, None):
+        updates.add("a", {"order": order})
+    updates.flush()
+    assert sent == ['{"n": 1}', "null", '{"n": 2}', "null"]
 
 
 class Output:

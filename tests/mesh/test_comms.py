@@ -357,7 +357,7 @@ def test_anywidgets_and_plotly(notebook: Notebook) -> None:
     assert notebook.run("%%dist\nf.data[0].y = [4, 5, 6]").status == "ok"
     front.wait_until(
         lambda: any(
-            kind == "comm_msg" and c["comm_id"] == figure and "_py2js_restyle" in c["data"].get("state", {})
+            kind == "comm_msg" and c["comm_id"] == figure and c["data"].get("state", {}).get("_py2js_restyle")
             for kind, c in front.outcome.messages
         )
     )
