@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
 import types
 from typing import Any
 
@@ -157,6 +158,44 @@ def test_much_is_not_read_at_once() -> None:
     assert "choose it" in found.items[1].facts.note
     assert look(value, max_elements=150, path="['b']").items[0].facts.max == 1.0
     assert look(torch.ones(1000), max_elements=1).items[0].facts.max == 1.0
+
+
+def test_threads_are_as_many_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        look({"a": torch.ones(3), "b": torch.ones(3).to_sparse()})
+        with pytest.raises(ValueError, match="at least one bin"):
+            histogram(torch.ones(1), Histogram("x", "", 0.0, 9.0, 0), False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_threads_keep_their_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen: list[int] = []
+
+    class Probe:
+        def __repr__(self) -> str:
+            seen.append(torch.get_num_threads())
+            checked.set()
+            assert looked.wait(20)
+            return "probe"
+
+    checked, looked = threading.Event(), threading.Event()
+    beside = threading.Thread(target=lambda: look([Probe()]))
+    try:
+        beside.start()
+        assert checked.wait(20)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+        looked.set()
+        beside.join(20)
+        assert torch.get_num_threads() == 2
+    finally:
+        looked.set()
+        torch.set_num_threads(before)
 
 
 def test_torn_values_are_marked() -> None:

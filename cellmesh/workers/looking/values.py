@@ -29,7 +29,7 @@ def overview(value: Any, subject: Overview, is_torn: bool) -> Found:
     parts: Iterator[tuple[str, Any]] = (
         iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
     )
-    with torch.no_grad():
+    with torch.no_grad(), _one_thread():
         for path, part in parts:
             if len(items) >= subject.max_items:
                 num_left_out += 1
@@ -79,12 +79,30 @@ def sample(value: Any, subject: Sample, is_beside: bool) -> Sampled:
 def looking(value: Any, is_beside: bool) -> Iterator[None]:
     """Look at a tensor without autograd; on a GPU that may be busy, without waiting for what it has to do."""
     device = own_part(value).local.device if isinstance(value, torch.Tensor) else None
-    with torch.no_grad():
+    with torch.no_grad(), _one_thread():
         if is_beside and device is not None and device.type == "cuda":
             with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
                 yield
         else:
             yield
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on this thread alone.
+
+    Pieces are small: where cores are taken, waiting for other threads at each costs ten times what they save.
+    The number is each thread's own: the main thread, if it runs meanwhile, keeps its.
+    """
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def tensor_at(value: Any, path: str) -> torch.Tensor:
