@@ -30,6 +30,7 @@ END_S = 10.0
 _SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight are in the page, too
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "completer-extension/manager": {"providerTimeout": 20_000},  # on a loaded machine, a second is short
 }
 _CHROMIUM_OPTIONS = [
     "--no-sandbox",

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 import cellmesh as cm
 from cellmesh.controller.looking import look, look_at_one
 from cellmesh.magics.who import names_table
 from cellmesh.wire.looks import Complete, Explain
 
 from .conftest import Recorder
+
+DISTRIBUTED = """
+if "fully" not in globals():
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+    sharded = distribute_tensor(torch.ones(8, 2), mesh["tp"], [Shard(0)])
+    wrapped = DistributedDataParallel(nn.Linear(2, 2))
+    compiled = torch.compile(Net())
+    fully = fully_shard(Net(), mesh=mesh["dp"])
+"""
 
 
 def rows(ranks: cm.Mesh, pattern: str = "*") -> dict[str, dict[str, str]]:
@@ -76,6 +96,29 @@ def test_one_rank_is_asked_the_lowest_idle_one(mesh: cm.Mesh) -> None:
         run.interrupt()
         run.wait(30)
     assert look_at_one(mesh, Complete("only_on_", 8), 30).texts == ("only_on_0",)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("mesh['", "tp"),
+        ("mesh.get_loc", "get_local_rank"),
+        ("mesh['tp'].get_gr", "get_group"),
+        ("sharded.to_lo", "to_local"),
+        ("sharded.placem", "placements"),
+        ("sharded.shap", "shape"),
+        ("wrapped.module.wei", "weight"),
+        ("wrapped.no_sy", "no_sync"),
+        ("fully.lin", "linear"),
+        ("fully.linear.weight.to_lo", "to_local"),
+        ("fully.unsha", "unshard"),
+        ("compiled.lin", "linear"),
+        ("dist.all_red", "all_reduce"),
+    ],
+)
+def test_what_distributed_code_has_is_completed(mesh: cm.Mesh, code: str, text: str) -> None:
+    mesh.cell(DISTRIBUTED)
+    assert text in look_at_one(mesh, Complete(code, len(code)), 30).texts
 
 
 def test_a_late_answer_is_a_refusal(mesh: cm.Mesh) -> None:
