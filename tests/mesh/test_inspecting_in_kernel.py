@@ -1,0 +1,78 @@
+"""What an inspection shows in a notebook, whatever its viewer can draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.mesh.test_kernel import Notebook, open_notebook
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+CELL = """%%dist
+import torch
+from torch.distributed.tensor import distribute_tensor, Shard
+w = torch.arange(6.).reshape(2, 3)
+if rank == 1: w[0, 0] = float("nan"); here = torch.ones(3)
+s = distribute_tensor(torch.ones(5, 2), mesh, [Shard(0)])
+d = {"<script>alert(1)</script>": w, "name": "<b>"}
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with own_runtime_dir() as directory:
+        with open_notebook() as opened:
+            assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
+            assert opened.run(CELL).status == "ok"
+            yield opened
+            assert opened.run("%dist_stop").status == "ok"
+            check_nothing_left(directory)
+        check_nothing_left(directory)
+
+
+def show(notebook: Notebook, code: str) -> dict[str, Any]:
+    outcome = notebook.run(code)
+    assert outcome.status == "ok", outcome.errors()
+    (data,) = outcome.data()
+    return data
+
+
+@pytest.mark.parametrize("code", ["%dist_inspect w", "mesh.inspect('w')"])
+def test_an_inspection_has_a_form_for_every_viewer(notebook: Notebook, code: str) -> None:
+    data = show(notebook, code)
+    assert data.keys() == {"text/plain", "text/html", VIEW}
+    assert "w: replicas differ: ranks 0 ≠ 1 by a NaN or an infinity" in data["text/plain"]
+    assert "<table" in data["text/html"]
+    assert '<img src="data:image/svg+xml;base64,' in data["text/html"]
+
+
+def test_errors_are_shown_where_the_value_is_not(notebook: Notebook) -> None:
+    data = show(notebook, "%dist_inspect here")
+    for kind in ("text/plain", "text/html"):
+        assert "rank 0: NameError:" in data[kind]
+        assert "(3,)" in data[kind]
+    nowhere = show(notebook, "%dist_inspect nowhere")
+    assert "ranks 0-1: NameError" in nowhere["text/plain"]
+
+
+def test_shards_are_drawn_without_a_widget(notebook: Notebook) -> None:
+    data = show(notebook, "%dist_inspect s")
+    assert "rank 1: [3:5, 0:2]" in data["text/plain"]
+    assert data["text/html"].count("data:image/svg+xml") >= 3
+
+
+def test_nothing_of_a_value_is_html(notebook: Notebook) -> None:
+    data = show(notebook, "%dist_inspect d")
+    assert "<script" not in data["text/html"]
+    assert "<b>" not in data["text/html"]
+    assert "&lt;script&gt;" in data["text/html"]
+    assert "['<script>alert(1)</script>']" in data["text/plain"]
+
+
+def test_an_inspection_is_a_mapping_for_code(notebook: Notebook) -> None:
+    assert notebook.run(
+        "print({rank: facts.num_nan for rank, facts in mesh.inspect('w').items()})"
+    ).text() == ("{0: 0, 1: 1}\n")
