@@ -122,8 +122,9 @@ def test_the_difference_of_two_ranks(browser: Browser, weights: dict[int, dict[s
         index, value = value_at(page, canvas, 0.5, 0.5)
         one, other = (weights[rank]["w"][index].item() for rank in (2, 0))
         assert float(value.split()[0]) == pytest.approx(one - other)
-        ticks = page.locator(".cmi-legend-ticks span").all_inner_texts()
-        assert [round(float(text), 3) for text in ticks] == pytest.approx([1.0] * 5, abs=0.6)
+        expect(page.get_by_label("scale")).to_have_value("symmetric")
+        ticks = [float(text) for text in page.locator(".cmi-legend-ticks span").all_inner_texts()]
+        assert ticks == pytest.approx([-1, -0.5, 0, 0.5, 1], abs=1e-5)
         keep(page, "inspector-difference")
 
 

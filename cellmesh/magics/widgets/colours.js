@@ -78,11 +78,12 @@ const isBright = ([red, green, blue]) => 0.3 * red + 0.59 * green + 0.11 * blue 
 function drawLegend(root, scale, table, oddities) {
   const stops = Array.from({ length: 33 }, (_, index) => css(table[Math.round((index / 32) * 255)]));
   const bar = make("div", { class: "cmi-legend-bar", style: `background:linear-gradient(to right,${stops.join(",")})` });
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((at) => {
-    const value = scale.fromUnit(at);
-    const most = Math.max(Math.abs(scale.fromUnit(0)), Math.abs(scale.fromUnit(1)));
-    return make("span", { "data-at": at }, formatNumber(Math.abs(value) < most * 1e-9 ? 0 : value, 3));
-  });
+  const most = Math.max(Math.abs(scale.fromUnit(0)), Math.abs(scale.fromUnit(1)));
+  const values = [0, 0.25, 0.5, 0.75, 1].map(scale.fromUnit).map((value) => (Math.abs(value) < most * 1e-9 ? 0 : value));
+  let digits = 3; // as many as tell the numbers apart
+  const texts = () => values.map((value) => formatNumber(value, digits));
+  while (digits < 8 && new Set(texts()).size < values.length) digits += 1;
+  const ticks = texts().map((text) => make("span", {}, text));
   const swatches = [["nan", "NaN"], ["inf", "Inf"], ["ninf", "-Inf"]]
     .filter(([key]) => oddities[key])
     .map(([key, text]) => make("span", { class: "cmi-swatch" }, make("i", { style: `background:${css(ODD[key])}` }), text));

@@ -45,10 +45,11 @@ class Heatmap {
     this.legend = make("div", { class: "cmi-legend" });
     this.notes = make("div", { class: "cm-weak cmi-notes" });
     this.hold = makeButton("hold range", "Keep the colours' range as it is", () => this.toggleHold(), { "aria-pressed": "false" });
+    this.scale = makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear", change("scale"));
     this.tools = make("div", { class: "cmi-bar" },
       makeSelect("reduce by", [["mean", "mean"], ["absmax", "max. magnitude"], ["stride", "every n-th"]], "mean",
         (value) => { this.cut.reduction = value; this.request(); }),
-      makeSelect("scale", [["linear", "linear"], ["symmetric", "symmetric"], ["log", "symmetric log"]], "linear", change("scale")),
+      this.scale,
       makeSelect("colours", [["auto", "auto"], ["cividis", "cividis"], ["viridis", "viridis"], ["diverging", "diverging"], ["grey", "grey"]], "auto", change("map")),
       this.hold,
       make("span", { class: "cmi-zoom", role: "group", "aria-label": "zoom" },
@@ -59,6 +60,10 @@ class Heatmap {
     this.root.replaceChildren(this.controls, this.tools, this.canvas, this.value, this.legend, this.notes);
     this.resizing = new ResizeObserver(() => this.resize());
     this.resizing.observe(this.root);
+  }
+
+  setScale(name) {
+    this.scale.querySelector("select").value = this.look.scale = name;
   }
 
   // ---- what is looked at
@@ -121,7 +126,10 @@ class Heatmap {
     const fields = [makeSelect("rank", this.ranks().map(name), String(cut.rank), (value) => again({ rank: Number(value), minus: cut.minus === Number(value) ? null : cut.minus }))];
     if (others.length) {
       const minus = [["", "nothing"], ...others.map(name)];
-      fields.push(makeSelect("minus", minus, cut.minus === null ? "" : String(cut.minus), (value) => again({ minus: value === "" ? null : Number(value) })));
+      fields.push(makeSelect("minus", minus, cut.minus === null ? "" : String(cut.minus), (value) => {
+        if (value !== "" && this.look.scale === "linear") this.setScale("symmetric"); // differences are about zero
+        again({ minus: value === "" ? null : Number(value) });
+      }));
     }
     if (shape.length > 2) {
       const dims = shape.map((size, dim) => [String(dim), `${dim} (${size})`]);

@@ -112,7 +112,7 @@ class Inspector {
     this.notice.replaceChildren(...notices.map((text) => make("div", {}, text)));
     this.listRoot.hidden = summary.num_items < 2;
     const isFull = this.items?.stamp === summary.stamp;
-    this.list.show(isFull ? this.items.rows : summary.items, summary.num_items, detail.path);
+    if (summary.num_items > 1) this.list.show(isFull ? this.items.rows : summary.items, summary.num_items, detail.path);
     if (this.isLive && !isFull && summary.num_items > summary.items.length) this.fetchItems(summary.stamp);
     this.tabs.gradients.hidden = !summary.has_gradients;
     this.detail = detail;
