@@ -116,7 +116,8 @@ class RankComms:
             if model.mirror is not None and data.get("method") == "update":
                 with self._lock:
                     model.mirror.update(data["state"], data.get("buffer_paths", ()), buffers)
-            model.comm.publish_msg("comm_msg", data, content.get("metadata"), list(buffers))
+            with contextlib.suppress(ValueError):  # text that is no Unicode
+                model.comm.publish_msg("comm_msg", data, content.get("metadata"), list(buffers))
 
     # ---- what is shown
 

@@ -55,7 +55,7 @@ class Capture:
                 self._clear_if_due()
                 self._changed()
             return
-        content = json.loads(bundle)
+        content = json.loads(bundle, parse_constant=lambda name: None)  # NaN is no JSON
         output = {"output_type": "display_data", "data": content["data"], "metadata": content["metadata"]}
         if kind == "update":
             if display_id in self._ids:

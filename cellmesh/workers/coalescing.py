@@ -6,11 +6,13 @@ right behind it.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import numbers
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,7 +42,7 @@ class Updates:
     def add(self, comm: Any, state: Mapping[str, Any]) -> None:
         """Take in an update; the first after a pause is not kept waiting."""
         # As JSON at once: user code may change a list before it is sent.
-        packed = {name: json.dumps(value, default=str) for name, value in state.items()}
+        packed = {name: pack(value) for name, value in state.items()}
         with self._shield, self._lock:
             waiting = self._waiting.get(comm, {})
             if any(
@@ -69,6 +71,30 @@ class Updates:
         self._sent_at = time.monotonic()
         for comm, state in waiting.items():
             self._send(comm, state)
+
+
+def pack(value: Any) -> str:
+    """A value as JSON, as the notebook's kernel would send it.
+
+    Raises:
+        TypeError, ValueError: it has no such form; NaN has none.
+    """
+    return json.dumps(value, default=_as_json, allow_nan=False)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    for form in ("tolist", "isoformat"):  # arrays and tensors; dates
+        if hasattr(value, form):
+            return getattr(value, form)()
+    if isinstance(value, Iterable):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def _is_plain(packed: str) -> bool:

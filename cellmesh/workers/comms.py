@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..wire.framing import Frame, Parcel
 from ..wire.messages import CommKind, DisplayKind, FromFrontEnd, StreamName, ToFrontEnd
-from .coalescing import Updates
+from .coalescing import Updates, pack
 from .streams import RankStream, RunTracker
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Comms:
             self._updates.add(comm, data["state"])
             return
         self._updates.flush()
-        packed = json.dumps(content, default=str)
+        packed = pack(content)
         self._open_referred(packed, {comm.comm_id})
         verb = ToFrontEnd(comm.run, comm.comm_id, kind, packed.encode(), len(buffers))
         self._send(Parcel(verb, _as_frames(buffers)))
@@ -203,7 +203,7 @@ class Comms:
         if comm.audience == self._audience:
             return
         content, buffers = comm.describe()
-        packed = json.dumps(content, default=str)
+        packed = pack(content)
         self._open_referred(packed, opened)
         comm.run, comm.audience = self._tracker.current(), self._audience
         verb = ToFrontEnd(comm.run, comm_id, "open", packed.encode(), len(buffers))

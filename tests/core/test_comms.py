@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from cellmesh.controller import inbox as inboxes
 from cellmesh.controller import mirror as mirrors
@@ -17,7 +20,7 @@ from cellmesh.controller.stills import draw_still
 from cellmesh.wire.messages import Display
 from cellmesh.workers import capturing
 from cellmesh.workers.capturing import begin_capture, captured, captured_text, end_capture
-from cellmesh.workers.coalescing import Updates
+from cellmesh.workers.coalescing import Updates, pack
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -240,6 +243,16 @@ def test_orders_given_by_way_of_the_state_are_all_sent() -> None:
         updates.add("a", {"order": order})
     updates.flush()
     assert sent == ['{"n": 1}', "null", '{"n": 2}', "null"]
+
+
+def test_values_are_packed_as_the_kernel_would() -> None:
+    values = [np.int64(5), np.float32(0.5), np.arange(3), torch.ones(2, 1), {"a": (1, True)}, range(2)]
+    assert pack(values) == '[5, 0.5, [0, 1, 2], [[1.0], [1.0]], {"a": [1, true]}, [0, 1]]'
+    assert pack([datetime.date(2020, 1, 2), b"\x00"]) == '["2020-01-02", "AA=="]'
+    with pytest.raises(TypeError, match="object has no form"):
+        pack(object())
+    with pytest.raises(ValueError, match="Out of range"):
+        pack(float("nan"))
 
 
 class Output:
