@@ -78,10 +78,14 @@ def test_tab_shows_names_of_the_ranks(notebook: Notebook, theme: str) -> None:
     expect(popup).to_have_count(0)
 
 
-def test_tab_after_a_dot_completes_at_once_where_there_is_one(notebook: Notebook) -> None:
+def test_tab_after_a_dot_shows_attributes_of_the_ranks(notebook: Notebook) -> None:
     editor = type_cell(notebook, "%%dist\nnet_of_ranks.layers[1].weig")
     notebook.page.keyboard.press("Tab")
-    expect(editor).to_contain_text("net_of_ranks.layers[1].weight", timeout=20_000)
+    items = notebook.page.locator(".jp-Completer:visible .jp-Completer-item")
+    expect(items).to_have_count(1, timeout=20_000)
+    assert items.locator("code.jp-Completer-match").all_inner_texts() == ["weight"]
+    notebook.page.keyboard.press("Tab")
+    expect(editor).to_contain_text("net_of_ranks.layers[1].weight")
 
 
 def test_tab_on_the_magics_line_shows_its_options(notebook: Notebook) -> None:
