@@ -28,7 +28,7 @@ _SOFT = "opacity:0.65"
 # A strip of more ranks has a line of its own.
 _MAX_INLINE = 16
 # What the triangle takes before what can be unfolded.
-_MARKER = "14px"
+_MARKER = "13px"
 _MAX_STRIPS = 3
 _MAX_MEMBERS = 128
 

@@ -33,6 +33,7 @@ class Printer:
         self._left: list[int] = []
         self._folder: Folder | None = None  # most calls print nothing
         self._bars: BarBoard | None = None
+        self._lost: dict[int, str] = {}  # rank -> how it died
         self._frames = Frames()
         self._has_ended = False
         self._late_s = _LATE_S
@@ -42,7 +43,10 @@ class Printer:
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
         """These ranks printed or displayed something, say how far a bar is, or ask the user."""
         if type(verb) is Bar:
-            self._bars = self._bars or BarBoard(self._ranks)
+            if self._bars is None:
+                self._bars = BarBoard(self._ranks)
+                for rank, reason in self._lost.items():
+                    self._bars.lose((rank,), reason)
             for mark in self._bars.take(ranks, verb):
                 self._need_folder(now).mark(ranks, mark, now)
             return
@@ -57,6 +61,7 @@ class Printer:
         else:
             self._folder.leave(ranks, now)
         if type(verb) is Died:
+            self._lost.update(dict.fromkeys(ranks, verb.reason))
             if self._bars is not None:
                 self._bars.lose(ranks, verb.reason)
             one = str(RankDied(ranks[0], verb.reason, verb.last_output))

@@ -26,7 +26,7 @@ def bar(rank, title, state="open", outer=0):
 rows = [make_row(n, {r: bar(r, title, state, outer) for r in range(64)}, {})
         for n, (title, state, outer) in enumerate(
             [("epoch", "open", 0), ("a rather long title of a bar", "done", 1), ("batch", "failed", 1)])]
-display(HTML(as_html(Bars(0, tuple(rows), 92))))
+display(HTML(as_html(Bars(0, tuple(rows), 92, is_still=True))))
 """
 
 
@@ -124,6 +124,7 @@ def test_bars_are_one_for_the_mesh(notebook: Notebook, server: Server, browser: 
     many.root.scroll_into_view_if_needed()
     page.screenshot(path=PICTURES / "progress-700-dark.png")
     notebook.set_theme("JupyterLab Light")
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
     page.screenshot(path=PICTURES / "progress-700-light.png")
 
     # What is saved is the last state, and a notebook that is not trusted shows the same.

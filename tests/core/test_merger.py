@@ -257,6 +257,13 @@ def test_bars_travel_ten_times_a_second_whatever_the_number_of_ranks() -> None:
     assert len(taken(merger)) <= 64 * 6
 
 
+def test_a_rank_that_has_ended_is_not_waited_for() -> None:
+    merger = Merger()
+    say(merger, 0, bar(5))
+    merger.rank_ended(0, 0.0)
+    assert taken(merger, HOLD_S) == [((0,), bar(5))]
+
+
 def test_of_a_bar_the_last_word_travels() -> None:
     merger = Merger()
     for word in (bar(0), bar(5), bar(1, number=2), bar(10, "done")):

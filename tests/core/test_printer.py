@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 
 from cellmesh.controller.fold import HOLD_S
 from cellmesh.controller.printer import Printer
 from cellmesh.controller.sinks import CellSink, ConsoleSink
-from cellmesh.wire.messages import Died, Display, Done, Failed, Output
+from cellmesh.wire.messages import Bar, BarState, Died, Display, Done, Failed, Output
 
 FAILED = Failed(1, "ValueError", "no", "Traceback: no", 3)
 
@@ -133,3 +134,59 @@ def test_an_animation_is_shown_ten_times_a_second_and_ends_with_its_end() -> Non
     printer.finish(1.0)
     assert sum(kind == "clear_output" for kind, _ in messages) <= 12
     assert "[0] 999" in messages[-1][1]
+
+
+# ---- progress bars
+
+
+def bar(done: float, state: BarState = "open", number: int = 1) -> Bar:
+    return Bar(1, number, "train", done, 10.0, 1.0, rate=5.0, state=state)
+
+
+def kinds_and_heads(shown: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str]]:
+    texts = [(kind, content.get("text") or content["data"]["text/plain"]) for kind, content in shown]
+    return [(kind, text.partition("\n")[0][:11]) for kind, text in texts]
+
+
+def test_a_bar_stands_between_what_was_printed_before_and_after_it() -> None:
+    shown: list[tuple[str, dict[str, Any]]] = []
+    printer = Printer(range(2), CellSink(lambda kind, content: shown.append((kind, content))))
+    both = (0, 1)
+    printer.feed(both, Output(1, "stdout", "before\n"), 0.0)
+    printer.feed(both, bar(0), 0.0)
+    printer.feed(both, Output(1, "stdout", "within\n"), 0.0)
+    printer.show(0.0)
+    printer.feed(both, bar(10, "done"), 1.0)
+    printer.feed(both, bar(10, "done", number=2), 1.0)
+    printer.show(1.0)
+    printer.show(2.0, everything=True)
+    assert kinds_and_heads(shown) == [
+        ("stream", "[0-1] befor"),
+        ("display_data", "[0-1] train"),
+        ("stream", "[0-1] withi"),
+        ("update_display_data", "[0-1] train"),
+        ("display_data", "[0-1] train"),
+    ]
+    assert "100 %" in shown[3][1]["data"]["text/plain"]
+    assert shown[3][1]["transient"] == shown[1][1]["transient"]
+
+
+def test_who_died_before_its_bar_was_heard_of_is_said(out: io.StringIO) -> None:
+    printer = printer_to(out, 2)
+    printer.settle((1,), Died(1, "was killed by SIGKILL", ""), 0.0)
+    printer.feed((1,), bar(3), 0.0)
+    printer.show(1.0, everything=True)
+    assert "[rank 1 was killed by SIGKILL]" in out.getvalue()
+
+
+def test_a_bar_that_goes_on_after_the_run_is_redrawn() -> None:
+    shown: list[tuple[str, dict[str, Any]]] = []
+    printer = Printer((0,), CellSink(lambda kind, content: shown.append((kind, content))))
+    printer.feed((0,), bar(3), 0.0)
+    printer.show(1.0, everything=True)
+    printer.feed((0,), bar(5), 2.0)
+    due = printer.deadline()
+    assert due is not None
+    printer.show(due)
+    assert [kind for kind, _ in shown] == ["display_data", "update_display_data"]
+    assert "5/10" in shown[-1][1]["data"]["text/plain"]

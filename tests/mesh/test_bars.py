@@ -117,6 +117,22 @@ def test_nested_bars_and_notes(notebook: Notebook) -> None:
     assert shown[2].endswith("loss=1…3")
 
 
+def test_tasks_of_one_progress_stand_side_by_side(notebook: Notebook) -> None:
+    source = (
+        "%%dist\nfrom rich.progress import Progress\nwith Progress() as p:\n"
+        "    first, second = p.add_task('first', total=4, loss=0.5), p.add_task('second', total=None)\n"
+        "    p.add_task('hidden', visible=False)\n    gone = p.add_task('gone')\n    p.remove_task(gone)\n"
+        "    p.update(first, completed=4, loss=0.25)\n    p.advance(second, 7)\n"
+        "    p.console.print('printed')"
+    )
+    shown = lines(notebook.run(source))
+    assert {line.partition("] ")[2].split(" ")[0] for line in shown} == {"first", "second", "printed"}
+    (first,) = [line for line in shown if "first" in line]
+    assert "4/4" in first
+    assert first.endswith("loss=0.25")
+    assert any("second 7 it" in line for line in shown)
+
+
 def test_the_slowest_rank_is_named_while_they_run(notebook: Notebook) -> None:
     gate = "%%dist\nimport threading\nfrom tqdm import tqdm\ngate = threading.Event()"
     assert notebook.run(gate).status == "ok"
@@ -275,6 +291,6 @@ def test_bars_of_a_rank_that_dies_say_how(notebook: Notebook) -> None:
     (line,) = [line for line in lines(outcome) if "dies" in line]
     assert "[rank 1 " in line
     notebook.finish(cell)
-    outcome = notebook.read_until(cell, lambda o: any("stopped" in line and "%" in line for line in lines(o)))
+    notebook.read_until(cell, lambda o: any("ranks 0,2 stopped" in line for line in lines(o)))
     healed = notebook.run("%dist_heal")
     assert healed.status == "ok", healed

@@ -73,6 +73,12 @@ class Merger:
         self._last_of_rank[rank] = len(self._slots)
         self._slots.append(_Slot(verb, [rank], buffers))
 
+    def rank_ended(self, rank: int, now: float) -> None:
+        """A rank will say no more: how far its bars have come waits no longer."""
+        if rank in self._bars:
+            self._oldest = now if self._oldest is None else self._oldest
+            self._let_bars_go(rank)
+
     def deadline(self) -> float | None:
         """When `take` will give something, if nothing more comes; None if nothing waits."""
         others = None if self._oldest is None else self._oldest + HOLD_S

@@ -147,6 +147,7 @@ class Supervisor:
         if state.was_killed:
             reason = KILLED
         self._close_gate(rank, now)
+        self._merger.rank_ended(rank, now)
         for run in state.runs:
             self._merger.forget(run)
         state.end(reason, last_output)

@@ -59,6 +59,7 @@ class Meter:
         read: what it says now; None once it is gone.
         run, number, num_outer: see `Bar`.
         thread: whose it is.
+        owner: who shows it beside others of its own; None for one by itself.
     """
 
     read: Callable[[], Reading | None]
@@ -66,6 +67,7 @@ class Meter:
     number: int
     num_outer: int
     thread: int
+    owner: object = None
     state: BarState = "open"
     reading: Reading = field(default_factory=lambda: Reading("", 0.0, 0.0, 0.0))
     was_sent: bool = False
@@ -110,16 +112,23 @@ class Meters:
         """Whether bars of this process are shown by their numbers: not in a process that user code forked."""
         return os.getpid() == self._pid
 
-    def open(self, read: Callable[[], Reading | None]) -> Meter:
+    def open(
+        self, read: Callable[[], Reading | None], owner: object = None, thread: int | None = None
+    ) -> Meter:
         """A bar begins; it is shown once it has `changed`.
 
         Args:
             read: what it says now; called on any thread.
+            owner: who shows it beside others of its own; those are not round it.
+            thread: whose it is; None for the calling thread's.
         """
-        thread = threading.get_ident()
+        thread = thread or threading.get_ident()
         with self._shield, self._lock:
-            num_outer = sum(meter.thread == thread for meter in self._open.values())
-            meter = Meter(read, self._current_run(), next(self._numbers), num_outer, thread)
+            others = [
+                meter for meter in self._open.values() if meter.owner is None or meter.owner is not owner
+            ]
+            num_outer = sum(meter.thread == thread for meter in others)
+            meter = Meter(read, self._current_run(), next(self._numbers), num_outer, thread, owner)
             self._open[meter.number] = meter
         return meter
 

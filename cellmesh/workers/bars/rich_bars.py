@@ -7,8 +7,9 @@ thread, which would redraw it ten times a second, looks at the tasks. Other disp
 from __future__ import annotations
 
 import functools
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...wire.messages import BarState
@@ -29,6 +30,7 @@ class _Tasks:
         self._progress = progress
         self._meters = meters
         self._plain = plain
+        self._thread = threading.get_ident()  # its own looks at the tasks, too
         self._shown: dict[Any, tuple[Meter, object]] = {}
 
     def look(self) -> None:
@@ -40,7 +42,7 @@ class _Tasks:
             says = (task.completed, task.total, task.description, tuple(task.fields.items()), task.start_time)
             meter, said = self._shown.get(number, (None, None))
             if meter is None:
-                meter = self._meters.open(functools.partial(self._read, task))
+                meter = self._meters.open(functools.partial(self._read, task), self, self._thread)
             elif says == said:
                 continue
             self._shown[number] = meter, says
@@ -70,8 +72,6 @@ class _Tasks:
         self._shown.clear()
 
     def _read(self, task: Any) -> Reading:
-        fields = [(name, value) for name, value in task.fields.items() if _is_short(value)]
-        note = ", ".join(f"{name}={_short(value)}" for name, value in fields)
         elapsed_s = float(task.elapsed or 0)
         rate = float(task.speed or 0)
         if task.finished and elapsed_s > 0:
@@ -83,7 +83,7 @@ class _Tasks:
             elapsed_s,
             unit="",
             rate=rate,
-            note=note,
+            note=_note(task.fields),
         )
 
 
@@ -163,8 +163,12 @@ def patch_progress(module: types.ModuleType, meters: Meters) -> None:
     cls.__init__, cls.stop, cls.__exit__ = __init__, stop, __exit__
 
 
-def _is_short(value: object) -> bool:
-    return isinstance(value, int | float | str)
+def _note(fields: Mapping[str, Any]) -> str:
+    """What a task says besides how far it is."""
+    if fields.keys() >= {"unit_scale", "bar_format", "postfix"}:  # tqdm.rich gives all that tqdm knows
+        return str(fields["postfix"] or "")
+    said = [(name, value) for name, value in fields.items() if isinstance(value, int | float | str)]
+    return ", ".join(f"{name}={_short(value)}" for name, value in said)
 
 
 def _short(value: float | str) -> str:
