@@ -125,8 +125,7 @@ def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
         if data.stride(dim) == 0 and data.shape[dim] > 1:
             repeated *= data.shape[dim]
             data = data.select(dim, 0)
-    ordered = data.permute(sorted(range(data.ndim), key=data.stride, reverse=True))
-    return (ordered if ordered.is_contiguous() else data), repeated
+    return data.permute(sorted(range(data.ndim), key=data.stride, reverse=True)), repeated
 
 
 def numbers_of(piece: torch.Tensor) -> torch.Tensor:
