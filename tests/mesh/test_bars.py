@@ -35,9 +35,9 @@ def area(outcome: Outcome) -> list[str]:
             shown.append(content["text"])
         elif kind == "display_data":
             places[display_id] = len(shown)
-            shown.append(content["data"]["text/plain"])
+            shown.append(content["data"].get("text/plain", ""))
         elif kind == "update_display_data":
-            shown[places[display_id]] = content["data"]["text/plain"]
+            shown[places[display_id]] = content["data"].get("text/plain", "")
     return [text.rstrip("\n") for text in shown if text.strip()]
 
 
