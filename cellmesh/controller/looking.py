@@ -55,9 +55,7 @@ def look(
     ):
         if chosen:
             part = Ranks(session, chosen)
-            run = part._start(lambda number: Look(number, subject), channel=channel)  # type: ignore[arg-type]
-            run.is_look = True
-            runs.append(run)
+            runs.append(part._start(lambda number: Look(number, subject), channel=channel))  # type: ignore[arg-type]
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for run in runs:
         if deadline is not None and not run.wait(max(0.0, deadline - time.monotonic())):

@@ -394,6 +394,7 @@ class Ranks:
             is_cell=isinstance(probe, RunCell),
             execution_count=probe.execution_count if isinstance(probe, RunCell) else 0,
             fills=shows_traces or isinstance(probe, PushNames) or getattr(probe, "action", "") == "load",
+            is_look=isinstance(probe, Look),
         )
 
 

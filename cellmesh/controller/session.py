@@ -185,6 +185,7 @@ class Session:
         execution_count: int = 0,
         fills: bool = False,
         is_letter: bool = False,
+        is_look: bool = False,
     ) -> Run[Any]:
         """Send work to ranks.
 
@@ -199,6 +200,7 @@ class Session:
             execution_count: of the cell.
             fills: see `Relay`.
             is_letter: it is the front end's, to a widget; what is said to widgets comes before other work.
+            is_look: it takes a moment, and makes no rank busy.
 
         Raises:
             NoMeshError: the mesh has ended.
@@ -209,6 +211,7 @@ class Session:
             self.comms.hurry(ranks)
         run = self.catalog.new_run(ranks, single, printer, title, is_cell)
         work = frames(run.number)
+        run.is_look = is_look
         self.catalog.add(run)
         if fills:
             self.comms.began(run.number)

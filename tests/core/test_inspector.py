@@ -262,6 +262,43 @@ def test_what_has_ended_is_looked_at_no_more() -> None:
     assert inspector.widget.ended == "the mesh has ended"
 
 
+def test_a_still_picture_is_never_of_other_values() -> None:
+    answers = LocalAnswers("w", {rank: {"w": torch.full((4, 6), float(rank))} for rank in range(2)})
+    inspector = Inspector(answers)
+    assert inspector._pixels is not None
+    inspector.answer({**CONTENT, "rank": 1, "minus": 0})
+    assert inspector._pixels.high == 0.0
+    inspector.answer({**CONTENT, "rank": 1})
+    assert inspector._pixels.high == 1.0
+    inspector._hear(inspector.widget, {"ask": "seen", "view": "v", "is_visible": True}, [])
+    inspector._was_greeted = True
+    inspector.refresh()
+    assert inspector._pixels is None
+    assert "<img" not in inspector.static().html
+
+
+def test_a_page_that_was_reloaded_is_no_view_any_more() -> None:
+    inspector = Inspector(
+        LocalAnswers("w", {0: {"w": torch.ones(3)}}), watch=True, events=(events := Events())
+    )
+    assert inspector.is_seen()
+
+    def say(kind: str, view: str, **more: Any) -> None:
+        inspector._hear(inspector.widget, {"ask": kind, "view": view, "id": 1, **more}, [])
+
+    say("hello", "first")
+    say("seen", "first", is_visible=True)
+    say("hello", "second")  # the first has not said goodbye
+    assert not inspector.is_seen()
+    say("seen", "second", is_visible=True)
+    assert inspector.is_seen()
+    assert events.callbacks["post_run_cell"]
+    say("gone", "second")
+    assert not events.callbacks["post_run_cell"]
+    say("hello", "third")
+    assert events.callbacks["post_run_cell"]
+
+
 def test_questions_that_nobody_knows() -> None:
     inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
     assert inspector.answer({"ask": "odd"}) == ({"error": "no such question: odd"}, [])

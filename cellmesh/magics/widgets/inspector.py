@@ -156,7 +156,8 @@ class Inspector:
                 shown = ask_picture(self._answers, content)
                 if isinstance(shown, str):
                     return {"error": shown}, []
-                self._pixels = shown
+                if content.get("minus") is None:
+                    self._pixels = shown
                 return as_message(shown)
             case "element":
                 return ask_element(self._answers, content), []
@@ -207,6 +208,7 @@ class Inspector:
     def _choose(self, path: str) -> None:
         with self._lock:
             self._path = path
+            self._pixels = None
             self._stamp += 1
             self._show_detail(is_beside=False)
 
@@ -218,6 +220,7 @@ class Inspector:
 
     def _take(self, inspection: Inspection, is_beside: bool = False) -> None:
         self._inspection = inspection
+        self._pixels = None  # what was drawn before is not of these values
         self._rows = list_items(inspection)
         paths = [row["path"] for row in self._rows]
         if self._path not in paths:
