@@ -15,7 +15,7 @@ const SERIES = [
   { key: "cpu", name: "CPU", format: (value) => `${value.toFixed(0)} %`, top: (most) => Math.max(100, most) },
   { key: "rss", name: "RSS", format: formatBytes, top: (most) => most * 1.15 },
   { key: "gpu", name: "GPU", format: (value) => `${value.toFixed(0)} %`, top: () => 100 },
-  { key: "gpu_memory", name: "GPU mem", format: formatBytes, top: (most) => most * 1.15 },
+  { key: "gpu_memory", name: "VRAM", format: formatBytes, top: (most) => most * 1.15 },
 ];
 // How much a rank's card shows, and how wide it may be, in pixels.
 const SIZES = [
@@ -78,7 +78,7 @@ function describeCell(row) {
 
 function describeDoing(row) {
   switch (row.doing) {
-    case "waits": return row.waited_s >= 1 ? `${row.collective} ${formatSeconds(row.waited_s)}` : row.collective;
+    case "waits": return row.collective;
     case "runs": return row.where;
     case "asks": return "waits for your answer";
     case "heals": return "rebuilds its process groups";
@@ -88,6 +88,11 @@ function describeDoing(row) {
     case "dead": return row.note;
     default: return row.is_broken ? "its groups are to be healed" : "";
   }
+}
+
+// For how long it has waited, where that is long enough to be told.
+function describeTime(row) {
+  return row.doing === "waits" && row.waited_s >= 1 ? ` ${formatSeconds(row.waited_s)}` : "";
 }
 
 class Card {
@@ -106,6 +111,9 @@ class Card {
     head.append(make("span", "cmd-rank", String(rank)), this.state);
     this.cell = make("span", "cmd-cell");
     this.doing = make("span", "cmd-doing cm-mono");
+    this.what = make("span", "cmd-what");
+    this.time = make("span", "cmd-time");
+    this.doing.append(this.what, this.time);
     this.series = make("span", "cmd-series");
     this.lines = new Map();
     this.root.append(head, this.cell, this.doing, this.series);
@@ -118,8 +126,10 @@ class Card {
     setText(this.sign, SIGNS[row.doing] ?? "");
     setText(this.word, row.doing);
     setText(this.cell, cell);
-    setText(this.doing, doing);
-    const told = [`rank ${row.rank}, ${describePlace(row.rank, dims)}: ${row.doing}`, cell, doing].filter(Boolean);
+    setText(this.what, doing);
+    setText(this.time, describeTime(row));
+    const place = `rank ${row.rank}, ${describePlace(row.rank, dims)}: ${row.doing}`;
+    const told = [place, cell, `${doing}${describeTime(row)}`].filter(Boolean);
     setAttribute(this.root, "aria-label", told.join(", "));
     setAttribute(this.root, "title", told.join("\n"));
   }
@@ -397,7 +407,8 @@ class Panel {
   describe(row, dims) {
     setText(this.title, `rank ${row.rank}`);
     const memory = row.rss == null ? "" : formatBytes(row.rss);
-    const facts = [describePlace(row.rank, dims), row.doing, describeCell(row), describeDoing(row), row.device, row.host];
+    const doing = `${describeDoing(row)}${describeTime(row)}`;
+    const facts = [describePlace(row.rank, dims), row.doing, describeCell(row), doing, row.device, row.host];
     setText(this.facts, [...facts, row.pid ? `pid ${row.pid}` : "", memory].filter(Boolean).join(" · "));
     setAttribute(this.root, "aria-label", `rank ${row.rank}`);
   }
