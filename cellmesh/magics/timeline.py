@@ -137,7 +137,8 @@ def draw_html(timeline: Timeline) -> str:
     return (
         f'<div style="overflow-x:auto"><img class="cellmesh-timeline" usemap="#{name}" '
         f'alt="{timeline.busy_name} and collectives of each rank over time" '
-        f'width="{_WIDTH:g}" height="{height:g}" style="max-width:none" src="data:image/svg+xml;base64,{encoded}"/>'
+        f'width="{_WIDTH:g}" height="{height:g}" style="max-width:none" '
+        f'src="data:image/svg+xml;base64,{encoded}"/>'
         f'<map name="{name}">{areas}</map></div>'
     )
 

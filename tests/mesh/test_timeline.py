@@ -37,9 +37,11 @@ def test_ranks_wait_for_the_one_that_comes_last(mesh: cm.Mesh, tmp_path: Path) -
         "    if rank == late:\n"
         "        while len(list(folder.iterdir())) < world_size - 1:\n"
         "            pass\n"
+        "        dist.all_reduce(torch.ones(3))\n"
         "    else:\n"
+        "        work = dist.all_reduce(torch.ones(3), async_op=True)\n"
         "        (folder / str(rank)).touch()\n"
-        "    dist.all_reduce(torch.ones(3))\n"
+        "        work.wait()\n"
         "    dist.barrier(group=mesh.get_group('tp'))"
     )
     mesh.cell("come(3)")
@@ -52,7 +54,8 @@ def test_ranks_wait_for_the_one_that_comes_last(mesh: cm.Mesh, tmp_path: Path) -
         assert (reduce.last, reduce.members) == (3, ())
         assert barrier.members == ((0, 1) if rank < 2 else (2, 3))
         assert barrier.last in barrier.members
-        assert reduce.wait_ns == reduce.start_ns
+        assert reduce.wait_ns is not None
+        assert (reduce.wait_ns == reduce.start_ns) == (rank == 3)
         assert (reduce.waited_ns == 0) == (rank == 3)
         begin, end = cell.by_rank[rank]
         assert begin <= reduce.start_ns <= reduce.end_ns <= barrier.start_ns <= barrier.end_ns <= end
