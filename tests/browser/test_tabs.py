@@ -144,3 +144,31 @@ def test_in_an_untrusted_notebook_it_can_be_read(
         part_of(switch, "2").locator("summary").click()
         expect(part_of(switch, "2").locator("div").first).to_contain_text("ValueError: odd <batch>")
         other.picture("tabs-untrusted")
+
+
+def test_rich_output_of_ranks(notebook: Notebook) -> None:
+    """Types that need a front end's own program, offline; and a rank that clears only what is its own."""
+    notebook.run(
+        "%%dist\nimport plotly.graph_objects as go\nfrom IPython.display import SVG, Latex, clear_output", 60
+    )
+    figure = notebook.run("%%dist --ranks 1\nfigure = go.Figure(go.Scatter(y=[0, 1, 4]))\nfigure.show()", 60)
+    expect(figure.root.locator(".js-plotly-plot .scatterlayer path.js-line")).to_have_count(1, timeout=20_000)
+    expect(figure.outputs.first).to_have_text(re.compile(r"^\[1\]\s*$"))
+
+    svg = (
+        "<svg xmlns='http://www.w3.org/2000/svg' width='60' height='20'><rect width='60' height='20'/></svg>"
+    )
+    drawing = notebook.run(f'%%dist\ndist.barrier()\nSVG("{svg}")')
+    picture = drawing.outputs.locator("img")
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 60
+    expect(drawing.outputs.first).to_contain_text("[0-3]")
+
+    formula = notebook.run('%%dist\ndist.barrier()\nLatex("$x^2$")')
+    expect(formula.outputs.locator("mjx-container")).to_be_visible(timeout=20_000)
+    expect(formula.outputs.first).to_contain_text("[0-3]")
+
+    cleared = notebook.run(
+        '%%dist\nprint("all")\ndist.barrier()\nif rank == 1:\n    clear_output(wait=True)\n    print("new")'
+    )
+    assert "\n".join(cleared.texts()) == "[0,2-3] all\n[1] new"
+    notebook.picture("rich")
