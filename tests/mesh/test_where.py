@@ -46,7 +46,7 @@ def test_an_executed_notebook_shows_still_pictures(runtime_dir: Path) -> None:
 
 SHOWN = (
     r"loss \[0\] 5 points, last 4, least 0, most 4",
-    r"1 +Tensor +\(3, 3\) +float32 +cpu +1 +2 ",
+    r"1 +Tensor +\(3, 3\) +float32 +cpu +36 B +1 +2 ",
     r"x: replicas differ: ranks 0 ≠ 1",
     r"cell +took +compute +in collectives",
     r"x +Tensor float32 +\(3, 3\) +36 B",
