@@ -17,7 +17,7 @@ from typing import Any
 
 import cellmesh as cm
 from benchmarks.machine import describe_machine
-from cellmesh.controller.looking import look
+from cellmesh.controller.looking.look import look
 from cellmesh.wire.looks import AnySubject, Overview, Picture, Reduction
 
 SIDES = (32, 4096, 32768)

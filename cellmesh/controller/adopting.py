@@ -8,10 +8,10 @@ from typing import Any
 
 from ..wire.messages import RunInfo, Welcome
 from ..wire.place import format_span
-from .fold import Block, Live
-from .printer import Printer
+from .output.fold import Block, Live
+from .output.printer import Printer
+from .output.sinks import Sink
 from .run import Run
-from .sinks import Sink
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..wire.messages import Ask
-from .sinks import label
+from .output.sinks import label
 
 # How long ranks that ask alike may take to come together.
 GATHER_S = 0.2

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..wire.messages import RunInfo, Welcome
 from .adopting import Adopted, adopt
-from .printer import Printer
+from .output.printer import Printer
+from .output.sinks import Sink
 from .run import Run
-from .sinks import Sink
 
 # Makes a run of a number, on some ranks; whether its value is the one rank's; how it is shown; its title;
 # whether it is a cell.

@@ -21,7 +21,7 @@ from . import asides
 from .adopting import Adopted
 from .connection import Connection
 from .core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waits, Watch
-from .printer import Printer
+from .output.printer import Printer
 from .run import Run
 
 # Output may come long after its run (threads): the printers of so many ended runs are kept, the newest cells'

@@ -26,17 +26,17 @@ from ..wire.messages import (
 )
 from .core import encode_work
 from .options import ranks_at
-from .printer import Printer
+from .output.printer import Printer
+from .output.sinks import SilentSink, Sink, current_sink
 from .run import Run
 from .session import Session
-from .sinks import SilentSink, Sink, current_sink
 from .source import read_cell
 from .stacks import show_stacks
 
 if TYPE_CHECKING:
-    from .history import History
-    from .inspecting import Inspection
-    from .plotting import Plot
+    from .looking.history import History
+    from .looking.inspecting import Inspection
+    from .looking.plotting import Plot
     from .profiling import Profile
     from .replicas import CheckReport, SyncSummary
 
@@ -225,7 +225,7 @@ class Ranks:
             What there is, a Mapping rank -> `Facts`; ranks that have no such value are in its `refusals`. In
             a notebook it shows itself as ``%dist_inspect`` does.
         """
-        from .inspecting import inspect  # it is built on this module
+        from .looking.inspecting import inspect  # it is built on this module
 
         _check_expression(expression)
         return inspect(self, expression)
@@ -313,7 +313,7 @@ class Ranks:
         Raises:
             MeshUsageError: there are no names, or one is none.
         """
-        from .plotting import plot  # rarely used
+        from .looking.plotting import plot  # rarely used
 
         return plot(self._session.metrics, names, self.ranks, mean, self._session.on_end)
 
@@ -333,7 +333,7 @@ class Ranks:
             NoMeshError: the mesh has ended.
             HostError: the trace could not be written.
         """
-        from .timeline import remember  # it is built on this module
+        from .looking.timeline import remember  # it is built on this module
 
         return remember(self, num_cells, trace)
 

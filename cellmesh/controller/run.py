@@ -14,7 +14,7 @@ from ..wire.framing import Frame, Parcel
 from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState, Timing
 from ..wire.ranks import describe_ranks
 from .desk import Desk, Reply
-from .printer import Printer
+from .output.printer import Printer
 from .reports import describe_live, describe_state, exception_of, is_released, summarize
 from .results import Results
 

@@ -35,17 +35,17 @@ from ..wire.ticket import Ticket, remove_directory
 from .adopting import Adopted
 from .asides import Asides
 from .catalog import Catalog
-from .comms import RankComms
+from .comms.hub import RankComms
+from .comms.inbox import Letter, encode_letter
 from .core import Change, Core, Effect, HealReport, State
-from .inbox import Letter, encode_letter
 from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
-from .metrics import Metrics
-from .printer import Printer
+from .looking.metrics import Metrics
+from .output.printer import Printer
+from .output.sinks import CellSink, ConsoleSink, Displays, Sink
 from .progress import Progress as Progress
 from .reports import refuse_dead
 from .run import Run
-from .sinks import CellSink, ConsoleSink, Displays, Sink
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0

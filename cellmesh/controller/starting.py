@@ -12,8 +12,8 @@ from ..wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runti
 from .launch.local import AgentProcess, make_ticket, start_agent
 from .mesh import Mesh
 from .options import did_you_mean, make_options, read_project_options
+from .output.sinks import Sink, current_sink
 from .session import Progress, Session
-from .sinks import Sink, current_sink
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it ends.
 NOTEBOOK_LEASE_S = 1800.0

@@ -13,23 +13,23 @@ from ..controller.effects import HealReport, describe_heal
 from ..controller.mesh import Mesh
 from ..controller.news import tell_empty
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
+from ..controller.output.sinks import Sink, current_sink
 from ..controller.profiling import Profiling
 from ..controller.ranks import Ranks
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
 from ..controller.session import Progress
-from ..controller.sinks import Sink, current_sink
 from ..controller.starting import attach, start
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import describe_ranks, parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
+from .completing.help import show_help
 from .export.recording import Recorder
 from .export.script import export
-from .help import show_help
 from .options import Given, parse, unquote
-from .profiles import ProfileView
-from .tables import Table, memory_table, status_table
-from .timings import describe_timings
+from .still.profiles import ProfileView
+from .still.tables import Table, memory_table, status_table
+from .still.timings import describe_timings
 
 
 class Commands:
@@ -184,7 +184,7 @@ class Commands:
         return inspect_value(self._choose(options), " ".join(options["expression"]), options)
 
     def dist_who(self, options: Given) -> Table:
-        from .who import names_table
+        from .still.who import names_table
 
         return names_table(self._choose(options), options["pattern"] or "*")
 

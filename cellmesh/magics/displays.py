@@ -15,8 +15,8 @@ class Displays:
     def __init__(self) -> None:
         self._plots: Any = None
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
-            ("cellmesh.controller.plotting", "Plot"): self._show_plot,
-            ("cellmesh.controller.inspecting", "Inspection"): _show_inspection,
+            ("cellmesh.controller.looking.plotting", "Plot"): self._show_plot,
+            ("cellmesh.controller.looking.inspecting", "Inspection"): _show_inspection,
         }
 
     def register(self, formatter: DisplayFormatter) -> None:
@@ -48,7 +48,7 @@ def _show_inspection(inspection: Any) -> None:
 
         show_inspection(inspection.ranks, inspection)._ipython_display_()
         return
-    from .inspections import static_of
+    from .still.inspections import static_of
 
     static = static_of(inspection)
     display({"text/plain": static.text, "text/html": static.html}, raw=True)  # type: ignore[no-untyped-call]

@@ -11,9 +11,9 @@ from ..controller.source import CellSyntaxError
 from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
-from .completion import CellCompletion
+from .completing.help import CellHelp
+from .completing.hooks import CellCompletion
 from .displays import Displays
-from .help import CellHelp
 from .options import COMMANDS, describe, parse, wants_help
 
 _CELL_MAGICS = ("dist", "dist_profile", "local")

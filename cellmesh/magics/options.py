@@ -9,7 +9,7 @@ import click
 
 from ..controller.options import BACKENDS
 from ..errors import MeshUsageError
-from .meanings import Rank, Text
+from .completing.meanings import Rank, Text
 
 
 def _command(name: str, summary: str, example: str, *params: click.Parameter) -> click.Command:

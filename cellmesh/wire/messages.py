@@ -610,7 +610,8 @@ class Bar(Verb, frozen=True):
 class ToFrontEnd(Verb, frozen=True):
     """A message of a comm (a widget) of the rank's to the front end; see `FromFrontEnd`.
 
-    `run` made the comm; where `kind` is ``open``, `content` has ``"target_name"`` and ``"target_module"``, too.
+    `run` made the comm; where `kind` is ``open``, `content` has ``"target_name"`` and
+    ``"target_module"``, too.
     """
 
     run: int

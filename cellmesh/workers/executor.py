@@ -39,7 +39,7 @@ from ..wire.messages import (
 )
 from .activity import Stop, Waited, describe_interruption
 from .borrowing import bind_missing_names
-from .comms import Comms
+from .comms.hub import Comms
 from .debugger import post_mortem, remember_error
 from .groups import leftovers
 from .groups.groups import Groups

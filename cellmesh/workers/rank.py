@@ -27,7 +27,7 @@ from ..wire.stream import Channel
 from .asking import Asker
 from .bars.hooks import watch_bars
 from .bars.meters import Meters
-from .comms import Comms
+from .comms.hub import Comms
 from .control import ControlThread
 from .debugger import break_here
 from .executor import Executor

@@ -40,8 +40,8 @@ def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
         notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
         # A loaded machine takes its time, and what is tested here is not how long.
         notebook.run(
-            "import cellmesh.magics.completion, cellmesh.magics.help\n"
-            "cellmesh.magics.completion._WAIT_S = cellmesh.magics.help._TOOLTIP_S = 10"
+            "import cellmesh.magics.completing.hooks, cellmesh.magics.completing.help\n"
+            "cellmesh.magics.completing.hooks._WAIT_S = cellmesh.magics.completing.help._TOOLTIP_S = 10"
         )
         notebook.run(CELL)
         yield notebook

@@ -194,7 +194,7 @@ def test_it_comes_back_when_the_page_is_loaded_again(notebook: Notebook, dashboa
 
 FAKE = """
 import time
-from cellmesh.controller.watching import Snapshot
+from cellmesh.controller.looking.watching import Snapshot
 from cellmesh.magics.widgets.base import View
 from cellmesh.magics.widgets.dashboard import Dashboard, DashboardWidget, Static
 from cellmesh.wire.messages import RankInfo, RankState

@@ -76,8 +76,8 @@ def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(n
 
 MANY = """\
 import math
-from cellmesh.controller.metrics import Metrics
-from cellmesh.controller.plotting import Plot
+from cellmesh.controller.looking.metrics import Metrics
+from cellmesh.controller.looking.plotting import Plot
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Logged
 

@@ -14,9 +14,9 @@ from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
 pytestmark = pytest.mark.timeout(240)
 
 MANY = """
-from cellmesh.controller.bar_drawing import as_html
-from cellmesh.controller.bar_rows import make_row
-from cellmesh.controller.bars import Bars
+from cellmesh.controller.bars.drawing import as_html
+from cellmesh.controller.bars.rows import make_row
+from cellmesh.controller.bars.board import Bars
 from cellmesh.wire.messages import Bar
 from IPython.display import HTML, display
 def bar(rank, title, state="open", outer=0):

@@ -104,9 +104,9 @@ def test_the_open_part_is_open_after_a_reload(notebook: Notebook) -> None:
 def test_64_parts_wrap(notebook: Notebook, server: Server) -> None:
     # As 64 ranks would: it needs no mesh to be looked at.
     cell = notebook.run(
-        "from cellmesh.controller.tabs import switch\n"
-        "from cellmesh.controller.record import Output\n"
-        "from cellmesh.controller.fold import Line\n"
+        "from cellmesh.controller.output.tabs import switch\n"
+        "from cellmesh.controller.output.record import Output\n"
+        "from cellmesh.controller.output.fold import Line\n"
         "from IPython.display import HTML\n"
         'outs = {r: Output((Line("stdout", "same"), Line("stdout", f"loss of {r}"))) for r in range(64)}\n'
         'HTML(switch(outs, "64"))'

@@ -17,7 +17,7 @@ MANY_RANKS = """
 from array import array
 from cellmesh.magics.widgets.base import View
 from cellmesh.magics.widgets.timeline import TimelineWidget, pack, static_of
-from cellmesh.controller.pasts import merge
+from cellmesh.controller.looking.pasts import merge
 from cellmesh.wire.looks import CellSpan, Operations, Past, What
 whats = tuple(What(name, "0", (), 0) for name in ("all_reduce", "all_gather_into_tensor"))
 def past(rank):

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cellmesh.controller.printer import Printer
+from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
-from cellmesh.controller.sinks import ConsoleSink
 from cellmesh.wire import payload
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Died, Done, Failed

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from cellmesh.controller.comparing import Comparison, compare
-from cellmesh.controller.inspecting import Inspection, Spread
-from cellmesh.controller.looking import Looked
+from cellmesh.controller.looking.comparing import Comparison, compare
+from cellmesh.controller.looking.inspecting import Inspection, Spread
+from cellmesh.controller.looking.look import Looked
 from cellmesh.wire.looks import AnySubject, Histogram, Overview, Refusal
 from cellmesh.workers.looking.answering import Looker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cellmesh.controller.fold import HOLD_S, Block, Folder, Item, Line, Live, Ranks
+from cellmesh.controller.output.fold import HOLD_S, Block, Folder, Item, Line, Live, Ranks
 from cellmesh.wire.messages import Display, Failed, Output, StreamName
 from cellmesh.wire.ranks import format_ranks
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.bar_console import ConsoleBars
-from cellmesh.controller.bar_drawing import as_html, as_lines
-from cellmesh.controller.bar_rows import format_count, format_rate, format_time, make_row
-from cellmesh.controller.bars import REDRAW_S, SETTLE_S, STILL_S, BarBoard, Bars, Mark
+from cellmesh.controller.bars.board import REDRAW_S, SETTLE_S, STILL_S, BarBoard, Bars, Mark
+from cellmesh.controller.bars.console import ConsoleBars
+from cellmesh.controller.bars.drawing import as_html, as_lines
+from cellmesh.controller.bars.rows import format_count, format_rate, format_time, make_row
 from cellmesh.wire.messages import Bar
 
 LONG_S = 10.0

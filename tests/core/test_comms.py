@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from cellmesh.controller import inbox as inboxes
-from cellmesh.controller import mirror as mirrors
-from cellmesh.controller.fold import Block, Folder, WidgetView
-from cellmesh.controller.inbox import Inbox, Letter
-from cellmesh.controller.mirror import Mirror
-from cellmesh.controller.sinks import CellSink, Displays
-from cellmesh.controller.stills import draw_still
+from cellmesh.controller.comms import inbox as inboxes
+from cellmesh.controller.comms import mirror as mirrors
+from cellmesh.controller.comms.inbox import Inbox, Letter
+from cellmesh.controller.comms.mirror import Mirror
+from cellmesh.controller.comms.stills import draw_still
+from cellmesh.controller.output.fold import Block, Folder, WidgetView
+from cellmesh.controller.output.sinks import CellSink, Displays
 from cellmesh.wire.messages import Display
-from cellmesh.workers import capturing
-from cellmesh.workers.capturing import begin_capture, captured, captured_text, end_capture
-from cellmesh.workers.coalescing import Updates, pack
+from cellmesh.workers.comms import capturing
+from cellmesh.workers.comms.capturing import begin_capture, captured, captured_text, end_capture
+from cellmesh.workers.comms.coalescing import Updates, pack
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

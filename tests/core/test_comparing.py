@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.comparing import (
+from cellmesh.controller.looking.comparing import (
     Comparison,
     Difference,
     Replicas,
@@ -20,7 +20,7 @@ from cellmesh.controller.comparing import (
     size_of,
     split,
 )
-from cellmesh.controller.inspecting import Inspection
+from cellmesh.controller.looking.inspecting import Inspection
 from cellmesh.wire.facts import Facts
 from cellmesh.wire.looks import Found, Item, Refusal
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.magics.option_completion import Choices, Sources, complete_line
+from cellmesh.magics.completing.options import Choices, Sources, complete_line
 from cellmesh.magics.options import COMMANDS
 
 

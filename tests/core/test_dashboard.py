@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.watching import Snapshot
+from cellmesh.controller.looking.watching import Snapshot
 from cellmesh.magics.widgets.dashboard import Dashboard
 from cellmesh.wire.messages import RankInfo, RankState
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.fold import HOLD_DISPLAY_S, HOLD_RESULT_S, HOLD_S, Block, Folder, Line, Rich
+from cellmesh.controller.output.fold import HOLD_DISPLAY_S, HOLD_RESULT_S, HOLD_S, Block, Folder, Line, Rich
 from cellmesh.wire.messages import Display, Output
 
 from .screen import ALL, LONG_S, SHORT_S, Screen, display

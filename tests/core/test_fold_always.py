@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellmesh.controller.fold import HOLD_RESULT_S, HOLD_S
+from cellmesh.controller.output.fold import HOLD_RESULT_S, HOLD_S
 from cellmesh.wire.messages import Display, Failed, Output, Skipped
 
 from .screen import LONG_S, SHORT_S, Screen, as_text, display, failure

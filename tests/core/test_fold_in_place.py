@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cellmesh.controller.fold import HOLD_S, Gap, Line, Rich, Trace
+from cellmesh.controller.output.fold import HOLD_S, Gap, Line, Rich, Trace
 from cellmesh.wire.messages import Skipped
 
 from .screen import ALL, LONG_S, SHORT_S, Screen, as_text, display, failure

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cellmesh.controller.fold import Block, Line, Live, Rich
-from cellmesh.controller.frames import FRAME_S, Frames
+from cellmesh.controller.output.fold import Block, Line, Live, Rich
+from cellmesh.controller.output.frames import FRAME_S, Frames
 
 
 def line(*ranks: int, text: str = "x") -> Block:

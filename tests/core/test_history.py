@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.history import History, Operation
-from cellmesh.controller.pasts import match, merge
-from cellmesh.controller.timeline import lanes_of, trace_of
+from cellmesh.controller.looking.history import History, Operation
+from cellmesh.controller.looking.pasts import match, merge
+from cellmesh.controller.looking.timeline import lanes_of, trace_of
 from cellmesh.wire.looks import CellSpan, Operations, Past, Refusal, What
 
 MS = 1_000_000

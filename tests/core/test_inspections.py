@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cellmesh.controller.comparing import Comparison, Difference, Replicas
-from cellmesh.controller.inspecting import Inspection, Spread
-from cellmesh.magics.drawings import Block, bars_image, bars_text, heatmap_image, png, shards_image
-from cellmesh.magics.inspections import static_of
+from cellmesh.controller.looking.comparing import Comparison, Difference, Replicas
+from cellmesh.controller.looking.inspecting import Inspection, Spread
+from cellmesh.magics.still.drawings import Block, bars_image, bars_text, heatmap_image, png, shards_image
+from cellmesh.magics.still.inspections import static_of
 from cellmesh.wire.facts import Facts
 from cellmesh.wire.looks import Found, Item, Pixels, Refusal
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from cellmesh.controller.comparing import Comparison, compare
-from cellmesh.controller.inspecting import Inspection
-from cellmesh.controller.looking import Looked
+from cellmesh.controller.looking.comparing import Comparison, compare
+from cellmesh.controller.looking.inspecting import Inspection
+from cellmesh.controller.looking.look import Looked
 from cellmesh.magics.widgets.answers import coordinates_of
 from cellmesh.magics.widgets.closeups import ask_element, ask_picture, small_picture, subtract
 from cellmesh.magics.widgets.inspector import Inspector

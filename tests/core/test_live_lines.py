@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from cellmesh.controller.canvas import MAX_ROWS, QUIET_S, Canvas, has_controls, moves_up, strip_controls
-from cellmesh.controller.live_lines import compact
+from cellmesh.controller.output.canvas import (
+    MAX_ROWS,
+    QUIET_S,
+    Canvas,
+    has_controls,
+    moves_up,
+    strip_controls,
+)
+from cellmesh.controller.output.live_lines import compact
 
 from .screen import LONG_S, Screen
 

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from cellmesh.controller.metrics import MAX_POINTS, Metrics, Series
-from cellmesh.controller.plotting import MAX_DRAWN, Plot, band, plot, thin
+from cellmesh.controller.looking.metrics import MAX_POINTS, Metrics, Series
+from cellmesh.controller.looking.plotting import MAX_DRAWN, Plot, band, plot, thin
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.plot_picture import draw_html, ticks
+from cellmesh.magics.still.plots import draw_html, ticks
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Logged
 from cellmesh.workers import reporting

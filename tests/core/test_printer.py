@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.fold import HOLD_S
-from cellmesh.controller.printer import Printer
-from cellmesh.controller.sinks import CellSink, ConsoleSink
+from cellmesh.controller.output.fold import HOLD_S
+from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.output.sinks import CellSink, ConsoleSink
 from cellmesh.wire.messages import Bar, BarState, Died, Display, Done, Failed, Output
 
 FAILED = Failed(1, "ValueError", "no", "Traceback: no", 3)

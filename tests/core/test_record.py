@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cellmesh.controller.fold import Line, Rich
-from cellmesh.controller.record import Entry, Record, share
+from cellmesh.controller.output.fold import Line, Rich
+from cellmesh.controller.output.record import Entry, Record, share
 
 
 def line(*ranks: int, text: str = "text") -> Entry:

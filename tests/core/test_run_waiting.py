@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.fold import Block, Live
-from cellmesh.controller.printer import Printer
+from cellmesh.controller.output.fold import Block, Live
+from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure, RanksInterrupted
 from cellmesh.wire.framing import Parcel

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.fold import Block, Gap, Item, Line, Live, Rich, Trace
-from cellmesh.controller.sinks import (
+from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live, Rich, Trace
+from cellmesh.controller.output.sinks import (
     CellSink,
     ConsoleSink,
     Displays,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.comparing import compare
-from cellmesh.magics.tables import Table, facts_table, status_table
+from cellmesh.controller.looking.comparing import compare
+from cellmesh.magics.still.tables import Table, facts_table, status_table
 from cellmesh.wire.facts import Facts
 from cellmesh.wire.messages import RankInfo, RankState
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.ansi import as_html
-from cellmesh.controller.bundles import balance
-from cellmesh.controller.fold import Gap, Item, Line, Rich, Trace
-from cellmesh.controller.record import Output
-from cellmesh.controller.tabs import LIMIT_BYTES, switch
+from cellmesh.controller.output.ansi import as_html
+from cellmesh.controller.output.bundles import balance
+from cellmesh.controller.output.fold import Gap, Item, Line, Rich, Trace
+from cellmesh.controller.output.record import Output
+from cellmesh.controller.output.tabs import LIMIT_BYTES, switch
 
 
 def out(text: str) -> Line:

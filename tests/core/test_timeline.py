@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.history import Cell, History, Operation
+from cellmesh.controller.looking.history import Cell, History, Operation
 from cellmesh.controller.profiling import MAX_TRACE_BYTES, Profile
-from cellmesh.magics.profiles import ProfileView
-from cellmesh.magics.tables import memory_table
-from cellmesh.magics.timeline import (
+from cellmesh.magics.still.profiles import ProfileView
+from cellmesh.magics.still.tables import memory_table
+from cellmesh.magics.still.timeline import (
     Bar,
     Row,
     Timeline,

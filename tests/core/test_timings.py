@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.magics.timings import describe_timings, find_straggler
+from cellmesh.magics.still.timings import describe_timings, find_straggler
 from cellmesh.wire.messages import Timing
 from cellmesh.workers.timing import add_up
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.board import FIRST_HEAL
-from cellmesh.controller.watching import (
+from cellmesh.controller.looking.watching import (
     Attention,
     History,
     Row,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cellmesh.magics.who import fold_names
+from cellmesh.magics.still.who import fold_names
 from cellmesh.wire.facts import Facts
 from cellmesh.wire.looks import Named, Names
 from cellmesh.workers.looking.names import describe_shortly, names

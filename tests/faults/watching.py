@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 import cellmesh as cm
-from cellmesh.controller.fold import Block, Line, Live, Trace
+from cellmesh.controller.output.fold import Block, Line, Live, Trace
 from tests.conftest import processes_of
 
 _DIAGNOSIS_S = 20.0

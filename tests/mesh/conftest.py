@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.bars import Bars
-from cellmesh.controller.fold import Block, Gap, Line, Live, Rich, Trace
+from cellmesh.controller.bars.board import Bars
+from cellmesh.controller.output.fold import Block, Gap, Line, Live, Rich, Trace
 from tests.conftest import check_nothing_left, own_runtime_dir
 
 

@@ -43,9 +43,10 @@ def notebook() -> Iterator[Notebook]:
         with open_notebook() as opened:
             assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
             # A loaded machine takes its time, and what is tested here is not how long.
-            opened.run("import cellmesh.magics.completion as patient\npatient._WAIT_S = 30")
+            opened.run("import cellmesh.magics.completing.hooks as patient\npatient._WAIT_S = 30")
             opened.run(
-                "import cellmesh.magics.help as patient\npatient._TOOLTIP_S = 30\npatient._HELP_S = 30"
+                "import cellmesh.magics.completing.help as patient\n"
+                "patient._TOOLTIP_S = 30\npatient._HELP_S = 30"
             )
             opened.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = [1]")
             assert opened.run(CELL).status == "ok"
@@ -244,7 +245,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> No
         "import os, signal\n"
         "[stopped] = [info.pid for info in mesh.report() if info.rank == 1]\n"
         "patient_for, patient._WAIT_S = 30, 0.15\n"
-        "import cellmesh.magics.completion as completion\ncompletion._WAIT_S = 0.15\n"
+        "import cellmesh.magics.completing.hooks as completion\ncompletion._WAIT_S = 0.15\n"
         "os.kill(stopped, signal.SIGSTOP)"
     )
     try:
@@ -275,9 +276,9 @@ from IPython.terminal.interactiveshell import TerminalInteractiveShell
 from IPython.terminal.ptutils import IPythonPTCompleter
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
-import cellmesh.magics.completion
+import cellmesh.magics.completing.hooks
 
-cellmesh.magics.completion._WAIT_S = 30
+cellmesh.magics.completing.hooks._WAIT_S = 30
 shell = TerminalInteractiveShell.instance()
 shell.Completer.use_jedi = False
 shell.run_cell("%load_ext cellmesh")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.watching import look_around, read_rows
+from cellmesh.controller.looking.watching import look_around, read_rows
 from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.mesh.test_kernel import WAIT_S, Notebook, Outcome, open_notebook
 
@@ -121,7 +121,7 @@ def test_a_notebook_that_leaves_its_mesh_says_so(front_end: FrontEnd) -> None:
 
 
 def test_a_terminal_is_shown_the_table(mesh: cm.Mesh) -> None:
-    from cellmesh.magics.tables import Table
+    from cellmesh.magics.still.tables import Table
     from cellmesh.magics.widgets.dashboard import show_dashboard
 
     table = show_dashboard(mesh)

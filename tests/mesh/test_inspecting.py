@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.comparing import Difference
-from cellmesh.controller.inspecting import Inspection, comparison_of, inspect, spread_of
-from cellmesh.controller.looking import look
+from cellmesh.controller.looking.comparing import Difference
+from cellmesh.controller.looking.inspecting import Inspection, comparison_of, inspect, spread_of
+from cellmesh.controller.looking.look import look
 from cellmesh.wire.looks import Element, Gradients, Overview, Picture
 
 MODEL = """

@@ -12,7 +12,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.starting import attach
-from cellmesh.magics.tables import status_table
+from cellmesh.magics.still.tables import status_table
 from cellmesh.wire.messages import RankInfo
 from tests.conftest import check_nothing_left
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.fold import Gap, Live, Rich, Trace
+from cellmesh.controller.output.fold import Gap, Live, Rich, Trace
 
 from .conftest import Recorder
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.fold import Rich
+from cellmesh.controller.output.fold import Rich
 from cellmesh.errors import MeshUsageError, NoMeshError, RanksInterrupted
 from tests.conftest import check_nothing_left, processes_of
 

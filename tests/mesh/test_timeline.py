@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.history import History, Operation
+from cellmesh.controller.looking.history import History, Operation
 from cellmesh.errors import MeshUsageError, NoMeshError
 from cellmesh.magics.widgets.timeline import static_of
 from tests.conftest import check_nothing_left, own_runtime_dir

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.looking import look, look_at_one
-from cellmesh.magics.who import names_table
+from cellmesh.controller.looking.look import look, look_at_one
+from cellmesh.magics.still.who import names_table
 from cellmesh.wire.looks import Complete, Explain
 
 from .conftest import Recorder

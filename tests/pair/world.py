@@ -25,9 +25,9 @@ from cellmesh.controller.core import (
     Watch,
     encode_work,
 )
-from cellmesh.controller.printer import Printer
+from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
-from cellmesh.controller.sinks import ConsoleSink
 from cellmesh.wire.framing import (
     Frame,
     Parcel,

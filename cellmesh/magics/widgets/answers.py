@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ...controller.comparing import Comparison
-from ...controller.inspecting import Inspection, Spread, comparison_of, inspect, spread_of
-from ...controller.looking import Looked, look
+from ...controller.looking.comparing import Comparison
+from ...controller.looking.inspecting import Inspection, Spread, comparison_of, inspect, spread_of
+from ...controller.looking.look import Looked, look
 from ...controller.options import ranks_at
 from ...controller.ranks import Ranks
 from ...errors import CellmeshError

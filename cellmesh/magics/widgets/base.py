@@ -19,7 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ...controller.sinks import cell_publisher, is_attended
+from ...controller.output.sinks import cell_publisher, is_attended
 
 FOLDER = Path(__file__).parent
 _VIEW = "application/vnd.jupyter.widget-view+json"

@@ -26,14 +26,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...controller.flight import ESCALATE_S, STOP_S
+from ...controller.looking.watching import (
+    Attention,
+    History,
+    Row,
+    Snapshot,
+    find_changes,
+    look_around,
+    read_rows,
+)
 from ...controller.mesh import Mesh
-from ...controller.sinks import cell_publisher
+from ...controller.output.sinks import cell_publisher
 from ...controller.stacks import show_stacks
-from ...controller.watching import Attention, History, Row, Snapshot, find_changes, look_around, read_rows
 from ...wire.messages import RankState
 from ...wire.ranks import describe_ranks
 from ..commands import describe_healing
-from ..tables import Table, status_table
+from ..still.tables import Table, status_table
 from .base import FOLDER, Static, View, Widget, load_css
 
 PERIOD_S = 1.0

@@ -13,12 +13,12 @@ from typing import Any
 
 import traitlets
 
-from ...controller.inspecting import Inspection
-from ...controller.looking import Looked
+from ...controller.looking.inspecting import Inspection
+from ...controller.looking.look import Looked
 from ...controller.ranks import Ranks
 from ...wire.looks import Gradients, Overview, Pixels, Refusal
-from ..inspections import static_of
 from ..options import Given
+from ..still.inspections import static_of
 from .answers import Answers, MeshAnswers, coordinates_of
 from .base import Static, View, Widget, load_css, load_js
 from .closeups import as_message, ask_element, ask_picture, small_picture

@@ -10,8 +10,8 @@ from typing import Any
 
 import traitlets
 
-from ...controller.plotting import Plot, thin
-from ..plot_picture import draw_html
+from ...controller.looking.plotting import Plot, thin
+from ..still.plots import draw_html
 from .base import Static, View, Widget, load_css
 from .palette import colour_of
 

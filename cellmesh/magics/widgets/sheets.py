@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from ...controller.comparing import Comparison
-from ...controller.inspecting import Inspection, Spread
-from ...controller.looking import Looked
+from ...controller.looking.comparing import Comparison
+from ...controller.looking.inspecting import Inspection, Spread
+from ...controller.looking.look import Looked
 from ...wire.facts import Facts
 from ...wire.looks import Found, Gradient, Refusal
 from ...wire.ranks import describe_ranks, format_ranks
-from ..tables import Table
+from ..still.tables import Table
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the notebook.
 NUM_KEPT = 200

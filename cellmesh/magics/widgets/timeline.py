@@ -12,13 +12,13 @@ from typing import Any
 
 import traitlets
 
-from ...controller.history import History, covered
+from ...controller.looking.history import History, covered
+from ...controller.looking.timeline import lanes_of
 from ...controller.ranks import Ranks
-from ...controller.timeline import lanes_of
 from ...errors import CellmeshError
 from ...wire.ranks import describe_ranks
-from ..tables import Table
-from ..timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
+from ..still.tables import Table
+from ..still.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
 from .base import Static, View, Widget, load_css
 
 _CELL_HEADERS = ("cell", "took", "compute", "in collectives", "waiting", "straggler")

@@ -1,0 +1,1 @@
+"""Progress bars of ranks: one for the mesh."""

@@ -1,0 +1,1 @@
+"""Widgets that are made on ranks, in the notebook."""

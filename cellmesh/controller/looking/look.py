@@ -1,0 +1,96 @@
+"""Look at something on some ranks: busy ranks answer beside what they run, and each answers for itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...wire.looks import AnySubject, Refusal
+from ...wire.messages import Look
+
+if TYPE_CHECKING:
+    from ..ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What ranks told.
+
+    Attributes:
+        answers: rank -> its answer (see `looks`).
+        refusals: rank -> why it has none: the expression raised there, or the rank is dead.
+    """
+
+    answers: dict[int, Any] = field(default_factory=dict)
+    refusals: dict[int, Refusal] = field(default_factory=dict)
+
+
+def look(
+    ranks: Ranks, subject: AnySubject, *, is_beside: bool = False, timeout_s: float | None = None
+) -> Looked:
+    """Ask ranks to look at something. Blocks until all have answered.
+
+    Args:
+        ranks: who is asked; those that are dead are told of as such.
+        subject: what to look at.
+        is_beside: never wait for a rank's turn, also where it seems idle.
+        timeout_s: how long to wait; ranks asked together with one that has not answered by then count as
+            refusing. None waits as long as it takes.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+    """
+    from ..ranks import Ranks
+
+    session = ranks._session
+    dead = session.dead_ranks & set(ranks.ranks)
+    busy = set(ranks.ranks) if is_beside else session.catalog.busy_ranks()
+    looked = Looked({}, {rank: Refusal("RankDied", session.why_dead(rank)) for rank in sorted(dead)})
+    living = [rank for rank in ranks.ranks if rank not in dead]
+    runs = []
+    for chosen, channel in (
+        ([rank for rank in living if rank not in busy], "work"),
+        ([rank for rank in living if rank in busy], "control"),
+    ):
+        if chosen:
+            part = Ranks(session, chosen)
+            runs.append(part._start(lambda number: Look(number, subject), channel=channel))  # type: ignore[arg-type]
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    for run in runs:
+        if deadline is not None and not run.wait(max(0.0, deadline - time.monotonic())):
+            late = Refusal("TimeoutError", f"no answer in {timeout_s} s")
+            looked.refusals.update(dict.fromkeys(run.ranks, late))
+            continue
+        answers, failures = run.gather()
+        for rank, answer in answers.items():
+            (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
+        for rank, error in failures.items():
+            looked.refusals[rank] = Refusal(type(error).__name__, str(error))
+    return looked
+
+
+def look_at_one(ranks: Ranks, subject: AnySubject, timeout_s: float) -> Any | None:
+    """Ask one rank, at once: the lowest that is idle, else the lowest that is busy.
+
+    Args:
+        ranks: who may be asked.
+        subject: what to look at.
+        timeout_s: how long to wait.
+
+    Returns:
+        Its answer; None if there is no such rank, or none in time, or it refused.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+    """
+    from ..ranks import Ranks
+
+    session = ranks._session
+    dead, busy = session.dead_ranks, session.catalog.busy_ranks()
+    living = sorted((rank in busy, rank) for rank in ranks.ranks if rank not in dead)
+    if not living:
+        return None
+    _, rank = living[0]
+    looked = look(Ranks(session, [rank]), subject, is_beside=True, timeout_s=timeout_s)
+    return looked.answers.get(rank)

@@ -1,0 +1,376 @@
+"""Folding: what ranks print alike is shown once, as ``[0-7] step 3``.
+
+Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
+tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue, or when
+it has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes first, so that
+one odd line does not unfold all that follow. Unfinished lines (progress bars) live in a block that is
+redrawn.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
+from ..bars.board import Bars, Mark
+from .canvas import Canvas, has_controls, moves_up, strip_controls
+
+HOLD_S = 0.1
+# The value of a last expression ends its rank's cell: it may wait longer for its like.
+HOLD_RESULT_S = 1.0
+# A plot takes ranks that share cores unequally long to draw.
+HOLD_DISPLAY_S = 0.3
+_LOOK_AHEAD = 32
+VIEW_MIME = "application/vnd.jupyter.widget-view+json"
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A whole line of text, without its newline."""
+
+    stream: StreamName
+    text: str
+
+
+@dataclass(frozen=True)
+class Rich:
+    """Something displayed; `bundle` is JSON."""
+
+    kind: DisplayKind
+    bundle: bytes
+
+
+@dataclass(frozen=True)
+class WidgetView(Rich):
+    """A widget. Those of a class on several ranks count as the same: the lowest rank's is shown."""
+
+    bundle: bytes = field(compare=False)
+    class_name: str = ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An exception that ended a rank's run."""
+
+    type_name: str
+    text: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Output that is only in the log."""
+
+    num_lines: int
+    num_bytes: int
+
+
+Item = Line | Rich | Trace | Gap | Mark | Bars
+
+
+@dataclass(frozen=True)
+class Block:
+    """An item to show, the ranks that it came from, and their ids for it where it is a display."""
+
+    ranks: Ranks
+    item: Item
+    display_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Live:
+    """Unfinished lines, to be redrawn in place; `closed` when they will not change any more."""
+
+    lines: tuple[tuple[Ranks, str], ...]
+    closed: bool
+    stream: StreamName = "stdout"
+
+
+@dataclass
+class _Queued:
+    item: Item
+    arrived_at: float
+    display_id: str = ""
+
+
+class Folder:
+    """Folds the output of one run.
+
+    Args:
+        ranks: the ranks that run it.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._running = set(ranks)
+        self._queues: dict[int, collections.deque[_Queued]] = {}
+        self._partial: dict[tuple[int, StreamName], str] = {}
+        self._partial_since: dict[tuple[int, StreamName], float] = {}
+        self._canvases: dict[tuple[int, StreamName], Canvas] = {}
+        self._live: dict[tuple[int, StreamName], str] = {}
+        self._open: set[tuple[int, StreamName]] = set()
+        self._live_changed = False
+        self._is_buried = False  # lines have been shown below the live block
+        self._ready: list[Block | Live] = []
+
+    def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
+        """Take in what these ranks said."""
+        match verb:
+            case Output():
+                if self._all_alike(ranks, verb.text):
+                    lines = verb.text[:-1].split("\n")
+                    self._ready += [Block(ranks, Line(verb.stream, line)) for line in lines]
+                    return
+                for rank in ranks:
+                    self._feed_text(rank, verb.stream, verb.text, now)
+            case Skipped():
+                for rank in ranks:
+                    self._finish_partials(rank, now)
+                self._queue(ranks, Gap(verb.num_lines, verb.num_bytes), now)
+            case Display():
+                for rank in ranks:
+                    self._finish_partials(rank, now)
+                self._queue(ranks, _rich(verb.kind, verb.bundle), now, verb.display_id)
+            case Failed():
+                for rank in ranks:
+                    self._finish_partials(rank, now)
+                self._queue(ranks, Trace(verb.type_name, verb.text, verb.traceback), now)
+            case Ask():  # the answer ends the line
+                for rank in ranks:
+                    self._finish_partials(rank, now)
+
+    def mark(self, ranks: Ranks, mark: Mark, now: float) -> None:
+        """A progress bar of these ranks stands here."""
+        for rank in ranks:
+            self._finish_partials(rank, now)
+        self._queue(ranks, mark, now)
+
+    def leave(self, ranks: Iterable[int], now: float) -> None:
+        """These ranks have ended the run: nobody waits for their output any longer."""
+        for rank in ranks:
+            self._finish_partials(rank, now)
+            self._running.discard(rank)
+
+    def take(self, now: float, everything: bool = False) -> list[Block | Live]:
+        """What is to be shown now.
+
+        Args:
+            now: seconds, the clock of `feed`.
+            everything: hold nothing back; the run is over.
+        """
+        self._close_finished_live()
+        for rank in list(self._queues):
+            self._vacate([key for key in self._live if key[0] == rank and key not in self._open], now)
+        while group := self._choose(now, everything):
+            first = self._queues[group[0]][0]
+            ids = tuple(self._queues[rank].popleft().display_id for rank in group)
+            self._ready.append(Block(group, first.item, ids))
+            self._is_buried = bool(self._live)
+            for rank in group:
+                if not self._queues[rank]:
+                    del self._queues[rank]
+        self._update_live(now, everything)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def deadline(self) -> float | None:
+        """When `take` will have more, if nothing comes; None if nothing is held."""
+        if self._ready or self._live_changed:
+            return 0.0
+        if self._queues and self._all_agree():
+            return 0.0
+        times = [_show_by(queue[0]) for queue in self._queues.values()]
+        times += [since + HOLD_S for key, since in self._partial_since.items() if self._may_open(key)]
+        return min(times, default=None)
+
+    # ---- text
+
+    def _all_alike(self, ranks: Ranks, text: str) -> bool:
+        """Whether whole lines came from all at once, and nothing is in the way: no queues needed."""
+        return (
+            not self._queues
+            and not self._partial
+            and not self._live
+            and text.endswith("\n")
+            and "\r" not in text
+            and not has_controls(text)
+            and self._running.issubset(ranks)
+        )
+
+    def _feed_text(self, rank: int, stream: StreamName, text: str, now: float) -> None:
+        key = (rank, stream)
+        if (key in self._canvases or moves_up(text)) and not self._draw_canvas(key, text, now):
+            return
+        *lines, rest = (self._partial.pop(key, "") + text).replace("\r\n", "\n").split("\n")
+        for line in lines:
+            self._end_line(key, _after_returns(line), now)
+        self._partial_since.pop(key, None) if lines else None
+        if rest:
+            self._make_way(key, now)
+            self._partial[key] = _after_returns(rest, keep_return=True)
+            self._partial_since.setdefault(key, now)
+            if key in self._open:
+                self._live[key] = _after_returns(rest)
+                self._live_changed = True
+
+    def _draw_canvas(self, key: tuple[int, StreamName], text: str, now: float) -> bool:
+        """Lines that are redrawn all together are one unfinished piece; gives whether that is over."""
+        canvas = self._canvases.get(key)
+        if canvas is not None and canvas.ends(text, now):
+            self._finish_partial(key, now)
+            return True
+        if canvas is None:
+            canvas = self._canvases[key] = Canvas(self._partial.pop(key, ""))
+        for line in canvas.write(text, now):
+            self._queue((key[0],), Line(key[1], line), now)
+        self._make_way(key, now)
+        self._partial[key] = canvas.text()
+        self._partial_since.setdefault(key, now)
+        if key in self._open:
+            self._live[key] = self._partial[key]
+            self._live_changed = True
+        return False
+
+    def _end_line(self, key: tuple[int, StreamName], line: str, now: float) -> None:
+        if key in self._open:
+            self._open.discard(key)
+            self._live[key] = line
+            self._live_changed = True
+        else:
+            for each in line.split("\n"):
+                self._queue((key[0],), Line(key[1], each), now)
+
+    def _finish_partials(self, rank: int, now: float) -> None:
+        for key in [key for key in self._partial if key[0] == rank]:
+            self._finish_partial(key, now)
+
+    def _finish_partial(self, key: tuple[int, StreamName], now: float) -> None:
+        self._partial_since.pop(key, None)
+        is_canvas = self._canvases.pop(key, None) is not None
+        text = _after_returns(self._partial.pop(key))
+        if text or key in self._open or not is_canvas:
+            self._end_line(key, text, now)
+
+    def _may_open(self, key: tuple[int, StreamName]) -> bool:
+        """Whether an unfinished line may enter the block: not before what its rank has shown earlier."""
+        return key not in self._open and key[0] not in self._queues
+
+    def _update_live(self, now: float, everything: bool) -> None:
+        opening = [
+            key for key, since in self._partial_since.items() if self._may_open(key) and now >= since + HOLD_S
+        ]
+        if opening and self._is_buried:
+            # The block stands above lines that came later: what is unfinished moves below them.
+            moving = {key: self._live.pop(key) for key in self._open}
+            self._ready.append(self._draw(closed=True))
+            self._live, self._is_buried = moving, False
+        for key in opening:
+            self._open.add(key)
+            self._live[key] = _after_returns(self._partial[key])
+            self._live_changed = True
+        if not self._live_changed:
+            return
+        self._live_changed = False
+        closed = everything or not self._open
+        self._ready.append(self._draw(closed))
+        if closed:
+            self._live.clear()
+            self._open.clear()
+            self._is_buried = False
+
+    def _close_finished_live(self) -> None:
+        """A block of which no line is unfinished stays as it is, and what comes now stands below it."""
+        if self._live and not self._open:
+            self._ready.append(self._draw(closed=True))
+            self._live.clear()
+            self._live_changed = self._is_buried = False
+
+    def _make_way(self, key: tuple[int, StreamName], now: float) -> None:
+        """A new line begins where a finished one stands in the block."""
+        if key in self._live and key not in self._open:
+            self._close_finished_live()
+            self._vacate([key] if key in self._live else [], now)
+
+    def _vacate(self, keys: Sequence[tuple[int, StreamName]], now: float) -> None:
+        """A rank goes on while others' lines in the block are unfinished: its finished ones go before."""
+        for key in reversed(keys):
+            queue = self._queues.setdefault(key[0], collections.deque())
+            arrived_at = queue[0].arrived_at if queue else now
+            for line in reversed(self._live.pop(key).split("\n")):
+                queue.appendleft(_Queued(Line(key[1], line), arrived_at))
+            self._live_changed = True
+
+    def _draw(self, closed: bool) -> Live:
+        by_text: dict[str, list[int]] = {}
+        for (rank, _), text in sorted(self._live.items()):
+            by_text.setdefault(text, []).append(rank)
+        lines = tuple((tuple(ranks), text) for text, ranks in by_text.items())
+        return Live(lines, closed, min(self._live)[1] if self._live else "stdout")
+
+    # ---- queues
+
+    def _queue(self, ranks: Ranks, item: Item, now: float, display_id: str = "") -> None:
+        for rank in ranks:
+            queue = self._queues.setdefault(rank, collections.deque())
+            queue.append(_Queued(item, now, display_id))
+
+    def _choose(self, now: float, everything: bool) -> Ranks:
+        """The ranks whose equal heads are to be shown next; empty when it is better to wait."""
+        if not self._queues:
+            return ()
+        due = everything or now >= min(_show_by(queue[0]) for queue in self._queues.values())
+        if not due and not self._all_agree():
+            return ()
+        groups: dict[Item, list[int]] = {}
+        for rank, queue in self._queues.items():
+            groups.setdefault(queue[0].item, []).append(rank)
+        return tuple(sorted(min(groups.items(), key=lambda pair: self._reluctance(*pair))[1]))
+
+    def _all_agree(self) -> bool:
+        """Whether every rank that runs has an item to show, and it is the same."""
+        heads = iter(self._queues.values())
+        first = next(heads)[0].item
+        return self._running <= self._queues.keys() and all(queue[0].item == first for queue in heads)
+
+    def _reluctance(self, item: Item, ranks: list[int]) -> tuple[int, int]:
+        """How many other ranks have the item further back, then the lowest rank."""
+        others = [rank for rank in self._queues if rank not in ranks]
+        coming = sum(
+            any(
+                queued.item == item for queued, _ in zip(self._queues[rank], range(_LOOK_AHEAD), strict=False)
+            )
+            for rank in others
+        )
+        return coming, min(ranks)
+
+
+def _show_by(queued: _Queued) -> float:
+    item = queued.item
+    if isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result"):
+        return queued.arrived_at + HOLD_RESULT_S
+    is_drawn = isinstance(item, Rich) and item.kind == "display"
+    return queued.arrived_at + (HOLD_DISPLAY_S if is_drawn else HOLD_S)
+
+
+def _rich(kind: DisplayKind, bundle: bytes) -> Rich:
+    if kind in ("display", "result") and VIEW_MIME.encode() in bundle:
+        data = json.loads(bundle)["data"]
+        if VIEW_MIME in data:
+            return WidgetView(kind, bundle, str(data.get("text/plain", "")).partition("(")[0])
+    return Rich(kind, bundle)
+
+
+def _after_returns(text: str, keep_return: bool = False) -> str:
+    """What a terminal would show of a line with carriage returns: its last rewrite."""
+    text = strip_controls(text) if has_controls(text) else text
+    if "\r" not in text:
+        return text
+    ends = text.endswith("\r")
+    parts = [part for part in text.split("\r") if part]
+    last = parts[-1] if parts else ""
+    return last + "\r" if ends and keep_return else last

@@ -1,0 +1,50 @@
+"""Folded output as plain text, for streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ..bars.board import Bars, Mark
+from ..bars.drawing import as_lines
+from .bundles import label
+from .fold import Block, Gap, Line, Rich, Trace
+
+
+def as_text(block: Block) -> tuple[str, str]:
+    """A block as plain text: (stream, text with newline)."""
+    mark = label(block.ranks)
+    match block.item:
+        case Line(stream, text):
+            return stream, f"{mark} {text}\n" if block.ranks else f"{text}\n"
+        case Gap(num_lines, num_bytes):
+            rank = block.ranks[0]
+            return "stdout", (
+                f"{mark} … {num_lines:,} lines ({num_bytes / 1e6:.1f} MB) not shown; "
+                f"all of it: %dist_logs {rank}\n"
+            )
+        case Trace(_, _, traceback):
+            return "stderr", f"{mark} {traceback.rstrip()}\n"
+        case Rich(kind, bundle):
+            if kind == "clear":
+                return "stdout", ""
+            text = str(json.loads(bundle)["data"].get("text/plain", ""))
+            return "stdout", f"{mark}\n{text}\n" if "\n" in text else f"{mark} {text}\n"
+        case Bars():
+            return "stderr", "".join(f"{line}\n" for line in as_lines(block.item))
+        case Mark():  # a place, and nothing there
+            return "stdout", ""
+    raise AssertionError(block.item)
+
+
+def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join neighbours of the same stream; empty text goes."""
+    joined: list[tuple[str, list[str]]] = []
+    for stream, text in pieces:
+        if not text:
+            continue
+        if joined and joined[-1][0] == stream:
+            joined[-1][1].append(text)
+        else:
+            joined.append((stream, [text]))
+    return [(stream, "".join(texts)) for stream, texts in joined]

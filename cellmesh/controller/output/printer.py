@@ -1,0 +1,143 @@
+"""Shows one run's output: folds it, holds it as long as folding needs, passes it to its sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import RankDied
+from ...wire.messages import Bar, Died, Failed
+from ...wire.ranks import describe_ranks
+from ..bars.board import BarBoard, Mark
+from .fold import Block, Folder, Live, Ranks
+from .frames import Frames
+from .sinks import CellSink, Sink
+
+# What is printed after a run's end is in the switch between ranks a second later, then two, four, ...
+_LATE_S = 1.0
+_MAX_LATE_S = 60.0
+
+
+class Printer:
+    """The output of one run; used on the link's thread. It outlives the run, for threads that print late.
+
+    Args:
+        ranks: who runs it.
+        sink: where the output goes.
+        shows_traces: whether exceptions are shown as they come, or only raised in the end.
+    """
+
+    def __init__(self, ranks: Sequence[int], sink: Sink, shows_traces: bool = True) -> None:
+        self._shows_traces = shows_traces
+        self._ranks = ranks
+        self._left: list[int] = []
+        self._folder: Folder | None = None  # most calls print nothing
+        self._bars: BarBoard | None = None
+        self._lost: dict[int, str] = {}  # rank -> how it died
+        self._frames = Frames()
+        self._has_ended = False
+        self._late_s = _LATE_S
+        self._switch_at: float | None = None
+        self._sink = sink
+
+    def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
+        """These ranks printed or displayed something, say how far a bar is, or ask the user."""
+        if type(verb) is Bar:
+            if self._bars is None:
+                self._bars = BarBoard(self._ranks)
+                for rank, reason in self._lost.items():
+                    self._bars.lose((rank,), reason)
+            for mark in self._bars.take(ranks, verb):
+                self._need_folder(now).mark(ranks, mark, now)
+            return
+        self._need_folder(now).feed(ranks, verb, now)
+
+    def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
+        """These ranks have ended the run, in this way."""
+        if type(verb) is Failed and self._shows_traces:
+            self.feed(ranks, verb, now)
+        if self._folder is None:
+            self._left += ranks
+        else:
+            self._folder.leave(ranks, now)
+        if type(verb) is Died:
+            self._lost.update(dict.fromkeys(ranks, verb.reason))
+            if self._bars is not None:
+                self._bars.lose(ranks, verb.reason)
+            one = str(RankDied(ranks[0], verb.reason, verb.last_output))
+            self.note(one if len(ranks) == 1 else f"{describe_ranks(ranks)} {verb.reason}", now)
+
+    def note(self, text: str, now: float | None = None) -> None:
+        """Show a remark, after the output that is due."""
+        if now is not None:
+            self.show(now)
+        if self._bars is not None:
+            self._bars.bury()
+        self._sink.note(text)
+
+    def status(self, text: str, now: float | None = None) -> None:
+        """Show a line that replaces the one before it, after the output that is due; "" takes it away."""
+        if now is not None:
+            self.show(now)
+        self._sink.status(text, not text)
+
+    def show(self, now: float, everything: bool = False) -> None:
+        """Show what is due."""
+        if self._folder is None:
+            return
+        blocks = self._folder.take(now, everything)
+        if self._bars is not None:
+            blocks = self._place_bars(self._bars, blocks, now, everything)
+        blocks = self._frames.pass_on(blocks, now, everything)
+        if blocks:
+            self._sink.show(blocks)
+            if self._has_ended and self._switch_at is None:
+                self._switch_at = now + self._late_s
+                self._late_s = min(_MAX_LATE_S, 2 * self._late_s)
+        if self._switch_at is not None and now >= self._switch_at:
+            self._show_switch()
+
+    def finish(self, now: float) -> None:
+        """All ranks have ended the run; more may come."""
+        self.show(now, everything=True)
+        self._has_ended = True
+        if self._folder is not None:
+            self._show_switch()
+
+    def _show_switch(self) -> None:
+        self._switch_at = None
+        if isinstance(self._sink, CellSink):
+            self._sink.end(self._ranks)
+
+    def deadline(self) -> float | None:
+        """When `show` has more; None: not before something is fed."""
+        if self._folder is None:
+            return None
+        bars = self._bars.deadline() if self._bars is not None else None
+        sources = (self._folder.deadline(), bars, self._frames.deadline(), self._switch_at)
+        return min((at for at in sources if at is not None), default=None)
+
+    def _place_bars(
+        self, bars: BarBoard, blocks: Sequence[Block | Live], now: float, everything: bool
+    ) -> list[Block | Live]:
+        """Give bars their places between the other output, and draw those that are due."""
+        shown: list[Block | Live] = []
+        ranks = tuple(self._ranks)
+        has_new = False
+        for block in blocks:
+            if isinstance(block, Block) and isinstance(block.item, Mark):
+                bars.place(block.item)
+                has_new = True
+                continue
+            if has_new:  # a bar stands where it is first drawn: before what came after it
+                shown += [Block(ranks, drawing) for drawing in bars.draw(now, at_once=True)]
+            has_new = False
+            bars.bury()
+            shown.append(block)
+        return [*shown, *(Block(ranks, drawing) for drawing in bars.draw(now, has_new, everything))]
+
+    def _need_folder(self, now: float) -> Folder:
+        if self._folder is None:
+            self._folder = Folder(self._ranks)
+            self._folder.leave(self._left, now)
+        return self._folder

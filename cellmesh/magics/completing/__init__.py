@@ -1,0 +1,1 @@
+"""Completion and help for what lives on ranks, and of the magics' options."""

@@ -1,0 +1,1 @@
+"""What stands still: tables and pictures, as HTML and text."""

@@ -1,0 +1,1 @@
+"""Widgets that user code makes on a rank."""

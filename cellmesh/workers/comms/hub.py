@@ -1,0 +1,261 @@
+"""Comms (widgets) that user code opens on a rank, carried to the notebook's front end and back.
+
+Nothing here happens before user code imports `comm`, as ipywidgets, anywidget and plotly do: then comms are
+made by `rank_comm.RankComm` in place of the package's own, which lead nowhere.
+
+The widgets of a run are those of its lowest rank, which *leads* it. Other ranks' comms are quiet: they send
+nothing. They speak up once their rank leads a run that displays one of them (``%%dist --ranks 2``); so do the
+comms that an earlier notebook has seen, once a later one displays them.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from ...wire.framing import Frame, Parcel
+from ...wire.messages import CommKind, DisplayKind, FromFrontEnd, StreamName, ToFrontEnd
+from ..streams import RankStream, RunTracker
+from .coalescing import Updates, pack
+
+if TYPE_CHECKING:
+    from ..shell import RankShell, Show
+    from .rank_comm import RankComm
+
+VIEW = b"application/vnd.jupyter.widget-view+json"
+# Of how many runs it is known that this rank leads them.
+_MAX_LED = 1000
+
+
+class Comms:
+    """The comms of this rank.
+
+    Args:
+        shell: shows what callbacks raise.
+        send: sends a message, after what has been printed before it.
+        tracker: told whose output a callback's is: the cell's that made the widget.
+        shield: entered around what an interrupt must not cut in half.
+        rank: who this is.
+    """
+
+    def __init__(
+        self,
+        shell: RankShell,
+        send: Callable[[Parcel[Any]], None],
+        tracker: RunTracker,
+        shield: AbstractContextManager[Any, Any],
+        rank: int,
+    ) -> None:
+        self._shell = shell
+        self._send = send
+        self._tracker = tracker
+        self._rank = rank
+        self._led: dict[int, int] = {}  # run -> the audience that it was for
+        self._audience = 0
+        self._updates = Updates(self._send_update, shield)
+        self._comms: dict[str, RankComm] = {}
+        self._is_installed = False
+
+    def install(self) -> None:
+        """From now on, `comm` makes comms of this rank, once it is imported."""
+        if "comm" in sys.modules:  # preloaded
+            self._take_over()
+        sys.meta_path.insert(0, _AfterImport(("comm", "ipykernel.ipkernel"), self._take_over))
+
+    def begin_run(self, run: int, lead: int, audience: int) -> None:
+        """A run begins on the main thread."""
+        self._audience = audience
+        if lead == self._rank:
+            self._led[run] = audience
+            if len(self._led) > _MAX_LED:
+                del self._led[next(iter(self._led))]
+
+    def showing(self, show: Show) -> Show:
+        """Wrap what shows displays: widgets are made known first, `Output` widgets take what is theirs."""
+
+        def show_or_capture(kind: DisplayKind, bundle: bytes, display_id: str) -> None:
+            if self._is_installed:
+                from .capturing import captured
+
+                if VIEW in bundle and self._audience_of(self._tracker.current()) == self._audience:
+                    self._speak_up(json.loads(bundle)["data"].get(VIEW.decode(), {}).get("model_id", ""))
+                if captured(self._tracker.current(), kind, bundle, display_id):
+                    return
+            show(kind, bundle, display_id)
+
+        return show_or_capture
+
+    def receive(self, verb: FromFrontEnd, buffers: tuple[Frame, ...]) -> None:
+        """A message of the front end's; on the main thread. What a callback raises is shown, and not raised.
+
+        Raises:
+            KeyboardInterrupt: the callback was interrupted.
+        """
+        found = self._comms.get(verb.comm)
+        if found is None:  # it has been closed meanwhile
+            return
+        content = json.loads(verb.content)
+        message = {
+            "header": {"msg_type": f"comm_{_SHORT[verb.kind]}"},
+            "parent_header": {},
+            "metadata": content.get("metadata", {}),
+            "content": {"comm_id": verb.comm, "data": content.get("data", {})},
+            "buffers": [memoryview(buffer) for buffer in buffers],
+        }
+        # What it prints, and what it makes, belongs to the cell that made the widget.
+        self._tracker.enter(found.run)
+        if found.audience:
+            self._led[found.run] = found.audience
+        try:
+            if verb.kind == "close":
+                found.close_from_front_end(message)
+            else:
+                found.handle_msg(message)
+        except Exception:
+            self._shell.showtraceback()
+        finally:
+            self._tracker.enter(verb.run)
+            self._updates.flush()
+
+    # ---- for the comms
+
+    def current_run(self) -> int:
+        """The run that the caller belongs to."""
+        return self._tracker.current()
+
+    def add(self, comm: RankComm) -> None:
+        """A comm is opened."""
+        comm.run = self._tracker.current()
+        comm.audience = self._audience_of(comm.run)
+        self._comms[comm.comm_id] = comm
+
+    def speak(
+        self,
+        comm: RankComm,
+        kind: CommKind,
+        content: Mapping[str, Any],
+        buffers: Sequence[Frame],
+    ) -> None:
+        """Send a comm's message, unless it is quiet."""
+        if kind == "close":
+            self._comms.pop(comm.comm_id, None)
+        if not comm.audience or comm.audience != self._audience:
+            return
+        data = content.get("data") or {}
+        is_update = kind == "message" and data.get("method") == "update" and comm.is_widget
+        if is_update and not buffers and not content.get("metadata"):
+            self._updates.add(comm, data["state"])
+            return
+        self._updates.flush()
+        packed = pack(content)
+        self._open_referred(packed, {comm.comm_id})
+        verb = ToFrontEnd(comm.run, comm.comm_id, kind, packed.encode(), len(buffers))
+        self._send(Parcel(verb, _as_frames(buffers)))
+
+    # ---- inside
+
+    def _take_over(self) -> None:
+        from .rank_comm import take_over  # imports `comm`
+
+        take_over(self)
+        if not self._is_installed:
+            self._is_installed = True
+            self._shell.events.register("post_execute", self._updates.flush)
+            RankStream.divert = self._divert
+
+    def _divert(self, stream: StreamName, text: str) -> bool:
+        from .capturing import captured_text
+
+        return captured_text(self._tracker.current(), stream, text)
+
+    def _audience_of(self, run: int) -> int:
+        """For whom this rank leads a run, 0 if it does not."""
+        return self._led.get(run, 0)
+
+    def _send_update(self, comm: RankComm, state: Mapping[str, str]) -> None:
+        """Send an update; the values are JSON already."""
+        values = ",".join(f"{json.dumps(name)}:{value}" for name, value in state.items())
+        packed = f'{{"data":{{"method":"update","state":{{{values}}},"buffer_paths":[]}}}}'
+        self._open_referred(packed, {comm.comm_id})
+        self._send(Parcel(ToFrontEnd(comm.run, comm.comm_id, "message", packed.encode())))
+
+    def _speak_up(self, model_id: str) -> None:
+        """A widget is about to be displayed by the rank that leads: what is quiet is opened."""
+        displayed = self._comms.get(model_id)
+        if displayed is None or displayed.audience == self._audience:
+            return
+        opened: set[str] = set()
+        for comm_id in list(self._comms):
+            self._open_again(comm_id, opened)
+
+    def _open_again(self, comm_id: str, opened: set[str]) -> None:
+        """Open a comm, after the models that its state refers to: the front end wants them first."""
+        comm = self._comms.get(comm_id)
+        if comm is None or comm_id in opened:
+            return
+        opened.add(comm_id)
+        if comm.audience == self._audience:
+            return
+        content, buffers = comm.describe()
+        packed = pack(content)
+        self._open_referred(packed, opened)
+        comm.run, comm.audience = self._tracker.current(), self._audience
+        verb = ToFrontEnd(comm.run, comm_id, "open", packed.encode(), len(buffers))
+        self._send(Parcel(verb, _as_frames(buffers)))
+
+    def _open_referred(self, packed: str, opened: set[str]) -> None:
+        """Open the models that a message names and the front end does not know."""
+        for part in packed.split('"IPY_MODEL_')[1:]:
+            self._open_again(part.partition('"')[0], opened)
+
+
+_SHORT = {"open": "open", "message": "msg", "close": "close"}
+
+
+def _as_frames(buffers: Sequence[Any]) -> tuple[Frame, ...]:
+    """Buffers as they can be sent; copies, as user code may go on with its own."""
+    return tuple(bytes(memoryview(buffer)) for buffer in buffers)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back each time that one of some modules has been imported.
+
+    Args:
+        names: of the modules.
+        callback: called.
+    """
+
+    def __init__(self, names: Sequence[str], callback: Callable[[], None]) -> None:
+        self._names = names
+        self._callback = callback
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """As the other finders do, with a loader that calls back."""
+        if fullname not in self._names:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._follow(spec.loader)
+                return spec
+        return None
+
+    def _follow(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            execute(module)
+            self._callback()
+
+        loader.exec_module = exec_module
