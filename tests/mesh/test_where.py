@@ -32,12 +32,17 @@ CELLS = (
 
 
 def test_an_executed_notebook_shows_still_pictures(runtime_dir: Path) -> None:
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in [*CELLS, "%dist_stop"]])
+    more = ("%dist_plot later", "%%dist\ncm.log(later=2.5)", "%dist_stop")
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in [*CELLS, *more]])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     shown = [output for cell in notebook.cells[2:7] for output in cell.outputs]
     assert all(output.output_type in ("display_data", "execute_result") for output in shown)
     assert all({"text/plain", "text/html"} == set(output.data) for output in shown)
     assert len(shown) == 5
+    # What is logged later is in the picture of the cell above.
+    (later,) = notebook.cells[7].outputs
+    assert "later [0] 1 points, last 2.5" in later.data["text/plain"]
+    assert "widgets" not in notebook.metadata
     nbformat.validate(notebook)
     page, _ = HTMLExporter().from_notebook_node(notebook)
     assert "cellmesh-plot" in page

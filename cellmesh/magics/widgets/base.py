@@ -55,7 +55,9 @@ class Widget(anywidget.AnyWidget):
     ended = traitlets.Unicode("").tag(sync=True)
 
     def open(self) -> None:
-        """Begin to speak with the front end."""
+        """Begin to speak with the front end, if there is one."""
+        if not is_attended():  # a program that executes the notebook would keep the state of every widget
+            return
         super().open()
         # ipykernel 7.4 takes the front end's messages to where the widget spoke last. If that was a thread of
         # ours, they would wait for the cell that runs; the front end has chosen better.
@@ -76,7 +78,7 @@ class View:
         self._static = static
         self._shown: list[tuple[Callable[[str, dict[str, Any]], None], str]] = []
         self._ended = ""
-        self._is_attended = is_attended()
+        self.is_attended = is_attended()
 
     def freeze(self, why: str) -> None:
         """Leave what it shows now, and why it changes no more, in place of the widget. From any thread."""
@@ -93,12 +95,17 @@ class View:
             self.widget.ended = why
 
     def refresh(self) -> None:
-        """Show what it shows now also where no widget can be. From any thread."""
+        """Show what it shows now also where no widget can be.
+
+        From any thread; where a program executes the notebook, within a cell: such a program listens only to
+        the cell that it runs.
+        """
         if self._ended:
             return
         data = self._forms()
+        current = None if self.is_attended else cell_publisher()
         for publish, display_id in self._shown:
-            publish("update_display_data", _content(data, display_id))
+            (current or publish)("update_display_data", _content(data, display_id))
 
     def _ipython_display_(self) -> None:
         publish = cell_publisher()
@@ -112,7 +119,7 @@ class View:
     def _forms(self) -> dict[str, Any]:
         static = self._static()
         data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
-        if self._is_attended and not self._ended:
+        if self.is_attended and not self._ended:
             data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return data
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import traitlets
+from IPython.core.getipython import get_ipython
 
 from ...controller.looking.plotting import Plot, thin
 from ..still.plots import draw_html
@@ -75,6 +77,8 @@ class LivePlot:
         self._is_stale = False  # where no widget can be
         self._stops = (plot.metrics.watch(self._note), plot.metrics.watch_settling(self._settle))
         self._draw()
+        if not self.view.is_attended:
+            self._stops = (*self._stops[:1], _at_cells_ends(self._settle))
         plot.on_end(lambda: self.freeze("the mesh has ended"))
 
     def freeze(self, why: str) -> None:
@@ -110,6 +114,19 @@ class LivePlot:
         if points != self._widget.points or lines != self._widget.lines:
             with self._widget.hold_sync():
                 self._widget.lines, self._widget.points = lines, points
+
+
+def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
+    """Call something at the end of each cell of the notebook; returns what ends that."""
+    shell = get_ipython()
+    if shell is None:
+        return lambda: None
+
+    def call(*_: Any) -> None:
+        function()
+
+    shell.events.register("post_run_cell", call)
+    return lambda: shell.events.unregister("post_run_cell", call)
 
 
 class LivePlots:
