@@ -31,6 +31,7 @@ from .comms.hub import Comms
 from .control import ControlThread
 from .debugger import break_here
 from .executor import Executor
+from .failures import Failures
 from .groups.groups import Groups, choose_placement
 from .groups.remote_calls import count_from, let_waits_be_interrupted
 from .groups.stopping import raise_as_stops
@@ -140,7 +141,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
         pump,
         tracker,
         interrupts,
-        control_thread.stop_of,
+        Failures(shell, groups, control_thread.stop_of),
         meter,
         looker,
         comms,

@@ -1,0 +1,146 @@
+"""How a run that failed on a rank is told: the error as its user should see it, and its traceback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch.distributed as dist
+
+from ..errors import CellmeshError, GroupDown, Released, UnpicklableError
+from ..wire import payload
+from ..wire.framing import Parcel
+from ..wire.messages import Failed
+from .activity import Stop, Waited, describe_interruption
+from .groups.groups import Groups
+from .groups.stopping import lost_its_peers
+from .replicas.checking import interrupted_step
+from .shell import RankShell
+from .travel import reduce_for_notebook
+
+_MAX_TEXT = 10_000
+
+
+class Failures:
+    """Tells of failed runs.
+
+    Args:
+        shell: renders tracebacks.
+        groups: the rank's process groups.
+        stop_of: how a run was interrupted or released, None if it was not.
+    """
+
+    def __init__(self, shell: RankShell, groups: Groups, stop_of: Callable[[int], Stop | None]) -> None:
+        self._shell = shell
+        self._groups = groups
+        self._stop_of = stop_of
+
+    def describe(self, run: int, error: BaseException) -> Parcel[Failed]:
+        """As `_failure`, whatever the exception's own code does when it is looked at."""
+        try:
+            return self._failure(run, error)
+        except Exception as why:
+            kind = type(error).__name__
+            text = f"(not shown: {type(why).__name__}: {why})"
+            return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
+
+    def as_seen(self, run: int, error: BaseException) -> BaseException:
+        """The error as its user should see it: interrupts, and connections that were cut, as such."""
+        seen = _as_interrupt(error)
+        stop = self._stop_of(run)  # None: others may have cut the connections before this rank was told
+        was_cut = lost_its_peers(error) or (
+            stop is not None and isinstance(error, GroupDown | dist.DistError)
+        )
+        if isinstance(seen, KeyboardInterrupt) or not was_cut or not self._groups.is_broken:
+            return seen
+        stopped = (Released if stop is None else stop.kind)().with_traceback(error.__traceback__)
+        stopped.__cause__ = error
+        return stopped
+
+    def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
+        text = _text_of(error)
+        line = self._shell.line_in_cell(error.__traceback__)
+        if isinstance(error, Released):
+            return self._release(run, error, line)
+        if isinstance(error, KeyboardInterrupt):
+            text = text or describe_interruption(error.__traceback__, error.__context__)
+            text += _describe_handled(error)
+            traceback = f"{type(error).__name__}: {text}" + (f" at line {line}" if line else "")
+        elif isinstance(error, CellmeshError):
+            traceback = f"{type(error).__name__}: {text}"
+        else:
+            traceback = self._shell.render_traceback(error)
+            if len(traceback) > 4 * _MAX_TEXT:
+                traceback = f"{traceback[: 2 * _MAX_TEXT]}\n…\n{traceback[-2 * _MAX_TEXT :]}"
+        kind = type(error).__name__
+        verb = Failed(run, kind, text, traceback, line, in_step=interrupted_step(error.__traceback__))
+        try:
+            pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
+        except UnpicklableError as why:
+            return Parcel(msgspec.structs.replace(verb, why_no_payload=str(why)))
+        return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
+
+    def _release(self, run: int, error: Released, line: int) -> Parcel[Failed]:
+        """What is told of a rank that was freed, as others would not come."""
+        stop = self._stop_of(run)
+        waited = stop.waited if stop is not None else Waited()
+        operation = self._groups.last_operation()
+        if error.__cause__ is not None and operation is not None and not waited.collective:
+            waited = Waited(operation.name, operation.group, time.monotonic() - operation.since)
+        text = (
+            f"waited in {waited.collective}"
+            if waited.collective
+            else describe_interruption(error.__traceback__, error.__context__).replace(
+                "interrupted in", "ran"
+            )
+        )
+        text += _describe_handled(error)
+        traceback = f"Released: {text}" + (f" at line {line}" if line else "")
+        pickled, buffers = payload.dumps(Released(text), "Released")
+        verb = Failed(
+            run,
+            "Released",
+            text,
+            traceback,
+            line,
+            pickled,
+            "",
+            True,
+            waited.collective,
+            waited.waited_s,
+            interrupted_step(error.__traceback__),
+        )
+        return Parcel(verb, tuple(buffers))
+
+
+def _as_interrupt(error: BaseException) -> BaseException:
+    """The KeyboardInterrupt that an error came from, where library code met it unprepared."""
+    cause: BaseException | None = error
+    seen: set[int] = set()  # user code can make a circle of causes
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, KeyboardInterrupt):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__context__ if cause.__cause__ is None else cause.__cause__
+    return error
+
+
+def _describe_handled(error: BaseException) -> str:
+    """The error of the user's own code that was being handled when this one struck, as in a ``finally``."""
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, Exception) and not lost_its_peers(cause):
+            return f", while handling {type(cause).__name__}: {_text_of(cause)}"
+        seen.add(id(cause))
+        cause = cause.__context__ if cause.__cause__ is None else cause.__cause__
+    return ""
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str.__str__(str(error))  # a subclass of str would not be encoded
+    except Exception as e:
+        return f"<its str() raised {type(e).__name__}>"
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text):,} characters)"
