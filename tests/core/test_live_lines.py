@@ -114,3 +114,10 @@ def test_no_escapes_are_left_of_one_that_was_never_shown_unfinished() -> None:
     screen.print((0, 1), "\x1b[?25hdone\x1b[K\n")
     screen.finish()
     assert screen.text == ["[0-1] outer 2", "[0-1] inner 1", "[0-1] done"]
+
+
+def test_the_rank_that_lines_begin_with_does_not_tell_how_far_they_are() -> None:
+    lines = [((rank,), f"rank {rank}: {90 - 10 * rank}%|{'#' * (9 - rank):10}|") for rank in range(3)]
+    assert compact(lines) == [((0, 1, 2), "rank 0…2: 70…90%|#######   |  [rank 2 slowest]")]
+    done = [((rank,), f"rank {rank}: 100%|{'#' * 10}|") for rank in range(3)]
+    assert compact(done) == [((0, 1, 2), f"rank 0…2: 100%|{'#' * 10}|")]

@@ -10,7 +10,8 @@ from .fold import Ranks
 
 # Fewer are shown as they are.
 MIN_LINES = 3
-_NUMBER = re.compile(r"(?<![\d:.])-?\d+(?:\.\d+)?(?![\d:]|\.\d)")
+# No part of a time (0:05).
+_NUMBER = re.compile(r"(?<![\d.])(?<!\d:)-?\d+(?:\.\d+)?(?!\d|:\d|\.\d)")
 _DRAWN = re.compile(r"[█▏▎▍▌▋▊▉▐░▒▓#=>\-━╸╺\s]+")
 
 Line = tuple[Ranks, str]
@@ -48,7 +49,12 @@ def _join(group: Sequence[Line]) -> Line:
     ranks = tuple(sorted(rank for members, _ in group for rank in members))
     if not found[0] or any(len(numbers) != len(found[0]) for numbers in found):
         return ranks, min(group)[1]
-    firsts = [float(numbers[0]) for numbers in found]
+    # Many begin with their rank, which does not tell how far they are.
+    begins_with_rank = all(
+        members == (int(float(numbers[0])),) for (members, _), numbers in zip(group, found, strict=True)
+    )
+    place = 1 if begins_with_rank and len(found[0]) > 1 else 0
+    firsts = [float(numbers[place]) for numbers in found]
     last = firsts.index(min(firsts))
     columns = list(zip(*found, strict=True))
     spans = iter([_span(column) for column in columns])
