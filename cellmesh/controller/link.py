@@ -17,7 +17,7 @@ import zmq
 from ..errors import NoMeshError, ProtocolError
 from ..wire.framing import Parcel
 from ..wire.messages import Ask, AskEnded, Died, Done, Failed, Welcome
-from . import asides
+from . import beside
 from .adopting import Adopted
 from .connection import Connection
 from .core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waits, Watch
@@ -243,7 +243,7 @@ class Link:
             self._runs[number].settle(ranks, parcel, now)
             if type(parcel.verb) is Done:
                 return
-        elif type(parcel.verb) in asides.KINDS:
+        elif type(parcel.verb) in beside.KINDS:
             self._on_aside(number, ranks, parcel)
             return
         elif type(parcel.verb) in (Ask, AskEnded):

@@ -38,11 +38,11 @@ class Mesh(Ranks):
     @property
     def tabs(self) -> bool:
         """Whether cells whose ranks show different things get a switch to one rank's output."""
-        return self._session.displays.has_tabs
+        return self._session.beside.displays.has_tabs
 
     @tabs.setter
     def tabs(self, shown: bool) -> None:
-        self._session.displays.has_tabs = shown
+        self._session.beside.displays.has_tabs = shown
 
     @property
     def dims(self) -> dict[str, int]:

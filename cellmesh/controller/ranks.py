@@ -165,7 +165,7 @@ class Ranks:
         """
         cell = read_cell(source, execution_count)
         count = execution_count or self._session.catalog.count_cell()
-        sink = sink or current_sink(self._session.displays, has_tabs)
+        sink = sink or current_sink(self._session.beside.displays, has_tabs)
         return self._start(
             lambda number: RunCell(
                 number, cell.source, cell.transformed, cell.is_async, count, quiet, timed, *self._shown
@@ -315,7 +315,7 @@ class Ranks:
         """
         from .looking.plotting import plot  # rarely used
 
-        return plot(self._session.metrics, names, self.ranks, mean, self._session.on_end)
+        return plot(self._session.beside.metrics, names, self.ranks, mean, self._session.beside.on_end)
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:
         """What these ranks did in the last cells: computed, or were in collectives, and waited for whom.
@@ -365,7 +365,7 @@ class Ranks:
     @property
     def _shown(self) -> tuple[int, int]:
         """The rank whose widgets are shown, and to whom (see `RunCall`)."""
-        return min(self.ranks), self._session.comms.audience
+        return min(self.ranks), self._session.beside.comms.audience
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -383,7 +383,7 @@ class Ranks:
         probe = verb(0)
         # A value that cannot be had is told once, by the exception; user code's tracebacks as they come.
         shows_traces = isinstance(probe, RunCell | RunCall)
-        printer = Printer(self.ranks, sink or current_sink(self._session.displays), shows_traces)
+        printer = Printer(self.ranks, sink or current_sink(self._session.beside.displays), shows_traces)
         return self._session.start_run(
             self.ranks,
             self._single,

@@ -17,9 +17,7 @@ from ..errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ..wire.framing import Frame
 from ..wire.messages import (
     Detached,
-    Died,
     HostReport,
-    Logged,
     LogText,
     MeshReady,
     RankInfo,
@@ -27,22 +25,19 @@ from ..wire.messages import (
     Refused,
     StartFailed,
     Stopped,
-    ToFrontEnd,
     Welcome,
 )
 from ..wire.messages import Progress as ProgressVerb
 from ..wire.ticket import Ticket, remove_directory
 from .adopting import Adopted
-from .asides import Asides
+from .beside import Beside
 from .catalog import Catalog
-from .comms.hub import RankComms
 from .comms.inbox import Letter, encode_letter
 from .core import Change, Core, Effect, HealReport, State
 from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
-from .looking.metrics import Metrics
 from .output.printer import Printer
-from .output.sinks import CellSink, ConsoleSink, Displays, Sink
+from .output.sinks import CellSink, ConsoleSink, Sink
 from .progress import Progress as Progress
 from .reports import refuse_dead
 from .run import Run
@@ -81,14 +76,7 @@ class Session:
         self.dims: Mapping[str, int] = dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True))
         self._started_at = time.monotonic()
         self.start_s = 0.0
-        self.displays = Displays()
-        self.asides = Asides()
-        self.metrics = Metrics()
-        self.asides.listen(Logged, self.metrics.take)
-        self.comms = RankComms(self._send_letter)
-        self.asides.listen(ToFrontEnd, self.comms.take)
-        self.displays.widgets = self.comms
-        self._on_end: list[Callable[[], None]] = []
+        self.beside = Beside(self._send_letter)
         self._on_progress = on_progress
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -112,7 +100,7 @@ class Session:
             agent.pid,
             self._note_change,
             self._adopt,
-            self.asides.tell,
+            self.beside.take,
             steal,
         )
         atexit.register(self._leave_at_exit)
@@ -147,14 +135,6 @@ class Session:
         """How a rank that has no process ended."""
         died = self._core.dead.get(rank)
         return died.reason if died is not None else "is dead"
-
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Call back once the mesh has ended or been left, on the thread that notices it."""
-        with self._condition:
-            if self._state != "ended" and not self._has_left:
-                self._on_end.append(callback)
-                return
-        callback()
 
     @property
     def ending(self) -> str:
@@ -208,15 +188,12 @@ class Session:
         """
         self._check_usable(ranks)
         if channel == "work" and not is_letter:
-            self.comms.hurry(ranks)
+            self.beside.precede(ranks)
         run = self.catalog.new_run(ranks, single, printer, title, is_cell)
         work = frames(run.number)
         run.is_look = is_look
         self.catalog.add(run)
-        if fills:
-            self.comms.began(run.number)
-        if is_cell:
-            run.on_end(self.metrics.settle)
+        self.beside.follow(run, fills, is_cell)
         self._link.start_run(
             run,
             lambda core, now: core.submit(
@@ -227,7 +204,7 @@ class Session:
 
     def _send_letter(self, rank: int, letter: Letter) -> Run[Any]:
         """Pass what the front end told a widget on to its rank."""
-        printer = Printer((rank,), CellSink(letter.publish, self.displays))
+        printer = Printer((rank,), CellSink(letter.publish, self.beside.displays))
         run = self.start_run(
             [rank],
             False,
@@ -381,15 +358,7 @@ class Session:
             self._has_left = True
             self._link.close()
             self._agent.leave()
-            self._tell_end()
-
-    def _tell_end(self) -> None:
-        self.comms.close(None, "the mesh has ended, or this notebook has left it: the widget stands still")
-        with self._condition:
-            callbacks, self._on_end = self._on_end, []
-        with contextlib.ExitStack() as stack:  # each is called, whichever fails
-            for callback in reversed(callbacks):
-                stack.callback(callback)
+            self.beside.end()
 
     def _give_up(self) -> None:
         """The mesh is not ready, and is waited for no longer."""
@@ -430,7 +399,7 @@ class Session:
 
     def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
         """Interrupt a run, and the widgets' callbacks that it waits for."""
-        older = [callback for callback in self.comms.running(ranks) if callback < number]
+        older = [callback for callback in self.beside.comms.running(ranks) if callback < number]
         for each in (number, *older):
             self._post(functools.partial(_interrupt, each))
 
@@ -478,12 +447,7 @@ class Session:
             if isinstance(cause, StartFailed | Refused | Detached | Stopped) and self._end is None:
                 self._end = cause
             self._condition.notify_all()
-        if isinstance(cause, Died):
-            self.comms.close({cause.rank}, f"rank {cause.rank} {cause.reason}: its widgets are no more")
-        if change.state == "restarting":
-            self.comms.close(None, "the mesh was restarted: this widget is no more")
-        if change.state == "ended":
-            self._tell_end()
+        self.beside.note(change)
 
 
 def _interrupt(run: int, core: Core, now: float) -> Sequence[Effect]:

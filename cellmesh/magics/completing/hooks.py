@@ -152,7 +152,7 @@ class CellCompletion:
                 name for name in self._shell.user_ns if not name.startswith("_") and name not in hidden
             ),
             meshes=living_meshes,
-            numbers=lambda: mesh._session.metrics.names() if mesh is not None else (),
+            numbers=lambda: mesh._session.beside.metrics.names() if mesh is not None else (),
         )
 
     def _on_ranks(self, typed: str, names_only: bool) -> tuple[str, tuple[str, ...]]:

@@ -287,7 +287,7 @@ def show_dashboard(mesh: Mesh) -> View | Table:
         dashboard.end()
         view.freeze(session.ending)
 
-    session.on_end(end)
+    session.beside.on_end(end)
     return view
 
 

@@ -288,7 +288,7 @@ def show_inspection(
         follow=follow,
         events=_shell_events(),
     )
-    session.on_end(lambda: inspector.freeze("the mesh has ended: this is what was seen last"))
+    session.beside.on_end(lambda: inspector.freeze("the mesh has ended: this is what was seen last"))
     return inspector.view
 
 

@@ -62,7 +62,7 @@ class LiveTimeline:
         self.widget = TimelineWidget(**self._forms())
         self.view = View(self.widget, self._static)
         self.widget.on_msg(lambda _, content, __: self.handle(content))
-        ranks._session.on_end(self._end)
+        ranks._session.beside.on_end(self._end)
 
     def handle(self, content: dict[str, Any]) -> None:
         """The user wants to see what is so now; on any thread."""

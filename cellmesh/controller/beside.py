@@ -1,0 +1,91 @@
+"""What a mesh has in the notebook beside its runs: numbers that ranks log, their widgets, displays.
+
+The callbacks of who wants to know of the mesh's end are kept here, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..wire.framing import Parcel
+from ..wire.messages import Died, Logged, ToFrontEnd
+from .comms.hub import RankComms
+from .comms.inbox import Letter
+from .effects import Change
+from .looking.metrics import Metrics
+from .output.cell_sink import Displays
+from .run import Run
+
+# What ranks say that is no run's output or answer.
+KINDS = (Logged, ToFrontEnd)
+
+
+class Beside:
+    """What a mesh has beside its runs; used on any thread.
+
+    Args:
+        send_letter: passes what the front end told a widget on to its rank.
+
+    Attributes:
+        displays: those that can be updated.
+        metrics: what ranks have logged.
+        comms: the widgets of ranks.
+    """
+
+    def __init__(self, send_letter: Callable[[int, Letter], Run[Any]]) -> None:
+        self.displays = Displays()
+        self.metrics = Metrics()
+        self.comms = RankComms(send_letter)
+        self.displays.widgets = self.comms
+        self._on_end: list[Callable[[], None]] = []
+        self._has_ended = False
+        self._lock = threading.Lock()
+
+    def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
+        """These ranks said one of `KINDS`; called on the link's thread."""
+        if type(parcel.verb) is Logged:
+            self.metrics.take(run, ranks, parcel)
+        else:
+            self.comms.take(run, ranks, parcel)
+
+    def precede(self, ranks: Sequence[int]) -> None:
+        """Work goes to these ranks: what was said to their widgets goes before it."""
+        self.comms.hurry(ranks)
+
+    def follow(self, run: Run[Any], fills: bool, is_cell: bool) -> None:
+        """A run is about to begin (`fills`: see `Relay`)."""
+        if fills:
+            self.comms.began(run.number)
+        if is_cell:
+            run.on_end(self.metrics.settle)
+
+    def note(self, change: Change) -> None:
+        """The mesh's state has changed; called on the link's thread."""
+        if isinstance(change.cause, Died):
+            rank, reason = change.cause.rank, change.cause.reason
+            self.comms.close({rank}, f"rank {rank} {reason}: its widgets are no more")
+        if change.state == "restarting":
+            self.comms.close(None, "the mesh was restarted: this widget is no more")
+        if change.state == "ended":
+            self.end()
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call back once the mesh has ended or been left, on the thread that notices it."""
+        with self._lock:
+            if not self._has_ended:
+                self._on_end.append(callback)
+                return
+        callback()
+
+    def end(self) -> None:
+        """The mesh has ended, or this notebook has left it."""
+        self.comms.close(None, "the mesh has ended, or this notebook has left it: the widget stands still")
+        with self._lock:
+            self._has_ended = True
+            callbacks, self._on_end = self._on_end, []
+        with contextlib.ExitStack() as stack:  # each is called, whichever fails
+            for callback in reversed(callbacks):
+                stack.callback(callback)
