@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 _TEXT_CHARS = 200
+_DIGEST_BYTES = 12
+_PIECE_BYTES = 1 << 22
 # What may be evaluated beside a running main thread: it must not run user code that could block or write.
 _QUIET_NODES = (
     ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Slice, ast.Tuple,
@@ -122,12 +124,16 @@ def digest_of_tensor(local: torch.Tensor) -> str:
     if local.layout != torch.strided or local.is_meta:
         return ""
     plain = local.resolve_conj().resolve_neg().contiguous().cpu()
-    raw = plain.reshape(-1).view(torch.uint8) if plain.numel() else torch.empty(0, dtype=torch.uint8)
-    return _digest(raw.numpy().data)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    if plain.numel():
+        for piece in plain.reshape(-1).view(torch.uint8).split(_PIECE_BYTES):  # type: ignore[no-untyped-call]
+            # A copy: memory that numpy has seen can never be resized again, as FSDP2 does with parameters.
+            digest.update(piece.clone().numpy().data)
+    return digest.hexdigest()
 
 
 def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=12).hexdigest()
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _repr(value: Any) -> str:
