@@ -78,7 +78,7 @@ class ControlThread:
         self._meter = meter
         self._looker = looker
         self._last_stop: tuple[int, Stop | None] = (-1, None)
-        self._seen: tuple[int, Activity] | None = None
+        self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0
 
     def serve(self) -> None:
@@ -180,10 +180,15 @@ class ControlThread:
         return None
 
     def _since_seen(self, seen: Activity) -> float:
-        """For how long the main thread has been seen where it is."""
+        """For how long the main thread has been seen where it is, and has begun no operation.
+
+        Between two operations of a loop it is in the same call each time, and has waited for nothing.
+        """
         now = time.monotonic()
-        if self._seen != (self._interrupts.running, seen):
-            self._seen, self._seen_since = (self._interrupts.running, seen), now
+        operation = self._groups.last_operation()
+        place = (self._interrupts.running, seen, operation.since if operation is not None else 0.0)
+        if self._seen != place:
+            self._seen, self._seen_since = place, now
         return now - self._seen_since
 
     def _state(self, request: int) -> RankState:

@@ -15,6 +15,7 @@ from torch import nn
 
 from cellmesh.wire import payload
 from cellmesh.workers.replicas.copying import gather, survey
+from cellmesh.workers.replicas.memory import memory_of
 
 
 @pytest.fixture
@@ -268,3 +269,12 @@ def test_devices_go_as_they_are_without_gpus(
     namespace.update(where=torch.device("cpu"), nowhere=torch.device("meta"))
     there = copied(namespace, monkeypatch)
     assert (there["where"], there["nowhere"]) == (torch.device("cpu"), torch.device("meta"))
+
+
+def test_memory_is_read_and_written_and_can_still_be_resized() -> None:
+    storage = torch.arange(4, dtype=torch.uint8).untyped_storage()
+    view = memory_of(storage)
+    view[1] = 9
+    assert view.tobytes() == bytes([0, 9, 2, 3])
+    assert storage.tolist() == [0, 9, 2, 3]
+    storage.resize_(8)

@@ -19,6 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
+from .memory import memory_of
+
 Buckets = list[list[int]]  # positions of parameters, a list a bucket
 
 
@@ -50,8 +52,7 @@ def make_storage(data: Any, is_on_cpu: bool) -> torch.UntypedStorage:
     source = memoryview(data).cast("B")
     held = torch.empty(source.nbytes, dtype=torch.uint8)
     if source.nbytes:
-        memory: Any = held.numpy()
-        memory.data[:] = source
+        memory_of(held.untyped_storage())[:] = source
     return (held if is_on_cpu else held.to(find_device())).untyped_storage()
 
 

@@ -33,6 +33,7 @@ from ...wire.framing import Frame
 from ...wire.messages import Pickled
 from ..inspection import is_dtensor
 from . import arriving
+from .memory import memory_of
 
 # What every rank has by itself.
 _OWN_NAMES = frozenset(("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist"))
@@ -186,9 +187,7 @@ class _Reducer:
         if not self._reads and not is_on_cpu:
             return arriving.make_storage, (b"", False)
         on_cpu = storage if is_on_cpu else storage.cpu()  # type: ignore[no-untyped-call]
-        view = torch.empty(0, dtype=torch.uint8).set_(on_cpu)
-        data: Any = view.numpy()
-        data = pickle.PickleBuffer(data) if data.nbytes else b""
+        data = pickle.PickleBuffer(memory_of(on_cpu)) if on_cpu.nbytes() else b""
         return arriving.make_storage, (data, is_on_cpu)
 
     # ---- what is the rank's own
