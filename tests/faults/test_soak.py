@@ -18,9 +18,10 @@ STEADY = Sample(rss_bytes=100 << 20, num_fds=20, num_threads=3)
 def test_a_minute_of_random_faults_loses_nothing() -> None:
     soak = run_soak(seed=3, minutes=1.0, sample_every_s=2.0)
     print(soak.summary())
-    # A minute is mostly warm-up: memory gets more room than in half an hour. So do descriptors: which groups
-    # are there depends on what has struck; one that each of the dozen strikes between left would be more.
-    soak.check_growth(memory_share=0.25, num_fds=8)
+    # A minute is mostly warm-up: memory gets more room than in half an hour. So do ranks'
+    # descriptors: which groups are there depends on what has struck. If each of the dozen strikes between
+    # left one, there would be more.
+    soak.check_growth(memory_share=0.25, num_rank_fds=8)
 
 
 def soak_with(samples: list[Sample]) -> Soak:
