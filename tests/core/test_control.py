@@ -24,7 +24,8 @@ class Clocked:
         self.last: Operation | None = None
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         groups = SimpleNamespace(current=lambda: None, last_operation=lambda: self.last)
-        parts = cast(Any, [None, None, groups, SimpleNamespace(running=7), None, torch.device("cpu"), None, None])
+        device = torch.device("cpu")
+        parts = cast(Any, [None, None, groups, SimpleNamespace(running=7), None, device, None, None])
         self.thread = ControlThread(*parts)
 
     def waited_s(self, at: float) -> float:

@@ -443,7 +443,11 @@ def test_comms_are_the_ranks_own_whatever_is_imported(runtime_dir: Path) -> None
 
 
 def test_the_number_of_widgets_is_bounded(notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run("from cellmesh.controller.comms import hub as comms\nlimit, comms.MAX_OPEN = comms.MAX_OPEN, 300")
+    lines = (
+        "from cellmesh.controller.comms import hub as comms",
+        "limit, comms.MAX_OPEN = comms.MAX_OPEN, 300",
+    )
+    notebook.run("\n".join(lines))
     front = Front(notebook, f"%%dist --ranks 0\n{BEGIN}many = [w.Label(str(i)) for i in range(1000)]\n")
     front.wait_until(lambda: "more than 300 widgets" in front.outcome.text("stderr"))
     assert len([kind for kind, _ in front.outcome.messages if kind == "comm_open"]) <= 300
