@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ..replicas.memory import bytes_of
 from .pieces import UnreadableError, pieces, readable, run_of, unordered
 
 _BLOCK = 1 << 16
@@ -75,7 +76,7 @@ def _digest(parts: Iterator[torch.Tensor], data: torch.Tensor, num_elements: int
     digest = hashlib.blake2b(remark.encode(), digest_size=12)
     if num_elements * max(1, data.element_size() // 4) < _LARGE:
         for piece in parts:
-            digest.update(_flat(piece).cpu().view(torch.uint8).numpy().data)
+            digest.update(bytes_of(_flat(piece).cpu()))
     else:
         digest.update(_sums(parts, data.device))
     return digest.hexdigest()

@@ -41,7 +41,7 @@ def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
                 pixels = pixels.abs()
         else:
             pixels, is_sampled = _reduce(part, height, width, subject.reduction, subject.max_elements)
-        values = _to_float32(pixels).cpu().numpy()
+        values = _to_float32(pixels).cpu().clone().numpy()  # what numpy has seen can never be resized
     finite = values[np.isfinite(values)]
     return Pixels(
         values,

@@ -164,7 +164,7 @@ def sample_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]], max_el
     if picked.is_quantized:
         picked = picked.dequantize()
     wide = torch.complex128 if picked.is_complex() else torch.float64
-    return picked.resolve_conj().resolve_neg().to(wide).cpu()
+    return picked.resolve_conj().resolve_neg().to(wide, copy=True).cpu()
 
 
 def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:

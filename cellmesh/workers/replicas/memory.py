@@ -1,4 +1,4 @@
-"""The bytes of a CPU storage."""
+"""The bytes of CPU memory."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def memory_of(storage: torch.UntypedStorage) -> memoryview:
     array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     array.storage = storage  # type: ignore[attr-defined]  # lives as long as the view does
     return memoryview(array).cast("B")
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a CPU tensor whose elements lie behind each other, likewise."""
+    begin = tensor.storage_offset() * tensor.element_size()
+    return memory_of(tensor.untyped_storage())[begin : begin + tensor.numel() * tensor.element_size()]
