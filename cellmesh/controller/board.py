@@ -33,6 +33,7 @@ class Pending:
         was_in_step: an optimizer's step was left half way.
         is_waited_for: the user can do nothing else before it ends.
         fills: it may give its ranks what a user's namespace holds.
+        title: what to call it.
     """
 
     members: tuple[int, ...]
@@ -50,6 +51,7 @@ class Pending:
     was_in_step: bool = False
     is_waited_for: bool = False
     fills: bool = False
+    title: str = ""
 
     def begin(self, now: float) -> None:
         """It is sent only now: what depends on how long it takes begins anew."""
@@ -134,6 +136,19 @@ class Board:
         """Whether some of these ranks have had a part in a run that has failed and not ended."""
         runs = [run for run in self.pending.values() if run.has_failed and run.is_work]
         return any(ranks & set(run.members) for run in runs)
+
+    def in_failed_runs(self, ranks: set[int]) -> bool:
+        """Whether each of these ranks has still to end a run that has failed."""
+        runs = [run for run in self.pending.values() if run.has_failed and run.is_work and run.is_sent]
+        return ranks <= {rank for run in runs for rank in run.ranks}
+
+    def running(self, ranks: Iterable[int]) -> dict[int, str]:
+        """rank -> what it has been sent first and not ended; "" where that is not known."""
+        titles = dict.fromkeys(ranks, "")
+        for _, pending in sorted(self.pending.items(), reverse=True):
+            if pending.is_work and pending.is_sent:
+                titles.update((rank, pending.title) for rank in pending.ranks if rank in titles)
+        return titles
 
     def may_go_on(self, rank: int) -> bool:
         """Whether a rank that holds back work may be told to go on: the failed run is over everywhere."""

@@ -158,7 +158,7 @@ class Core:
         gone = self.lost if is_work else set(self.dead)
         left = tuple(rank for rank in ranks if rank not in gone)
         parcel = Parcel(Relay(left, channel, run, len(frames), title, execution_count, fills), tuple(frames))
-        self._board.pending[run].is_sent = bool(left)
+        self._board.pending[run].is_sent, self._board.pending[run].title = bool(left), title
         must_wait = bool((self._runs.condemned().union(self._recovery.missing())) & set(left))
         if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
             effects.append(Send(parcel))
@@ -319,6 +319,7 @@ class Core:
                 self._board.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
             for info in welcome.runs:
                 self._runs.add(info.run, info.ranks, now, fills=True)
+                self._board.pending[info.run].title = info.title
         return [Change(self.state, welcome)]
 
     def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:

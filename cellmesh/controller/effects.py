@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -126,12 +126,28 @@ def describe_heal(report: HealReport) -> str:
     return f"{text}. But {report.failure}" if report.failure else text
 
 
-def tell_busy(ranks: Iterable[int]) -> str:
-    """Why a heal does not work out now."""
+def tell_busy(running: Mapping[int, str]) -> str:
+    """Why a heal does not work out now.
+
+    Args:
+        running: rank that is not known to be idle -> what it runs, "" where that is not known.
+    """
+    by_title: dict[str, list[int]] = {}
+    for rank, title in sorted(running.items()):
+        by_title.setdefault(title, []).append(rank)
+    parts = [
+        f"{describe_ranks(ranks)} {_does(len(ranks), title)}" for title, ranks in sorted(by_title.items())
+    ]
     return (
-        f"{describe_ranks(ranks)} must be idle for that, and did not say so: wait, or stop what runs with "
-        "%dist_interrupt, then heal"
+        f"{describe_ranks(running)} must be idle for that, and {', '.join(parts)}: wait, or stop what runs "
+        "with %dist_interrupt, then heal"
     )
+
+
+def _does(num_ranks: int, title: str) -> str:
+    if not title:
+        return "did not say so"
+    return f"{'runs' if num_ranks == 1 else 'run'} {title}"
 
 
 Effect = Send | Deliver | Waits | Watch | Note | Finish | Answer | Change

@@ -110,7 +110,11 @@ class Link:
         future: Future[Any] = Future()
 
         def put(core: Core, now: float) -> Sequence[Effect]:
-            request, effects = question(core, now)
+            try:
+                request, effects = question(core, now)
+            except Exception as error:
+                future.set_exception(error)  # else it would be waited for without end
+                return []
             self._answers[request] = future
             return effects
 
@@ -151,7 +155,7 @@ class Link:
             with self._lock:
                 commands, self._commands = self._commands, []
             for command in commands:
-                effects += command(self._core, now)
+                self._guard(lambda command: effects.extend(command(self._core, now)), command)
         if any(socket in ready for socket in connection.sockets()):
             try:
                 for parcel in connection.hear(now):

@@ -14,7 +14,6 @@ waits until calm, and so does what ranks hold back.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -35,7 +34,8 @@ from ..wire.messages import (
 from ..wire.ranks import describe_ranks
 from .board import FIRST_HEAL, Board, Pending
 from .deferring import Deferred, Settle
-from .effects import Answer, Change, Effect, HealReport, Note, Send, describe_heal, tell_busy
+from .effects import Change, Effect, HealReport, Note, Send, describe_heal
+from .heal_requests import HealRequests
 from .judging import Tally, must_be_healed
 from .questions import Questions, control, work
 
@@ -65,7 +65,7 @@ class Recovery:
         self._questions = questions
         self._new_generation = new_generation
         self._auto_heal = auto_heal
-        self._requests: list[int] = []
+        self._requests = HealRequests(board)
         self.tally = Tally()
         self._step = 0  # answers to questions of a step that is over are not heard
         # How a run is told that a rank of its will not come after all; `flight.Runs` sets it.
@@ -79,12 +79,10 @@ class Recovery:
         self._again = False
         self.deferred = Deferred(self._board)
         self.tally.clear()
-        # What is not as it should be, until it has been healed.
         self.doomed: set[int] = set()  # to be replaced once they are dead
         self._newcomers: set[int] = set()  # without groups
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
-        self._must_heal = False
-        self._is_new_here = False
+        self._must_heal = self._is_new_here = False
         self._began_at = 0.0
         self._resumable, self._quiet = set[int](), set[int]()
         self._heal_run = -1
@@ -110,7 +108,7 @@ class Recovery:
         for run in [run for run in self._board.pending if self.is_own(run)]:
             del self._board.pending[run]
         self._forget()
-        return self._answer(HealReport(failure=reason))
+        return self._requests.answer(HealReport(failure=reason))
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
         """A run is about to be sent: heal first where its ranks would not meet in their collectives."""
@@ -204,17 +202,20 @@ class Recovery:
         return self._examine(now)
 
     def heal(self, request: int, now: float) -> list[Effect]:
-        """The user wants dead ranks replaced and groups rebuilt; the answer is a `HealReport`."""
-        busy = self._board.living() & self._board.busy(with_heals=False)
-        if busy and self.phase == "calm":
-            return [Answer(request, HealReport(failure=tell_busy(busy)))]
-        self._requests.append(request)
+        """The user wants dead ranks replaced and groups rebuilt; who is to be released is waited for."""
+        self._requests.add(request, now)
+        busy = self._requests.busy()
+        must_wait = self._requests.can_wait_for(busy, now)
+        if busy and self.phase == "calm" and not must_wait:
+            return self._requests.refuse()
         self._board.news.forget()  # the answer tells
         self.doomed |= self._board.dead.keys()
-        return self.begin(now)
+        return [] if must_wait else self.begin(now)
 
     def abandon(self, now: float) -> list[Effect]:
         """The user no longer wants to wait for a heal."""
+        if self.phase == "calm":
+            return self._refuse(now)
         pending = self._board.pending.get(self._heal_run)
         if pending is None:
             return []
@@ -229,10 +230,18 @@ class Recovery:
         self.doomed |= self._board.dead.keys() if self._auto_heal else set()
         return self.begin(now)
 
+    def _refuse(self, now: float) -> list[Effect]:
+        """Nobody waits any longer for ranks to leave a run that has failed."""
+        self.doomed.clear()
+        return [*self._requests.refuse(), *self.deferred.send_all(now, self.settle)]
+
     def tick(self, now: float) -> list[Effect]:
         """Give up what takes too long."""
-        if self._deadline is None or now < self._deadline:
+        due = self.deadline()
+        if due is None or now < due:
             return []
+        if self.phase == "calm":
+            return self._refuse(now)
         if self.phase == "respawning":
             return self.respawn_failed(self.missing(), "it took too long", now)
         pending = self._board.pending[self._heal_run]
@@ -245,7 +254,7 @@ class Recovery:
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest."""
-        return self._deadline
+        return self._requests.deadline() if self.phase == "calm" else self._deadline
 
     # ---- the phases
 
@@ -386,13 +395,6 @@ class Recovery:
             effects.append(Change(self._board.state, report))
         if self._note_to < 0 and not self._requests:  # nobody was told
             self._board.news.add(info for info in self._board.ranks if info.rank in respawned)
-        missing = self._board.living() - self._quiet
-        if missing and not report.failure:  # only who asked for it needs to know
-            report = dataclasses.replace(report, failure=tell_busy(missing))
-        effects += self._answer(report)
+        effects += self._requests.answer_without(self._board.living() - self._quiet, report, now)
         self._start_anew()
         return [*effects, *self.deferred.send_all(now, self.settle)]
-
-    def _answer(self, report: HealReport) -> list[Effect]:
-        requests, self._requests = self._requests, []
-        return [Answer(request, report) for request in requests]

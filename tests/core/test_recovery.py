@@ -8,8 +8,10 @@ import pytest
 
 from cellmesh.controller.core import Answer, Change, Core, Finish, HealReport, Note
 from cellmesh.controller.flight import STOP_S
+from cellmesh.controller.heal_requests import PATIENCE_S
 from cellmesh.controller.questions import ANSWER_S
 from cellmesh.controller.recovery import FIRST_HEAL, RESPAWN_S
+from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import (
     Blueprint,
     Describe,
@@ -19,6 +21,8 @@ from cellmesh.wire.messages import (
     Heal,
     Kill,
     Probe,
+    Ranked,
+    Release,
     Respawn,
     Resume,
 )
@@ -380,6 +384,63 @@ def test_ranks_that_run_something_are_named() -> None:
     submit(core, 1, (1,))
     [report] = reports(healed_by_user(core))
     assert "rank 1 must be idle" in report.failure
+
+
+def test_what_ranks_run_is_told() -> None:
+    core = ready_core(3)
+    core.submit(1, (0, 2), FRAMES, title="cell 3")
+    [report] = reports(healed_by_user(core))
+    assert "ranks 0,2 must be idle for that, and ranks 0,2 run cell 3" in report.failure
+
+
+def test_ranks_that_are_about_to_be_released_are_waited_for() -> None:
+    core = ready_core(3)
+    submit(core, 1, (0, 1, 2))
+    die(core, 1)
+    assert healed_by_user(core, 0.1) == []
+    assert only(Release, core.tick(1.0))[0] == (0, 2)
+    core.receive(Parcel(Ranked((0,), FAILED)), 1.1)
+    effects = drive(core, hear(core, (2,), FAILED, 1.1), 1.1)
+    [report] = reports(effects)
+    assert (report.respawned, report.failure) == ((1,), "")
+    assert_calm(core)
+
+
+def test_a_heal_that_waits_is_not_answered_by_a_look_at_others() -> None:
+    core = ready_core(4)
+    submit(core, 1, (0, 1))
+    die(core, 1)
+    assert healed_by_user(core, 0.1) == []
+    submit(core, 3, (3,), 0.1)
+    effects = hear(core, (3,), Failed(3, "E", "", "", 0), 0.2)
+    assert reports(drive(core, effects, 0.2)) == []  # ranks 2 and 3 are healed
+    [report] = reports(drive(core, hear(core, (0,), FAILED, 0.9), 0.9))
+    assert report.respawned == (1,)
+
+
+def test_ranks_that_do_not_end_a_failed_run_are_not_waited_for_without_end() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES, title="cell 3")
+    die(core, 1)
+    assert healed_by_user(core, 0.1) == []
+    submit(core, 2, (0, 1), 0.2)  # would wait for the new rank
+    core.tick(1.0)  # rank 0 is released, and goes on
+    effects = core.tick(1.0 + PATIENCE_S)
+    [report] = reports(effects)
+    assert "rank 0 runs cell 3" in report.failure
+    assert started(effects) == [((0,), 2)]
+    assert told(hear(core, (0,), FAILED, 9.0)) != []  # what has waited is looked at
+    assert core.dead
+
+
+def test_a_heal_that_waits_is_given_up_by_who_asked_for_it() -> None:
+    core = ready_core(2)
+    submit(core, 1, (0, 1))
+    die(core, 1)
+    healed_by_user(core, 0.1)
+    assert len(reports(core.abandon_heal())) == 1
+    drive(core, hear(core, (0,), FAILED, 1.1), 1.1)
+    assert core.dead
 
 
 def test_who_does_not_answer_is_named() -> None:

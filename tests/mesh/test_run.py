@@ -20,6 +20,12 @@ def test_run_returns_each_ranks_value(mesh: cm.Mesh) -> None:
     assert mesh[3].run(lambda: "one") == "one"
 
 
+def test_a_question_that_the_core_cannot_put_raises_and_is_not_waited_for(mesh: cm.Mesh) -> None:
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        mesh._session.ask(lambda core, now: core.no_such_thing(), None)
+    assert mesh[0].run(lambda: 1) == 1
+
+
 def test_names_a_function_does_not_bring_are_the_ranks_own(mesh: cm.Mesh) -> None:
     mesh.cell("weights = [10, 20, 30, 40]")
     assert mesh.run(lambda: weights[rank] + world_size).list == [14, 24, 34, 44]  # type: ignore[name-defined]  # noqa: F821
