@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,12 +20,6 @@ GATHER_S = 0.1
 MAX_POINTS = 500
 
 
-@dataclass
-class _Series:
-    steps: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-
 class Reporter:
     """Sends what user code reports on one rank; used on any thread.
 
@@ -39,8 +32,8 @@ class Reporter:
         self._send = send
         self._current_run = current_run
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[int, str], _Series] = {}
-        self._num_steps: dict[str, float] = {}
+        self._waiting: dict[tuple[int, str], list[tuple[float, float]]] = {}
+        self._last_steps: dict[str, float] = {}
         self._sent_at = 0.0
         self._timer: threading.Timer | None = None
 
@@ -59,11 +52,13 @@ class Reporter:
         run = self._current_run()
         with self._lock:
             for name, number in numbers.items():
-                here = self._num_steps.get(name, -1.0) + 1 if at is None else at
-                self._num_steps[name] = here
-                series = self._waiting.setdefault((run, name), _Series())
-                series.steps.append(here)
-                series.values.append(number)
+                last = self._last_steps.get(name, -1.0)
+                here = last + 1 if at is None else at
+                self._last_steps[name] = here
+                points = self._waiting.setdefault((run, name), [])
+                if here <= last:  # a loop that is run again begins its curve anew
+                    points.clear()
+                points.append((here, number))  # at once: an interrupt may come between any two steps
             if self._timer is not None:
                 return
             # The first after a pause is not kept waiting.
@@ -89,15 +84,22 @@ class Reporter:
             self._send(Parcel(verb))
 
 
-def _as_messages(waiting: Mapping[tuple[int, str], _Series]) -> list[Logged]:
-    """One message for all names of a run that have the same steps."""
+def _as_messages(waiting: Mapping[tuple[int, str], list[tuple[float, float]]]) -> list[Logged]:
+    """One message for all names of a run that have the same steps, which ascend."""
     grouped: dict[tuple[int, tuple[float, ...]], dict[str, tuple[float, ...]]] = {}
-    for (run, name), series in waiting.items():
-        stride = -(-len(series.steps) // MAX_POINTS)
-        # Counted from the end: the last one is always among those that are sent.
-        steps = tuple(series.steps[::-1][::stride][::-1])
-        grouped.setdefault((run, steps), {})[name] = tuple(series.values[::-1][::stride][::-1])
+    for (run, name), points in waiting.items():
+        if points:  # none, if an interrupt came before the first
+            steps, values = zip(*_thin(points), strict=True)
+            grouped.setdefault((run, steps), {})[name] = values
     return [Logged(run, tuple(rows), steps, tuple(rows.values())) for (run, steps), rows in grouped.items()]
+
+
+def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most `MAX_POINTS`, with the first, which tells whether the curve begins anew, and the last."""
+    last = len(points) - 1
+    if last < MAX_POINTS:
+        return points
+    return [points[index * last // (MAX_POINTS - 1)] for index in range(MAX_POINTS)]
 
 
 def number_of(name: str, value: Any) -> float:
@@ -111,6 +113,8 @@ def number_of(name: str, value: Any) -> float:
     if isinstance(value, torch.Tensor):
         value = value.detach()
     try:
+        if isinstance(value, str | bytes | bytearray):
+            raise TypeError("text")
         return float(value)
     except Exception as error:
         kind = type(value).__name__

@@ -42,7 +42,7 @@ def test_numbers_and_tensors_of_one_element_are_logged() -> None:
     assert verb == Logged(7, ("a", "b", "c", "d", "e"), (4.0,), ((1.0,), (2.5,), (1.0,), (3.0,), (4.0,)))
 
 
-@pytest.mark.parametrize("value", ["x", None, torch.zeros(2), torch.tensor(1j), [1.0]])
+@pytest.mark.parametrize("value", ["x", "3", b"3", None, torch.zeros(2), torch.tensor(1j), [1.0]])
 def test_what_is_no_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(MeshUsageError, match=r"log\(loss=\.\.\.\): .* is no number"):
         report((0, {"fine": 1.0, "loss": value}))
@@ -72,6 +72,38 @@ def test_ranks_are_kept_apart_and_a_loop_run_again_begins_anew() -> None:
     metrics.take(2, (0,), logged(loss=[7.0]))
     assert metrics.series("loss")[0] == Series((0,), (7,))
     assert metrics.series("unknown") == {}
+
+
+@pytest.mark.parametrize("num_in_one_message", [1, 2, 3, 6])
+def test_an_inner_loop_run_again_begins_anew_however_its_points_travel(num_in_one_message: int) -> None:
+    metrics, sent = Metrics(), list[Parcel[Logged]]()
+    reporter = Reporter(sent.append, lambda: 7)
+    reporter.log(99, {"other": 0.0})  # the first is sent at once
+    for count, step in enumerate((7, 8, 9, 0, 1, 2), 1):
+        reporter.log(step, {"loss": count})
+        if count % num_in_one_message == 0:
+            reporter.flush()
+    for parcel in sent:
+        metrics.take(7, (0,), parcel)
+    assert metrics.series("loss")[0] == Series((0, 1, 2), (4, 5, 6))
+
+
+def test_of_many_points_the_first_and_the_last_are_sent() -> None:
+    sent: list[Parcel[Logged]] = []
+    reporter = Reporter(sent.append, lambda: 7)
+    reporter.log(99, {"other": 0.0})
+    for step in range(2 * reporting.MAX_POINTS + 1):
+        reporter.log(step, {"a": step})
+    reporter.flush()
+    steps = [step for parcel in sent if parcel.verb.names == ("a",) for step in parcel.verb.steps]
+    assert (steps[0], steps[-1]) == (0, 2 * reporting.MAX_POINTS)
+    assert steps == sorted(steps)
+
+
+def test_an_interrupt_before_a_names_first_point_costs_only_that() -> None:
+    assert reporting._as_messages({(7, "a"): [], (7, "b"): [(0.0, 1.0)]}) == [
+        Logged(7, ("b",), (0.0,), ((1.0,),))
+    ]
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -109,6 +141,13 @@ def test_a_band_is_of_who_has_the_step() -> None:
     assert (found.steps, found.mean, found.least, found.most) == ((0, 1), (2, 2), (1, 2), (3, 2))
 
 
+def test_the_mean_of_what_has_diverged_is_told() -> None:
+    ends = (1e308, math.inf, math.inf)
+    found = band({0: Series((0, 1, 2), ends), 1: Series((0, 1, 2), (1e308, 1.0, -math.inf))})
+    assert found.mean[:2] == (1e308, math.inf)
+    assert math.isnan(found.mean[2])
+
+
 def test_names_that_are_none_are_refused() -> None:
     metrics = Metrics()
     metrics.take(1, (0,), logged(loss=[1.0]))
@@ -120,16 +159,20 @@ def test_names_that_are_none_are_refused() -> None:
 
 @pytest.mark.parametrize("mean", [False, True])
 def test_a_picture_is_drawn_of_anything(mean: bool) -> None:
-    for values in ([1.0], [1.0, math.nan, 3.0], [math.inf, 2.0], [5.0, 5.0], [1e-30, 1e30], [-0.0, 0.0]):
+    for values in (
+        [1.0], [1.0, math.nan, 3.0], [math.inf, 2.0], [5.0, 5.0], [1e-30, 1e30], [-0.0, 0.0], [0.0, 5e-324],
+        [1.0, 1.0 + 2**-52], [1e308, -1e308], [1.7e308, 1.7e308], [1.0, math.inf, -math.inf],
+    ):  # fmt: skip
         metrics = Metrics()
-        metrics.take(1, (0, 3), logged(a=values))
+        metrics.take(1, (0,), logged(a=values))
+        metrics.take(1, (3,), logged(a=[-value for value in values]))
         page = draw_html(Plot(metrics, ("a", "b"), (0, 3), mean))
         (encoded,) = re.findall(r"base64,([^\"]+)", page)
         root = ElementTree.fromstring(base64.b64decode(encoded))
         assert root.tag.endswith("svg")
-        assert "nan" not in base64.b64decode(encoded).decode()
+        assert not re.search("nan|inf", base64.b64decode(encoded).decode())
         assert "b</b>: nothing to draw yet" in page
-    assert "last 0" in repr(Plot(metrics, ("a",), (0, 3)))
+        assert "points, last" in repr(Plot(metrics, ("a",), (0, 3)))
 
 
 def test_nothing_finite_is_told() -> None:

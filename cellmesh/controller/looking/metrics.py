@@ -32,7 +32,8 @@ class _Kept:
     values: list[float] = field(default_factory=list)
 
     def add(self, steps: tuple[float, ...], values: tuple[float, ...]) -> None:
-        # A step that is not beyond the last: the loop was run again, and its curve begins anew.
+        # A step that is not beyond the last: the loop was run again, and its curve begins anew. Within a
+        # message steps ascend: ranks see to that.
         if self.steps and steps and steps[0] <= self.steps[-1]:
             self.steps, self.values = [], []
         self.steps += steps

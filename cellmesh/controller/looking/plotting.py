@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from ...errors import MeshUsageError
 from ..options import did_you_mean
@@ -123,7 +122,12 @@ def band(series: Mapping[int, Series]) -> Band:
     steps = tuple(sorted(at))
     return Band(
         steps,
-        tuple(fmean(at[step]) for step in steps),
+        tuple(_mean(at[step]) for step in steps),
         tuple(min(at[step]) for step in steps),
         tuple(max(at[step]) for step in steps),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    # Of what has diverged, too: `statistics.fmean` raises where infinities meet, or a sum has none.
+    return sum(value / len(values) for value in values)

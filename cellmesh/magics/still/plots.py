@@ -16,6 +16,10 @@ _WIDTH, _HEIGHT = 560, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 22, 26
 _INK, _GRID = "#333333", "#e3e3e3"
 _MAX_LEGEND = 8
+# Of larger numbers differences could not be had: they are drawn at this height.
+_MOST = 1e300
+# A shorter scale has no room for ticks, as floats lie on it.
+_LEAST_SHARE, _LEAST_SPAN = 1e-12, 1e-290
 
 
 def draw_html(plot: Plot) -> str:
@@ -45,10 +49,10 @@ def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
     low_y, high_y = _widen(min(y for _, y in finite), max(y for _, y in finite), 0.05)
 
     def x_of(step: float) -> float:
-        return _LEFT + (step - low_x) / (high_x - low_x) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (_bounded(step) - low_x) / (high_x - low_x) * (_WIDTH - _LEFT - _RIGHT)
 
     def y_of(value: float) -> float:
-        return _HEIGHT - _BOTTOM - (value - low_y) / (high_y - low_y) * (_HEIGHT - _TOP - _BOTTOM)
+        return _HEIGHT - _BOTTOM - (_bounded(value) - low_y) / (high_y - low_y) * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
@@ -112,12 +116,18 @@ def _legend(ranks: Sequence[int], num_ranks: int) -> str:
 
 def _finite(series: Mapping[int, Series]) -> list[tuple[float, float]]:
     points = (point for one in series.values() for point in zip(one.steps, one.values, strict=True))
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    return [(_bounded(x), _bounded(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+
+
+def _bounded(number: float) -> float:
+    return max(-_MOST, min(number, _MOST))
 
 
 def _widen(low: float, high: float, share: float) -> tuple[float, float]:
-    if low == high:
-        return low - (abs(low) or 1) * 0.5, high + (abs(high) or 1) * 0.5
+    size = max(abs(low), abs(high))
+    if high - low <= max(size * _LEAST_SHARE, _LEAST_SPAN):
+        half = size / 2 if size > _LEAST_SPAN else 0.5
+        return low - half, high + half
     return low - (high - low) * share, high + (high - low) * share
 
 

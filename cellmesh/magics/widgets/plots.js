@@ -1,6 +1,8 @@
 // Draws the lines that ranks log. See plots.py for what the model holds.
 
 const WIDTH = 720, HEIGHT = 200, LEFT = 62, RIGHT = 12, TOP = 24, BOTTOM = 24;
+// Of larger numbers differences could not be had; a shorter scale has no room for ticks, as floats lie on it.
+const MOST = 1e300, LEAST_SHARE = 1e-12, LEAST_SPAN = 1e-290;
 const SVG = "http://www.w3.org/2000/svg";
 
 function make(tag, attributes = {}, ...children) {
@@ -63,16 +65,22 @@ function ticks(low, high, count) {
 }
 
 function widen([low, high], share) {
-  if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low <= Math.max(size * LEAST_SHARE, LEAST_SPAN)) {
+    const half = size > LEAST_SPAN ? size / 2 : 0.5;
+    return [low - half, high + half];
+  }
   return [low - (high - low) * share, high + (high - low) * share];
 }
+
+const bounded = (number) => (Number.isFinite(number) ? Math.max(-MOST, Math.min(number, MOST)) : number);
 
 function extent(numbers) {
   let low = Infinity, high = -Infinity;
   for (const number of numbers) {
     if (!Number.isFinite(number)) continue;
-    if (number < low) low = number;
-    if (number > high) high = number;
+    low = Math.min(low, bounded(number));
+    high = Math.max(high, bounded(number));
   }
   return low <= high ? [low, high] : null;
 }
@@ -106,8 +114,8 @@ function drawPanel(panel, model, name, lines) {
     return;
   }
   const [lowX, highX] = widen(across, 0), [lowY, highY] = widen(up, 0.05);
-  const xOf = (step) => LEFT + ((step - lowX) / (highX - lowX)) * (WIDTH - LEFT - RIGHT);
-  const yOf = (value) => HEIGHT - BOTTOM - ((scale(value) - lowY) / (highY - lowY)) * (HEIGHT - TOP - BOTTOM);
+  const xOf = (step) => LEFT + ((bounded(step) - lowX) / (highX - lowX)) * (WIDTH - LEFT - RIGHT);
+  const yOf = (value) => HEIGHT - BOTTOM - ((bounded(scale(value)) - lowY) / (highY - lowY)) * (HEIGHT - TOP - BOTTOM);
   const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${name} by step` });
   svg.append(shape("text", { class: "cm-title", x: LEFT, y: 14 }, name));
   for (const tick of ticks(lowY, highY, 4)) {
