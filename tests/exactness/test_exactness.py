@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -58,10 +58,10 @@ def test_losses_are_equal_bit_for_bit(
     assert all(losses for losses in by_cell.values()), "there is a rank without losses"
     subprocess.run([sys.executable, "-m", "py_compile", str(exported)], check=True, timeout=60)
     assert not re.search(r"(?m)^\s*(import|from)\s+cellmesh", exported.read_text())
-    by_hand = run_script(script, len(by_cell), tmp_path / "by_hand")
-    assert not (parted := difference("cell by cell", by_cell, "in the hand-written script", by_hand)), parted
-    by_export = run_script(exported, len(by_cell), tmp_path / "by_export")
-    assert not (parted := difference("cell by cell", by_cell, "in the exported script", by_export)), parted
+    scripts = {"in the hand-written script": script, "in the exported script": exported}
+    losses = run_scripts(scripts.values(), len(by_cell), tmp_path)
+    for name, by_script in zip(scripts, losses, strict=True):
+        assert not (parted := difference("cell by cell", by_cell, name, by_script)), parted
     assert list(temporary.iterdir()) == [], "something has left its temporary files"
 
 
@@ -88,14 +88,16 @@ def run_notebook(path: Path, exported: Path) -> Losses:
     return {int(rank): [float.fromhex(loss) for loss in each] for rank, each in losses.items()}
 
 
-def run_script(script: Path, num_ranks: int, folder: Path) -> Losses:
-    """Run a script under torchrun, where notebooks are run."""
-    folder.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(num_ranks), "--log-dir", str(folder / "logs")]
-    command += [str(ROOT / "tests" / "exactness" / "launching.py")]
+def run_scripts(scripts: Iterable[Path], num_ranks: int, where: Path) -> list[Losses]:
+    """Run scripts as torchrun does, where notebooks are run."""
+    command = [sys.executable, str(ROOT / "tests" / "exactness" / "launching.py"), str(num_ranks)]
+    folders = []
+    for i, script in enumerate(scripts):
+        folders.append(where / f"losses_{i}")
+        folders[-1].mkdir()
+        command += [str(script), str(folders[-1])]
     process = subprocess.Popen(
-        [*command, str(script), str(folder)],
+        command,
         cwd=ROOT / "notebooks",
         env=os.environ,
         stdout=subprocess.PIPE,
@@ -109,8 +111,11 @@ def run_script(script: Path, num_ranks: int, folder: Path) -> Losses:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
-    assert process.returncode == 0, f"{script.name} failed:\n{output[-5000:]}"
-    return {
-        rank: [float.fromhex(loss) for loss in json.loads((folder / f"{rank}.json").read_text())]
-        for rank in range(num_ranks)
-    }
+    assert process.returncode == 0, f"a script failed:\n{output[-5000:]}"
+    return [
+        {
+            rank: [float.fromhex(loss) for loss in json.loads((folder / f"{rank}.json").read_text())]
+            for rank in range(num_ranks)
+        }
+        for folder in folders
+    ]
