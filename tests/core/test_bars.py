@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from cellmesh.controller.bars.board import REDRAW_S, SETTLE_S, STILL_S, BarBoard, Bars, Mark
 from cellmesh.controller.bars.console import ConsoleBars
@@ -407,3 +410,26 @@ def test_rates(rate: float, text: str) -> None:
 )
 def test_times(seconds: float, text: str) -> None:
     assert format_time(seconds) == text
+
+
+# ---- odd numbers
+
+ODD = st.floats(allow_nan=True, allow_infinity=True, width=64)
+
+
+@given(st.lists(st.tuples(ODD, ODD, ODD, ODD, st.sampled_from([0, 1000, 1024])), min_size=1, max_size=4))
+@example([(3.0, math.inf, 1.0, 1.0, 0), (math.nan, 10.0, math.nan, -math.inf, 1000)])
+@example([(1e308, 1e-320, 1e308, 1e-320, 0)])
+def test_a_bar_may_have_any_numbers(facts: list[tuple[float, float, float, float, int]]) -> None:
+    desk = Desk(len(facts))
+    for rank, (done, total, elapsed_s, rate, divisor) in enumerate(facts):
+        desk.say(rank, bar(done, total=total, elapsed_s=elapsed_s, rate=rate, divisor=divisor))
+    desk.look(is_over=True)
+    assert desk.lines[0].startswith("[0")
+    assert all("train" in as_html(block) for block in desk.blocks.values())
+
+
+def test_a_total_without_end_is_not_known() -> None:
+    desk = Desk(1)
+    desk.say(0, bar(3, total=math.inf))
+    assert desk.lines == ["[0] train 3 it  10 it/s, 0:20"]

@@ -57,6 +57,7 @@ def test_a_line_of_equal_numbers_names_nobody() -> None:
 def test_only_what_moves_is_seen_as_such() -> None:
     assert moves_up("a\x1b[2Ab")
     assert not moves_up("\x1b[31mred\x1b[0m\x1b[K")
+    assert not moves_up(f"\x1b[{'1' * 5000}A")
     assert has_controls("\x1b[?25l")
     assert not has_controls("\x1b[31mred\x1b[0m")
     assert strip_controls("\r\x1b[2K\x1b[31mred\x1b[0m\x1b[K") == "\r\x1b[31mred\x1b[0m"
@@ -121,3 +122,11 @@ def test_the_rank_that_lines_begin_with_does_not_tell_how_far_they_are() -> None
     assert compact(lines) == [((0, 1, 2), "rank 0…2: 70…90%|#######   |  [rank 2 slowest]")]
     done = [((rank,), f"rank {rank}: 100%|{'#' * 10}|") for rank in range(3)]
     assert compact(done) == [((0, 1, 2), f"rank 0…2: 100%|{'#' * 10}|")]
+
+
+def test_numbers_may_have_thousands_of_digits() -> None:
+    assert len(compact([((rank,), f"{'1' * 5000}{rank}") for rank in range(3)])) == 1
+    screen = Screen((0,))
+    screen.print(0, f"before\n\x1b[{'1' * 5000}Aafter\n")
+    screen.finish()
+    assert screen.text == ["[0] before", "[0] after"]

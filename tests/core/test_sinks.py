@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.output.fold import Block, Gap, Item, Line, Live, Rich, Trace
+from cellmesh.controller.output.fold import (
+    VIEW_MIME,
+    Block,
+    Folder,
+    Gap,
+    Item,
+    Line,
+    Live,
+    Rich,
+    Trace,
+)
 from cellmesh.controller.output.sinks import (
     CellSink,
     ConsoleSink,
@@ -21,6 +31,7 @@ from cellmesh.controller.output.sinks import (
     join_streams,
     label,
 )
+from cellmesh.wire.messages import Display, Output
 
 
 def line(*ranks: int, text: str = "text", stream: Any = "stdout") -> Block:
@@ -429,6 +440,80 @@ def test_after_clearing_all_a_line_is_drawn_anew() -> None:
     sink = CellSink(front)
     sink.show([Live((((0,), "10%"),), closed=False), clear(0), Live((((0,), "20%"),), closed=False)])
     assert front.area == [{"text/plain": "[0] 20%"}]
+
+
+# ---- what cannot be shown
+
+
+@pytest.mark.parametrize(
+    ("data", "metadata"),
+    [
+        ({"text/html": "<b>"}, [1]),
+        ({"text/html": "<b>"}, {"text/html": 3}),
+        ({"image/png": "iVBORw0="}, {"image/png": {"width": float("nan"), "height": float("inf")}}),
+        ({"image/png": 3, "text/html": None, "text/plain": 5}, {}),
+        ({VIEW_MIME: "x"}, {}),
+        ({VIEW_MIME: {}}, {}),
+        (5, {}),
+        ({}, {}),
+        ({"text/html": "\ud800<b>", "text/plain": "\udcff"}, {"a": "\ud800"}),
+    ],
+    ids=["metadata", "types", "sizes", "values", "view", "no model", "no dict", "nothing", "no Unicode"],
+)
+def test_odd_bundles_are_shown_as_far_as_they_go(data: Any, metadata: Any) -> None:
+    folder = Folder((0, 1))
+    bundle = json.dumps({"data": data, "metadata": metadata}).encode()
+    folder.feed((0, 1), Display(1, "display", bundle), 0.0)
+    folder.feed((0, 1), Output(1, "stdout", "behind it\n"), 0.0)
+    blocks = folder.take(9.0, everything=True)
+    front, text = Recorder(), io.StringIO()
+    sink = CellSink(front, has_tabs=True)
+    sink.show([*blocks, line(0, text="more")])
+    sink.end((0, 1))
+    assert len(switches(front)) >= 1
+    sink.show([clear(1)])
+    json.dumps(front.messages, ensure_ascii=False).encode()
+    assert "could not be shown" not in str(front.messages)
+    assert front.area[-1] == "[0] behind it\n[0] more\n"
+    ConsoleSink(text, text).show(blocks)
+    assert text.getvalue().endswith("[0-1] behind it\n")
+
+
+class Odd(Rich):
+    """A bundle that is none."""
+
+    def content(self) -> dict[str, Any]:
+        raise ValueError("odd")
+
+
+def test_what_cannot_be_shown_costs_only_itself() -> None:
+    blocks = [
+        line(0, text="before"),
+        Block((0, 1), Odd("display", b""), ("", "")),
+        Block((0,), TRACE),
+        line(1),
+    ]
+    front, text = Recorder(), io.StringIO()
+    sink = CellSink(front, has_tabs=True)
+    sink.show(blocks)
+    sink.end((0, 1))
+    remark = "[0-1] a display could not be shown: ValueError: odd\n"
+    assert front.area[:4] == ["[0] before\n", remark, "[0] ValueError", "[1] text\n"]
+    assert len(switches(front)) == 1
+    ConsoleSink(text, text).show(blocks)
+    assert text.getvalue().startswith(f"[0] before\n{remark}[0] Traceback")
+
+
+def test_an_error_that_the_front_end_does_not_take_is_named() -> None:
+    front = Recorder()
+
+    def publish(kind: str, content: dict[str, Any]) -> None:
+        if kind == "error":
+            raise OSError("no room")
+        front(kind, content)
+
+    CellSink(publish).show([Block((1,), TRACE), line(0)])
+    assert front.area == ["[1] ValueError could not be shown: OSError: no room\n", "[0] text\n"]
 
 
 # ---- a notebook's cell: the switch between ranks

@@ -256,6 +256,7 @@ def test_1000_ranks_are_too_many() -> None:
         ("\x1b[91mx\x1b[m", '<span style="color:#e5534b">x</span>'),
         ("a\x1b[2K\x1b[1Ab\x1b]0;title\x07c\x1b", "abc"),
         ("\x1b[38mx\x1b[38;5mx\x1b[38;2;1mx", "xxx"),
+        pytest.param("\x1b[" + "1" * 5000 + "mx", "x", id="a long code"),
     ],
 )
 def test_colours_of_a_terminal(text: str, shown: str) -> None:

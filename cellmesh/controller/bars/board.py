@@ -8,9 +8,12 @@ of its own. A block is redrawn in its place.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from ...wire.messages import Bar
 from .rows import Row, make_row
@@ -106,6 +109,7 @@ class BarBoard:
             The places of bars that are new.
         """
         marks = []
+        bar = _with_finite_numbers(bar)
         for rank in ranks:
             member = (bar.run, rank, bar.bar)
             group = self._members.get(member)
@@ -260,3 +264,12 @@ class BarBoard:
         for rank, bar in group.bars.items():
             self._members.pop((bar.run, rank, bar.bar), None)
         self._by_key = {key: number for key, number in self._by_key.items() if number in self._groups}
+
+
+def _with_finite_numbers(bar: Bar) -> Bar:
+    """A bar may count up to infinity, or be set to NaN: such a number says nothing."""
+    numbers = (bar.done, bar.total, bar.elapsed_s, bar.rate)
+    if all(map(math.isfinite, numbers)):
+        return bar
+    done, total, elapsed_s, rate = (number if math.isfinite(number) else 0.0 for number in numbers)
+    return msgspec.structs.replace(bar, done=done, total=total, elapsed_s=elapsed_s, rate=rate)

@@ -194,7 +194,8 @@ def _stats(bar: Bar, state: RowState) -> str:
 
 
 def _member_text(bar: Bar, state: RowState, death: str | None) -> str:
-    percent = f"{math.floor(100 * bar.done / bar.total):d} %  " if bar.total > 0 else ""
+    fraction = _fraction(bar)
+    percent = "" if fraction is None else f"{math.floor(100 * fraction)} %  "
     ending = {"failed": death or "failed", "stopped": "stopped", "short": "ended early"}.get(state, "")
     parts = [f"{percent}{_counts(bar, bar)}", _stats(bar, state), bar.note, ending]
     return "  ".join(part for part in parts if part)
@@ -241,7 +242,8 @@ def _notes(notes: list[str]) -> str:
 def format_count(number: float, divisor: int = 0) -> str:
     """A number of steps, or of bytes where there is a divisor."""
     if not divisor:
-        return f"{int(number):,}" if number == int(number) else f"{number:.4g}"
+        is_whole = abs(number) < 1e15 and number == int(number)
+        return f"{int(number):,}" if is_whole else f"{number:.4g}"
     for prefix in ("", "k", "M", "G", "T"):
         if abs(number) < divisor:
             return f"{number:.3g}{prefix}"

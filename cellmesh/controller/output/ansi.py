@@ -53,7 +53,7 @@ def _span(text: str, style: _Style) -> str:
 
 
 def _restyle(style: _Style, parameters: str) -> _Style:
-    codes = [int(code) if code.isdecimal() else 0 for code in re.split("[;:]", parameters)]
+    codes = [int(code[:4]) if code.isdecimal() else 0 for code in re.split("[;:]", parameters)]
     while codes:
         code = codes.pop(0)
         if code == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from typing import Any
@@ -84,7 +85,9 @@ def picture(content: Mapping[str, Any], kind: str) -> str:
     sizes = "".join(
         f' {name}="{int(metadata[name])}"'
         for name in ("width", "height")
-        if isinstance(metadata, Mapping) and isinstance(metadata.get(name), int | float)
+        if isinstance(metadata, Mapping)
+        and isinstance(metadata.get(name), int | float)
+        and math.isfinite(metadata[name])
     )
     text = "".join(str(content["data"][kind]).split())
     return f'<img src="data:{kind};base64,{html.escape(text)}"{sizes}/>'

@@ -11,7 +11,7 @@ import re
 # A control sequence, but for those of colours; a cursor that is moved up among them.
 _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
 _CONTROL = re.compile(rf"({_SEQUENCE.pattern}|[\r\n])")
-_UP = re.compile(r"\x1b\[(\d*)[AF]$")
+_UP = re.compile(r"\x1b\[(\d{0,4})[AF]$")
 _CUT = re.compile(r"\x1b\[[0-9;?]*$|\x1b$")
 # More lines than that are no bars: the topmost are let go.
 MAX_ROWS = 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from ..bars.drawing import as_html, as_lines
 from .bundles import has_room, heading, label, labelled
 from .fold import VIEW_MIME, Block, Gap, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
-from .plain import as_text, join_streams
+from .plain import as_remark, as_text, join_streams
 from .record import Entry, Record
 from .tabs import switch
 
@@ -84,25 +83,30 @@ class CellSink:
     def show(self, blocks: Sequence[Block | Live]) -> None:
         texts: list[tuple[str, str]] = []
         for block in blocks:
-            if self._clearing:
-                self._write(texts)
-                texts = []
-                self._clear_for(block)
-            if isinstance(block, Block) and _is_textual(block):
-                texts.append(as_text(block))
-                self._record.add(Entry(block.ranks, block.item))
-                continue
-            self._write(texts)
-            texts = []
-            if isinstance(block, Live):
-                self._show_live(block)
-            elif isinstance(block.item, Trace):
-                self._show_trace(block.ranks, block.item)
-            elif isinstance(block.item, Bars):
-                self._show_bars(block.ranks, block.item)
-            elif isinstance(block.item, Rich):
-                self._show_rich(block, block.item)
+            try:
+                self._show_one(block, texts)
+            except Exception as error:  # user code gives odd things to display, and prints more behind them
+                texts.append(as_remark(block, error))
         self._write(texts)
+
+    def _show_one(self, block: Block | Live, texts: list[tuple[str, str]]) -> None:
+        """Show a block, or gather its text for the stream message that it can share with its neighbours."""
+        if self._clearing:
+            self._flush(texts)
+            self._clear_for(block)
+        if isinstance(block, Block) and _is_textual(block):
+            texts.append(as_text(block))
+            self._record.add(Entry(block.ranks, block.item))
+            return
+        self._flush(texts)
+        if isinstance(block, Live):
+            self._show_live(block)
+        elif isinstance(block.item, Trace):
+            self._show_trace(block.ranks, block.item)
+        elif isinstance(block.item, Bars):
+            self._show_bars(block.ranks, block.item)
+        elif isinstance(block.item, Rich):
+            self._show_rich(block, block.item)
 
     def note(self, text: str) -> None:
         self._record.add(Entry((), Line("stderr", text)))
@@ -128,13 +132,17 @@ class CellSink:
         content = {"data": {"text/html": text}, "metadata": {}, "transient": {"display_id": identity}}
         self._publish(kind, content)
 
+    def _flush(self, texts: list[tuple[str, str]]) -> None:
+        self._write(texts)
+        texts.clear()
+
     def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
         for stream, text in join_streams(pieces):
             self._publish("stream", {"name": stream, "text": text})
 
     def _show_trace(self, ranks: Ranks, trace: Trace) -> None:
-        self._record.add(Entry(ranks, trace))
         self._publish_trace(ranks, trace)
+        self._record.add(Entry(ranks, trace))
 
     def _publish_trace(self, ranks: Ranks, trace: Trace) -> None:
         self._publish(
@@ -154,9 +162,9 @@ class CellSink:
             "metadata": {},
             "transient": {"display_id": display_id},
         }
+        self._publish("display_data" if is_new else "update_display_data", content)
         entry = Entry(ranks, None, display_id, content)
         self._record.add(entry) if is_new else self._record.replace(entry)
-        self._publish("display_data" if is_new else "update_display_data", content)
 
     def _show_live(self, live: Live) -> None:
         text = _live_text(live)
@@ -183,7 +191,7 @@ class CellSink:
         if rich.kind == "clear":
             self._clear(block.ranks, rich.bundle == b"wait")
             return
-        content: dict[str, Any] = json.loads(rich.bundle)
+        content = rich.content()
         if isinstance(rich, WidgetView):
             self._show_widget(block.ranks, rich.class_name, content)
             return
@@ -196,8 +204,8 @@ class CellSink:
             ours = uuid.uuid4().hex
             self._displays.ids.update(dict.fromkeys(known, ours))
             self._displays.owners[ours] = block.ranks[0]
-        self._record.add(Entry(block.ranks, rich, ours))
         self._display(block.ranks, content, ours)
+        self._record.add(Entry(block.ranks, rich, ours))
 
     def _display(self, ranks: Ranks, content: dict[str, Any], display_id: str) -> None:
         if not has_room(content):
@@ -223,8 +231,8 @@ class CellSink:
         said = heading(ranks[:1], remark)
         content = {**content, "transient": {"display_id": display_id}}
         for each, identity in ((said, ""), (content, display_id)):
-            self._record.add(Entry(ranks, None, identity, each))
             self._publish("display_data", each)
+            self._record.add(Entry(ranks, None, identity, each))
         widgets.shown(model_id, self._publish, display_id, text)
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
@@ -236,9 +244,9 @@ class CellSink:
                 shown.setdefault(ours, []).append(rank)
         for ours, ranks in shown.items():
             if self._displays.owners[ours] in ranks:
-                self._record.replace(Entry(tuple(ranks), _as_display(block.item), ours))
                 bundle = labelled(content, tuple(ranks))
                 self._publish("update_display_data", {**bundle, "transient": {"display_id": ours}})
+                self._record.replace(Entry(tuple(ranks), _as_display(block.item), ours))
 
     # ---- clearing
 
@@ -287,7 +295,7 @@ class CellSink:
             elif isinstance(entry.item, Trace):
                 self._publish_trace(entry.ranks, entry.item)
             elif isinstance(entry.item, Rich):
-                self._display(entry.ranks, json.loads(entry.item.bundle), entry.display_id)
+                self._display(entry.ranks, entry.item.content(), entry.display_id)
         self._write(texts)
         if self._live is not None:
             self._live_id = self._redraw("", _live_text(self._live, gone), False)
@@ -317,4 +325,4 @@ def _is_textual(block: Block) -> bool:
         return True
     if not isinstance(block.item, Rich) or block.item.kind != "result":
         return False
-    return list(json.loads(block.item.bundle)["data"]) == ["text/plain"]
+    return list(block.item.content()["data"]) == ["text/plain"]

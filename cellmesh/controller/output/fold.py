@@ -10,7 +10,6 @@ redrawn.
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from ...wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
 from ..bars.board import Bars, Mark
 from .canvas import Canvas, has_controls, moves_up, strip_controls
+from .packed import unpack_bundle
 
 HOLD_S = 0.1
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
@@ -44,6 +44,10 @@ class Rich:
 
     kind: DisplayKind
     bundle: bytes
+
+    def content(self) -> dict[str, Any]:
+        """Its types and their metadata; what clears has none."""
+        return unpack_bundle(self.bundle)
 
 
 @dataclass(frozen=True)
@@ -359,8 +363,8 @@ def _show_by(queued: _Queued) -> float:
 
 def _rich(kind: DisplayKind, bundle: bytes) -> Rich:
     if kind in ("display", "result") and VIEW_MIME.encode() in bundle:
-        data = json.loads(bundle)["data"]
-        if VIEW_MIME in data:
+        data = unpack_bundle(bundle)["data"]
+        if isinstance(data.get(VIEW_MIME), dict):
             return WidgetView(kind, bundle, str(data.get("text/plain", "")).partition("(")[0])
     return Rich(kind, bundle)
 

@@ -51,7 +51,7 @@ def _join(group: Sequence[Line]) -> Line:
         return ranks, min(group)[1]
     # Many begin with their rank, which does not tell how far they are.
     begins_with_rank = all(
-        members == (int(float(numbers[0])),) for (members, _), numbers in zip(group, found, strict=True)
+        members == (float(numbers[0]),) for (members, _), numbers in zip(group, found, strict=True)
     )
     place = 1 if begins_with_rank and len(found[0]) > 1 else 0
     firsts = [float(numbers[place]) for numbers in found]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from ..bars.board import Bars, Mark
 from ..bars.drawing import as_lines
 from .bundles import label
-from .fold import Block, Gap, Line, Rich, Trace
+from .fold import Block, Gap, Line, Live, Rich, Trace
 
 
 def as_text(block: Block) -> tuple[str, str]:
@@ -25,16 +24,27 @@ def as_text(block: Block) -> tuple[str, str]:
             )
         case Trace(_, _, traceback):
             return "stderr", f"{mark} {traceback.rstrip()}\n"
-        case Rich(kind, bundle):
+        case Rich(kind, _):
             if kind == "clear":
                 return "stdout", ""
-            text = str(json.loads(bundle)["data"].get("text/plain", ""))
+            text = str(block.item.content()["data"].get("text/plain", ""))
             return "stdout", f"{mark}\n{text}\n" if "\n" in text else f"{mark} {text}\n"
         case Bars():
             return "stderr", "".join(f"{line}\n" for line in as_lines(block.item))
         case Mark():  # a place, and nothing there
             return "stdout", ""
     raise AssertionError(block.item)
+
+
+def as_remark(block: Block | Live, error: Exception) -> tuple[str, str]:
+    """What is said in place of a block that cannot be shown, as `as_text` gives it."""
+    if isinstance(block, Live):
+        ranks, what = tuple(sorted({rank for each, _ in block.lines for rank in each})), "output"
+    elif isinstance(block.item, Trace):
+        ranks, what = block.ranks, block.item.type_name
+    else:
+        ranks, what = block.ranks, "a display" if isinstance(block.item, Rich) else "output"
+    return "stderr", f"{label(ranks)} {what} could not be shown: {type(error).__name__}: {error}\n"
 
 
 def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

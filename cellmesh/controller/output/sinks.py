@@ -15,6 +15,7 @@ from .cell_sink import Displays as Displays
 from .cell_sink import Publish as Publish
 from .fold import Block, Live, Trace
 from .live_lines import compact
+from .plain import as_remark
 from .plain import as_text as as_text
 from .plain import join_streams as join_streams
 
@@ -49,13 +50,14 @@ class ConsoleSink:
         pieces: list[tuple[str, str]] = []
         going: str | None = None
         for block in blocks:
-            if isinstance(block, Block) and isinstance(block.item, Bars):
-                pieces.append(("stderr", self._bars.ended(block.item)))
-                going = self._bars.going(block.item)
-            elif isinstance(block, Block):
-                pieces.append(as_text(block))
-            elif block.closed:
-                pieces += [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in compact(block.lines)]
+            try:
+                if isinstance(block, Block) and isinstance(block.item, Bars):
+                    pieces.append(("stderr", self._bars.ended(block.item)))
+                    going = self._bars.going(block.item)
+                else:
+                    pieces += _as_texts(block)
+            except Exception as error:  # user code gives odd things to display, and prints more behind them
+                pieces.append(as_remark(block, error))
         for stream, text in join_streams(pieces):
             self._write(stream, text)
         if going is not None:
@@ -81,6 +83,14 @@ class ConsoleSink:
         file = (self._out or sys.stdout) if stream == "stdout" else (self._err or sys.stderr)
         file.write(text)
         file.flush()
+
+
+def _as_texts(block: Block | Live) -> list[tuple[str, str]]:
+    if isinstance(block, Block):
+        return [as_text(block)]
+    if not block.closed:
+        return []
+    return [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in compact(block.lines)]
 
 
 class SilentSink:

@@ -10,7 +10,6 @@ loaded again.
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 
 from ...wire.ranks import describe_ranks, format_ranks
@@ -99,7 +98,7 @@ def _is_one_line(output: Output) -> bool:
 
 def _is_rich(item: Item) -> bool:
     """Whether it is more than text."""
-    return isinstance(item, Rich) and list(json.loads(item.bundle)["data"]) != ["text/plain"]
+    return isinstance(item, Rich) and list(item.content()["data"]) != ["text/plain"]
 
 
 def _details(
@@ -159,8 +158,8 @@ def _piece(item: Item) -> tuple[str, str]:
             return "stdout", f"… {num_lines:,} lines ({num_bytes / 1e6:.1f} MB) not shown"
         case Trace(_, _, traceback):
             return "trace", as_html(traceback.rstrip())
-        case Rich(_, bundle):
-            content = json.loads(bundle)
+        case Rich():
+            content = item.content()
             if list(content["data"]) == ["text/plain"]:
                 return "stdout", as_html(str(content["data"]["text/plain"]))
             return "html", f"<div>{still(content)}</div>"
