@@ -223,8 +223,9 @@ class Gradient:
 
 
 class Names(Subject, frozen=True):
-    """The user's names in the rank's namespace. Answer: tuple of `Named`."""
+    """The user's names in the rank's namespace that are like a pattern (``*``, ``?``). Answer: `Bound`."""
 
+    pattern: str = "*"
     max_names: int = 1000
 
 
@@ -282,6 +283,19 @@ class History(Subject, frozen=True):
 
     num_cells: int = 5
     max_operations: int = 20_000
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What `Names` found: names in alphabetical order (`alphabetically`), and how many come after these."""
+
+    names: tuple[Named, ...]
+    num_left_out: int = 0
+
+
+def alphabetically(name: str) -> tuple[str, str]:
+    """By which names are sorted."""
+    return name.lower(), name
 
 
 @dataclass(frozen=True)

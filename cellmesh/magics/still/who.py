@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Mapping
 
 from ...controller.looking.look import look
 from ...controller.ranks import Ranks
 from ...wire.facts import Facts
-from ...wire.looks import Named, Names
+from ...wire.looks import Bound, Names, alphabetically
 from ...wire.ranks import describe_ranks, format_ranks
 from .tables import Table, format_bytes
 
@@ -23,25 +22,30 @@ def names_table(ranks: Ranks, pattern: str) -> Table:
         ranks: who is asked; also busy ones answer.
         pattern: which names, with ``*`` and ``?``.
     """
-    looked = look(ranks, Names())
+    looked = look(ranks, Names(pattern))
     notes = [f"{describe_ranks([rank])}: {refusal}" for rank, refusal in sorted(looked.refusals.items())]
     return fold_names(looked.answers, pattern, notes)
 
 
-def fold_names(told: Mapping[int, tuple[Named, ...]], pattern: str, notes: list[str]) -> Table:
+def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Table:
     """A row for each name.
 
     Args:
         told: rank -> its names.
-        pattern: which names.
+        pattern: which names were asked for.
         notes: lines below.
     """
     by_name: dict[str, dict[int, Facts]] = {}
-    for rank, names in sorted(told.items()):
-        for named in names:
-            if fnmatch.fnmatchcase(named.name, pattern):
-                by_name.setdefault(named.name, {})[rank] = named.facts
-    rows = [_row(name, facts, list(told)) for name, facts in sorted(by_name.items(), key=_alphabetically)]
+    for rank, bound in sorted(told.items()):
+        for named in bound.names:
+            by_name.setdefault(named.name, {})[rank] = named.facts
+    names = sorted(by_name, key=alphabetically)
+    cut = [bound.names[-1].name for bound in told.values() if bound.num_left_out and bound.names]
+    if cut:  # of what comes later, a rank may have told nothing although it has it
+        last = min(cut, key=alphabetically)
+        names = names[: names.index(last) + 1]
+        notes = [*notes, f"the first {len(names):,} names are shown; a pattern, as `x*`, chooses others"]
+    rows = [_row(name, by_name[name], list(told)) for name in names]
     headers = ["name", "type", "shape", "size", "value", "between ranks"]
     keep = [i for i in range(len(headers)) if i == 0 or any(row[i] for row in rows)]
     what = "names" if pattern == "*" else f"names like {pattern!r}"
@@ -49,10 +53,6 @@ def fold_names(told: Mapping[int, tuple[Named, ...]], pattern: str, notes: list[
     return Table(
         [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], caption, notes, wraps=True
     )
-
-
-def _alphabetically(item: tuple[str, object]) -> tuple[str, str]:
-    return item[0].lower(), item[0]
 
 
 def _row(name: str, facts: Mapping[int, Facts], ranks: list[int]) -> list[str]:

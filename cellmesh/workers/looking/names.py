@@ -1,9 +1,12 @@
-"""The user's names on a rank, each told in short: nothing is copied, and no code of the user's runs."""
+"""The user's names on a rank, each told in short: nothing is copied, and no code of the user's runs.
+
+A value that cannot be told, as it changes meanwhile or is odd, costs no other name its row.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import os
-import reprlib
 import sys
 import types
 from collections.abc import Iterator
@@ -12,12 +15,13 @@ from typing import Any
 import torch
 
 from ...wire.facts import Facts
-from ...wire.looks import Named, Names
+from ...wire.looks import Bound, Named, Names, alphabetically
 from ..inspection import is_dtensor
 from ..shell import RankShell
 from .digests import digest_of_bytes, digest_of_tensor
 from .members import kind_of
 from .resolving import held_by
+from .shortening import full_name_of, name_of, shorten
 
 # What a rank puts into its namespace itself; with other values, these are the user's.
 _OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
@@ -25,17 +29,16 @@ _OWN_MODULES = {"torch": "torch", "dist": "torch.distributed"}
 # Values of a tensor are compared between ranks up to this size: it takes well below a millisecond.
 _MAX_DIGEST_BYTES = 1 << 20
 _MAX_ITEMS = 10_000
-_MAX_TEXT = 80
 _PLAIN = (int, float, complex, bool, str, bytes, range, type(None), list, tuple, dict, set, frozenset)
 
 
-def names(shell: RankShell, subject: Names) -> tuple[Named, ...]:
-    """The user's names, in alphabetical order."""
-    found = users_names(shell)
-    chosen = sorted(found, key=str.lower)[: subject.max_names]
-    return tuple(
-        Named(name, describe_shortly(shell.user_ns[name])) for name in chosen if name in shell.user_ns
-    )
+def names(shell: RankShell, subject: Names) -> Bound:
+    """The user's names."""
+    found = [name for name in users_names(shell) if fnmatch.fnmatchcase(name, subject.pattern)]
+    found.sort(key=alphabetically)
+    chosen = found[: subject.max_names]
+    told = (Named(name, describe_shortly(shell.user_ns[name])) for name in chosen if name in shell.user_ns)
+    return Bound(tuple(told), len(found) - len(chosen))
 
 
 def users_names(shell: RankShell) -> dict[str, str]:
@@ -44,7 +47,8 @@ def users_names(shell: RankShell) -> dict[str, str]:
     return {
         name: kind_of(value)
         for name, value in list(shell.user_ns.items())
-        if not name.startswith("_")
+        if type(name) is str
+        and not name.startswith("_")
         and not (name in hidden and hidden[name] is value)
         and not _is_own(name, value)
     }
@@ -60,17 +64,23 @@ def _is_own(name: str, value: Any) -> bool:
         return kind is torch.device
     if name == "mesh":
         return kind.__module__ == "torch.distributed.device_mesh"
-    return kind is int and os.environ.get(name.upper()) == str(value)
+    return kind is int and value.bit_length() < 64 and os.environ.get(name.upper()) == str(value)
 
 
 def describe_shortly(value: Any) -> Facts:
     """A value's facts that cost little: no statistics, and a digest only of what is small."""
-    kind = type(value)
-    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    if issubclass(kind, torch.Tensor):
+    name = full_name_of(type(value))
+    try:
         with torch._C.DisableTorchFunctionSubclass():  # it may be code of the user's
-            return _tensor(name, value)
-    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+            return _describe(name, value)
+    except Exception:
+        return Facts(kind=name)
+
+
+def _describe(name: str, value: Any) -> Facts:
+    if issubclass(type(value), torch.Tensor):
+        return _tensor(name, value)
+    if name == "numpy.ndarray":
         return Facts(
             kind=name,
             shape=tuple(value.shape),
@@ -78,19 +88,9 @@ def describe_shortly(value: Any) -> Facts:
             dtype=str(value.dtype),
             num_bytes=value.nbytes,
         )
-    text = _text(value)
-    is_told = "..." not in text and len(text) < _MAX_TEXT and _is_plain(value)
-    digest = digest_of_bytes(text.encode(errors="replace")) if is_told else ""
+    text, is_whole = _text(value)
+    digest = digest_of_bytes(text.encode()) if is_whole else ""
     return Facts(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value's text says all that it is."""
-    if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in list(value.items()))
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(_is_plain, tuple(value)))
-    return type(value) in _PLAIN
 
 
 def _tensor(name: str, value: torch.Tensor) -> Facts:
@@ -123,45 +123,26 @@ def _number(local: torch.Tensor) -> str:
     return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
-def _text(value: Any) -> str:
-    """A short text of values whose text tells something and runs no code of the user's."""
+def _text(value: Any) -> tuple[str, bool]:
+    """A short text of values whose text tells something, and whether it says all that the value is."""
     kind = type(value)
     if kind is types.ModuleType:
-        return str(held_by(value).get("__name__", ""))
+        name = held_by(value).get("__name__", "")
+        return name if type(name) is str else "", False
     if kind is types.FunctionType:
         code = value.__code__
-        return f"({', '.join(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])})"
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return f"({', '.join(arguments)})", False
     if issubclass(kind, type):
-        return f"({', '.join(base.__name__ for base in type.__dict__['__bases__'].__get__(value))})"
+        return f"({', '.join(map(name_of, type.__dict__['__bases__'].__get__(value)))})", False
     if issubclass(kind, torch.nn.Module):
         count = sum(parameter.numel() for parameter in _parameters_in(value))
-        return f"{count:,} parameters"
+        return f"{count:,} parameters", False
     if kind in _PLAIN:
-        text = _Short().repr(value)
-        return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+        return shorten(value)
     if kind in (torch.device, torch.dtype, torch.Size):
-        return str(value)
-    return ""
-
-
-class _Short(reprlib.Repr):
-    """As `reprlib.repr`, but runs no `__repr__` of others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = _MAX_TEXT
-        self.maxlevel = 3
-
-    def repr1(self, x: Any, level: int) -> str:
-        kind = type(x)
-        if issubclass(kind, torch.Tensor):
-            return f"{kind.__name__}{list(x.shape)}"
-        if kind not in _PLAIN:
-            return f"<{kind.__name__}>"
-        if kind in (list, tuple, dict, set, frozenset) and len(x) > self.maxlist and level < self.maxlevel:
-            return f"<{kind.__name__} of {len(x):,}>"
-        text: str = super().repr1(x, level)
-        return text
+        return str(value), False
+    return "", False
 
 
 def _parameters_in(module: Any) -> Iterator[torch.Tensor]:
@@ -182,8 +163,10 @@ def _parameters_in(module: Any) -> Iterator[torch.Tensor]:
 def _bytes_in(value: Any) -> int:
     """How much a value's tensors hold on this rank, as far as can be told fast; 0 where that says nothing."""
     kind = type(value)
-    if issubclass(kind, str | bytes):
-        return len(value)
+    if issubclass(kind, str):
+        return str.__len__(value)
+    if issubclass(kind, bytes):
+        return bytes.__len__(value)
     if issubclass(kind, torch.nn.Module):
         return sum(map(_bytes_of, _parameters_in(value)))
     if issubclass(kind, torch.optim.Optimizer):
@@ -200,6 +183,5 @@ def _bytes_in(value: Any) -> int:
 def _bytes_of(value: Any) -> int:
     if not issubclass(type(value), torch.Tensor):
         return 0
-    with torch._C.DisableTorchFunctionSubclass():
-        local = value._local_tensor if is_dtensor(value) else value
-        return int(local.numel() * local.element_size())
+    local = value._local_tensor if is_dtensor(value) else value
+    return int(local.numel() * local.element_size())
