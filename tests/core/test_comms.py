@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cellmesh.controller.comms import hub as hubs
 from cellmesh.controller.comms import inbox as inboxes
 from cellmesh.controller.comms import mirror as mirrors
+from cellmesh.controller.comms.hub import RankComms
 from cellmesh.controller.comms.inbox import Inbox, Letter
+from cellmesh.controller.comms.kernel import Cell
 from cellmesh.controller.comms.mirror import Mirror
 from cellmesh.controller.comms.stills import draw_still
 from cellmesh.controller.output.fold import Block, Folder, WidgetView
 from cellmesh.controller.output.sinks import CellSink, Displays
-from cellmesh.wire.messages import Display
+from cellmesh.wire.framing import Parcel
+from cellmesh.wire.messages import Display, ToFrontEnd
 from cellmesh.workers.comms import capturing
 from cellmesh.workers.comms.capturing import begin_capture, captured, captured_text, end_capture
 from cellmesh.workers.comms.coalescing import Updates, pack
@@ -217,6 +223,28 @@ def test_only_what_is_shown_is_kept_for_the_end() -> None:
     assert widgets.displayed == ["m0"]
 
 
+def test_text_that_is_no_unicode_reaches_the_front_end_as_far_as_it_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Any] = []
+    session = SimpleNamespace(send=lambda socket, kind, content, **keys: sent.append(content))
+    kernel = SimpleNamespace(session=session, iopub_socket=None)
+    cell = Cell(kernel, {}, lambda kind, content: None)
+    monkeypatch.setattr(hubs, "_calling_cell", lambda last: cell)
+    comms = RankComms(lambda rank, letter: pytest.fail("nobody asks"))
+    comms.began(1)
+    opening = json.dumps({"data": {"state": {"value": "\ud800x"}}, "target_name": "ours"}).encode()
+    saying = json.dumps({"data": {"method": "custom", "content": "\udcff"}}).encode()
+    comms.take(1, (0,), Parcel(ToFrontEnd(1, "m", "open", opening)))
+    comms.take(1, (0,), Parcel(ToFrontEnd(1, "m", "message", saying)))
+    comms.close(None, "the end")
+    assert [content["data"] for content in sent] == [
+        {"state": {"value": "?x"}},
+        {"method": "custom", "content": "?"},
+        {},
+    ]
+
+
 # ---- on a rank
 
 
@@ -260,6 +288,18 @@ class Output:
 
     def __init__(self) -> None:
         self.outputs: tuple[dict[str, Any], ...] = ()
+        self.changed = threading.Event()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "outputs" and "changed" in vars(self):
+            self.changed.set()
+
+    def wait_for(self, text: str) -> None:
+        while self.text() != text:
+            self.changed.clear()
+            if self.text() != text:
+                assert self.changed.wait(10), self.text()
 
     def text(self) -> str:
         return "".join(output.get("text", "") for output in self.outputs)
@@ -292,9 +332,21 @@ def test_clearing_waits_for_what_comes() -> None:
     captured(4, "clear", b"wait", "")
     assert widget.text() == "old"
     captured_text(4, "stdout", "new")
-    assert widget.text() == "new"
+    widget.wait_for("new")
     captured(4, "clear", b"", "")
+    widget.wait_for("")
     assert widget.outputs == ()
+    end_capture(capture)
+
+
+def test_a_flood_that_stops_is_shown_to_its_end() -> None:
+    # A loop prints, and then computes for an hour: nothing more is printed, and the block does not end.
+    widget = Output()
+    capture = begin_capture(widget, run=4)
+    for number in range(40):
+        captured_text(4, "stdout", f"line {number}")
+        captured_text(4, "stdout", "\n")
+    widget.wait_for("".join(f"line {number}\n" for number in range(40)))
     end_capture(capture)
 
 

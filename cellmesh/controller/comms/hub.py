@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CellmeshError
 from ...wire.framing import Parcel
 from ...wire.messages import ToFrontEnd
+from ..output.packed import unpack
 from ..output.sinks import Publish, cell_publisher
 from ..run import Run
 from .inbox import Inbox, Letter
@@ -99,7 +100,7 @@ class RankComms:
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[ToFrontEnd]) -> None:
         """A rank's comm says something."""
         verb, buffers = parcel
-        content = json.loads(verb.content)
+        content = unpack(verb.content)
         model = self._models.get(verb.comm)
         if model is None:
             # Of an old run's thread it is no longer known which cell it was.
@@ -116,8 +117,7 @@ class RankComms:
             if model.mirror is not None and data.get("method") == "update":
                 with self._lock:
                     model.mirror.update(data["state"], data.get("buffer_paths", ()), buffers)
-            with contextlib.suppress(ValueError):  # text that is no Unicode
-                model.comm.publish_msg("comm_msg", data, content.get("metadata"), list(buffers))
+            model.comm.publish_msg("comm_msg", data, content.get("metadata"), list(buffers))
 
     # ---- what is shown
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import json
+import threading
 import time
 from typing import Any
 
@@ -15,13 +16,12 @@ from ...wire.messages import DisplayKind, StreamName
 
 # What one widget holds at most; the oldest goes.
 MAX_BYTES = 200_000
-# So many changes are shown at once, and so many a second in the long run.
-_BURST = 20
-_PER_S = 10
+# How long changes are gathered; the first after a pause is shown at once.
+GATHER_S = 0.1
 
 
 class Capture:
-    """The output that goes into one widget, from ``with output:`` on.
+    """The output that goes into one widget, from ``with output:`` on; shown on its run's thread or a timer's.
 
     Args:
         widget: the `Output`.
@@ -35,20 +35,39 @@ class Capture:
         self._ids: dict[str, int] = {}
         self._clears = False
         self._is_shown = True
-        self._budget, self._shown_at = float(_BURST), time.monotonic()
+        self._shown_at = float("-inf")
+        self._timer: threading.Timer | None = None
+        self._lock = threading.RLock()
 
     def add_text(self, stream: StreamName, text: str) -> None:
         """Take in what is printed."""
-        self._clear_if_due()
-        last = self._outputs[-1] if self._outputs else {}
-        if last.get("output_type") == "stream" and last.get("name") == stream:
-            self._outputs[-1] = {**last, "text": _after_returns(last["text"] + text)[-MAX_BYTES:]}
-        else:
-            self._outputs.append({"output_type": "stream", "name": stream, "text": _after_returns(text)})
-        self._changed()
+        with self._lock:
+            self._clear_if_due()
+            last = self._outputs[-1] if self._outputs else {}
+            if last.get("output_type") == "stream" and last.get("name") == stream:
+                self._outputs[-1] = {**last, "text": _after_returns(last["text"] + text)[-MAX_BYTES:]}
+            else:
+                self._outputs.append({"output_type": "stream", "name": stream, "text": _after_returns(text)})
+            self._changed()
 
     def add_display(self, kind: DisplayKind, bundle: bytes, display_id: str) -> None:
         """Take in what is displayed, updated or cleared."""
+        with self._lock:
+            self._add_display(kind, bundle, display_id)
+
+    def show(self) -> None:
+        """Give the widget what has not been shown."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if not self._is_shown:
+                self._is_shown = True
+                self._shown_at = time.monotonic()
+                self._trim()
+                self._widget.outputs = tuple(self._outputs)
+
+    def _add_display(self, kind: DisplayKind, bundle: bytes, display_id: str) -> None:
         if kind == "clear":
             self._clears = True
             if bundle != b"wait":
@@ -68,21 +87,14 @@ class Capture:
         self._outputs.append(output)
         self._changed()
 
-    def show(self) -> None:
-        """Give the widget what has not been shown."""
-        if not self._is_shown:
-            self._is_shown = True
-            self._trim()
-            self._widget.outputs = tuple(self._outputs)
-
     def _changed(self) -> None:
         self._is_shown = False
-        now = time.monotonic()
-        self._budget = min(_BURST, self._budget + (now - self._shown_at) * _PER_S)
-        self._shown_at = now
-        if self._budget >= 1:
-            self._budget -= 1
+        if time.monotonic() - self._shown_at >= GATHER_S:
             self.show()
+        elif self._timer is None:
+            self._timer = threading.Timer(GATHER_S, self.show)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _clear_if_due(self) -> None:
         if self._clears:
