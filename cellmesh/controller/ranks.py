@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import MeshUsageError
-from ..wire import payload
 from ..wire.framing import Frame
 from ..wire.messages import (
     Look,
@@ -24,6 +22,7 @@ from ..wire.messages import (
     RunCell,
     Work,
 )
+from .arguments import check_expression, dump_call, dump_names
 from .core import encode_work
 from .options import ranks_at
 from .output.printer import Printer
@@ -128,7 +127,7 @@ class Ranks:
             The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
-        pickled, buffers = _dump_call(name, function, args, kwargs)
+        pickled, buffers = dump_call(name, function, args, kwargs)
         return self._start(lambda number: RunCall(number, pickled, *self._shown), buffers, name)
 
     def cell(self, source: str) -> Any:
@@ -194,7 +193,7 @@ class Ranks:
                     f"{name!r} is the notebook's handle of the mesh and stays there; on the ranks, `mesh` is "
                     "the DeviceMesh"
                 )
-        pickled, buffers = _dump_names(names)
+        pickled, buffers = dump_names(names)
         self._start(lambda number: PushNames(number, pickled), buffers, "push").result()
 
     def pull(self, expression: str) -> Any:
@@ -209,7 +208,7 @@ class Ranks:
         Raises:
             RankFailure: a rank could not evaluate or pickle it.
         """
-        _check_expression(expression)
+        check_expression(expression)
         return self._start(lambda number: PullNames(number, expression)).result()
 
     def inspect(self, expression: str) -> Inspection:
@@ -227,7 +226,7 @@ class Ranks:
         """
         from .looking.inspecting import inspect  # it is built on this module
 
-        _check_expression(expression)
+        check_expression(expression)
         return inspect(self, expression)
 
     def stacks(self, native: bool = False, all_threads: bool = False) -> str:
@@ -315,7 +314,7 @@ class Ranks:
         """
         from .looking.plotting import plot  # rarely used
 
-        return plot(self._session.beside.metrics, names, self.ranks, mean, self._session.beside.on_end)
+        return plot(self._session.beside.metrics, names, self.ranks, mean, self._session.beside.shown)
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:
         """What these ranks did in the last cells: computed, or were in collectives, and waited for whom.
@@ -396,33 +395,3 @@ class Ranks:
             fills=shows_traces or isinstance(probe, PushNames) or getattr(probe, "action", "") == "load",
             is_look=isinstance(probe, Look),
         )
-
-
-def _dump_call(
-    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Frame]]:
-    try:
-        return payload.dumps((function, args, kwargs), name)
-    except MeshUsageError:
-        payload.dumps(function, name)  # say which part it was
-        for position, value in enumerate(args):
-            payload.dumps(value, f"argument {position} of {name}")
-        for key, value in kwargs.items():
-            payload.dumps(value, f"argument {key} of {name}")
-        raise
-
-
-def _dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
-    try:
-        return payload.dumps(dict(names), "push")
-    except MeshUsageError:
-        for name, value in names.items():  # say which one it was
-            payload.dumps(value, name)
-        raise
-
-
-def _check_expression(expression: str) -> None:
-    try:
-        ast.parse(expression.strip(), mode="eval")
-    except SyntaxError as e:
-        raise MeshUsageError(f"{expression!r} is no expression: {e.msg}") from e

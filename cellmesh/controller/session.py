@@ -1,4 +1,8 @@
-"""One mesh's life in this process: its agent's process, the link to it, and the runs in flight."""
+"""One mesh's life in this process: its agent's process, the link to it, and the runs in flight.
+
+A little long, and one class all the same: starting, working, leaving and stopping wait for the same condition
+and end by the same cause. What can be decided without them is in `core`, `catalog`, `beside` and `ending`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,6 @@ from ..wire.messages import (
     RankInfo,
     RankState,
     Refused,
-    StartFailed,
-    Stopped,
     Welcome,
 )
 from ..wire.messages import Progress as ProgressVerb
@@ -34,6 +36,7 @@ from .beside import Beside
 from .catalog import Catalog
 from .comms.inbox import Letter, encode_letter
 from .core import Change, Core, Effect, HealReport, State
+from .ending import End, describe_end, explain_start, reason_of, refuse_use
 from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
 from .output.printer import Printer
@@ -76,7 +79,7 @@ class Session:
         self.dims: Mapping[str, int] = dict(zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True))
         self._started_at = time.monotonic()
         self.start_s = 0.0
-        self.beside = Beside(self._send_letter)
+        self.beside = Beside(self._send_letter, lambda: self.ending)
         self._on_progress = on_progress
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -91,7 +94,7 @@ class Session:
         self._state: State = "connecting"
         self._condition = threading.Condition()
         self.catalog = Catalog(ticket.num_ranks, self._make_run)
-        self._end: StartFailed | Refused | Detached | Stopped | None = None
+        self._end: End | None = None
         self._has_left = False
         self._link = Link(
             ticket.agent_endpoint,
@@ -139,12 +142,7 @@ class Session:
     @property
     def ending(self) -> str:
         """That there is no more to be done with the mesh, and why; "" as long as there is."""
-        if isinstance(self._end, Detached):
-            return f"this notebook has left {self.name} ({self._end.reason})"
-        if self._end is None and not self._has_left:
-            return ""
-        reason = getattr(self._end, "reason", "") or getattr(self._end, "text", "")
-        return f"{self.name} has ended" + (f" ({reason})" if reason else "")
+        return describe_end(self.name, self._end, self._has_left)
 
     @property
     def lease_s(self) -> float:
@@ -272,7 +270,7 @@ class Session:
             MeshUsageError: what was asked for cannot work.
             HostError: the mesh did not come up, or not in time.
         """
-        settled = self._wait(lambda: self._state == "ready", timeout_s, self._give_up)
+        self._wait(lambda: self._state == "ready", timeout_s, self._give_up)
         self._on_progress = None
         if self.state == "ready":
             return
@@ -282,11 +280,7 @@ class Session:
             self._leave()
             raise NoMeshError(f"{self.name} cannot be attached: {end.reason}")
         self._give_up()
-        if not settled:
-            raise HostError(f"the mesh was not ready after {timeout_s} s. {log}".strip())
-        if isinstance(end, StartFailed):
-            raise MeshUsageError(end.text) if end.fault == "user" else HostError(end.text)
-        raise HostError(f"the mesh did not start: {getattr(end, 'reason', end)}. {log}".strip())
+        raise explain_start(end, timeout_s, log)
 
     def wait_until_attached(self, timeout_s: float) -> None:
         """Wait until the agent has accepted us, and told where the mesh is.
@@ -298,7 +292,7 @@ class Session:
         if self._end is None and settled:
             return
         self._leave()
-        reason = getattr(self._end, "reason", "") or f"its agent did not answer for {timeout_s} s"
+        reason = reason_of(self._end) or f"its agent did not answer for {timeout_s} s"
         raise NoMeshError(f"{self.name} cannot be attached: {reason}")
 
     def restart(self, timeout_s: float, on_progress: Callable[[Progress], None] | None = None) -> None:
@@ -405,17 +399,7 @@ class Session:
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":
-            reason = getattr(self._end, "reason", "") or getattr(self._end, "text", "")
-            if isinstance(self._end, Detached):
-                raise NoMeshError(
-                    f"the mesh lives on without this notebook ({reason}): `%dist_attach {self.name}` has it "
-                    "again, with --steal if somebody holds it"
-                )
-            raise NoMeshError(
-                f"the mesh is {self.state}"
-                + (f" ({reason})" if reason else "")
-                + ": start another with `%dist_start` or cellmesh.start()"
-            )
+            raise refuse_use(self.name, self._end, self.state)
         dead = [rank for rank in ranks if rank in self._core.lost]
         if dead:
             raise refuse_dead(dead, self._core.dead[dead[0]])
@@ -444,7 +428,7 @@ class Session:
             self._on_progress(Progress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s))
         with self._condition:
             self._state = change.state
-            if isinstance(cause, StartFailed | Refused | Detached | Stopped) and self._end is None:
+            if isinstance(cause, End) and self._end is None:
                 self._end = cause
             self._condition.notify_all()
         self.beside.note(change)

@@ -322,7 +322,7 @@ class Groups:
         meeting.tell_presence(self._presence(models))
         self._ledger.drain.let_go()  # all who are here have cut their side
         self._agree(list(meeting.present.values()))
-        with self._store.note_keys(meeting.keys), self._rebuilding():
+        with self._store.note_keys(meeting.keys), self._ledger.rebuilding():
             store = PrefixStore(f"{prefix}/groups", self._store)
             for group in sorted(self._living(), key=_order):
                 why = meeting.why_not(plan_of(group.recipe), self.world_size)
@@ -365,14 +365,6 @@ class Groups:
         inner = self._books.rebuild(group, make)
         set_timeouts(inner, group.timeouts)
         group.connect(inner, sockets)
-
-    @contextlib.contextmanager
-    def _rebuilding(self) -> Iterator[None]:
-        self._ledger.is_rebuilding = True
-        try:
-            yield
-        finally:
-            self._ledger.is_rebuilding = False
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:

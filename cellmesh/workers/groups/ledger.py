@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,15 @@ class Ledger:
             return None
         label, group, since, _ = self.last
         return Operation(label, group.group_name, since)
+
+    @contextlib.contextmanager
+    def rebuilding(self) -> Iterator[None]:
+        """Groups are connected anew meanwhile."""
+        self.is_rebuilding = True
+        try:
+            yield
+        finally:
+            self.is_rebuilding = False
 
 
 def has_ended(work: Work) -> bool:

@@ -1,0 +1,56 @@
+"""What users give to be sent to ranks: checked and pickled; a refusal names the part that is wrong."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import MeshUsageError
+from ..wire import payload
+from ..wire.framing import Frame
+
+
+def dump_call(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Frame]]:
+    """Pickle a function and its arguments.
+
+    Raises:
+        UnpicklableError: one of them cannot be pickled; says which.
+    """
+    try:
+        return payload.dumps((function, args, kwargs), name)
+    except MeshUsageError:
+        payload.dumps(function, name)  # say which part it was
+        for position, value in enumerate(args):
+            payload.dumps(value, f"argument {position} of {name}")
+        for key, value in kwargs.items():
+            payload.dumps(value, f"argument {key} of {name}")
+        raise
+
+
+def dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
+    """Pickle values with their names.
+
+    Raises:
+        UnpicklableError: one of them cannot be pickled; says which.
+    """
+    try:
+        return payload.dumps(dict(names), "push")
+    except MeshUsageError:
+        for name, value in names.items():  # say which one it was
+            payload.dumps(value, name)
+        raise
+
+
+def check_expression(expression: str) -> None:
+    """Refuse what no rank could evaluate.
+
+    Raises:
+        MeshUsageError: it does not parse.
+    """
+    try:
+        ast.parse(expression.strip(), mode="eval")
+    except SyntaxError as e:
+        raise MeshUsageError(f"{expression!r} is no expression: {e.msg}") from e
