@@ -131,6 +131,23 @@ def test_silence_counts_only_where_messages_could_be_heard(rig: Rig) -> None:
     rig.wait_for_end()
 
 
+def test_where_nobody_has_been_heard_for_long_nobody_looks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cellmesh.magics.widgets.dashboard.UNHEARD_S", 0.1)
+
+    async def run_a_cell() -> None:
+        rig.see()  # heard on this loop, which is busy from here
+        rig.wait_for("look")
+        rig.wait_for_end()
+
+    async def look_again() -> None:
+        rig.see()
+        rig.wait_for("look")
+        rig.dashboard.end()
+
+    asyncio.run(run_a_cell())
+    asyncio.run(look_again())
+
+
 def test_trouble_is_told_and_passes(rig: Rig) -> None:
     def fail() -> Snapshot | None:
         raise TimeoutError

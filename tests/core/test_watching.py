@@ -194,3 +194,10 @@ def test_each_view_counts() -> None:
     attention.hear("b", False)
     attention.hear("b", False)
     assert not attention
+
+
+def test_a_page_with_ever_new_views_is_not_listened_to() -> None:
+    attention = Attention(max_views=2)
+    assert [attention.hear(view, True) for view in ("a", "b", "c", "a")] == [True, True, False, False]
+    attention.hear("a", False)
+    assert attention.hear("c", True)

@@ -260,10 +260,12 @@ class Attention:
 
     Args:
         patience_s: for how long, in seconds.
+        max_views: further ones are passed over.
     """
 
-    def __init__(self, patience_s: float = 5.0) -> None:
+    def __init__(self, patience_s: float = 5.0, max_views: int = 100) -> None:
         self._patience_s = patience_s
+        self._max_views = max_views
         self._silent_s: dict[str, float] = {}
 
     def hear(self, view: str, looks: bool) -> bool:
@@ -273,6 +275,8 @@ class Attention:
             Whether it is one that has not been known to.
         """
         is_new = looks and view not in self._silent_s
+        if is_new and len(self._silent_s) >= self._max_views:
+            return False
         if looks:
             self._silent_s[view] = 0.0
         else:

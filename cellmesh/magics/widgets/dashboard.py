@@ -45,6 +45,8 @@ from ..still.tables import Table, status_table
 from .base import FOLDER, Static, View, Widget, load_css
 
 PERIOD_S = 1.0
+# Where views cannot be heard while a cell runs, nobody knows whether somebody looks: after so long, nobody.
+UNHEARD_S = 900.0
 _LOG_BYTES = 8192
 _LOG_LINES = 60
 
@@ -80,6 +82,7 @@ class Dashboard:
         self._attention = Attention()
         self._loop: asyncio.AbstractEventLoop | None = None  # where the front end's messages are heard
         self._is_asked = False  # the loop has been asked whether it comes round
+        self._unheard_s = 0.0  # for so long it has not
         self._thread: threading.Thread | None = None
         self._is_due = False
         self._is_over = False
@@ -143,7 +146,7 @@ class Dashboard:
         except RuntimeError:
             loop = None
         with self._lock:
-            self._loop = loop
+            self._loop, self._is_asked, self._unheard_s = loop, False, 0.0
             if self._attention.hear(view, looks):
                 self._tell_all()
             if not looks:
@@ -173,18 +176,19 @@ class Dashboard:
                 )
                 self._is_due = False
                 self._pass_time(time.monotonic() - began_at)
-                if self._is_over or not self._attention:
+                if self._is_over or not self._attention or self._unheard_s > UNHEARD_S:
                     self._thread = None
                     return
 
     def _pass_time(self, seconds: float) -> None:
         """Silence counts only where views could be heard: front ends without subshells wait for cells."""
         if self._is_asked and self._loop is not None and not self._loop.is_closed():
+            self._unheard_s += seconds
             return
 
         def heard() -> None:
             with self._lock:
-                self._is_asked = False
+                self._is_asked, self._unheard_s = False, 0.0
                 self._attention.wait(seconds)
 
         if self._loop is None:
@@ -281,13 +285,8 @@ def show_dashboard(mesh: Mesh) -> View | Table:
     dashboard = Dashboard(mesh, lambda before: look_around(session, before), widget.send)
     widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
     dashboard.look()
-    view = View(widget, dashboard.static)
-
-    def end() -> None:
-        dashboard.end()
-        view.freeze(session.ending)
-
-    session.beside.on_end(end)
+    view = View(widget, dashboard.static, dashboard.end)
+    session.beside.shown.add("dashboards", view)
     return view
 
 
