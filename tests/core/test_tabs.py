@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cellmesh.controller.output import tabs as tabs_module
 from cellmesh.controller.output.ansi import as_html
 from cellmesh.controller.output.bundles import balance
 from cellmesh.controller.output.fold import Gap, Item, Line, Rich, Trace
@@ -212,6 +213,19 @@ def test_pictures_count() -> None:
     assert len(text) <= LIMIT_BYTES
     found = Tabs(text)
     assert [str(attrs["src"])[-1] for tag, attrs in found.elements["0"] if tag == "img"] == ["4"]
+
+
+def test_what_many_share_is_drawn_once_and_what_has_no_room_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[Item] = []
+    plain = tabs_module._piece
+    monkeypatch.setattr(tabs_module, "_piece", lambda item: [drawn.append(item), plain(item)][1])
+    shared = tuple(out(f"{number:>999}") for number in range(1000))
+    outputs = {rank: Output((*shared, out(f"of {rank}"), out("end"))) for rank in range(64)}
+    text = switch(outputs, "abc", limit_bytes=100_000)
+    assert set(Tabs(text).parts) == set(map(str, range(64)))
+    assert len(drawn) == 64 * 2 + 100
 
 
 def test_one_long_line_keeps_its_end_and_no_half_of_an_entity() -> None:

@@ -64,7 +64,8 @@ def switch(outputs: Mapping[int, Output], identity: str, limit_bytes: int = LIMI
     if len(groups) < 2 or all(_is_one_line(output) for output in groups.values()):
         return ""
     shown = list(groups.items())[:_MAX_GROUPS]
-    pieces = {ranks: [_piece(item) for item in output.items] for ranks, output in shown}
+    known: dict[int, tuple[str, str]] = {}  # groups share most items
+    pieces = {ranks: _newest(output.items, limit_bytes, known) for ranks, output in shown}
     frames = sum(len(_details(ranks, [], f"cm-{identity}", 0, True)) for ranks, _ in shown)
     budget = limit_bytes - len(_CSS) - 2 * len(_SCRIPT) - frames
     sizes = [float(sum(_costs(own))) for own in pieces.values()]
@@ -90,6 +91,22 @@ def _group(outputs: Mapping[int, Output]) -> dict[Ranks, Output]:
         if output.items or output.dropped:
             groups.setdefault(output, []).append(rank)
     return {tuple(ranks): output for output, ranks in groups.items()}
+
+
+def _newest(
+    items: Sequence[Item], limit_bytes: int, known: dict[int, tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """The newest items as pieces, one more than there is room for; `known` has those made before, by id."""
+    pieces: list[tuple[str, str]] = []
+    size = 0
+    for item in reversed(items):
+        piece = known.get(id(item)) or _piece(item)
+        known[id(item)] = piece
+        pieces.append(piece)
+        size += len(piece[1]) + 1
+        if size > limit_bytes:
+            break
+    return pieces[::-1]
 
 
 def _is_one_line(output: Output) -> bool:
