@@ -1,12 +1,7 @@
-"""What a mesh has in the notebook beside its runs: numbers that ranks log, their widgets, displays.
-
-The callbacks of who wants to know of the mesh's end are kept here, too.
-"""
+"""What a mesh has in the notebook beside its runs: numbers that ranks log, their widgets, displays."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +13,7 @@ from .effects import Change
 from .looking.metrics import Metrics
 from .output.cell_sink import Displays
 from .run import Run
+from .shown import Shown
 
 # What ranks say that is no run's output or answer.
 KINDS = (Logged, ToFrontEnd)
@@ -28,21 +24,22 @@ class Beside:
 
     Args:
         send_letter: passes what the front end told a widget on to its rank.
+        why_ended: once there is no mesh any more, tells why.
 
     Attributes:
         displays: those that can be updated.
         metrics: what ranks have logged.
         comms: the widgets of ranks.
+        shown: what shows the mesh.
     """
 
-    def __init__(self, send_letter: Callable[[int, Letter], Run[Any]]) -> None:
+    def __init__(self, send_letter: Callable[[int, Letter], Run[Any]], why_ended: Callable[[], str]) -> None:
+        self._why_ended = why_ended
         self.displays = Displays()
         self.metrics = Metrics()
         self.comms = RankComms(send_letter)
         self.displays.widgets = self.comms
-        self._on_end: list[Callable[[], None]] = []
-        self._has_ended = False
-        self._lock = threading.Lock()
+        self.shown = Shown()
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
         """These ranks said one of `KINDS`; called on the link's thread."""
@@ -72,20 +69,7 @@ class Beside:
         if change.state == "ended":
             self.end()
 
-    def on_end(self, callback: Callable[[], None]) -> None:
-        """Call back once the mesh has ended or been left, on the thread that notices it."""
-        with self._lock:
-            if not self._has_ended:
-                self._on_end.append(callback)
-                return
-        callback()
-
     def end(self) -> None:
         """The mesh has ended, or this notebook has left it."""
         self.comms.close(None, "the mesh has ended, or this notebook has left it: the widget stands still")
-        with self._lock:
-            self._has_ended = True
-            callbacks, self._on_end = self._on_end, []
-        with contextlib.ExitStack() as stack:  # each is called, whichever fails
-            for callback in reversed(callbacks):
-                stack.callback(callback)
+        self.shown.end(self._why_ended())

@@ -13,9 +13,8 @@ class Displays:
     """What draws the objects of one shell; a widget's module is imported when it is first needed."""
 
     def __init__(self) -> None:
-        self._plots: Any = None
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
-            ("cellmesh.controller.looking.plotting", "Plot"): self._show_plot,
+            ("cellmesh.controller.looking.plotting", "Plot"): _show_plot,
             ("cellmesh.controller.looking.inspecting", "Inspection"): _show_inspection,
         }
 
@@ -34,12 +33,11 @@ class Displays:
             ]:
                 display.pop(kind)
 
-    def _show_plot(self, plot: Any) -> None:
-        from .widgets.plots import LivePlots
 
-        if self._plots is None:
-            self._plots = LivePlots()
-        self._plots.show(plot)._ipython_display_()
+def _show_plot(plot: Any) -> None:
+    from .widgets.plots import LivePlot
+
+    LivePlot(plot).view._ipython_display_()
 
 
 def _show_inspection(inspection: Any) -> None:

@@ -135,7 +135,7 @@ def open_page(
     try:
         yield page, kernel
     finally:
-        inspector.close()
+        inspector.refresher.close()
         context.close()
     assert errors == []
 

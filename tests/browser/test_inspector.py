@@ -127,7 +127,7 @@ def test_the_inspector_shows_what_ranks_hold(browser: Browser, server: Server) -
         # the mesh ends: what was seen stays
         notebook.run("%dist_stop")
         first = notebook.cell(2)
-        expect(first.root).to_contain_text("the mesh has ended")
+        expect(first.root).to_contain_text("has ended (stopped)")
         expect(first.outputs.locator("table").first).to_contain_text("100")
         expect(first.outputs.locator("canvas")).to_have_count(0)
         notebook.picture("inspector-ended", first=2, last=2)

@@ -67,9 +67,9 @@ def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(n
     # The reloaded page does not know which output a display's id names: the widget stays, and says so.
     again = notebook.run("%dist_plot acc")
     notebook.run("%dist_stop")
-    expect(plot.root).to_contain_text("the mesh has ended")
+    expect(plot.root).to_contain_text("has ended (stopped)")
     expect(again.root.locator("img.cellmesh-plot")).to_be_visible()
-    expect(again.root).to_contain_text("the mesh has ended")
+    expect(again.root).to_contain_text("has ended (stopped)")
     expect(again.root.locator(".cm-plots")).to_have_count(0)
     notebook.picture("plots-static", 3, 3)
 

@@ -181,7 +181,7 @@ def test_it_is_zoomed_moved_and_highlighted(notebook: Notebook) -> None:
     expect(root.locator(".cm-tables > table tbody tr")).to_have_count(2)
     expect(root.locator('.cm-legend button[data-name="broadcast"]')).to_be_visible()
     notebook.run("%dist_stop")
-    expect(cell.root).to_contain_text("the mesh has ended")
+    expect(cell.root).to_contain_text("has ended (stopped)")
     expect(cell.root.locator("img.cellmesh-timeline")).to_be_visible()
     expect(root).to_have_count(0)
     notebook.picture("timeline-static", 2, 2)

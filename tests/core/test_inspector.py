@@ -255,7 +255,7 @@ def test_while_a_rank_runs_what_was_seen_stays() -> None:
 def test_what_has_ended_is_looked_at_no_more() -> None:
     answers = LocalAnswers("w", {0: {"w": torch.ones(3)}})
     inspector = Inspector(answers)
-    inspector.freeze("the mesh has ended")
+    inspector.view.freeze("the mesh has ended")
     num_asked = len(answers.asked)
     inspector.refresh()
     assert len(answers.asked) == num_asked

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import MeshUsageError
 from ..options import did_you_mean
+from ..shown import Shown
 from .metrics import Metrics, Series
 
 # What is drawn of a line: more would not be seen.
 MAX_DRAWN = 600
-
-OnEnd = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,14 @@ class Plot:
         names: one panel each, in this order.
         ranks: whose.
         mean: whether the ranks' mean is drawn, with a band from the least to the most.
-        on_end: has something called back when the mesh ends.
+        shown: what keeps it up to date.
     """
 
     metrics: Metrics
     names: tuple[str, ...]
     ranks: tuple[int, ...]
     mean: bool = False
-    on_end: OnEnd = field(default=lambda callback: None, repr=False, compare=False)
+    shown: Shown = field(default_factory=Shown, repr=False, compare=False)
 
     def series(self, name: str) -> Mapping[int, Series]:
         """rank -> what it has logged under a name."""
@@ -66,7 +65,7 @@ def plot(
     names: Sequence[str],
     ranks: Sequence[int],
     mean: bool = False,
-    on_end: OnEnd = lambda _: None,
+    shown: Shown | None = None,
 ) -> Plot:
     """A plot of names, which may be logged later.
 
@@ -82,7 +81,7 @@ def plot(
                 f"{name!r} is no name: plot what ranks log, {how_to('loss')}"
                 f"{did_you_mean(name, metrics.names())}"
             )
-    return Plot(metrics, tuple(dict.fromkeys(names)), tuple(ranks), mean, on_end)
+    return Plot(metrics, tuple(dict.fromkeys(names)), tuple(ranks), mean, shown or Shown())
 
 
 def how_to(name: str) -> str:

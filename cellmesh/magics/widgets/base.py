@@ -71,11 +71,16 @@ class View:
     Args:
         widget: what draws.
         static: what is shown without it; called whenever that is needed, on any thread.
+        end: called before it stands still for good.
     """
 
-    def __init__(self, widget: Widget, static: Callable[[], Static]) -> None:
+    def __init__(
+        self, widget: Widget, static: Callable[[], Static], end: Callable[[], None] = lambda: None
+    ) -> None:
         self.widget = widget
         self._static = static
+        self._end = end
+        self._last = Static("", "")
         self._shown: list[tuple[Callable[[str, dict[str, Any]], None], str]] = []
         self._ended = ""
         self.is_attended = is_attended()
@@ -85,14 +90,23 @@ class View:
         if self._ended:
             return
         self._ended = why
-        static = self._static()
+        self._end()
+        with contextlib.suppress(Exception):  # what it showed before is better than nothing
+            self._last = self._static()
+        static = self._last
+        self._static = lambda: static  # nothing else need be kept for it
         content = f'{static.html}<div style="opacity:.65">{html.escape(why)}</div>'
         data = {"text/plain": f"{static.text}\n{why}", "text/html": content}
         for publish, display_id in self._shown:
             publish("update_display_data", _content(data, display_id))
-        # Not closed: a page that was reloaded since has lost the displays' ids, and shows the widget still.
+        # Not closed yet: a page that was reloaded since has lost the displays' ids, and still shows it.
         with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
             self.widget.ended = why
+
+    def close(self) -> None:
+        """Let go of the widget. From any thread."""
+        with contextlib.suppress(Exception):
+            self.widget.close()
 
     def refresh(self) -> None:
         """Show what it shows now also where no widget can be.
@@ -100,7 +114,7 @@ class View:
         From any thread; where a program executes the notebook, within a cell: such a program listens only to
         the cell that it runs.
         """
-        if self._ended:
+        if self._ended or not self._shown:
             return
         data = self._forms()
         current = None if self.is_attended else cell_publisher()
@@ -117,7 +131,7 @@ class View:
         publish("display_data", _content(self._forms(), display_id))
 
     def _forms(self) -> dict[str, Any]:
-        static = self._static()
+        static = self._last = self._static()
         data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
         if self.is_attended and not self._ended:
             data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}

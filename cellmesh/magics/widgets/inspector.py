@@ -91,7 +91,7 @@ class Inspector:
         self._quick, self._slow = Worker(), Worker()
         self.refresher = Refresher(self.refresh, answers.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
-        self.view = View(self.widget, self.static)
+        self.view = View(self.widget, self.static, self.refresher.close)
         if inspection is None:
             self.refresh()
         else:
@@ -126,15 +126,6 @@ class Inspector:
         """What is shown without the widget."""
         still = static_of(self._inspection, self._path, self._pixels)
         return _with_gradients(still, self.widget.gradients) if self.widget.gradients else still
-
-    def freeze(self, why: str) -> None:
-        """The mesh has ended: show no more than what was seen. From any thread."""
-        self.close()
-        self.view.freeze(why)
-
-    def close(self) -> None:
-        """Look no more by itself. From any thread."""
-        self.refresher.close()
 
     def is_seen(self) -> bool:
         """Whether anybody looks; so it is where nobody tells."""
@@ -288,7 +279,7 @@ def show_inspection(
         follow=follow,
         events=_shell_events(),
     )
-    session.beside.on_end(lambda: inspector.freeze("the mesh has ended: this is what was seen last"))
+    session.beside.shown.add("inspectors", inspector.view)
     return inspector.view
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import traitlets
 from IPython.core.getipython import get_ipython
 
 from ...controller.looking.plotting import Plot, thin
+from ...controller.shown import do_apart
 from ..still.plots import draw_html
 from .base import Static, View, Widget, load_css
 from .palette import colour_of
 
 # New points are drawn this often at most.
 REFRESH_S = 0.25
-# So many plots of a mesh go on; what is older stands still.
-MAX_LIVE = 8
 
 
 class PlotWidget(Widget):
@@ -62,7 +60,7 @@ def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
 
 
 class LivePlot:
-    """A plot in a notebook, redrawn when ranks have logged more; its thread is there only then.
+    """A plot in a notebook, redrawn when ranks have logged more, on threads that are there only then.
 
     Args:
         plot: what is drawn.
@@ -73,26 +71,29 @@ class LivePlot:
         self._lock = threading.Lock()
         self._is_due = False
         self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
-        self.view = View(self._widget, lambda: Static(repr(plot), draw_html(plot)))
+        self._drawing = threading.Lock()  # held while it is drawn: the last one to draw shows all there is
+        self.view = View(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
         self._is_stale = False  # where no widget can be
-        self._stops = (plot.metrics.watch(self._note), plot.metrics.watch_settling(self._settle))
+        if self.view.is_attended:
+            settling = plot.metrics.watch_settling(lambda: do_apart([self._settle] if self._is_stale else []))
+        else:
+            settling = _at_cells_ends(self._settle)
+        self._stops = (plot.metrics.watch(self._note), settling)
         self._draw()
-        if not self.view.is_attended:
-            self._stops = (*self._stops[:1], _at_cells_ends(self._settle))
-        plot.on_end(lambda: self.freeze("the mesh has ended"))
+        plot.shown.add("plots", self.view)
 
-    def freeze(self, why: str) -> None:
-        """Leave it as it is."""
+    def _end(self) -> None:
         for stop in self._stops:
             stop()
         self._draw()
-        self.view.freeze(why)
 
     def _settle(self) -> None:
         """A cell has ended: what stands still where no widget can be is to show what it logged."""
-        if self._is_stale:
-            self._is_stale = False
-            self._draw()
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        self._draw()
+        with self._drawing:
             self.view.refresh()
 
     def _note(self, names: frozenset[str]) -> None:
@@ -110,10 +111,11 @@ class LivePlot:
     def _draw(self) -> None:
         with self._lock:
             self._is_due = False
-        lines, points = pack(self._plot)
-        if points != self._widget.points or lines != self._widget.lines:
-            with self._widget.hold_sync():
-                self._widget.lines, self._widget.points = lines, points
+        with self._drawing:
+            lines, points = pack(self._plot)
+            if points != self._widget.points or lines != self._widget.lines:
+                with self._widget.hold_sync():
+                    self._widget.lines, self._widget.points = lines, points
 
 
 def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
@@ -127,18 +129,3 @@ def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
 
     shell.events.register("post_run_cell", call)
     return lambda: shell.events.unregister("post_run_cell", call)
-
-
-class LivePlots:
-    """The plots of a notebook that go on."""
-
-    def __init__(self) -> None:
-        self._live: deque[LivePlot] = deque()
-
-    def show(self, plot: Plot) -> View:
-        """A view of a plot; the oldest stands still if there are too many."""
-        live = LivePlot(plot)
-        self._live.append(live)
-        if len(self._live) > MAX_LIVE:
-            self._live.popleft().freeze("no longer updated: newer plots are")
-        return live.view

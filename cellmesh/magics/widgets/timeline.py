@@ -62,7 +62,7 @@ class LiveTimeline:
         self.widget = TimelineWidget(**self._forms())
         self.view = View(self.widget, self._static)
         self.widget.on_msg(lambda _, content, __: self.handle(content))
-        ranks._session.beside.on_end(self._end)
+        ranks._session.beside.shown.add("timelines", self.view)
 
     def handle(self, content: dict[str, Any]) -> None:
         """The user wants to see what is so now; on any thread."""
@@ -79,9 +79,6 @@ class LiveTimeline:
                 self.widget.problem = ""
                 for name, value in self._forms().items():
                     setattr(self.widget, name, value)
-
-    def _end(self) -> None:
-        self.view.freeze("the mesh has ended")
 
     def _forms(self) -> dict[str, Any]:
         return pack(self._history, [self._note] if self._note else [])
