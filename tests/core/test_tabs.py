@@ -186,6 +186,26 @@ def test_html_that_runs_is_shown_as_what_else_there_is() -> None:
     assert "script" not in dict(found.elements["0"])
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<img src=x onerror=alert(1)>", '<img src="x">'),
+        ("<svg/onload=alert(1)></svg>", "<svg></svg>"),
+        ("<a href='javascript:alert(1)' ONCLICK='x'>x</a>", "<a>x</a>"),
+        ("<a href=' jav&#9;aScript&colon;x'>x</a>", "<a>x</a>"),
+        ("<form action='javascript:x'><input formaction='javascript:x'></form>", "<form><input></form>"),
+        ("<p srcdoc='<script>x</script>' title='&quot;><b>'>", '<p title="&quot;&gt;&lt;b&gt;"></p>'),
+        (
+            "<svg><style><img src=x onerror=alert(1)></style></svg>",
+            "<svg><style>&lt;img src=x onerror=alert(1)></style></svg>",
+        ),
+        ("<a href='https://example.org/?a=1&amp;b'>x</a>", '<a href="https://example.org/?a=1&amp;b">x</a>'),
+    ],
+)
+def test_nothing_runs_in_html(text: str, left: str) -> None:
+    assert balance(text) == left
+
+
 def test_balanced_html_is_left_as_it_is() -> None:
     table = (
         '<table border="1"><style scoped>td { x: "<" }</style><tr><td>1 &amp; &#50;<br/></td></tr></table>'

@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -121,7 +121,10 @@ def pre(inner: str, style: str = "") -> str:
 
 
 def balance(text: str) -> str:
-    """HTML in which what is opened is closed and nothing else is: it can stand within other HTML."""
+    """HTML that can stand within other HTML: what is opened is closed, and no attribute runs anything.
+
+    Elements that run (`_RUNNING`) stay.
+    """
     balancer = _Balancer()
     balancer.feed(text)
     balancer.close()
@@ -134,6 +137,20 @@ def _as_drawing(svg: str) -> str:
     return f'<img src="data:image/svg+xml;base64,{data}" style="max-width:100%"/>'
 
 
+def _written(attributes: Sequence[tuple[str, str | None]]) -> str:
+    """The attributes of an element, without those that run something."""
+    return "".join(
+        f" {name}" if value is None else f' {name}="{html.escape(value)}"'
+        for name, value in attributes
+        if not (name.startswith("on") or name == "srcdoc" or _is_script(value or ""))
+    )
+
+
+def _is_script(value: str) -> bool:
+    """Whether an address is a program; browsers pass over what is not to be seen in it."""
+    return "".join(each for each in value[:100] if each > " ").lower().startswith("javascript:")
+
+
 class _Balancer(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)
@@ -141,12 +158,12 @@ class _Balancer(HTMLParser):
         self._open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self._pieces.append(self.get_starttag_text() or "")
+        self._pieces.append(f"<{tag}{_written(attrs)}>")
         if tag not in _VOID:
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        self._pieces.append(self.get_starttag_text() or "")
+        self._pieces.append(f"<{tag}{_written(attrs)}/>")
         if tag not in _VOID:  # in HTML, a slash closes nothing
             self._pieces.append(f"</{tag}>")
 
@@ -158,7 +175,8 @@ class _Balancer(HTMLParser):
         self._pieces.append(f"</{tag}>")
 
     def handle_data(self, data: str) -> None:
-        is_raw = bool(self._open) and self._open[-1] in ("style", "script")
+        # In a drawing, a browser reads what is within <style> as elements.
+        is_raw = self._open[-1:] == ["style"] and not {"svg", "math"}.intersection(self._open)
         self._pieces.append(data if is_raw else data.replace("<", "&lt;"))
 
     def handle_entityref(self, name: str) -> None:
