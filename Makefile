@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: venv lint types
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: venv lint types core
 
