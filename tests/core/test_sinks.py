@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cellmesh.controller.output import cell_sink
 from cellmesh.controller.output.fold import (
     VIEW_MIME,
     Block,
@@ -382,6 +383,20 @@ def test_an_update_of_displays_shown_apart_reaches_each_under_its_own_rank() -> 
     sink.show([rich(0, ids=("x",), plain="zero"), rich(1, ids=("y",), plain="one")])
     sink.show([rich(0, 1, kind="update", ids=("x", "y"), plain="done")])
     assert front.area == [{"text/plain": "[0] done"}, {"text/plain": "[1] done"}]
+
+
+def test_displays_that_no_longer_change_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_sink, "_MAX_PLACES", 4)
+    front, displays = Recorder(), Displays()
+    sink = CellSink(front, displays)
+    sink.show([rich(0, 1, ids=("old", "old"), plain="old")])
+    for number in range(9):  # each cell of the notebook has a bar that is called so, and something of its own
+        sink.show([rich(0, 1, kind="update", ids=("old", "old"), plain=f"old {number}")])
+        sink.show([rich(0, ids=("bar",), plain="bar"), rich(0, ids=(f"{number}",), plain="own")])
+        assert len(displays.places) <= 4
+    assert front.area[0] == {"text/plain": "[0-1] old 8"}
+    sink.show([rich(0, kind="update", ids=("3",), plain="late")])
+    assert {"text/plain": "[0] late"} not in front.area
 
 
 def test_an_update_of_an_unknown_display_shows_nothing() -> None:

@@ -20,6 +20,9 @@ from .tabs import switch
 
 Publish = Callable[[str, dict[str, Any]], None]
 _MAX_RECORDS = 16
+# Of so many displays, each rank's counted, it is known where they are; then those are forgotten that have not
+# changed for longest.
+_MAX_PLACES = 10_000
 
 
 class Widgets(Protocol):
@@ -32,23 +35,41 @@ class Widgets(Protocol):
         """One is displayed; without it, this text would be."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's display is shown.
+
+    Attributes:
+        display_id: ours.
+        leader: the lowest of its ranks, which it follows.
+    """
+
+    display_id: str
+    leader: int
+
+
 @dataclass
 class Displays:
     """The displays of a mesh that can be updated, also from a later cell.
 
     Attributes:
-        ids: a rank's own id, as (rank, id) -> ours, of the display that was shown for it.
-        owners: ours -> the lowest of its ranks, which it follows.
+        places: a rank's own id, as (rank, id) -> where it is shown.
         widgets: None where there are none.
         has_tabs: whether cells whose ranks show different things get a switch between ranks.
         records: what the newest cells have shown, for output that comes after a cell's end.
     """
 
-    ids: dict[tuple[int, str], str] = field(default_factory=dict)
-    owners: dict[str, int] = field(default_factory=dict)
+    places: dict[tuple[int, str], Place] = field(default_factory=dict)
     widgets: Widgets | None = None
     has_tabs: bool = True
     records: collections.deque[Record] = field(default_factory=collections.deque)
+
+    def put(self, rank: int, theirs: str, place: Place) -> None:
+        """A rank's display is shown here, or has changed."""
+        self.places.pop((rank, theirs), None)
+        self.places[rank, theirs] = place  # last
+        if len(self.places) > _MAX_PLACES:
+            del self.places[next(iter(self.places))]
 
     def keep(self, record: Record) -> None:
         """A run has ended; of those that have, only the newest are remembered."""
@@ -202,8 +223,8 @@ class CellSink:
         ours = ""
         if known:
             ours = uuid.uuid4().hex
-            self._displays.ids.update(dict.fromkeys(known, ours))
-            self._displays.owners[ours] = block.ranks[0]
+            for rank, theirs in known:
+                self._displays.put(rank, theirs, Place(ours, block.ranks[0]))
         self._display(block.ranks, content, ours)
         self._record.add(Entry(block.ranks, rich, ours))
 
@@ -237,16 +258,18 @@ class CellSink:
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
-        shown: dict[str, list[int]] = {}
+        shown: dict[Place, list[int]] = {}
         for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
-            ours = self._displays.ids.get((rank, theirs))
-            if ours is not None:
-                shown.setdefault(ours, []).append(rank)
-        for ours, ranks in shown.items():
-            if self._displays.owners[ours] in ranks:
+            place = self._displays.places.get((rank, theirs))
+            if place is not None:
+                self._displays.put(rank, theirs, place)
+                shown.setdefault(place, []).append(rank)
+        for place, ranks in shown.items():
+            if place.leader in ranks:
                 bundle = labelled(content, tuple(ranks))
-                self._publish("update_display_data", {**bundle, "transient": {"display_id": ours}})
-                self._record.replace(Entry(tuple(ranks), _as_display(block.item), ours))
+                transient = {"display_id": place.display_id}
+                self._publish("update_display_data", {**bundle, "transient": transient})
+                self._record.replace(Entry(tuple(ranks), _as_display(block.item), place.display_id))
 
     # ---- clearing
 
