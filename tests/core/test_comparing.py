@@ -135,6 +135,13 @@ def test_an_inspection_of_one_tensor_is_its_facts_by_rank() -> None:
     assert "rank 2: NameError: no x" in repr(one)
 
 
+def test_an_inspection_of_unlike_values_names_each_with_its_ranks() -> None:
+    text = Found("str", "'str'", (Item("", Facts(kind="str", text="'str'")),))
+    one = Found("torch.Tensor", "", (Item("", tensor("a")),))
+    shown = repr(Inspection("y", {0: text, 1: one, 2: one}))
+    assert shown == "<y on rank 0: str 'str'; on ranks 1-2: torch.Tensor float32 (2,)>"
+
+
 def test_an_inspection_of_a_nest_has_facts_by_path() -> None:
     nest = inspection(("a", tensor("a")), ("b", tensor("b")))
     assert not nest.is_one

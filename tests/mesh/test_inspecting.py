@@ -90,6 +90,9 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
         "replicas are equal, bit for bit"
     }
     assert set(model.spreads) == set(model.paths)
+    mesh.cell("many = [torch.full((), 1.0 * i) for i in range(1500)]")
+    many = mesh[0].inspect("many")
+    assert (len(many.paths), many.facts_of("[1499]")[0].max) == (1500, 1499.0)
     optimizer = mesh.inspect("optimizer")
     assert "state[3].exp_avg" in optimizer.paths
     assert optimizer.facts_of("param_groups[0].lr")[2].text == "0.1"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...wire.facts import Facts
 from ...wire.looks import AnySubject, Digests, Found, Histogram, Overview, Refusal, Sample
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ..ranks import Ranks
 
 _NUM_BINS = 48
-_MAX_ITEMS = 1000
+# Of a nest: more tensors than this are not told of.
+_MAX_ITEMS = 20_000
 # Of how many of a value's tensors histograms are made, and differences measured, at once.
 _MAX_SPREADS = 12
 _MAX_MEASURED = 12
@@ -118,11 +119,10 @@ class Inspection(Mapping[int, Facts]):
 
     def __repr__(self) -> str:
         parts = []
-        if self.found:
-            first = self[next(iter(self))]
-            what = first.text if first.shape is None else f"{first.dtype} {first.shape}"
-            comparison = f"; {self.comparisons['']}" if "" in self.comparisons else ""
-            parts.append(f"on {_name(self.found)}: {first.kind} {what}{comparison}")
+        for what, ranks in _alike(self):
+            parts.append(f"on {_name(ranks)}: {what}")
+        if self.found and "" in self.comparisons:
+            parts.append(str(self.comparisons[""]))
         parts += [f"rank {rank}: {refusal}" for rank, refusal in self.refusals.items()]
         return f"<{self.expression} {'; '.join(parts)}>"
 
@@ -133,7 +133,6 @@ def inspect(
     *,
     is_beside: bool = False,
     num_bins: int = _NUM_BINS,
-    max_items: int = _MAX_ITEMS,
 ) -> Inspection:
     """Inspect a value on some ranks. Runs no collective; blocks until all have answered.
 
@@ -143,12 +142,11 @@ def inspect(
         expression: a name, or any Python expression.
         is_beside: never wait for a rank's turn, also where it seems idle.
         num_bins: of the histograms.
-        max_items: of a nest's tensors, how many are told of.
 
     Raises:
         NoMeshError: the mesh has ended.
     """
-    return _Inspector(ranks, expression, is_beside).inspect(num_bins, max_items)
+    return _Inspector(ranks, expression, is_beside).inspect(num_bins)
 
 
 def comparison_of(ranks: Ranks, inspection: Inspection, path: str, *, is_beside: bool = False) -> Comparison:
@@ -174,8 +172,8 @@ class _Inspector:
         self._expression = expression
         self._is_beside = is_beside
 
-    def inspect(self, num_bins: int, max_items: int) -> Inspection:
-        looked = look(self._ranks, Overview(self._expression, max_items), is_beside=self._is_beside)
+    def inspect(self, num_bins: int) -> Inspection:
+        looked = look(self._ranks, Overview(self._expression, _MAX_ITEMS), is_beside=self._is_beside)
         inspection = Inspection(
             self._expression,
             dict(sorted(looked.answers.items())),
@@ -250,5 +248,14 @@ def _scale_of(facts: Mapping[int, Facts]) -> tuple[float, float] | None:
     return (min(lows), max(highs)) if lows else None
 
 
-def _name(ranks: Mapping[int, Any]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(list(ranks))}"
+def _alike(facts: Mapping[int, Facts]) -> list[tuple[str, list[int]]]:
+    """What it is, in a few words, and on which ranks."""
+    groups: dict[str, list[int]] = {}
+    for rank, fact in facts.items():
+        what = fact.text if fact.shape is None else f"{fact.dtype} {fact.shape}"
+        groups.setdefault(f"{fact.kind} {what}", []).append(rank)
+    return list(groups.items())
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"

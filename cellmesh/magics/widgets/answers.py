@@ -13,9 +13,6 @@ from ...controller.ranks import Ranks
 from ...errors import CellmeshError
 from ...wire.looks import AnySubject, Refusal
 
-# Of a nest: more than this is not listed.
-MAX_ITEMS = 20_000
-
 
 class Answers(Protocol):
     """Answers what the inspector asks; called on any thread, and may block."""
@@ -72,7 +69,7 @@ class MeshAnswers:
     def inspect(self, is_beside: bool) -> Inspection:
         """See `Answers`; a mesh that has ended refuses."""
         try:
-            return inspect(self._ranks, self.expression, is_beside=is_beside, max_items=MAX_ITEMS)
+            return inspect(self._ranks, self.expression, is_beside=is_beside)
         except CellmeshError as error:
             return Inspection(self.expression, {}, dict.fromkeys(self.ranks, _refusal(error)))
 
