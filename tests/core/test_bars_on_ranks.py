@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+import sys
 import threading
 from typing import Any
 
@@ -11,6 +13,8 @@ from tqdm import std
 
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Bar
+from cellmesh.workers.after_import import AfterImport
+from cellmesh.workers.bars import rich_bars
 from cellmesh.workers.bars.meters import GATHER_S, Meters, Reading, spot_outside, spots_of
 from cellmesh.workers.bars.tqdm_bars import is_ours, patch_std
 from cellmesh.workers.streams import RankStream
@@ -130,6 +134,46 @@ def test_bars_of_threads_do_not_fail_with_the_run() -> None:
     assert rank.states()[-1][2] == "open"
 
 
+def test_a_bar_that_cannot_be_read_says_what_it_said_last_and_keeps_no_other_from_it() -> None:
+    rank = Rank()
+    odd, done = rank.open("odd \ud800")
+    _, other = rank.open("other")
+    done[0] = other[0] = 5.0
+    del done[0]
+    rank.now += GATHER_S
+    for meter in list(rank.meters._open.values()):
+        rank.meters.changed(meter)
+    rank.meters.flush()
+    assert rank.sent[0].title == "odd ?"
+    assert rank.states()[-1] == (2, 5.0, "open")
+    rank.meters.end_run(1, ValueError())
+    assert {(bar, state) for bar, _, state in rank.states()[-2:]} == {(1, "failed"), (2, "failed")}
+    rank.meters.changed(odd)
+    rank.meters.close(odd, "done")
+
+
+def test_nothing_is_read_under_the_lock() -> None:
+    """What is read may take a lock under which another thread, by the collector, ends a bar."""
+    rank = Rank()
+
+    def end_another_on_another_thread() -> Reading:
+        meter = rank.meters.open(lambda: Reading("passing", 1.0, 1.0, 0.0))
+        thread = threading.Thread(target=rank.meters.close, args=(meter, "removed"), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        read.append(True)
+        return Reading("t", 1.0, 2.0, 1.0)
+
+    read: list[bool] = []
+    meter = rank.meters.open(end_another_on_another_thread)
+    rank.meters.changed(meter)
+    rank.meters.end_run(1, ValueError())
+    rank.meters.changed(meter)
+    rank.meters.close(rank.meters.open(end_another_on_another_thread), "done")
+    assert len(read) >= 4
+
+
 # ---- where a bar was left
 
 
@@ -175,6 +219,39 @@ def test_a_loop_that_was_broken_off_is_none_that_an_exception_left() -> None:
     with pytest.raises(ValueError, match="3") as caught:
         leaves("raise", [])
     assert spots[0] not in spots_of(caught.value)
+
+
+# ---- rich
+
+
+def test_tasks_are_looked_at_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich import console, progress
+
+    rank = Rank()
+    for name in ("__init__", "stop", "__exit__"):
+        monkeypatch.setattr(progress.Progress, name, progress.Progress.__dict__[name])
+    rich_bars.patch_progress(progress, rank.meters)
+    file: Any = RankStream("stdout", Pump(), Tracker())  # type: ignore[arg-type]
+    bars = progress.Progress(console=console.Console(file=file), auto_refresh=False)
+    with bars:
+        bars.add_task("a", total=3)
+        thread = threading.Thread(target=bars.live.refresh, daemon=True)
+        with bars.live._lock:  # as its own thread has it while it looks
+            thread.start()
+            bars.add_task("b", total=3)
+            assert thread.is_alive()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert sorted({bar.bar for bar in rank.sent}) == [1, 2]
+
+
+def test_a_finder_of_the_old_kind_does_not_break_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    AfterImport({"colorsys": lambda module: loaded.append(module.__name__)}).install()
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    importlib.import_module("colorsys")
+    assert loaded == ["colorsys"]
 
 
 # ---- tqdm

@@ -136,10 +136,11 @@ class Meters:
         """What it says is another thing now."""
         now = self._clock()
         with self._shield:
+            reading = None if meter.state == "open" else _read(meter)
+            goes_on = reading is not None and reading.done != meter.reading.done
             with self._lock:
                 if meter.state != "open":
-                    reading = meter.read()
-                    if reading is None or reading.done == meter.reading.done:
+                    if not goes_on:
                         return
                     self._reopen(meter)
                 self._changed[meter.number] = meter
@@ -156,10 +157,10 @@ class Meters:
                 failed.
         """
         with self._shield:
+            self._look_at(meter)
             with self._lock:
                 if meter.state != "open":
                     return
-                self._look_at(meter)
                 meter.state = state
                 meter.read = lambda: None
                 self._open.pop(meter.number, None)
@@ -178,6 +179,9 @@ class Meters:
         """
         if not self._open and not self._changed and not self._left:
             return
+        for meter in list(self._open.values()):
+            if meter.run == run:
+                self._look_at(meter)
         with self._lock:
             left, self._left = self._left, collections.deque(maxlen=_MAX_LEFT)
             mine = [meter for meter in self._open.values() if meter.run == run]
@@ -190,7 +194,6 @@ class Meters:
                         self._changed[meter.number] = meter
                 for meter in mine:
                     if meter.thread == threading.get_ident():
-                        self._look_at(meter)
                         meter.state = state
                         del self._open[meter.number]
             self._changed.update((meter.number, meter) for meter in mine)
@@ -199,8 +202,7 @@ class Meters:
     def flush(self) -> None:
         """Send what has changed."""
         with self._shield:
-            with self._lock:
-                bars = self._take()
+            bars = self._take()
             # Not under the lock: what is sent takes another, under which the collector may end a bar.
             for bar in bars:
                 self._send(Parcel(bar))
@@ -239,24 +241,33 @@ class Meters:
             self.flush()
 
     def _look_at(self, meter: Meter) -> None:
-        reading = meter.read()
-        if reading is not None:
-            meter.reading = reading
+        """Not under the lock: reading takes locks of others, under which the collector may end a bar."""
+        reading = _read(meter)
+        with self._lock:
+            if reading is not None and meter.state == "open":
+                meter.reading = reading
 
     def _take(self) -> list[Bar]:
-        changed, self._changed = list(self._changed.values()), {}
-        self._sent_at = self._clock()
-        passed = [meter for meter in changed if meter.state != "open" and not meter.was_sent]
-        unseen = {id(meter) for meter in passed[:-_MAX_PASSED]}
-        unseen |= {id(meter) for meter in passed if meter.state == "removed"}
-        bars = []
-        for meter in changed:
-            if id(meter) in unseen:
-                continue
+        with self._lock:
+            changed, self._changed = list(self._changed.values()), {}
+            self._sent_at = self._clock()
+            passed = [meter for meter in changed if meter.state != "open" and not meter.was_sent]
+            unseen = {id(meter) for meter in passed[:-_MAX_PASSED]}
+            unseen |= {id(meter) for meter in passed if meter.state == "removed"}
+        seen = [meter for meter in changed if id(meter) not in unseen]
+        for meter in seen:
             self._look_at(meter)
-            bars.append(_as_bar(meter))
-            meter.was_sent = True
-        return bars
+        with self._lock:
+            for meter in seen:
+                meter.was_sent = True
+            return [_as_bar(meter) for meter in seen]
+
+
+def _read(meter: Meter) -> Reading | None:
+    try:
+        return meter.read()
+    except Exception:  # a bar of the user's own class, say: what it said last stands
+        return None
 
 
 def _as_bar(meter: Meter) -> Bar:
@@ -264,17 +275,22 @@ def _as_bar(meter: Meter) -> Bar:
     return Bar(
         meter.run,
         meter.number,
-        reading.title[:_MAX_TEXT],
+        _text(reading.title),
         reading.done,
         reading.total,
         reading.elapsed_s,
-        reading.unit[:_MAX_TEXT],
+        _text(reading.unit),
         reading.divisor,
         reading.rate,
-        reading.note[:_MAX_TEXT],
+        _text(reading.note),
         meter.state,
         meter.num_outer,
     )
+
+
+def _text(text: str) -> str:
+    """Short, and such that it can be sent."""
+    return text[:_MAX_TEXT].encode(errors="replace").decode()
 
 
 def spot_outside() -> Spot | None:

@@ -127,7 +127,8 @@ def patch_progress(module: types.ModuleType, meters: Meters) -> None:
                     self._refresh_thread.start()
 
         def refresh(self) -> None:
-            self.cellmesh_tasks.look()
+            with self._lock:  # its thread looks, too
+                self.cellmesh_tasks.look()
 
         def stop(self) -> None:
             with self._lock:

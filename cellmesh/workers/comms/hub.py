@@ -10,17 +10,15 @@ comms that an earlier notebook has seen, once a later one displays them.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import json
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ...wire.framing import Frame, Parcel
 from ...wire.messages import CommKind, DisplayKind, FromFrontEnd, StreamName, ToFrontEnd
+from ..after_import import AfterImport
 from ..streams import RankStream, RunTracker
 from .coalescing import Updates, pack
 
@@ -66,7 +64,8 @@ class Comms:
         """From now on, `comm` makes comms of this rank, once it is imported."""
         if "comm" in sys.modules:  # preloaded
             self._take_over()
-        sys.meta_path.insert(0, _AfterImport(("comm", "ipykernel.ipkernel"), self._take_over))
+        names = ("comm", "ipykernel.ipkernel")
+        AfterImport(dict.fromkeys(names, lambda module: self._take_over())).install()
 
     def begin_run(self, run: int, lead: int, audience: int) -> None:
         """A run begins on the main thread."""
@@ -221,41 +220,3 @@ _SHORT = {"open": "open", "message": "msg", "close": "close"}
 def _as_frames(buffers: Sequence[Any]) -> tuple[Frame, ...]:
     """Buffers as they can be sent; copies, as user code may go on with its own."""
     return tuple(bytes(memoryview(buffer)) for buffer in buffers)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back each time that one of some modules has been imported.
-
-    Args:
-        names: of the modules.
-        callback: called.
-    """
-
-    def __init__(self, names: Sequence[str], callback: Callable[[], None]) -> None:
-        self._names = names
-        self._callback = callback
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """As the other finders do, with a loader that calls back."""
-        if fullname not in self._names:
-            return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    self._follow(spec.loader)
-                return spec
-        return None
-
-    def _follow(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: types.ModuleType) -> None:
-            execute(module)
-            self._callback()
-
-        loader.exec_module = exec_module
