@@ -398,6 +398,34 @@ def test_closed_it_hears_of_no_cell() -> None:
     assert not any(looks.events.callbacks.values())
 
 
+def test_a_worker_goes_on_after_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: failed.append(args.exc_value))
+    worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        begun.set()
+        assert go.wait(10)
+        raise KeyError("rank")
+
+    worker.do(fail)
+    assert begun.wait(10)
+    worker.do(done.set)
+    go.set()
+    assert done.wait(10)
+    assert [type(error) for error in failed] == [KeyError]
+
+
+def test_a_question_that_cannot_be_understood_is_answered() -> None:
+    inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
+    told: list[dict[str, Any]] = []
+    widget: Any = inspector.widget
+    widget.send = lambda content, buffers=(): told.append(content)
+    inspector._reply({"ask": "picture", "id": 7, "rank": "none"}, "v")
+    inspector._reply({"id": 8}, "v")
+    assert [(content["id"], "error" in content) for content in told] == [(7, True), (8, True)]
+
+
 def test_a_worker_does_the_last_of_what_waits() -> None:
     worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
     did: list[str] = []

@@ -142,7 +142,7 @@ class Inspector:
         Returns:
             The answer, with ``error`` in it if there is none; and buffers beside it.
         """
-        match content["ask"]:
+        match content.get("ask"):
             case "picture":
                 shown = ask_picture(self._answers, content)
                 if isinstance(shown, str):
@@ -193,8 +193,11 @@ class Inspector:
                 self.refresher.pause()
 
     def _reply(self, content: dict[str, Any], view: str) -> None:
-        answer, buffers = self.answer(content)
-        self.widget.send({**answer, "id": content["id"], "view": view}, buffers)
+        try:
+            answer, buffers = self.answer(content)
+        except Exception as error:  # the front end waits for an answer, whatever it has asked
+            answer, buffers = {"error": f"{type(error).__name__}: {error}"}, []
+        self.widget.send({**answer, "id": content.get("id"), "view": view}, buffers)
 
     def _choose(self, path: str) -> None:
         with self._lock:

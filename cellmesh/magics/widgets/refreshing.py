@@ -27,21 +27,25 @@ class Worker:
             if self._is_running:
                 return
             self._is_running = True
+        self._start()
+
+    def _start(self) -> None:
         threading.Thread(target=self._run, name="cellmesh-inspector", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._is_running = False
-                    return
-                job = self._jobs.pop(next(iter(self._jobs)))
-            try:
+        try:
+            while (job := self._next()) is not None:
                 job()
-            except BaseException:
-                with self._lock:
-                    self._is_running = False
-                raise
+        except BaseException:
+            self._start()  # what waits behind it is done all the same
+            raise
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if not self._jobs:
+                self._is_running = False
+                return None
+            return self._jobs.pop(next(iter(self._jobs)))
 
 
 class Refresher:
