@@ -10,7 +10,10 @@ from dataclasses import dataclass
 AUTO_MAGIC = "_dist_auto_cell"
 
 
-_CELL = re.compile(r"\s*%%(dist|dist_profile)(?![\w])([^\n]*)\n")
+# Magics of IPython's that run the rest of a cell as it stands may come first.
+_CELL = re.compile(
+    r"(?:\s*%%(?:time|timeit|prun|capture)(?!\w)[^\n]*\n)*\s*%%(dist|dist_profile)(?!\w)([^\n]*)\n"
+)
 _HELP = re.compile(
     r"\s*(?P<before>\?{0,2})\s*(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*|\[[^\[\]\n]*\])*)\s*(?P<after>\?{0,2})\s*\Z"
 )

@@ -270,15 +270,14 @@ class Commands:
             self._drop()
 
     def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
-        """A cell as ranks would get it, and which they are; None if none would.
-
-        Raises:
-            MeshUsageError: the cell's magic has wrong options.
-        """
+        """A cell that is being written as ranks would get it, and which they are; None if none would."""
         cell = read_cell(code, self.is_auto)
         if cell is None or self.mesh is None:
             return None
-        return cell, self._choose(parse(cell.magic, cell.line)) if cell.magic else self.mesh
+        try:
+            return cell, self._choose(parse(cell.magic, cell.line)) if cell.magic else self.mesh
+        except MeshUsageError:  # the line of options is not whole yet
+            return cell, self.mesh
 
     # ---- inside
 

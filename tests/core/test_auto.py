@@ -104,6 +104,8 @@ def test_our_magics_among_code_are_found() -> None:
         ("%%dist --ranks 0 \nx\ny", CellForRanks("x\ny", 18, "dist", "--ranks 0")),
         ("\n\n%%dist_profile\nx", CellForRanks("x", 17, "dist_profile", "")),
         ("%%dist\n", CellForRanks("", 7, "dist", "")),
+        ("%%time\n%%dist --ranks 0\nx", CellForRanks("x", 24, "dist", "--ranks 0")),
+        ("%%capture out\n\n%%timeit -n1 -r1\n%%dist\nx", CellForRanks("x", 39, "dist", "")),
     ],
 )
 @pytest.mark.parametrize("is_auto", [True, False])
@@ -120,6 +122,7 @@ def test_cells_of_the_notebooks_own(code: str, is_auto: bool) -> None:
 
 def test_a_magic_with_a_longer_name_is_none_of_ours() -> None:
     assert read_cell("%%distance\nx", is_auto=False) is None
+    assert read_cell("%%timer\n%%dist\nx", is_auto=False) is None
 
 
 def test_in_auto_mode_a_plain_cell_is_the_ranks() -> None:

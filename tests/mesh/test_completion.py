@@ -122,6 +122,23 @@ def test_the_chosen_ranks_are_asked(notebook: Notebook) -> None:
     assert complete(notebook, "%%dist --ranks 2\nonly_on").matches == ["only_on_two"]
     assert complete(notebook, "%%dist --at dp=2\nonly_on").matches == ["only_on_two"]
     assert complete(notebook, "%%dist --ranks 0-1\nonly_on").matches == []
+    # A line of options that is not whole yet tells no ranks: the lowest is asked.
+    assert complete(notebook, "%%dist --ranks\nnet_of").matches == ["net_of_ranks"]
+
+
+def test_magics_before_ours_do_not_matter(notebook: Notebook) -> None:
+    code = "%%time\n%%dist --ranks 2\nonly_on"
+    assert complete(notebook, code).matches == ["only_on_two"]
+    assert "int" in inspect(notebook, f"{code}_two", len(code))
+
+
+def test_half_of_a_character_costs_no_completion_of_the_notebooks_own(notebook: Notebook) -> None:
+    found = "[each.text for each in get_ipython().Completer.completions(code, len(code))]"
+    outcome = notebook.run(
+        "from IPython.core.completer import provisionalcompleter\n"
+        f"code = '%%dist\\n# \\ud800\\nname_in'\nwith provisionalcompleter():\n    print({found})"
+    )
+    assert "name_in_notebook" in outcome.text()
 
 
 def test_the_notebooks_names_stay_out_and_magics_and_files_come_in(notebook: Notebook) -> None:

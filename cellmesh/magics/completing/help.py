@@ -59,7 +59,7 @@ class CellHelp:
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **kwargs: Any) -> Any:
         text = None
-        with contextlib.suppress(CellmeshError):  # the mesh has ended, or the magic's line is not whole yet
+        with contextlib.suppress(CellmeshError, UnicodeError):  # the mesh has ended; half of a character
             read = self._read(code)
             if read is not None and cursor_pos >= read[0].begin:
                 cell, ranks = read

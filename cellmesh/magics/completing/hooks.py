@@ -105,7 +105,7 @@ class CellCompletion:
 
     def _ask(self, text: str, offset: int) -> tuple[Completions | None, int]:
         """What a rank has, and where in the text its cell begins."""
-        with contextlib.suppress(CellmeshError):  # the mesh has ended, or the magic's line is not whole yet
+        with contextlib.suppress(CellmeshError, UnicodeError):  # the mesh has ended; half of a character
             read = self._read(text)
             if read is not None and offset >= read[0].begin:
                 cell, ranks = read
@@ -159,7 +159,7 @@ class CellCompletion:
         mesh = self._mesh()
         found = None
         if mesh is not None and not (names_only and not (typed.isidentifier() or not typed)):
-            with contextlib.suppress(CellmeshError):
+            with contextlib.suppress(CellmeshError, UnicodeError):
                 found = look_at_one(mesh, Complete(typed, len(typed), users_only=True), _WAIT_S)
         return (typed[found.begin :], found.texts) if found is not None else (typed, ())
 
