@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import threading
@@ -221,6 +222,28 @@ def test_only_what_is_shown_is_kept_for_the_end() -> None:
     show([Block((0,), WidgetView("display", view("m0"), "A"))], widgets)
     show([Block((1,), WidgetView("display", view("m1"), "A"))], widgets)
     assert widgets.displayed == ["m0"]
+
+
+def test_a_message_that_cannot_be_sent_keeps_no_other_from_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+
+    def send(rank: int, letter: Letter) -> Any:
+        sent.append(letter.data["content"])
+        if letter.data["content"] == "odd":
+            raise ValueError(letter.data)
+        return SimpleNamespace(number=len(sent), on_end=lambda callback: callback())
+
+    session = SimpleNamespace(send=lambda *args, **keys: None)
+    cell = Cell(SimpleNamespace(session=session, iopub_socket=None), {}, lambda kind, content: None)
+    monkeypatch.setattr(hubs, "_calling_cell", lambda last: cell)
+    comms = RankComms(send)
+    comms.began(1)
+    comms.take(1, (0,), Parcel(ToFrontEnd(1, "m", "open", b'{"data": {}, "target_name": "ours"}')))
+    for content in ("odd", "next"):
+        with contextlib.suppress(ValueError):
+            comms.hear("m", "message", {"content": {"data": {"method": "custom", "content": content}}})
+    assert sent == ["odd", "next"]
+    comms.close(None, "the end")
 
 
 def test_text_that_is_no_unicode_reaches_the_front_end_as_far_as_it_goes(

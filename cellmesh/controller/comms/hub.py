@@ -278,10 +278,12 @@ class RankComms:
             inbox.num_sent += 1
         try:
             run = self._send(rank, letter)
-        except CellmeshError:  # the rank is dead, or the mesh has ended: both are told elsewhere
+        except BaseException as error:
             with self._lock:
-                inbox.num_sent -= 1
-                inbox.drop()
+                inbox.num_sent -= 1  # else the next messages would wait for this one's end
+                if not isinstance(error, CellmeshError):
+                    raise
+                inbox.drop()  # the rank is dead, or the mesh has ended: both are told elsewhere
             return False
         with self._lock:
             self._callbacks[run.number] = rank
