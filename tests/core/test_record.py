@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cellmesh.controller.output.fold import Line, Rich
 from cellmesh.controller.output.record import Entry, Record, share
 
@@ -25,7 +27,7 @@ def test_a_remark_is_nobodys() -> None:
     record = Record()
     record.add(line(text="remark"))
     assert record.by_rank() == {}
-    assert record.holds_others((0, 1)) is False
+    assert record.cost_of_others((0, 1)) == 0
 
 
 def test_a_display_is_replaced_where_it_stands() -> None:
@@ -43,8 +45,8 @@ def test_clearing_one_rank_leaves_the_others() -> None:
     record.add(line(1, text="one"))
     record.clear((0, 1))
     assert record.by_rank().keys() == {2}
-    assert record.holds_others((0, 1))
-    assert not record.holds_others((2,))
+    assert 0 < record.cost_of_others((0, 1)) < 1000
+    assert record.cost_of_others((2,)) == 0
 
 
 def test_a_flood_is_bounded_and_costs_only_who_floods() -> None:
@@ -81,6 +83,30 @@ def test_switched_off_it_remembers_nothing() -> None:
     record.switch_off()
     record.add(line(0))
     assert record.by_rank() == {}
+    record.add(line(1))
+    assert record.cost_of_others((0, 1)) == 0
+    assert record.cost_of_others((0,)) == record.cost_of_others((1,)) == math.inf
+
+
+def test_what_was_dropped_of_others_cannot_be_shown_again() -> None:
+    record = Record(budget_bytes=1_000)
+    record.add(line(0, text="x" * 10_000))
+    record.add(line(1))
+    assert record.cost_of_others((1,)) == math.inf
+    assert record.cost_of_others((0,)) < 1_000
+    record.clear((0,))
+    assert record.cost_of_others((1,)) == 0
+
+
+def test_widgets_stay_once_it_is_their_callbacks_that_clear() -> None:
+    record = Record()
+    record.add(line(0))
+    record.add(Entry((0,), None, "d", {"data": {}}, widget="m"))
+    assert record.cost_of_others((0,)) == 0
+    record.keeps_widgets = True
+    assert record.cost_of_others((0,)) > 0
+    record.clear((0,))
+    assert [entry.widget for entry in record.entries] == ["m"]
 
 
 def test_shares() -> None:

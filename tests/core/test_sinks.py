@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.output import cell_sink
+from cellmesh.controller.output.cell_sink import _STAYS
 from cellmesh.controller.output.fold import (
     VIEW_MIME,
     Block,
@@ -20,6 +21,7 @@ from cellmesh.controller.output.fold import (
     Live,
     Rich,
     Trace,
+    WidgetView,
 )
 from cellmesh.controller.output.sinks import (
     CellSink,
@@ -455,6 +457,104 @@ def test_after_clearing_all_a_line_is_drawn_anew() -> None:
     sink = CellSink(front)
     sink.show([Live((((0,), "10%"),), closed=False), clear(0), Live((((0,), "20%"),), closed=False)])
     assert front.area == [{"text/plain": "[0] 20%"}]
+
+
+def frames_of(sink: CellSink, front: Recorder, blocks: list[Block], num: int = 100) -> int:
+    """An animation of rank 1; gives how many bytes it took."""
+    before = len(json.dumps(front.messages))
+    for frame in range(num):
+        sink.show([clear(1, wait=True), *blocks, line(1, text=f"frame {frame}")])
+    return len(json.dumps(front.messages)) - before
+
+
+def test_an_animation_beside_little_leaves_nothing_of_its_earlier_frames() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([line(0, text="x" * 1000), line(1)])
+    assert frames_of(sink, front, []) < 300_000
+    assert front.area == [f"[0] {'x' * 1000}\n", "[1] frame 99\n"]
+
+
+@pytest.mark.parametrize("num_bytes", [390_000, 1_500_000], ids=["much", "not remembered"])
+def test_an_animation_beside_much_is_one_display_and_others_output_stays(num_bytes: int) -> None:
+    front = Recorder()
+    sink = CellSink(front, has_tabs=True)
+    sink.show([line(0, text="before"), rich(0, html="A" * num_bytes), line(1, text="old")])
+    cost = frames_of(sink, front, [rich(1, png="AAAA")])
+    assert cost < 3_000_000
+    kept = [each for each in front.area if "AAAA" * 10 in str(each)]
+    assert len(kept) == 1, "others' output is there once"
+    assert "[0] before" in str(front.area)
+    assert str(front.area).count("what stands above stays") == 1
+    pane = front.area[-1]
+    assert pane["text/plain"] == "[1] \n[1] frame 99"
+    assert pane["text/html"].count("<img") == 1
+    assert pane["text/html"].endswith("[1] frame 99</pre></div>")
+    sink.show([line(0, text="below"), Block((1,), TRACE)])
+    assert front.area[-2:] == ["[0] below\n", "[1] ValueError"]
+    sink.end((0, 1))
+    assert "frame 99" in switches(front)[-1]
+    assert "frame 98" not in switches(front)[-1]
+    sink.show([clear(0, 1)])
+    assert front.area == []
+
+
+def test_a_rank_that_clears_in_an_old_cell_leaves_the_others() -> None:
+    displays, front = Displays(), Recorder()
+    sink = CellSink(front, displays)
+    sink.show([line(0), line(1)])
+    sink.end((0, 1))
+    for _ in range(20):
+        CellSink(Recorder(), displays).end((0, 1))
+    sink.show([clear(1), line(1, text="new")])
+    assert front.area[0] == "[0] text\n[1] text\n"
+    assert front.area[-1]["text/plain"] == "[1] new"
+
+
+def test_what_is_cleared_beside_much_is_bounded_and_what_is_others_too_stands_below() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([rich(0, html="A" * 1_000_000), clear(1), line(1, 2, text="old"), clear(1, 2)])
+    for number in range(1000):
+        sink.show([line(1, text=f"{number} <b>")])
+    sink.show([line(1, 2, text="both"), rich(2, html="<b onclick=x>two</b>", metadata={})])
+    assert front.area[1:3] == ["[1-2] old\n", f"[1-2] {_STAYS}\n"]
+    assert len(front.area) == 4
+    pane = front.area[-1]
+    assert pane["text/plain"].startswith("… the text of what came before is in %dist_logs\n[1] 952 <b>\n")
+    assert "999 &lt;b&gt;\n[1-2] both</pre>" in pane["text/html"]
+    assert pane["text/html"].endswith("<div><b>two</b></div></div>")
+    sink.show([clear(1)])
+    assert front.area[-1]["text/plain"] == "[2] both\n[2] "
+    sink.show([line(0, 1, text="all"), line(1, text="after")])
+    assert front.area[-1] == "[0-1] all\n[1] after\n"
+
+
+def test_a_widgets_callback_clears_all_but_the_widget() -> None:
+    class Open:
+        def __init__(self) -> None:
+            self.known = ["m"]
+
+        def is_open(self, model_id: str) -> bool:
+            return model_id in self.known
+
+        def shown(self, model_id: str, publish: Any, display_id: str, text: str) -> None: ...
+
+    def view() -> Block:
+        bundle = json.dumps({"data": {VIEW_MIME: {"model_id": "m"}}, "metadata": {}}).encode()
+        return Block((0,), WidgetView("display", bundle, "Button"), ("",))
+
+    widgets, front = Open(), Recorder()
+    sink = CellSink(front, Displays(widgets=widgets))
+    sink.show([view(), clear(0), view(), line(0, text="made")])
+    sink.end((0,))
+    assert sum(VIEW_MIME in each for each in front.area) == 1
+    sink.show([clear(0), line(0, text="clicked")])
+    assert [VIEW_MIME in each for each in front.area] == [False, True, False]
+    assert front.area[-1] == "[0] clicked\n"
+    widgets.known = []
+    sink.show([clear(0), line(0, text="closed")])
+    assert front.area == ["[0] closed\n"]
 
 
 # ---- what cannot be shown

@@ -12,14 +12,22 @@ from ...wire.ranks import describe_ranks
 from ..bars.board import Bars
 from ..bars.drawing import as_html, as_lines
 from .bundles import has_room, heading, label, labelled
-from .fold import VIEW_MIME, Block, Gap, Line, Live, Ranks, Rich, Trace, WidgetView
+from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
-from .plain import as_remark, as_text, join_streams
+from .pane import Pane
+from .plain import as_remark, as_text, is_textual, join_streams
 from .record import Entry, Record
 from .tabs import switch
 
+_STAYS = (
+    "cleared: what stands above stays, as others have shown too much to show it again; what comes stands in "
+    "one place, the newest of it"
+)
 Publish = Callable[[str, dict[str, Any]], None]
 _MAX_RECORDS = 16
+# When a rank clears, others' output is shown again: always if it is little, else until that comes to so much.
+_SMALL_BYTES = 40_000
+_MAX_AGAIN_BYTES = 2_000_000
 # Of so many displays, each rank's counted, it is known where they are; then those are forgotten that have not
 # changed for longest.
 _MAX_PLACES = 10_000
@@ -98,6 +106,9 @@ class CellSink:
         self._tabs_id = self._tabs = ""
         self._record = Record()
         self._clearing: set[int] = set()  # ranks whose next output clears what they have shown
+        self._again_bytes = 0.0
+        self._pane = Pane()
+        self._pane_id = ""
         self._bar_ids: dict[int, str] = {}
         self._displays = displays if displays is not None else Displays()
 
@@ -109,13 +120,19 @@ class CellSink:
             except Exception as error:  # user code gives odd things to display, and prints more behind them
                 texts.append(as_remark(block, error))
         self._write(texts)
+        if self._pane.is_changed:
+            self._draw_pane()
 
     def _show_one(self, block: Block | Live, texts: list[tuple[str, str]]) -> None:
         """Show a block, or gather its text for the stream message that it can share with its neighbours."""
         if self._clearing:
             self._flush(texts)
             self._clear_for(block)
-        if isinstance(block, Block) and _is_textual(block):
+        if self._pane.take(block):
+            assert isinstance(block, Block)
+            self._record.add(Entry(block.ranks, block.item))
+            return
+        if isinstance(block, Block) and is_textual(block):
             texts.append(as_text(block))
             self._record.add(Entry(block.ranks, block.item))
             return
@@ -140,6 +157,7 @@ class CellSink:
 
     def end(self, ranks: Sequence[int]) -> None:
         """All of its ranks have ended the run, or something came later: show the switch between them."""
+        self._record.keeps_widgets = True
         self._displays.keep(self._record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
             return
@@ -238,7 +256,7 @@ class CellSink:
     def _show_widget(self, ranks: Ranks, class_name: str, content: dict[str, Any]) -> None:
         """Show the lowest rank's, which it answers; of the others it is told that they have one, too."""
         widgets, data = self._displays.widgets, content["data"]
-        model_id, text = data[VIEW_MIME].get("model_id", ""), str(data.get("text/plain", class_name))
+        model_id, text = str(data[VIEW_MIME].get("model_id", "")), str(data.get("text/plain", class_name))
         if widgets is None or not widgets.is_open(model_id):
             first = f"`%%dist --ranks {ranks[0]}` shows rank {ranks[0]}'s"
             self._publish("display_data", heading(ranks, f"{class_name} (not shown; {first})"))
@@ -253,8 +271,12 @@ class CellSink:
         content = {**content, "transient": {"display_id": display_id}}
         for each, identity in ((said, ""), (content, display_id)):
             self._publish("display_data", each)
-            self._record.add(Entry(ranks, None, identity, each))
+            self._record.add(Entry(ranks, None, identity, each, model_id))
         widgets.shown(model_id, self._publish, display_id, text)
+
+    def _is_open(self, model_id: str) -> bool:
+        widgets = self._displays.widgets
+        return widgets is not None and widgets.is_open(model_id)
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
@@ -275,9 +297,8 @@ class CellSink:
 
     def _clear(self, ranks: Ranks, wait: bool) -> None:
         """Take away what these ranks have shown, now or when they show more; others' output stays."""
-        others = self._record.holds_others(ranks)
-        live = self._live.lines if self._live is not None else ()
-        if not others and all(set(each) <= set(ranks) for each, _ in live):
+        others = self._record.cost_of_others(ranks)
+        if not others and all(set(each) <= set(ranks) for each, _ in self._live_lines()):
             self._forget_places()
             self._record.empty()
             self._live = None
@@ -287,6 +308,9 @@ class CellSink:
         self._clearing.update(ranks)
         if not wait:
             self._clear_now(ranks)
+
+    def _live_lines(self) -> Sequence[tuple[Ranks, str]]:
+        return self._live.lines if self._live is not None else ()
 
     def _clear_for(self, block: Block | Live) -> None:
         """What waited for output of the ranks that this is of."""
@@ -300,19 +324,37 @@ class CellSink:
             self._clear_now(due)
 
     def _clear_now(self, ranks: Iterable[int]) -> None:
-        """A front end can only clear a whole cell: what is others' is shown again."""
+        """A front end can only clear a whole cell: what is others' is shown again, unless it is much."""
         gone = set(ranks)
         self._clearing -= gone
+        if not self._record.holds(gone) and not any(
+            gone.intersection(each) for each, _ in self._live_lines()
+        ):
+            return
+        cost = self._record.cost_of_others(gone)
         self._record.clear(gone)
+        if cost <= _SMALL_BYTES:
+            self._show_again(gone)
+        elif self._again_bytes + cost <= _MAX_AGAIN_BYTES:
+            self._again_bytes += cost
+            self._show_again(gone)
+        else:
+            if not gone <= self._pane.ranks:
+                self._write([("stderr", f"{label(tuple(sorted(gone)))} {_STAYS}\n")])
+            self._pane.clear(gone)
+
+    def _show_again(self, gone: set[int]) -> None:
         self._forget_places()
         self._publish("clear_output", {"wait": True})
         texts: list[tuple[str, str]] = []
         for entry in self._record.entries:
-            if entry.item is not None and _is_textual(block := Block(entry.ranks, entry.item)):
+            if entry.item is not None and is_textual(block := Block(entry.ranks, entry.item)):
                 texts.append(as_text(block))
                 continue
             self._write(texts)
             texts = []
+            if entry.widget and not self._is_open(entry.widget):
+                continue
             if entry.content:
                 self._publish("display_data", dict(entry.content))
             elif isinstance(entry.item, Trace):
@@ -325,9 +367,15 @@ class CellSink:
         if self._status:
             self._status_id = self._redraw("", self._status, False)
 
+    def _draw_pane(self) -> None:
+        kind = "update_display_data" if self._pane_id else "display_data"
+        self._pane_id = self._pane_id or uuid.uuid4().hex
+        self._publish(kind, {**self._pane.content(), "transient": {"display_id": self._pane_id}})
+
     def _forget_places(self) -> None:
         """What would be redrawn in place is not there any more."""
-        self._live_id = self._status_id = self._tabs_id = self._tabs = ""
+        self._live_id = self._status_id = self._tabs_id = self._tabs = self._pane_id = ""
+        self._pane = Pane()
         self._bar_ids.clear()
 
 
@@ -340,12 +388,3 @@ def _live_text(live: Live, gone: Iterable[int] = ()) -> str:
 def _as_display(item: Any) -> Rich:
     assert isinstance(item, Rich)
     return Rich("display", item.bundle)
-
-
-def _is_textual(block: Block) -> bool:
-    """Whether a stream shows the block as well as a display would."""
-    if isinstance(block.item, Line | Gap):
-        return True
-    if not isinstance(block.item, Rich) or block.item.kind != "result":
-        return False
-    return list(block.item.content()["data"]) == ["text/plain"]

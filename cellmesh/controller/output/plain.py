@@ -36,6 +36,15 @@ def as_text(block: Block) -> tuple[str, str]:
     raise AssertionError(block.item)
 
 
+def is_textual(block: Block) -> bool:
+    """Whether a stream shows the block as well as a display would."""
+    if isinstance(block.item, Line | Gap):
+        return True
+    if not isinstance(block.item, Rich) or block.item.kind != "result":
+        return False
+    return list(block.item.content()["data"]) == ["text/plain"]
+
+
 def as_remark(block: Block | Live, error: Exception) -> tuple[str, str]:
     """What is said in place of a block that cannot be shown, as `as_text` gives it."""
     if isinstance(block, Live):

@@ -25,12 +25,14 @@ class Entry:
         item: what it is.
         display_id: ours, of a display that can be updated.
         content: what was published for it, where that is not made of `item` again.
+        widget: of a widget that stands there, or of the line above it: its model.
     """
 
     ranks: Ranks
     item: Item | None
     display_id: str = ""
     content: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    widget: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -57,6 +59,9 @@ class Record:
     Args:
         budget_bytes: about how much; beyond twice of it, the oldest output of those ranks goes that have the
             most.
+
+    Attributes:
+        keeps_widgets: whether clearing leaves widgets, as is right for what their callbacks clear.
     """
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
@@ -65,6 +70,7 @@ class Record:
         self._entries: list[Entry] = []
         self._dropped: dict[int, int] = {}
         self._is_off = False
+        self.keeps_widgets = False
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -72,9 +78,10 @@ class Record:
         return self._entries
 
     def switch_off(self) -> None:
-        """Remember nothing any longer."""
+        """Remember nothing any longer, but whose output is there."""
         self._is_off = True
-        self.empty()
+        self._dropped = {rank: 1 for entry in self._entries for rank in entry.ranks} | self._dropped
+        self._entries, self._size = [], 0
 
     def empty(self) -> None:
         """Nothing is there any more."""
@@ -83,6 +90,7 @@ class Record:
     def add(self, entry: Entry) -> None:
         """This stands below the rest."""
         if self._is_off:
+            self._dropped.update(dict.fromkeys(entry.ranks, 1))
             return
         self._entries.append(entry)
         self._size += entry.num_bytes
@@ -101,10 +109,21 @@ class Record:
                     self._shrink()
                 return
 
-    def holds_others(self, ranks: Iterable[int]) -> bool:
-        """Whether anything is there of other ranks than these."""
+    def holds(self, ranks: Iterable[int]) -> bool:
+        """Whether anything is there of these ranks, be it remembered or not."""
         these = set(ranks)
-        return any(not these.issuperset(entry.ranks) for entry in self._entries)
+        return any(not these.isdisjoint(each) for each in (self._dropped, *(e.ranks for e in self._entries)))
+
+    def cost_of_others(self, ranks: Iterable[int]) -> float:
+        """How much stays when these ranks clear; infinite where some of it is not remembered."""
+        these = set(ranks)
+        if not these.issuperset(self._dropped):
+            return float("inf")
+        return sum(
+            entry.num_bytes
+            for entry in self._entries
+            if not these.issuperset(entry.ranks) or self._is_kept(entry)
+        )
 
     def clear(self, ranks: Iterable[int]) -> None:
         """These ranks' output goes; what they share with others stays theirs."""
@@ -112,7 +131,7 @@ class Record:
         kept: list[Entry] = []
         for entry in self._entries:
             left = tuple(rank for rank in entry.ranks if rank not in gone)
-            if left == entry.ranks:
+            if left == entry.ranks or self._is_kept(entry):
                 kept.append(entry)
             elif left:
                 kept.append(replace(entry, ranks=left))
@@ -122,12 +141,17 @@ class Record:
 
     def by_rank(self) -> dict[int, Output]:
         """What each rank has shown."""
+        if self._is_off:
+            return {}
         items: dict[int, list[Item]] = {rank: [] for rank in self._dropped}
         for entry in self._entries:
             if entry.item is not None:
                 for rank in entry.ranks:
                     items.setdefault(rank, []).append(entry.item)
         return {rank: Output(tuple(items[rank]), self._dropped.get(rank, 0)) for rank in sorted(items)}
+
+    def _is_kept(self, entry: Entry) -> bool:
+        return self.keeps_widgets and entry.widget != ""
 
     def _keep(self, entries: list[Entry]) -> None:
         self._entries = entries

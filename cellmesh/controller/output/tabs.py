@@ -146,7 +146,7 @@ def _details(
         f"{format_ranks(ranks)}</summary>"
         '<div style="width:100vw;max-width:100%;max-height:36em;overflow:auto;margin:3px 0;padding:3px 8px;'
         'box-sizing:border-box;border-left:2px solid rgba(128,128,128,.45)">'
-        f"{remark}{_join(kept[::-1])}</div></details>"
+        f"{remark}{join(kept[::-1])}</div></details>"
     )
 
 
@@ -167,7 +167,7 @@ def _end_of(text: str, num_bytes: int) -> str:
 
 
 def _piece(item: Item) -> tuple[str, str]:
-    """An item as (what it is, HTML): neighbours that are text of one kind become one block of text."""
+    """An item as `join` takes it."""
     match item:
         case Line(stream, text):
             return stream, as_html(text)
@@ -183,7 +183,8 @@ def _piece(item: Item) -> tuple[str, str]:
     return "stdout", ""
 
 
-def _join(pieces: Sequence[tuple[str, str]]) -> str:
+def join(pieces: Sequence[tuple[str, str]]) -> str:
+    """HTML of pieces, each (what it is, HTML); neighbours that are text of one kind are one block of text."""
     blocks: list[tuple[str, list[str]]] = []
     for kind, text in pieces:
         if blocks and blocks[-1][0] == kind:
