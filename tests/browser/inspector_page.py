@@ -66,6 +66,8 @@ class Kernel:
         self.inspector = inspector
         self.heard: list[dict[str, Any]] = []
         self.sent_bytes: list[int] = []
+        self.is_deaf = False  # as where a cell runs that must end first
+        self._unheard: list[str] = []
         self._outbox: queue.SimpleQueue[tuple[str, dict[str, Any], list[str]]] = queue.SimpleQueue()
         widget: Any = inspector.widget
         widget.send = self._send
@@ -73,9 +75,19 @@ class Kernel:
 
     def tell(self, text: str) -> None:
         """The front end says something."""
+        if self.is_deaf:
+            self._unheard.append(text)
+            return
         content = json.loads(text)
         self.heard.append(content)
         self.inspector._hear(self.inspector.widget, content, [])
+
+    def listen(self) -> None:
+        """What has been said meanwhile is heard, too."""
+        self.is_deaf = False
+        said, self._unheard = self._unheard, []
+        for text in said:
+            self.tell(text)
 
     def hear(self) -> str:
         """What the front end is told now."""
@@ -108,6 +120,7 @@ def open_page(
     dark: bool = False,
     width: int = 1000,
     saved: dict[str, Any] | None = None,
+    is_deaf: bool = False,
     **options: Any,
 ) -> Iterator[tuple[Page, Kernel]]:
     """An inspector in a page.
@@ -118,12 +131,15 @@ def open_page(
         dark: the theme.
         width: of the window.
         saved: a state that is shown without a kernel.
+        is_deaf: the kernel hears nothing until `Kernel.listen`.
         options: the inspector's.
     """
     inspector = Inspector(answers, **options)
     kernel = Kernel(inspector)
+    kernel.is_deaf = is_deaf
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
+    page.clock.install()  # it goes on; a test may have it jump
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.expose_function("tellKernel", kernel.tell)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from cellmesh.wire.looks import Found, Item, Overview
+from cellmesh.wire.looks import Found, Item, Overview, Picture, Refusal
 from tests.browser.inspector_page import keep, open_page, state_of
 from tests.core.looked_at import LocalAnswers
 
@@ -41,6 +41,12 @@ def value_at(page: Page, canvas: Locator, x: float, y: float) -> tuple[tuple[int
 
 def wait_for_new_picture(canvas: Locator, shown: int) -> None:
     expect(canvas).not_to_have_attribute("data-shown", str(shown))
+
+
+def opacity(canvas: Locator) -> int:
+    """Of a picture's middle: 0 without one, 255 of what is looked at, less of what was before."""
+    middle = "c => c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1).data[3]"
+    return int(canvas.evaluate(middle))
 
 
 def shown(canvas: Locator) -> int:
@@ -114,7 +120,10 @@ def test_keys_pan_zoom_and_choose(browser: Browser, weights: dict[int, dict[str,
 
 
 def test_the_difference_of_two_ranks(browser: Browser, weights: dict[int, dict[str, torch.Tensor]]) -> None:
-    with open_page(browser, LocalAnswers("w", weights)) as (page, _):
+    def change(rank: int, subject: object, answer: object) -> object:
+        return Refusal("RankDied", "it is no more") if (rank, type(subject)) == (3, Picture) else answer
+
+    with open_page(browser, LocalAnswers("w", weights, change)) as (page, _):
         canvas = open_heatmap(page)
         page.get_by_label("rank", exact=True).select_option("2")
         page.get_by_label("minus").select_option("0")
@@ -126,6 +135,45 @@ def test_the_difference_of_two_ranks(browser: Browser, weights: dict[int, dict[s
         ticks = [float(text) for text in page.locator(".cmi-legend-ticks span").all_inner_texts()]
         assert ticks == pytest.approx([-1, -0.5, 0, 0.5, 1], abs=1e-5)
         keep(page, "inspector-difference")
+
+        # Where a rank has no picture, there is none: not another rank's under its name.
+        page.get_by_label("rank", exact=True).select_option("3")
+        expect(page.locator(".cmi-value")).to_have_text("rank 3: RankDied: it is no more")
+        assert opacity(canvas) == 0
+        expect(page.locator(".cmi-legend")).to_be_empty()
+        keep(page, "inspector-refused")
+
+
+def test_a_kernel_that_answers_late_is_waited_for(
+    browser: Browser, weights: dict[int, dict[str, torch.Tensor]]
+) -> None:
+    answers = LocalAnswers("w", weights)
+    with open_page(browser, answers, is_deaf=True, watch=True) as (page, kernel):
+        page.clock.fast_forward(6000)
+        expect(page.locator(".cmi-notice")).to_contain_text("no kernel answers")
+        expect(page.get_by_role("button", name="Look again now")).to_be_disabled()
+        kernel.listen()
+        expect(page.locator("#root")).to_have_attribute("data-live", "true")
+        expect(page.locator(".cmi-notice")).to_be_hidden()
+        expect(page.get_by_role("button", name="Look again now")).to_be_enabled()
+        canvas = open_heatmap(page)
+        assert kernel.inspector.is_seen()
+        assert opacity(canvas) == 255
+
+        kernel.is_deaf = True
+        page.get_by_label("rank", exact=True).select_option("3")
+        expect(canvas).to_have_attribute("data-stale", "true")
+        assert 0 < opacity(canvas) < 128
+        box = canvas.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 50, box["y"] + 50)
+        expect(page.locator(".cmi-value b")).to_have_text("…")
+        page.clock.fast_forward(31_000)
+        expect(page.locator(".cmi-value")).to_contain_text("no answer yet")
+        kernel.listen()
+        expect(canvas).to_have_attribute("data-stale", "false")
+        index, value = value_at(page, canvas, 0.3, 0.3)
+        assert torch.tensor(float(value)) == weights[3]["w"][index]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

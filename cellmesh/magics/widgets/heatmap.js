@@ -249,14 +249,23 @@ class Heatmap {
     const key = JSON.stringify(this.cut);
     this.isBusy = true;
     const begin = performance.now();
-    const reply = await this.ask(message);
+    const reply = await this.ask(message, () => {
+      this.isBusy = false; // it may be asked for again
+      this.value.textContent = "no answer yet: the kernel may be busy";
+    });
     this.isBusy = false;
-    if (reply && key === JSON.stringify(this.cut)) this.take(message, ...reply, performance.now() - begin);
+    if (key === JSON.stringify(this.cut)) this.take(message, ...reply, performance.now() - begin);
     if (number !== this.wanted) this.fetch();
   }
 
   take(message, answer, buffers, took) {
     if (answer.error) {
+      if (this.picture && this.isStale()) {
+        this.picture = null;
+        this.legend.replaceChildren();
+        this.notes.replaceChildren();
+        this.redraw();
+      }
       this.value.textContent = answer.error;
       return;
     }
@@ -275,6 +284,12 @@ class Heatmap {
     if (this.pointer) this.tell();
   }
 
+  // Whether the picture in hand is of something else than what is to be seen now.
+  isStale() {
+    const { cut } = this.picture;
+    return ["path", "rank", "minus", "dims", "index"].some((key) => String(cut[key]) !== String(this.cut[key]));
+  }
+
   forget() {
     this.pointer = null;
     this.laterElement.cancel();
@@ -289,6 +304,8 @@ class Heatmap {
     context.clearRect(0, 0, canvas.width, canvas.height);
     Object.assign(canvas.dataset, { view: this.view.map((at) => at.toFixed(3)).join(" ") });
     if (!picture) return;
+    const isStale = this.isStale();
+    canvas.dataset.stale = String(isStale);
     const [low, high] = this.held ?? [picture.low, picture.high];
     const scale = makeScale(this.look.scale, low, high);
     const table = chooseMap(this.look.map, scale, this.isDark);
@@ -299,8 +316,10 @@ class Heatmap {
     const [y0, x0] = this.toScreen(picture.rows[0], picture.cols[0]);
     const [y1, x1] = this.toScreen(picture.rows[1], picture.cols[1]);
     context.imageSmoothingEnabled = false;
+    context.globalAlpha = isStale ? 0.3 : 1;
     context.drawImage(image, x0, y0, x1 - x0, y1 - y0);
-    this.writeNumbers(context, scale, table);
+    context.globalAlpha = 1;
+    if (!isStale) this.writeNumbers(context, scale, table);
     this.markPointer(context);
     const oddities = { nan: false, inf: false, ninf: false };
     for (const value of picture.values) {
@@ -319,6 +338,10 @@ class Heatmap {
     const range = (begin, end) => `${Math.floor(begin)}–${Math.ceil(end) - 1}`;
     const [top, bottom, left, right] = this.view;
     const said = [`rows ${range(top, bottom)} of ${rows.toLocaleString("en")}, columns ${range(left, right)} of ${cols.toLocaleString("en")}`];
+    if (this.isStale()) {
+      this.notes.textContent = [...said, "waiting for the picture"].join(" · ");
+      return;
+    }
     const across = [(picture.rows[1] - picture.rows[0]) / picture.height, (picture.cols[1] - picture.cols[0]) / picture.width];
     const way = { mean: "mean", absmax: "largest magnitude", stride: "first element" }[picture.cut.reduction];
     said.push(picture.is_exact ? "a pixel an element" : `a pixel is the ${way} of about ${across.map((n) => formatNumber(n, 3)).join(" × ")} elements`);
@@ -465,14 +488,14 @@ class Heatmap {
     write(this.pixelText(), false);
     this.laterElement(async () => {
       const reply = await this.ask({ ask: "element", path: cut.path, rank: cut.rank, minus: cut.minus, index });
-      if (!reply || !this.pointer || String(this.index()) !== String(index) || this.cut.rank !== cut.rank) return;
+      if (!this.pointer || String(this.index()) !== String(index) || this.cut.rank !== cut.rank) return;
       write(reply[0].error ?? reply[0].text, true);
     });
   }
 
   pixelText() {
     const { picture, pointer } = this;
-    if (!picture) return "…";
+    if (!picture || this.isStale()) return "…";
     const { rows, cols, height, width } = picture;
     const row = Math.floor(((pointer[0] + 0.5 - rows[0]) / (rows[1] - rows[0])) * height);
     const col = Math.floor(((pointer[1] + 0.5 - cols[0]) / (cols[1] - cols[0])) * width);

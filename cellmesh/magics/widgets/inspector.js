@@ -3,17 +3,20 @@
 
 const TABS = [["overview", "Overview"], ["heatmap", "Heatmap"], ["shards", "Shards"], ["gradients", "Gradients"]];
 const MAX_KEPT = 16384; // numbers of the last picture that a saved notebook keeps
+const HELLO_MS = 5000; // without an answer, there may be no kernel
 const ANSWER_MS = 30000;
 
-// Questions to the kernel, and the answers to them: each has a number; what nobody waits for is dropped.
+// Questions to the kernel, and the answers to them: each has a number. An answer may be late: front ends without
+// subshells are heard when the cell that runs has ended.
 class Questions {
-  constructor(model) {
+  constructor(model, onHeard) {
     this.model = model;
     this.waiting = new Map();
     this.view = Math.random().toString(36).slice(2);
     this.number = 0;
     this.onRollCall = () => {};
     this.hear = (content, buffers) => {
+      onHeard();
       if (content?.roll_call) return this.onRollCall();
       if (content?.view !== this.view) return;
       this.waiting.get(content.id)?.([content, buffers]);
@@ -24,11 +27,11 @@ class Questions {
 
   tell(content) { this.model.send({ ...content, view: this.view }); }
 
-  // Null if there was no answer.
-  ask(content, wait = ANSWER_MS) {
+  // late: called if there is no answer for long; it is waited for all the same.
+  ask(content, late = () => {}, wait = ANSWER_MS) {
     const id = ++this.number;
     return new Promise((resolve) => {
-      const timer = setTimeout(() => { this.waiting.delete(id); resolve(null); }, wait);
+      const timer = setTimeout(late, wait);
       this.waiting.set(id, (reply) => { clearTimeout(timer); resolve(reply); });
       this.model.send({ ...content, id, view: this.view });
     });
@@ -40,17 +43,17 @@ class Questions {
 class Inspector {
   constructor(model, el) {
     this.model = model;
-    this.questions = new Questions(model);
-    this.isLive = false;
+    this.questions = new Questions(model, () => this.setLive(true));
+    this.isLive = null; // not known yet
     this.questions.onRollCall = () => { this.toldSight = undefined; this.tellSight(); };
-    this.changed = () => this.refresh();
+    this.changed = () => (this.isLive ? this.refresh() : this.setLive(true)); // only a kernel changes these
     el.classList.add("cellmesh", "cmi");
     this.el = el;
     this.build();
     for (const key of ["summary", "detail", "gradients", "live", "ended"]) model.on(`change:${key}`, this.changed);
     this.open(model.get("tab"));
     this.refresh();
-    this.greet();
+    this.questions.ask({ ask: "hello" }, () => this.setLive(false), HELLO_MS);
     this.watchSight();
   }
 
@@ -69,7 +72,7 @@ class Inspector {
     this.list = new ItemList(lists[0], (path) => this.choose(path));
     this.listRoot = lists[0];
     this.detailRoot = lists[1];
-    this.heatmap = new Heatmap(this.panels.heatmap, (message) => this.questions.ask(message), (picture) => this.keep(picture));
+    this.heatmap = new Heatmap(this.panels.heatmap, (message, late) => this.questions.ask(message, late), (picture) => this.keep(picture));
     this.table = new GradientTable(this.panels.gradients);
     this.el.replaceChildren(
       make("div", { class: "cmi-head" }, this.title, this.when, make("span", { class: "cmi-live" }, this.watch, this.follow, this.again)),
@@ -107,7 +110,7 @@ class Inspector {
     this.when.textContent = [summary.said, summary.at].filter(Boolean).join(" · ");
     for (const key of ["watch", "follow"]) this[key].setAttribute("aria-pressed", String(Boolean(live[key])));
     const notices = [model.get("ended"), ...summary.notices].filter(Boolean);
-    if (!this.isLive && this.isAlone) notices.unshift("no kernel answers: this is what was seen last");
+    if (this.isLive === false) notices.unshift("no kernel answers: this is what was seen last");
     this.notice.hidden = notices.length === 0;
     this.notice.replaceChildren(...notices.map((text) => make("div", {}, text)));
     this.listRoot.hidden = summary.num_items < 2;
@@ -131,12 +134,12 @@ class Inspector {
 
   // ---- the kernel
 
-  async greet() {
-    const reply = await this.questions.ask({ ask: "hello" }, 5000);
-    this.isLive = reply !== null;
-    this.isAlone = reply === null;
-    this.el.dataset.live = String(this.isLive);
-    for (const control of [this.watch, this.follow, this.again]) control.disabled = this.isAlone;
+  // A kernel has been heard, or not for so long that there may be none.
+  setLive(isLive) {
+    if (this.isLive === isLive || this.isLive) return;
+    this.isLive = isLive;
+    this.el.dataset.live = String(isLive);
+    for (const control of [this.watch, this.follow, this.again]) control.disabled = !isLive;
     this.refresh();
     this.tellSight();
   }
@@ -144,9 +147,8 @@ class Inspector {
   async fetchItems(stamp) {
     if (this.fetching === stamp) return;
     this.fetching = stamp;
-    const reply = await this.questions.ask({ ask: "items" });
-    if (!reply) return;
-    this.items = { stamp: reply[0].stamp, rows: reply[0].rows };
+    const [{ stamp: seen, rows }] = await this.questions.ask({ ask: "items" });
+    this.items = { stamp: seen, rows };
     this.refresh();
   }
 
