@@ -481,7 +481,7 @@ def test_an_animation_beside_much_is_one_display_and_others_output_stays(num_byt
     sink = CellSink(front, has_tabs=True)
     sink.show([line(0, text="before"), rich(0, html="A" * num_bytes), line(1, text="old")])
     cost = frames_of(sink, front, [rich(1, png="AAAA")])
-    assert cost < 3_000_000
+    assert cost < 2_000_000
     kept = [each for each in front.area if "AAAA" * 10 in str(each)]
     assert len(kept) == 1, "others' output is there once"
     assert "[0] before" in str(front.area)

@@ -27,7 +27,7 @@ Publish = Callable[[str, dict[str, Any]], None]
 _MAX_RECORDS = 16
 # When a rank clears, others' output is shown again: always if it is little, else until that comes to so much.
 _SMALL_BYTES = 40_000
-_MAX_AGAIN_BYTES = 2_000_000
+_MAX_AGAIN_BYTES = 1_000_000
 # Of so many displays, each rank's counted, it is known where they are; then those are forgotten that have not
 # changed for longest.
 _MAX_PLACES = 10_000
