@@ -13,7 +13,8 @@ import torch
 from ..wire.facts import Facts
 from .looking.digests import digest_of, digest_of_bytes
 from .looking.digests import digest_of_tensor as digest_of_tensor
-from .looking.pieces import UnreadableError, layout_of, readable
+from .looking.pieces import layout_of, readable
+from .looking.reading import DIRECT, Reader, UnreadableError
 from .looking.shards import Shard, shard_of_dtensor
 from .looking.statistics import statistics
 
@@ -44,13 +45,14 @@ def kind_of(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def describe(value: Any, is_read: bool = True, has_digest: bool = True) -> Facts:
+def describe(value: Any, is_read: bool = True, has_digest: bool = True, read: Reader = DIRECT) -> Facts:
     """Describe one value.
 
     Args:
         value: anything; tensors, parameters and DTensors are described by their numbers, arrays likewise.
         is_read: read a tensor's elements, for its statistics and its digest.
         has_digest: have a digest of it.
+        read: how a tensor is read.
 
     Returns:
         The facts. No collective is run: a DTensor is described by the rank's part of it. What cannot be told
@@ -59,7 +61,7 @@ def describe(value: Any, is_read: bool = True, has_digest: bool = True) -> Facts
     tensor = as_tensor(value)
     if tensor is not None:
         with torch.no_grad():
-            return _describe_tensor(kind_of(value), tensor, is_read, has_digest)
+            return _describe_tensor(kind_of(value), tensor, is_read, has_digest, read)
     return Facts(kind=kind_of(value), text=short_text(value), digest=digest_of_bytes(_bytes_of(value)))
 
 
@@ -86,7 +88,7 @@ def own_part(value: torch.Tensor) -> Shard:
     return shard_of_dtensor(value) if is_dtensor(value) else Shard(value)
 
 
-def _describe_tensor(kind: str, value: torch.Tensor, is_read: bool, has_digest: bool) -> Facts:
+def _describe_tensor(kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: Reader) -> Facts:
     own = own_part(value)
     local = own.local
     notes = [own.note]
@@ -96,9 +98,9 @@ def _describe_tensor(kind: str, value: torch.Tensor, is_read: bool, has_digest: 
         data, note = readable(local)
         notes.append(note)
         if is_read:
-            numbers = statistics(data)
+            numbers = statistics(data, read)
             if has_digest and local.layout in (torch.strided, torch.jagged):
-                digest = digest_of(data)
+                digest = digest_of(data, read)
     except UnreadableError as error:
         notes.append(str(error))
     except Exception as error:  # a type of elements that torch can hold and not compute with

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..replicas.memory import bytes_of
-from .pieces import UnreadableError, pieces, readable, run_of, unordered
+from .pieces import pieces, readable, run_of, unordered
+from .reading import DIRECT, Reader, UnreadableError
 
 _BLOCK = 1 << 16
 # Words in a tensor that is large.
@@ -29,43 +30,51 @@ def digest_of_bytes(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-def digest_of_tensor(local: torch.Tensor) -> str:
+def digest_of_tensor(local: torch.Tensor, read: Reader = DIRECT) -> str:
     """A digest of a tensor, bit for bit; "" where it cannot be read.
 
     It does not depend on strides, nor on the device.
 
     Args:
         local: a tensor of this rank's own, no DTensor.
+        read: how it is read.
     """
     try:
         if local.layout not in (torch.strided, torch.jagged):
             return ""
         data, _ = readable(local)
-        return digest_of(data)
+        return digest_of(data, read)
     except (UnreadableError, RuntimeError, TypeError, NotImplementedError):
         return ""
 
 
-def digest_of(data: torch.Tensor) -> str:
+def digest_of(data: torch.Tensor, read: Reader = DIRECT) -> str:
     """A digest of what `readable` has given.
+
+    Args:
+        data: that.
+        read: how it is read.
 
     Raises:
         Exception: torch cannot view it as bytes.
     """
     if data.numel() > _MANY and not data.is_quantized and _is_repeated(data):
         data, repeated = unordered(data)
-        return _digest(pieces(data), data, data.numel(), f"{repeated} times")
-    return _digest(pieces(data), data, data.numel())
+        return _digest(map(read.take, pieces(data)), data, data.numel(), f"{repeated} times")
+    return _digest(map(read.take, pieces(data)), data, data.numel())
 
 
-def digests_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+def digests_of_parts(
+    data: torch.Tensor, parts: Sequence[tuple[int, int]], read: Reader = DIRECT
+) -> tuple[str, ...]:
     """A digest of each run of elements, in row-major order.
 
     Args:
         data: see `readable`.
         parts: [begin, end) of each, ascending and apart.
+        read: how it is read.
     """
-    return tuple(_digest(run_of(data, begin, end), data, end - begin) for begin, end in parts)
+    return tuple(_digest(map(read.take, run_of(data, begin, end)), data, end - begin) for begin, end in parts)
 
 
 def _is_repeated(data: torch.Tensor) -> bool:

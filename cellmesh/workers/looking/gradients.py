@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ...wire.looks import Gradient
 from ..inspection import describe, kind_of, own_part
 from .nests import walk
+from .reading import Reader
 from .values import looking
 
 
@@ -23,8 +24,8 @@ def gradients(value: Any, is_beside: bool) -> tuple[Gradient, ...]:
     """
     found = []
     for name, parameter in _parameters(value):
-        with looking(parameter, is_beside):
-            found.append(_gradient(name, parameter))
+        with looking(parameter, is_beside) as read:
+            found.append(_gradient(name, parameter, read))
     if not found and not isinstance(value, nn.Module | Optimizer):
         raise TypeError(f"{kind_of(value)} has no parameters: name a module, an optimizer or a parameter")
     return tuple(found)
@@ -40,9 +41,9 @@ def _parameters(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield path, part
 
 
-def _gradient(name: str, parameter: torch.Tensor) -> Gradient:
+def _gradient(name: str, parameter: torch.Tensor, read: Reader) -> Gradient:
     grad = parameter.grad
-    own = describe(parameter, has_digest=False)
+    own = describe(parameter, has_digest=False, read=read)
     if grad is None:
         shape, shard = own.local_shape or (), own_part(parameter).shard
         return Gradient(
@@ -55,7 +56,7 @@ def _gradient(name: str, parameter: torch.Tensor) -> Gradient:
             note=own.note,
             requires_grad=parameter.requires_grad,
         )
-    facts = describe(grad)
+    facts = describe(grad, read=read)
     return Gradient(
         name=name,
         shape=facts.local_shape or (),

@@ -13,13 +13,16 @@ import numpy as np
 import torch
 
 from ...wire.looks import Element, Picture, Pixels
-from .pieces import UnreadableError, piece_size, readable
+from .pieces import layout_of, piece_size, readable
+from .reading import Reader, UnreadableError
 from .values import looking, tensor_at
 
 # Sparse and nested tensors up to this size are made dense for a picture.
 _MAX_DENSE = 1 << 24
 # Where a slice is too large to be read whole, what part of the allowed elements is read: they lie apart.
+# Where they have to be copied one by one, it is less.
 _SAMPLED_SHARE = 4
+_COPIED_SHARE = 64
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
@@ -30,17 +33,17 @@ def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
         ValueError: the tensor has no such part, or no values.
     """
     local = tensor_at(value, subject.path)
-    with looking(local, is_torn):
-        part = _part(_dense(local), subject)
+    with looking(local, is_torn) as read:
+        part = _part(_dense(local, read), subject)
         num_rows, num_cols = part.shape
         height, width = min(subject.height, num_rows), min(subject.width, num_cols)
         is_sampled = False
         if subject.reduction == "stride" or (height, width) == (num_rows, num_cols):
-            pixels = _first_of_each(part, height, width)
+            pixels = _first_of_each(part, height, width, read)
             if subject.reduction == "absmax":
                 pixels = pixels.abs()
         else:
-            pixels, is_sampled = _reduce(part, height, width, subject.reduction, subject.max_elements)
+            pixels, is_sampled = _reduce(part, height, width, subject, read)
         values = _to_float32(pixels).cpu().clone().numpy()  # what numpy has seen can never be resized
     finite = values[np.isfinite(values)]
     return Pixels(
@@ -60,10 +63,10 @@ def element(value: Any, subject: Element, is_beside: bool) -> str:
         ValueError: there is none at this index.
     """
     local = tensor_at(value, subject.path)
-    with looking(local, is_beside):
-        data = _dense(local)
+    with looking(local, is_beside) as read:
+        data = _dense(local, read)
         _check_index(subject.index, data.shape)
-        found = data[subject.index] if data.ndim else data
+        found = read.take(data[subject.index] if data.ndim else data)
         if found.is_quantized:
             return f"{found.item()!r} ({found.int_repr().item()})"
         if found.dtype == torch.float32:  # as short as float32 can be told apart
@@ -73,7 +76,7 @@ def element(value: Any, subject: Element, is_beside: bool) -> str:
         return repr(found.item())
 
 
-def _dense(local: torch.Tensor) -> torch.Tensor:
+def _dense(local: torch.Tensor, read: Reader) -> torch.Tensor:
     """A tensor that can be sliced, of the same shape."""
     try:
         data, _ = readable(local)
@@ -81,6 +84,8 @@ def _dense(local: torch.Tensor) -> torch.Tensor:
         raise ValueError(str(error)) from None
     if local.layout == torch.strided and not local.is_nested:
         return data
+    if read.is_beside:
+        raise ValueError(f"a {layout_of(local)} tensor is made dense for that: it can be when no cell runs")
     if local.is_nested:
         local = torch.nested.to_padded_tensor(local.detach(), 0.0)
     if local.numel() > _MAX_DENSE:
@@ -130,15 +135,14 @@ def _edges(num_pixels: int, size: int) -> torch.Tensor:
     return torch.arange(num_pixels + 1, dtype=torch.int64, device="cpu") * size // max(num_pixels, 1)
 
 
-def _first_of_each(part: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def _first_of_each(part: torch.Tensor, height: int, width: int, read: Reader) -> torch.Tensor:
     """The first element of each pixel; reads no other."""
     num_rows, num_cols = part.shape
-    if (height, width) != (num_rows, num_cols):
-        rows = _edges(height, num_rows)[:-1].to(part.device)
-        cols = _edges(width, num_cols)[:-1].to(part.device)
-        part = part.dequantize() if part.is_quantized else part
-        part = part[rows[:, None], cols[None, :]]
-    return _plain(part)
+    if (height, width) == (num_rows, num_cols):
+        return _plain(read.take(part))
+    rows = _edges(height, num_rows)[:-1].to(part.device)
+    cols = _edges(width, num_cols)[:-1].to(part.device)
+    return _plain(read.pick(part, (rows[:, None], cols[None, :])))
 
 
 def _plain(part: torch.Tensor) -> torch.Tensor:
@@ -160,30 +164,32 @@ def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce(
-    part: torch.Tensor, height: int, width: int, reduction: str, max_elements: int
+    part: torch.Tensor, height: int, width: int, subject: Picture, read: Reader
 ) -> tuple[torch.Tensor, bool]:
     """The mean or the largest magnitude of each pixel; whether it was of a sample of its elements."""
-    is_mean = reduction == "mean"
+    is_mean = subject.reduction == "mean"
     num_rows, num_cols = part.shape
-    if num_rows * num_cols > max_elements:
-        return _sample(part, height, width, is_mean, max_elements // _SAMPLED_SHARE), True
+    if num_rows * num_cols > subject.max_elements:
+        share = _COPIED_SHARE if read.is_beside else _SAMPLED_SHARE
+        return _sample(part, height, width, is_mean, subject.max_elements // share, read), True
     row_edges, col_edges = _edges(height, num_rows), _edges(width, num_cols)
     # Rows of pixels that are read together.
     band = max(1, 8 * piece_size(part) * height // max(1, num_rows * num_cols))
     bands = []
     for top in range(0, height, band):
-        joined = _join(part, row_edges[top : top + band + 1], 0, is_mean)
+        edges = row_edges[top : top + band + 1]
+        begin, end = int(edges[0]), int(edges[-1])
+        joined = _join(read.take(part[begin:end]), edges - begin, 0, is_mean)
         bands.append(_join(joined, col_edges, 1, is_mean))
     return torch.cat(bands), False
 
 
 def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
     """One line (row, for axis 0) for all lines between two edges."""
-    begin, end = int(edges[0]), int(edges[-1])
     count = len(edges) - 1
-    each, rest = divmod(end - begin, count)
+    each, rest = divmod(part.shape[axis], count)
     if rest == 0:
-        whole = torch.unflatten(_plain(part.narrow(axis, begin, end - begin)), axis, (count, each))
+        whole = torch.unflatten(_plain(part), axis, (count, each))
         if is_mean:
             return whole.mean(axis + 1)
         return torch.maximum(whole.amax(axis + 1), whole.amin(axis + 1).neg())
@@ -212,7 +218,9 @@ def _put_in(total: torch.Tensor, lines: torch.Tensor, is_mean: bool) -> None:
         torch.maximum(total, lines, out=total)
 
 
-def _sample(part: torch.Tensor, height: int, width: int, is_mean: bool, max_elements: int) -> torch.Tensor:
+def _sample(
+    part: torch.Tensor, height: int, width: int, is_mean: bool, max_elements: int, read: Reader
+) -> torch.Tensor:
     """As many rows as columns of each pixel, evenly spaced."""
     num_rows, num_cols = part.shape
     most = max(1, math.isqrt(max_elements // (height * width)))
@@ -222,8 +230,8 @@ def _sample(part: torch.Tensor, height: int, width: int, is_mean: bool, max_elem
     cols = _spread(_edges(width, num_cols), cols_each).to(part.device).reshape(-1)
     total: torch.Tensor | None = None
     for step in range(rows_each):
-        read = _plain(part[rows[:, step, None], cols[None, :]])
-        lines = torch.unflatten(read, 1, (width, cols_each))
+        picked = _plain(read.pick(part, (rows[:, step, None], cols[None, :])))
+        lines = torch.unflatten(picked, 1, (width, cols_each))
         reduced = lines.mean(2) if is_mean else lines.abs().amax(2)
         if total is None:
             total = reduced

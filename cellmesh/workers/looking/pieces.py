@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from .reading import DIRECT, Reader, UnreadableError
+
 # Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
 _CPU_PIECE = 1 << 17
 _DEVICE_PIECE = 1 << 21
-
-
-class UnreadableError(Exception):
-    """A tensor has no elements that could be read; its text says why."""
 
 
 def readable(local: torch.Tensor) -> tuple[torch.Tensor, str]:
@@ -137,13 +135,16 @@ def numbers_of(piece: torch.Tensor) -> torch.Tensor:
     return piece.to(torch.float64).reshape(-1)
 
 
-def sample_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]], max_elements: int) -> torch.Tensor:
+def sample_of_parts(
+    data: torch.Tensor, parts: Sequence[tuple[int, int]], max_elements: int, read: Reader = DIRECT
+) -> torch.Tensor:
     """Elements evenly spaced over runs, in row-major order, on the CPU.
 
     Args:
         data: see `readable`.
         parts: [begin, end) of each run, ascending and apart.
         max_elements: how many, at most; there are fewer only where the runs have fewer.
+        read: how they are read.
     """
     sizes = [max(0, min(end, data.numel()) - begin) for begin, end in parts]
     total = sum(sizes)
@@ -160,7 +161,9 @@ def sample_of_parts(data: torch.Tensor, parts: Sequence[tuple[int, int]], max_el
     where = (wanted + shift[part]).to(data.device)
     if not count:
         return torch.empty(0, dtype=torch.float64, device="cpu")
-    picked = data[torch.unravel_index(where, data.shape)] if data.ndim else data.reshape(1)
+    picked = (
+        read.pick(data, torch.unravel_index(where, data.shape)) if data.ndim else read.take(data.reshape(1))
+    )
     if picked.is_quantized:
         picked = picked.dequantize()
     wide = torch.complex128 if picked.is_complex() else torch.float64

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .pieces import numbers_of, pieces, unordered
+from .reading import DIRECT, Reader
 
 
 @dataclass
@@ -36,18 +37,19 @@ class Totals:
         self.low, self.high = min(self.low, low), max(self.high, high)
 
 
-def statistics(data: torch.Tensor) -> dict[str, Any]:
+def statistics(data: torch.Tensor, read: Reader = DIRECT) -> dict[str, Any]:
     """The statistics that `Facts` has.
 
     Args:
         data: see `readable`.
+        read: how it is read.
 
     Raises:
         Exception: torch cannot make numbers of its elements.
     """
     data, repeated = unordered(data)
     totals = Totals()
-    for piece in pieces(data):
+    for piece in map(read.take, pieces(data)):
         _add(totals, piece)
     found: dict[str, Any] = {
         "num_nan": totals.num_nan * repeated,
@@ -105,17 +107,20 @@ def _num_zeros(numbers: torch.Tensor) -> int:
     return numbers.numel() - int(torch.count_nonzero(numbers))
 
 
-def histogram_of(data: torch.Tensor, low: float, high: float, num_bins: int) -> list[int]:
+def histogram_of(
+    data: torch.Tensor, low: float, high: float, num_bins: int, read: Reader = DIRECT
+) -> list[int]:
     """How many numbers lie in each of equal bins of [low, high]; those beyond in none.
 
     Args:
         data: see `readable`.
         low, high: the scale; where they are equal, what is equal to them is counted in the middle bin.
         num_bins: how many.
+        read: how it is read.
     """
     data, repeated = unordered(data)
     counts = torch.zeros(num_bins, dtype=torch.int64, device=data.device)
-    for piece in pieces(data):
+    for piece in map(read.take, pieces(data)):
         numbers = numbers_of(piece)
         if low >= high:
             counts[num_bins // 2] += (numbers == low).sum()

@@ -15,7 +15,8 @@ from ...wire.looks import Counts, Digests, Found, Histogram, Item, Overview, Sam
 from ..inspection import as_tensor, describe, kind_of, own_part, short_text
 from .digests import digests_of_parts
 from .nests import find, settings_of, walk
-from .pieces import UnreadableError, readable, sample_of_parts
+from .pieces import readable, sample_of_parts
+from .reading import Reader, UnreadableError, reading
 from .statistics import histogram_of
 
 _NOT_READ = "not read: there is much in this value; choose it to have its numbers"
@@ -36,8 +37,8 @@ def overview(value: Any, subject: Overview, is_torn: bool) -> Found:
                 continue
             size = _num_elements(part)
             is_read = not num_read or num_read + size <= subject.max_elements
-            with looking(part, is_torn):
-                facts = describe(part, is_read)
+            with looking(part, is_torn) as read:
+                facts = describe(part, is_read, read=read)
             if is_read:
                 num_read += size
             elif not facts.note:
@@ -56,35 +57,35 @@ def histogram(value: Any, subject: Histogram, is_beside: bool) -> Counts:
     if subject.num_bins < 1:
         raise ValueError("a histogram has at least one bin")
     data = data_at(value, subject.path)
-    with looking(data, is_beside):
-        return Counts(tuple(histogram_of(data, subject.low, subject.high, subject.num_bins)))
+    with looking(data, is_beside) as read:
+        return Counts(tuple(histogram_of(data, subject.low, subject.high, subject.num_bins, read)))
 
 
 def digests(value: Any, subject: Digests, is_beside: bool) -> tuple[str, ...]:
     """Digests of runs of one tensor's elements."""
     data = data_at(value, subject.path)
-    with looking(data, is_beside):
-        return digests_of_parts(data, subject.parts)
+    with looking(data, is_beside) as read:
+        return digests_of_parts(data, subject.parts, read)
 
 
 def sample(value: Any, subject: Sample, is_beside: bool) -> Sampled:
     """Some elements of one tensor."""
     data = data_at(value, subject.path)
-    with looking(data, is_beside):
-        picked = sample_of_parts(data, subject.parts, subject.max_elements)
+    with looking(data, is_beside) as read:
+        picked = sample_of_parts(data, subject.parts, subject.max_elements, read)
         return Sampled(picked.numpy(), picked.numel() == data.numel())
 
 
 @contextmanager
-def looking(value: Any, is_beside: bool) -> Iterator[None]:
-    """Look at a tensor without autograd; on a GPU that may be busy, without waiting for what it has to do."""
+def looking(value: Any, is_beside: bool) -> Iterator[Reader]:
+    """What reads a tensor, without autograd; on a busy GPU, without waiting for what it has to do."""
     device = own_part(value).local.device if isinstance(value, torch.Tensor) else None
-    with torch.no_grad(), _one_thread():
+    with torch.no_grad(), _one_thread(), reading(is_beside) as read:
         if is_beside and device is not None and device.type == "cuda":
             with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-                yield
+                yield read
         else:
-            yield
+            yield read
 
 
 @contextmanager

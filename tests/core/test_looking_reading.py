@@ -1,0 +1,159 @@
+"""Copies of tensors that another thread may free: what they hold, and that nothing crashes."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.wire.looks import (
+    AnySubject,
+    Digests,
+    Element,
+    Gradients,
+    Histogram,
+    Overview,
+    Picture,
+    Pixels,
+    Refusal,
+    Sample,
+)
+from cellmesh.workers.looking.answering import Looker
+from cellmesh.workers.looking.pieces import pieces
+from cellmesh.workers.looking.reading import UnreadableError, reading
+
+from .test_looking_pieces import quantised, tensors
+
+ONE = torch.arange(60.0).reshape(3, 4, 5)
+COMPLEX = torch.randn(40, 50, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
+VIEWS = {
+    "scalar": ONE[2, 1, 3],
+    "column": ONE[:, 0, 0],
+    "slices": ONE.permute(2, 0, 1)[:, ::2],
+    "far apart": torch.arange(90_000.0).reshape(300, 300)[::7, ::60],
+    "expanded": ONE[..., None].expand(3, 4, 5, 9),
+    "one, expanded": torch.ones(1).expand(5),
+    "overlapping": torch.arange(30.0).as_strided((5, 5), (1, 2), 3),
+    "bool": ONE > 7,
+    "bfloat16": ONE.to(torch.bfloat16),
+    "complex": COMPLEX.t(),
+    "conjugate": COMPLEX.conj(),
+    "negative": COMPLEX.conj().imag[3:, 5:],
+    "empty": torch.empty(0, 3),
+}
+
+
+def check(view: torch.Tensor) -> None:
+    with reading(is_beside=True) as read:
+        taken = read.take(view)
+        assert (taken.shape, taken.dtype) == (view.shape, view.dtype)
+        assert torch.equal(taken, view)
+        if view.numel() and view.ndim:
+            assert taken.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+            index = [torch.arange(7) * 5 % size for size in view.shape]
+            assert torch.equal(read.pick(view, index), view[tuple(index)])
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_copy_has_the_same_elements(name: str) -> None:
+    check(VIEWS[name])
+
+
+@given(tensors(), st.integers(1, 50))
+def test_so_have_the_pieces_of_any_tensor(value: torch.Tensor, size: int) -> None:
+    check(value)
+    with reading(is_beside=True) as read:
+        found = [read.take(piece).reshape(-1).clone() for piece in pieces(value, size)]
+    assert torch.equal(torch.cat(found), value.reshape(-1))
+
+
+def subjects(path: str, rows: int, cols: int) -> list[AnySubject]:
+    count = rows * cols
+    parts = ((0, count // 3), (count // 2, count))
+    pictures: list[AnySubject] = [
+        Picture("x", path, (), dims, (0, sizes[0]), (1, sizes[1]), *sides, reduction, most)
+        for dims, sizes in (((0, 1), (rows, cols)), ((1, 0), (cols, rows)))
+        for sides, most in (((9999, 9999), 1 << 26), ((7, 13), 1 << 26))
+        for reduction in ("mean", "absmax", "stride")
+    ]
+    return [
+        Overview("x", path=path),
+        Histogram("x", path, -2.0, 2.0, 5),
+        *pictures,
+        Element("x", path, (rows - 1, 1)),
+        Digests("x", path, parts),
+        Sample("x", path, parts, 50),
+        Gradients("x"),
+    ]
+
+
+def test_what_is_read_beside_a_cell_is_what_is_read_without_one() -> None:
+    value = [
+        torch.randn(61, 47, generator=torch.Generator().manual_seed(1), requires_grad=True),
+        torch.randn(700, 900, generator=torch.Generator().manual_seed(2)).t(),
+        (torch.randn(90, 80, generator=torch.Generator().manual_seed(3)) * 9).long()[:, ::3],
+    ]
+    shell: Any = SimpleNamespace(user_ns={"x": value})
+    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    for position, tensor in enumerate(value):
+        for subject in subjects(f"[{position}]", *tensor.shape):
+            idle, beside = (looker.answer(subject, is_beside) for is_beside in (False, True))
+            assert not isinstance(idle, Refusal), (subject, idle)
+            if isinstance(idle, Pixels):
+                assert np.array_equal(idle.values, beside.values), subject
+            elif isinstance(subject, Sample):
+                assert np.array_equal(idle.values, beside.values)
+            elif isinstance(subject, Overview):
+                assert idle.items == beside.items
+            else:
+                assert idle == beside, subject
+
+
+def test_a_huge_slice_is_sampled_beside_a_cell_as_well() -> None:
+    value = torch.arange(3000.0)[:, None].expand(3000, 4000)
+    shell: Any = SimpleNamespace(user_ns={"x": value})
+    subject = Picture("x", "", (), (0, 1), (0, 3000), (0, 4000), 30, 40, "mean", 1 << 20)
+    pixels = Looker(shell, SimpleNamespace()).answer(subject, is_beside=True)  # type: ignore[arg-type]
+    assert pixels.is_sampled
+    np.testing.assert_allclose(pixels.values[:, 0], np.arange(30) * 100 + 50, atol=20)
+
+
+def test_memory_that_is_freed_between_two_pieces_is_not_read() -> None:
+    value = torch.ones(1 << 22)
+    first, second, *_ = pieces(value)
+    with reading(is_beside=True) as read:
+        assert read.take(first).sum() == len(first)
+        value.untyped_storage().resize_(0)
+        with pytest.raises(UnreadableError, match="freed"):
+            read.take(second)
+        value.untyped_storage().resize_(1 << 10)
+        with pytest.raises(UnreadableError, match="freed"):
+            read.pick(second, [torch.tensor([0])])
+        assert len(read.take(value[:100])) == 100
+
+
+def test_memory_that_is_gone_behind_the_back_of_its_tensor_is_not_read() -> None:
+    memory = mmap.mmap(-1, 1 << 20)
+    value = torch.frombuffer(memory, dtype=torch.float32)
+    protect = ctypes.CDLL(None).mprotect
+    address, size = ctypes.c_void_p(value.data_ptr()), ctypes.c_size_t(1 << 20)
+    assert protect(address, size, 0) == 0
+    try:
+        with reading(is_beside=True) as read, pytest.raises(UnreadableError, match="Bad address"):
+            read.take(value)
+    finally:
+        assert protect(address, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+
+def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
+    shell: Any = SimpleNamespace(user_ns={"x": quantised()})
+    found = Looker(shell, SimpleNamespace()).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
+    assert "when no cell runs" in found.items[0].facts.note
+    assert found.items[0].facts.max is None

@@ -1,0 +1,66 @@
+"""Looks at what FSDP2 frees and gathers anew, again and again, while it trains."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import cellmesh as cm
+from cellmesh.controller.looking.look import look
+from cellmesh.wire.looks import AnySubject, Digests, Gradients, Histogram, Overview, Picture, Sample
+
+MODELS = """
+import os
+import torch.nn as nn
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+def sharded(reshard):
+    model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(3)])
+    for module in model: fully_shard(module, reshard_after_forward=reshard)
+    return fully_shard(model)
+freeing, keeping = sharded(True), sharded(False)
+batch = torch.randn(16, 512)
+own = torch.zeros(9 << 20)  # too much for the heap: what is freed is unmapped at once
+"""
+TRAIN = """
+done = torch.zeros(1)
+while not done:
+    own.untyped_storage().resize_(36 << 20)
+    freeing(batch).sum().backward()
+    own.untyped_storage().resize_(0)
+    keeping(batch).sum().backward()
+    done.fill_(os.path.exists({path!r}))
+    dist.all_reduce(done)
+"""
+SUBJECTS: tuple[AnySubject, ...] = (
+    Overview("freeing"),
+    Overview("keeping"),
+    Overview("freeing[1]"),
+    Overview("own"),
+    Gradients("keeping"),
+    Picture("freeing", "2.weight", (), (0, 1), (0, 128), (0, 512), 60, 60, "mean"),
+    Picture("keeping", "1.weight", (), (0, 1), (0, 128), (0, 512), 60, 60, "stride"),
+    Histogram("own", "", 0.0, 1.0, 4),
+    Digests("own", "", ((0, 4 << 20), (4 << 20, 9 << 20))),
+    Sample("own", "", ((0, 9 << 20),), 10_000),
+)
+NUM_LOOKS = 50
+
+
+def test_looks_at_a_model_that_fsdp_trains_harm_nothing(mesh: cm.Mesh, tmp_path: Path) -> None:
+    mesh.cell(MODELS)
+    idle = mesh.inspect("freeing")
+    assert len(idle.paths) == 6
+    done = tmp_path / "done"
+    run = mesh.submit_cell(TRAIN.format(path=str(done)))
+    told, refused = 0, set()
+    for subject in itertools.islice(itertools.cycle(SUBJECTS), NUM_LOOKS):
+        looked = look(mesh, subject, is_beside=True)
+        told += len(looked.answers)
+        refused |= {refusal.text for refusal in looked.refusals.values()}
+    done.touch()
+    assert run.wait(60)
+    run.result()  # raises what a rank has raised, or that it died
+    assert told > NUM_LOOKS, refused  # the others are refused: memory is freed half of the time
+    mesh.cell("keeping(batch).sum().backward()")
+    assert mesh.inspect("freeing").paths == idle.paths
