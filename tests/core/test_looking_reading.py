@@ -26,6 +26,7 @@ from cellmesh.wire.looks import (
     Sample,
 )
 from cellmesh.workers.looking.answering import Looker
+from cellmesh.workers.looking.names import describe_shortly
 from cellmesh.workers.looking.pieces import pieces
 from cellmesh.workers.looking.reading import UnreadableError, reading
 
@@ -157,3 +158,10 @@ def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
     found = Looker(shell, SimpleNamespace()).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
     assert "when no cell runs" in found.items[0].facts.note
     assert found.items[0].facts.max is None
+
+
+def test_a_number_whose_memory_was_freed_has_a_name_and_no_value() -> None:
+    one = torch.tensor(3.5)
+    assert describe_shortly(one).text == "3.5"
+    one.untyped_storage().resize_(0)
+    assert (describe_shortly(one).text, describe_shortly(one).digest) == ("", "")

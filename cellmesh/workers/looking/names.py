@@ -20,6 +20,8 @@ from ..inspection import is_dtensor
 from ..shell import RankShell
 from .digests import digest_of_bytes, digest_of_tensor
 from .members import kind_of
+from .pieces import readable
+from .reading import Reader, UnreadableError, reading
 from .resolving import held_by
 from .shortening import full_name_of, name_of, shorten
 
@@ -102,6 +104,9 @@ def _tensor(name: str, value: torch.Tensor) -> Facts:
     local = local.detach() if is_plain else local
     num_bytes = local.numel() * local.element_size()
     is_cheap = is_plain and num_bytes <= _MAX_DIGEST_BYTES and local.device.type == "cpu" and not placements
+    with torch.no_grad(), reading(is_beside=True) as read:  # it may be: a busy rank is asked, too
+        text = _number(local, read) if is_cheap else ""
+        digest = digest_of_tensor(local, read) if is_cheap else ""
     return Facts(
         kind=name,
         shape=tuple(value.shape),
@@ -111,15 +116,18 @@ def _tensor(name: str, value: torch.Tensor) -> Facts:
         placements=placements,
         requires_grad=value.requires_grad,
         num_bytes=num_bytes,
-        text=_number(local) if is_cheap else "",
-        digest=digest_of_tensor(local) if is_cheap else "",
+        text=text,
+        digest=digest,
     )
 
 
-def _number(local: torch.Tensor) -> str:
+def _number(local: torch.Tensor, read: Reader) -> str:
     if local.numel() != 1 or local.is_meta or local.layout != torch.strided:
         return ""
-    number = local.item()
+    try:
+        number = read.take(readable(local)[0]).item()
+    except UnreadableError:
+        return ""
     return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
