@@ -17,6 +17,7 @@ import cloudpickle
 from ..errors import UnpicklableError
 from .framing import Frame
 from .messages import Pickled
+from .sources import Sources
 
 # Smaller buffers cost less copied into the stream than sent as a frame.
 OUT_OF_BAND_BYTES = 64 * 1024
@@ -26,13 +27,16 @@ Reducer = Callable[[Any], Any]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, with one more say in how objects reduce."""
+    """cloudpickle's pickler, with one more say in how objects reduce; code takes its source along."""
 
     def __init__(self, file: io.IOBase, reducer: Reducer | None, **kwargs: Any) -> None:
         super().__init__(file, **kwargs)
         self._reducer = reducer
+        self._sources = Sources()
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is types.CodeType:
+            return self._sources.reduce(obj, self.dispatch_table[types.CodeType](obj))
         if self._reducer is not None:
             reduced = self._reducer(obj)
             if reduced is not NotImplemented:

@@ -17,6 +17,7 @@ from bdb import BdbQuit
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
@@ -25,6 +26,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
 
+from ..wire import sources
 from ..wire.messages import DisplayKind
 from .debugger import RankPdb, is_machinery, post_mortem, remember_error, stop_tracing
 
@@ -90,11 +92,21 @@ class RankDisplayPublisher(DisplayPublisher):
         self.shell.show("clear", b"wait" if wait else b"", "")
 
 
+class RankCompiler(CachingCompiler):
+    """Names the notebook's cells, too, whose functions came here."""
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        """What tracebacks call code of this file name."""
+        cell = sources.cell_of(name)
+        return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)
+
+
 class RankShell(InteractiveShell):
     """An InteractiveShell without a terminal."""
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
+    compiler_class = Type(RankCompiler)
     debugger_cls = RankPdb
     show: Show = AnyTrait()  # type: ignore[assignment]
     ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
@@ -277,7 +289,7 @@ class RankShell(InteractiveShell):
 
     def cell_of(self, filename: str) -> int:
         """The ``In[n]`` that a code object's file name stands for, 0 if none."""
-        return int(self.compile._filename_map.get(filename, 0))
+        return int(self.compile._filename_map.get(filename, 0)) or sources.cell_of(filename)
 
 
 _MAX_RENDERED_FRAMES = 100

@@ -132,6 +132,16 @@ def test_magics_before_ours_do_not_matter(notebook: Notebook) -> None:
     assert "int" in inspect(notebook, f"{code}_two", len(code))
 
 
+def test_functions_of_the_notebook_bring_their_source(notebook: Notebook) -> None:
+    typed = dict(notebook.run("def halve(x):\n    # of nothing\n    return x / 0").messages)
+    count = typed["execute_input"]["execution_count"]
+    (shown,) = notebook.run("mesh.run(halve, 1)").errors()[:1]
+    assert f"Cell In[{count}], line 3, in halve(x)" in plain("\n".join(shown["traceback"]))
+    assert "# of nothing" in plain("\n".join(shown["traceback"]))
+    notebook.run("%dist_push halve")
+    assert "# of nothing" in pager(notebook, "%%dist\nhalve??")
+
+
 def test_half_of_a_character_costs_no_completion_of_the_notebooks_own(notebook: Notebook) -> None:
     found = "[each.text for each in get_ipython().Completer.completions(code, len(code))]"
     outcome = notebook.run(
