@@ -13,7 +13,7 @@ from ...wire.looks import Gradient
 from ..inspection import describe, kind_of, own_part
 from .nests import walk
 from .reading import Reader
-from .values import looking
+from .values import looking, one_thread
 
 
 def gradients(value: Any, is_beside: bool) -> tuple[Gradient, ...]:
@@ -23,9 +23,10 @@ def gradients(value: Any, is_beside: bool) -> tuple[Gradient, ...]:
         TypeError: there is none in it.
     """
     found = []
-    for name, parameter in _parameters(value):
-        with looking(parameter, is_beside) as read:
-            found.append(_gradient(name, parameter, read))
+    with one_thread():
+        for name, parameter in _parameters(value):
+            with looking(parameter, is_beside) as read:
+                found.append(_gradient(name, parameter, read))
     if not found and not isinstance(value, nn.Module | Optimizer):
         raise TypeError(f"{kind_of(value)} has no parameters: name a module, an optimizer or a parameter")
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,7 @@ def overview(value: Any, subject: Overview, is_torn: bool) -> Found:
     parts: Iterator[tuple[str, Any]] = (
         iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
     )
-    with torch.no_grad(), _one_thread():
+    with torch.no_grad(), one_thread():
         for path, part in parts:
             if len(items) >= subject.max_items:
                 num_left_out += 1
@@ -80,7 +81,7 @@ def sample(value: Any, subject: Sample, is_beside: bool) -> Sampled:
 def looking(value: Any, is_beside: bool) -> Iterator[Reader]:
     """What reads a tensor, without autograd; on a busy GPU, without waiting for what it has to do."""
     device = own_part(value).local.device if isinstance(value, torch.Tensor) else None
-    with torch.no_grad(), _one_thread(), reading(is_beside) as read:
+    with torch.no_grad(), one_thread(), reading(is_beside) as read:
         if is_beside and device is not None and device.type == "cuda":
             with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
                 yield read
@@ -89,7 +90,7 @@ def looking(value: Any, is_beside: bool) -> Iterator[Reader]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute on this thread alone.
 
     Pieces are small: where cores are taken, waiting for other threads at each costs ten times what they save.
@@ -100,6 +101,10 @@ def _one_thread() -> Iterator[None]:
         yield
         return
     torch.set_num_threads(1)
+    # A thread that computes for the first time takes the number that was set last, wherever that was.
+    other = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
+    other.start()
+    other.join()
     try:
         yield
     finally:
