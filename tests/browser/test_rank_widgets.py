@@ -32,6 +32,20 @@ INTERACT = (
     "w.interact(draw);"
 )
 
+# What a callback clears is not its own widget.
+PRESSED = (
+    "%%dist --ranks 0\n"
+    "from IPython.display import clear_output\n"
+    "presses = []\n"
+    "def press(button):\n"
+    "    presses.append(button)\n"
+    "    clear_output()\n"
+    "    print('pressed', len(presses), 'times')\n"
+    "button = w.Button(description='again')\n"
+    "button.on_click(press)\n"
+    "button"
+)
+
 
 def handle_of(root: Locator) -> Locator:
     """What the keyboard moves of a slider."""
@@ -106,6 +120,11 @@ def test_a_slider_answers_while_another_rank_runs_a_cell(browser: Browser, serve
     with open_notebook(browser, server, "rank_widgets_busy.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         cell = notebook.run(SLIDER, 60)
+        pressed = notebook.run(PRESSED)
+        for count in (1, 2, 3):
+            pressed.root.get_by_role("button", name="again").click()
+            expect(pressed.root).to_contain_text(f"[0] pressed {count} times")
+        expect(pressed.root).not_to_contain_text("pressed 2 times")
         busy = notebook.start("%%dist --ranks 1\nimport time\nprint('begins')\ntime.sleep(600)")
         expect(busy.root).to_contain_text("[1] begins")
         handle_of(cell.root).focus()

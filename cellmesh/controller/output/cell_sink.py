@@ -19,10 +19,7 @@ from .plain import as_remark, as_text, is_textual, join_streams
 from .record import Entry, Record
 from .tabs import switch
 
-_STAYS = (
-    "cleared: what stands above stays, as others have shown too much to show it again; what comes stands in "
-    "one place, the newest of it"
-)
+_STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
 Publish = Callable[[str, dict[str, Any]], None]
 _MAX_RECORDS = 16
 # When a rank clears, others' output is shown again: always if it is little, else until that comes to so much.

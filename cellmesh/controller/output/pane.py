@@ -73,7 +73,13 @@ class Pane:
         shown = join(
             [("stdout", above.rstrip("\n"))] * bool(above) + [_piece(block) for block in self._blocks]
         )
-        return {"data": {"text/plain": text.rstrip("\n"), "text/html": f"<div>{shown}</div>"}, "metadata": {}}
+        return {
+            "data": {
+                "text/plain": text.rstrip("\n"),
+                "text/html": f'<div style="font-size:13px">{shown}</div>',
+            },
+            "metadata": {},
+        }
 
 
 def _piece(block: Block) -> tuple[str, str]:
