@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class Beside:
         metrics: what ranks have logged.
         comms: the widgets of ranks.
         shown: what shows the mesh.
+        gone_holds: what ranks kept for inspections that are gone: tokens and ranks (see `holding`).
     """
 
     def __init__(self, send_letter: Callable[[int, Letter], Run[Any]], why_ended: Callable[[], str]) -> None:
@@ -40,6 +42,7 @@ class Beside:
         self.comms = RankComms(send_letter)
         self.displays.widgets = self.comms
         self.shown = Shown()
+        self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
         """These ranks said one of `KINDS`; called on the link's thread."""

@@ -154,13 +154,17 @@ class Run(Generic[T]):
         self.interrupt()
         return True
 
-    def gather(self) -> tuple[dict[int, T], dict[int, BaseException]]:
+    def gather(self, timeout_s: float | None = None) -> tuple[dict[int, T], dict[int, BaseException]]:
         """Wait, and give the values of the ranks that have one, and why others have none. Blocks.
+
+        Args:
+            timeout_s: seconds; ranks that have not ended it by then are in neither. None waits as long as it
+                takes.
 
         Raises:
             RanksInterrupted: the run was interrupted.
         """
-        self._wait_for_end()
+        self._wait_for_end(timeout_s)
         if self._interrupted:
             self.raise_failure()
         ended = sorted(self._outcomes.items())

@@ -1,15 +1,18 @@
 """What the notebook can ask a rank to look at, and what it tells: the subjects of `Look`, and their answers.
 
-A look changes nothing and runs no collective. A rank that is busy answers from its control thread; then an
-expression may only follow names, attributes and indices, and values may be torn: the main thread goes on
-writing. What cannot be told comes as a `Refusal`, so that one rank's trouble is no failure of the run.
+A look changes nothing, and runs nobody's code: an expression is a path of names, attributes and constant
+indices, and is followed anew for each question. One that is more than that (or leads through a property, say)
+is run only where an `Overview` says so, once, on the rank's main thread; the rank keeps its value under a
+`token`, by which later questions are about that very value.
+
+A rank that is busy answers from its control thread; then values may be torn: the main thread goes on writing.
+What cannot be told comes as a `Refusal`, so that one rank's trouble is no failure of the run.
 
 Answers travel pickled, arrays as numpy's: nothing here needs torch.
 """
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -36,12 +39,17 @@ class Overview(Subject, frozen=True):
 
     With a `path`, only the one there. Of a nest, statistics and digests are told until `max_elements`
     elements have been read; the others' `Facts.note` says so: ask for those with their path.
+
+    `runs`: where the expression has to run code, it is run, and its value kept under `token`; never beside
+    the main thread. All ranks that may be in the expression's collectives are to be asked.
     """
 
     expression: str
     max_items: int = 1000
     path: str = ""
     max_elements: int = 1 << 28
+    token: str = ""
+    runs: bool = False
 
 
 class Histogram(Subject, frozen=True):
@@ -55,6 +63,7 @@ class Histogram(Subject, frozen=True):
     low: float
     high: float
     num_bins: int
+    token: str = ""
 
 
 class Picture(Subject, frozen=True):
@@ -81,6 +90,7 @@ class Picture(Subject, frozen=True):
     width: int
     reduction: Reduction = "mean"
     max_elements: int = 1 << 26
+    token: str = ""
 
 
 class Element(Subject, frozen=True):
@@ -89,12 +99,14 @@ class Element(Subject, frozen=True):
     expression: str
     path: str
     index: tuple[int, ...]
+    token: str = ""
 
 
 class Gradients(Subject, frozen=True):
     """The gradients of a module's parameters, or of an optimizer's. Answer: tuple of `Gradient`."""
 
     expression: str
+    token: str = ""
 
 
 class Digests(Subject, frozen=True):
@@ -106,6 +118,7 @@ class Digests(Subject, frozen=True):
     expression: str
     path: str
     parts: tuple[tuple[int, int], ...]
+    token: str = ""
 
 
 class Sample(Subject, frozen=True):
@@ -115,6 +128,13 @@ class Sample(Subject, frozen=True):
     path: str
     parts: tuple[tuple[int, int], ...]
     max_elements: int
+    token: str = ""
+
+
+class Forget(Subject, frozen=True):
+    """Values that are kept need be kept no more. Answer: None."""
+
+    tokens: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -142,7 +162,7 @@ class Found:
         text: its short repr, where it is no tensor.
         items: its tensors.
         num_left_out: how many more there are.
-        is_torn: it was looked at while the main thread ran.
+        is_torn: it was looked at beside the main thread, which may have run.
     """
 
     kind: str
@@ -259,6 +279,19 @@ class Named:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """What `Names` found: names in alphabetical order (`alphabetically`), and how many come after these."""
+
+    names: tuple[Named, ...]
+    num_left_out: int = 0
+
+
+def alphabetically(name: str) -> tuple[str, str]:
+    """By which names are sorted."""
+    return name.lower(), name
+
+
+@dataclass(frozen=True)
 class Completions:
     """What could replace ``code[begin:end]``: texts, and what each is (``function``, ``instance``, ...).
 
@@ -276,7 +309,7 @@ class Completions:
 
 
 class History(Subject, frozen=True):
-    """The last cells that ran on the rank, and the collectives in them. Answer: `Past`.
+    """The last cells that ran on the rank, and the collectives in them. Answer: `past.Past`.
 
     Of more than `max_operations`, the newest are told.
     """
@@ -286,118 +319,22 @@ class History(Subject, frozen=True):
 
 
 @dataclass(frozen=True)
-class Bound:
-    """What `Names` found: names in alphabetical order (`alphabetically`), and how many come after these."""
-
-    names: tuple[Named, ...]
-    num_left_out: int = 0
-
-
-def alphabetically(name: str) -> tuple[str, str]:
-    """By which names are sorted."""
-    return name.lower(), name
-
-
-@dataclass(frozen=True)
-class CellSpan:
-    """A cell, or a call from Python, on one rank.
-
-    Attributes:
-        run: its run: the same number on all ranks.
-        name: of a call, its function; "" for a cell.
-        execution_count: ``In[n]``; 0 for a call.
-        begin_s, end_s: by the host's monotonic clock; without an end it goes on.
-    """
-
-    run: int
-    name: str
-    execution_count: int
-    begin_s: float
-    end_s: float | None
-
-
-@dataclass(frozen=True)
-class What:
-    """What operations have in common that are of one kind and on one process group.
-
-    Attributes:
-        name: as ``torch.distributed`` calls it.
-        group: torch's name of the group.
-        members: its global ranks; () for all.
-        generation: of the groups; counts anew in each begin with 1.
-        is_launch: it runs on a GPU, and what is known is when it was launched.
-    """
-
-    name: str
-    group: str
-    members: tuple[int, ...]
-    generation: int
-    is_launch: bool = False
-
-
-@dataclass(frozen=True)
-class Operations:
-    """Collectives and messages of one rank, oldest first: a number of each array is of one operation.
-
-    Attributes:
-        whats: what `what` counts.
-        what: which of `whats` it is.
-        sequence: of a collective: how many the group had begun with it. Of a message: how many went that way
-            between the two ranks. 0 where that is not known.
-        peer: of a message, the other rank; else -1.
-        run: the cell that began it; -1 for none.
-        begin_s, end_s: by the host's monotonic clock; an end that is NaN has not come.
-        wait_s: since when the rank's main thread waited for it, as far as that is known; NaN if it has not.
-    """
-
-    whats: tuple[What, ...]
-    what: array[int]
-    sequence: array[int]
-    peer: array[int]
-    run: array[int]
-    begin_s: array[float]
-    end_s: array[float]
-    wait_s: array[float]
-
-
-@dataclass(frozen=True)
-class Past:
-    """What `History` found.
-
-    Attributes:
-        cells: oldest first.
-        operations: those in these cells.
-        num_left_out: how many older ones of these cells are not told, or known no more.
-        since_s: when the rank began, by the host's monotonic clock.
-        now_s: that clock at the answer.
-    """
-
-    cells: tuple[CellSpan, ...]
-    operations: Operations
-    num_left_out: int
-    since_s: float
-    now_s: float
-
-
-@dataclass(frozen=True)
 class Refusal:
-    """What a rank could not tell, and why."""
+    """What a rank could not tell, and why; `needs_code`: it would have had to run some."""
 
     type_name: str
     text: str
+    needs_code: bool = False
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.text}"
 
 
+# What is asked of an expression's value.
+OfValue = Overview | Histogram | Picture | Element | Gradients | Digests | Sample
 AnySubject = (
-    Overview
-    | Histogram
-    | Picture
-    | Element
-    | Gradients
-    | Digests
-    | Sample
+    OfValue
+    | Forget
     | Names
     | Complete
     | Explain

@@ -33,7 +33,7 @@ from .activity import Activity, Stop, Waited, look_at_main_thread
 from .asking import Asker
 from .groups.groups import Groups
 from .interrupts import Interrupts
-from .looking.answering import Looker
+from .looking.answering import Looker, refusal
 from .metering import MemoryMeter
 from .processes import main_thread_sleeps, signal_own_group
 from .shell import RankShell
@@ -115,7 +115,7 @@ class ControlThread:
                 self._answer(Parcel(Blueprint(verb.request, self._groups.blueprint())))
             case Probe():
                 self._answer(Parcel(self._state(verb.request)))
-            case Look():  # beside: properties and statistics may take their time
+            case Look():  # beside: statistics may take their time
                 threading.Thread(target=lambda: self._answer(self._look(verb)), daemon=True).start()
             case Leave():
                 _leave()
@@ -220,8 +220,16 @@ class ControlThread:
         return torch.cuda.memory_reserved(self._device)
 
     def _look(self, verb: Look) -> Parcel[Done]:
-        answer = self._looker.answer(verb.subject, is_beside=self._interrupts.running >= 0)
-        pickled, buffers = payload.dumps(answer, "the answer")
+        """Answer in any case; as beside the main thread, which may begin something at any moment."""
+        num_begun = self._interrupts.num_begun
+        was_idle = self._interrupts.running < 0
+        try:
+            answer = self._looker.answer(verb.subject, is_beside=True)
+            if was_idle and self._interrupts.num_begun == num_begun and isinstance(answer, Found | Pixels):
+                answer = dataclasses.replace(answer, is_torn=False)  # nothing ran meanwhile
+            pickled, buffers = payload.dumps(answer, "the answer")
+        except BaseException as error:
+            pickled, buffers = payload.dumps(refusal(error), "the answer")
         return Parcel(Done(verb.run, pickled), tuple(buffers))
 
 

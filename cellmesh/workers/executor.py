@@ -9,6 +9,7 @@ import msgspec
 
 from ..wire import payload
 from ..wire.framing import Frame, Parcel
+from ..wire.looks import Refusal
 from ..wire.messages import (
     BeginProfile,
     Check,
@@ -187,11 +188,18 @@ class Executor:
             case BeginProfile() | EndProfile():
                 return self._profile(work)
             case Look():
-                return self._value(work.run, self._looker.answer(work.subject, False), "the answer")
+                return self._look(work)
             case FromFrontEnd():
                 self._comms.receive(work, buffers)
                 return Parcel(Done(work.run))
         raise AssertionError(work)
+
+    def _look(self, work: Look) -> Parcel[Done]:
+        answer = self._looker.answer(work.subject, False)
+        # An expression that was run may have stopped inside a collective, or in the middle of a step.
+        if isinstance(answer, Refusal) and getattr(work.subject, "runs", False) and leftovers.is_dirty():
+            self._groups.mark_broken()
+        return self._value(work.run, answer, "the answer")
 
     def _run_timed(self, work: RunCell) -> BaseException | None:
         from .timing import Stopwatch  # rarely used

@@ -40,9 +40,9 @@ class Failures:
         """As `_failure`, whatever the exception's own code does when it is looked at."""
         try:
             return self._failure(run, error)
-        except Exception as why:
+        except BaseException as why:  # the run has ended: nobody interrupts this
             kind = type(error).__name__
-            text = f"(not shown: {type(why).__name__}: {why})"
+            text = f"(not shown: {type(why).__name__}: {_text_of(why)})"
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
     def as_seen(self, run: int, error: BaseException) -> BaseException:
@@ -141,6 +141,6 @@ def _describe_handled(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         text = str.__str__(str(error))  # a subclass of str would not be encoded
-    except Exception as e:
+    except BaseException as e:  # SystemExit would end the rank
         return f"<its str() raised {type(e).__name__}>"
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text):,} characters)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import reprlib
 import sys
 from collections.abc import Callable
@@ -15,8 +14,10 @@ from .looking.digests import digest_of, digest_of_bytes
 from .looking.digests import digest_of_tensor as digest_of_tensor
 from .looking.pieces import layout_of, readable
 from .looking.reading import DIRECT, Reader, UnreadableError
+from .looking.resolving import classes_of, has, vars_of
 from .looking.shards import Shard, shard_of_dtensor
 from .looking.statistics import statistics
+from .looking.texts import is_scalar, quiet_text
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -24,20 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TEXT_CHARS = 200
-# What may be evaluated beside a running main thread: it must not run user code that could block or write.
-_QUIET_NODES = (
-    ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Slice, ast.Tuple,
-    ast.UnaryOp, ast.USub, ast.Load,
-)  # fmt: skip
-
-
-def is_quiet(expression: str) -> bool:
-    """Whether an expression only follows names, attributes and indices."""
-    try:
-        tree = ast.parse(expression.strip(), mode="eval")
-    except SyntaxError:
-        return False
-    return all(isinstance(node, _QUIET_NODES) for node in ast.walk(tree))
+_NO_CODE = "its class has code of its own, which does not run beside a cell"
 
 
 def kind_of(value: Any) -> str:
@@ -45,7 +33,13 @@ def kind_of(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def describe(value: Any, is_read: bool = True, has_digest: bool = True, read: Reader = DIRECT) -> Facts:
+def describe(
+    value: Any,
+    is_read: bool = True,
+    has_digest: bool = True,
+    read: Reader = DIRECT,
+    is_beside: bool = False,
+) -> Facts:
     """Describe one value.
 
     Args:
@@ -53,22 +47,42 @@ def describe(value: Any, is_read: bool = True, has_digest: bool = True, read: Re
         is_read: read a tensor's elements, for its statistics and its digest.
         has_digest: have a digest of it.
         read: how a tensor is read.
+        is_beside: run no code of the user's, such as a ``__repr__``: then a value that is not Python's own is
+            told by its type.
 
     Returns:
         The facts. No collective is run: a DTensor is described by the rank's part of it. What cannot be told
         of an odd tensor is left out, and `Facts.note` says why.
     """
     tensor = as_tensor(value)
+    if tensor is not None and is_beside and has_own_code(tensor):
+        return Facts(kind=kind_of(value), note=_NO_CODE)
     if tensor is not None:
         with torch.no_grad():
             return _describe_tensor(kind_of(value), tensor, is_read, has_digest, read)
+    if is_beside:
+        digest = digest_of_bytes(_bytes_of(value)) if is_scalar(value) else ""
+        return Facts(kind=kind_of(value), text=quiet_text(value), digest=digest)
     return Facts(kind=kind_of(value), text=short_text(value), digest=digest_of_bytes(_bytes_of(value)))
+
+
+def has_own_code(tensor: torch.Tensor) -> bool:
+    """Whether looking at a tensor could run code of its class's that is not torch's."""
+    for kind in classes_of(type(tensor)):
+        if kind is torch.Tensor:
+            return False
+        if not str(vars_of(kind).get("__module__")).startswith("torch.") and any(
+            name == "__torch_dispatch__" or (not name.startswith("__") and has(torch.Tensor, name))
+            for name in vars_of(kind)
+        ):
+            return True
+    return False
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:
     """A tensor as it is, an array of numbers as a tensor; None of anything else."""
-    if isinstance(value, torch.Tensor):
-        return value
+    if issubclass(type(value), torch.Tensor):
+        return value  # type: ignore[no-any-return]
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
         try:
             if getattr(value.flags, "writeable", False) and value.dtype.isnative:
@@ -177,13 +191,19 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception as e:
-        return f"<its repr() raised {type(e).__name__}>"
+    return _text_by(repr, value)
 
 
 def short_text(value: Any) -> str:
     """A short repr."""
-    text = reprlib.repr(value) if type(value).__module__ == "builtins" else _repr(value)
+    text = _text_by(reprlib.repr if type(value).__module__ == "builtins" else repr, value)
     return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"
+
+
+def _text_by(tell: Callable[[Any], str], value: Any) -> str:
+    try:
+        return str.__str__(tell(value))  # a subclass of str brings code of its own
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"<its repr() raised {type(error).__name__}>"

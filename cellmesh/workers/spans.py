@@ -15,7 +15,8 @@ from array import array
 from time import monotonic
 from typing import Any
 
-from ..wire.looks import CellSpan, History, Operations, Past, What
+from ..wire.looks import History
+from ..wire.past import CellSpan, Operations, Past, What
 
 # How many operations are kept, and how many cells.
 CAPACITY, MAX_CELLS = 20_000, 1_000

@@ -18,7 +18,7 @@ from array import array
 from cellmesh.magics.widgets.base import View
 from cellmesh.magics.widgets.timeline import TimelineWidget, pack, static_of
 from cellmesh.controller.looking.pasts import merge
-from cellmesh.wire.looks import CellSpan, Operations, Past, What
+from cellmesh.wire.past import CellSpan, Operations, Past, What
 whats = tuple(What(name, "0", (), 0) for name in ("all_reduce", "all_gather_into_tensor"))
 def past(rank):
     begins, ends, waits = array("d"), array("d"), array("d")

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from cellmesh.controller.looking.comparing import Comparison, compare
 from cellmesh.controller.looking.inspecting import Inspection, Spread
 from cellmesh.controller.looking.look import Looked
-from cellmesh.wire.looks import AnySubject, Histogram, Overview, Refusal
+from cellmesh.wire.looks import Histogram, OfValue, Overview, Refusal
 from cellmesh.workers.looking.answering import Looker
 
 
@@ -26,30 +28,33 @@ class LocalAnswers:
         self,
         expression: str,
         namespaces: Mapping[int, dict[str, Any]],
-        change: Callable[[int, AnySubject, Any], Any] = lambda rank, subject, answer: answer,
+        change: Callable[[int, OfValue, Any], Any] = lambda rank, subject, answer: answer,
     ) -> None:
         self.expression = expression
         self.ranks = tuple(namespaces)
         self.namespaces = namespaces
-        self.asked: list[tuple[AnySubject, tuple[int, ...], bool]] = []
+        self.asked: list[tuple[OfValue, tuple[int, ...], bool]] = []
         self.busy = False
         self._change = change
+        self._lookers = {rank: _looker(names) for rank, names in namespaces.items()}
+        self._token = ""  # of the value that was inspected last
 
-    def look(
-        self, subject: AnySubject, ranks: Sequence[int] | None = None, is_beside: bool = False
-    ) -> Looked:
+    def look(self, subject: OfValue, ranks: Sequence[int] | None = None, is_beside: bool = False) -> Looked:
         asked = self.ranks if ranks is None else tuple(ranks)
         self.asked.append((subject, asked, is_beside))
+        subject = msgspec.structs.replace(subject, token=self._token)
         looked = Looked({}, {})
         for rank in asked:
-            shell: Any = SimpleNamespace(user_ns=self.namespaces[rank])
-            spans: Any = None
-            answer = self._change(rank, subject, Looker(shell, spans).answer(subject, is_beside or self.busy))
+            answer = self._lookers[rank].answer(subject, is_beside or self.busy)
+            answer = self._change(rank, subject, answer)
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         return looked
 
     def inspect(self, is_beside: bool) -> Inspection:
-        looked = self.look(Overview(self.expression, 20_000), None, is_beside)
+        former, self._token = self._token, "" if is_beside else str(len(self.asked))
+        looked = self.look(Overview(self.expression, 20_000, runs=not is_beside), None, is_beside)
+        if not looked.answers:
+            self._token = former
         found = dict(looked.answers)
         return Inspection(self.expression, found, dict(looked.refusals))
 
@@ -69,3 +74,9 @@ class LocalAnswers:
 
     def is_busy(self) -> bool:
         return self.busy
+
+
+def _looker(namespace: dict[str, Any]) -> Looker:
+    shell: Any = SimpleNamespace(user_ns=namespace)
+    spans: Any = None
+    return Looker(shell, spans)

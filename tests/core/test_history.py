@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from cellmesh.controller.looking.history import History, Operation
 from cellmesh.controller.looking.pasts import match, merge
 from cellmesh.controller.looking.timeline import lanes_of, trace_of
-from cellmesh.wire.looks import CellSpan, Operations, Past, Refusal, What
+from cellmesh.wire.looks import Refusal
+from cellmesh.wire.past import CellSpan, Operations, Past, What
 
 MS = 1_000_000
 NAN = math.nan

@@ -15,46 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellmesh.wire.facts import Facts
-from cellmesh.workers.inspection import describe, is_dtensor, is_quiet
-
-# ---- what may be looked at beside a running main thread
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "x",
-        " x ",
-        "model.layers[0].weight",
-        "x['a'][1:3]",
-        "x[-1, ...]",
-        "x[:, None]",
-        "a.b.c",
-        "x[i]",
-        "(x, y)",
-        "3",
-    ],
-)
-def test_names_attributes_and_indices_are_quiet(expression: str) -> None:
-    assert is_quiet(expression)
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "f()", "x.sum()", "x + y", "x @ y", "[i for i in x]", "lambda: x", "await x", "x if y else z",
-        "x == y", "x := 3", "(x := 3)", "f'{x}'", "not x", "x and y", "x; y", "x = 3", "", "x.", "import os",
-        "*x", "{**x}",
-    ],
-)  # fmt: skip
-def test_whatever_runs_code_or_is_no_expression_is_not_quiet(expression: str) -> None:
-    assert not is_quiet(expression)
-
-
-@given(st.text(max_size=20))
-def test_any_text_is_quiet_or_not(expression: str) -> None:
-    assert is_quiet(expression) in (True, False)
-
+from cellmesh.workers.inspection import describe, is_dtensor
 
 # ---- tensors
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from torch.futures import Future
 
-from cellmesh.wire.looks import History, Past, What
+from cellmesh.wire.looks import History
+from cellmesh.wire.past import Past, What
 from cellmesh.workers import spans as module
 from cellmesh.workers.spans import CAPACITY, MAX_CELLS, Spans, name_of
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...wire.facts import Facts
-from ...wire.looks import AnySubject, Digests, Found, Histogram, Overview, Refusal, Sample
+from ...wire.looks import Digests, Found, Histogram, OfValue, Overview, Refusal, Sample
 from ...wire.ranks import format_ranks
 from .comparing import (
     Comparison,
@@ -20,6 +21,7 @@ from .comparing import (
     size_of,
     split,
 )
+from .holding import Hold, about, forget_what_is_gone
 from .look import Looked, look
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class Inspection(Mapping[int, Facts]):
         comparisons: path -> whether replicas are equal.
         spreads: path -> histograms, of the first tensors.
         ranks: who was asked, and can be asked for more; None if nobody can.
+        hold: keeps the value on its ranks, if code was run for it; None if it is found anew each time.
+        took_s: how long that took.
     """
 
     expression: str
@@ -73,6 +77,8 @@ class Inspection(Mapping[int, Facts]):
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     ranks: Ranks | None = None
+    hold: Hold | None = None
+    took_s: float = 0.0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -133,52 +139,82 @@ def inspect(
     *,
     is_beside: bool = False,
     num_bins: int = _NUM_BINS,
+    timeout_s: float | None = None,
 ) -> Inspection:
-    """Inspect a value on some ranks. Runs no collective; blocks until all have answered.
+    """Inspect a value on some ranks; blocks until all have answered.
+
+    A path of names, attributes and constant indices is followed, and nothing runs; ranks that are busy
+    answer from their control threads. Any other expression is evaluated once on each rank, if none is busy;
+    ranks keep its value as long as the inspection lives (see `Hold`).
 
     Args:
-        ranks: who is asked. Those that are busy answer from their control threads, if the expression is
-            only a path of names, attributes and indices.
+        ranks: who is asked.
         expression: a name, or any Python expression.
-        is_beside: never wait for a rank's turn, also where it seems idle.
+        is_beside: never wait for a rank's turn, also where it seems idle, and run no code.
         num_bins: of the histograms.
+        timeout_s: how long to wait in all; None as long as it takes.
 
     Raises:
         NoMeshError: the mesh has ended.
     """
-    return _Inspector(ranks, expression, is_beside).inspect(num_bins)
+    began_at = time.monotonic()
+    inspection = _Inspector(ranks, expression, is_beside, timeout_s=timeout_s).inspect(num_bins)
+    return dataclasses.replace(inspection, took_s=time.monotonic() - began_at)
 
 
-def comparison_of(ranks: Ranks, inspection: Inspection, path: str, *, is_beside: bool = False) -> Comparison:
+def comparison_of(
+    ranks: Ranks,
+    inspection: Inspection,
+    path: str,
+    *,
+    is_beside: bool = False,
+    timeout_s: float | None = None,
+) -> Comparison:
     """Whether one tensor's replicas are equal, and by how much not. Blocks."""
     facts = inspection.facts_of(path)
-    return _Inspector(ranks, inspection.expression, is_beside).measured(path, compare(facts), facts)
+    inspector = _Inspector(ranks, inspection.expression, is_beside, inspection.hold, timeout_s)
+    return inspector.measured(path, compare(facts), facts)
 
 
 def spread_of(
-    ranks: Ranks, inspection: Inspection, path: str, *, num_bins: int = _NUM_BINS, is_beside: bool = False
+    ranks: Ranks,
+    inspection: Inspection,
+    path: str,
+    *,
+    num_bins: int = _NUM_BINS,
+    is_beside: bool = False,
+    timeout_s: float | None = None,
 ) -> Spread | None:
     """Histograms of one tensor of a value, on one scale; None if it has no finite elements. Blocks."""
-    return _Inspector(ranks, inspection.expression, is_beside).spread(
-        path, inspection.facts_of(path), num_bins
-    )
+    inspector = _Inspector(ranks, inspection.expression, is_beside, inspection.hold, timeout_s)
+    return inspector.spread(path, inspection.facts_of(path), num_bins)
 
 
 class _Inspector:
     """Asks ranks about one expression."""
 
-    def __init__(self, ranks: Ranks, expression: str, is_beside: bool) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        expression: str,
+        is_beside: bool,
+        hold: Hold | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         self._ranks = ranks
         self._expression = expression
         self._is_beside = is_beside
+        self._hold = hold
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     def inspect(self, num_bins: int) -> Inspection:
-        looked = look(self._ranks, Overview(self._expression, _MAX_ITEMS), is_beside=self._is_beside)
+        looked = self._overview()
         inspection = Inspection(
             self._expression,
             dict(sorted(looked.answers.items())),
             dict(sorted(looked.refusals.items())),
             ranks=self._ranks,
+            hold=self._hold,
         )
         facts = inspection.by_path()
         comparisons = {path: compare(of_ranks) for path, of_ranks in facts.items()}
@@ -192,6 +228,26 @@ class _Inspector:
             if spread is not None:
                 spreads[path] = spread
         return dataclasses.replace(inspection, comparisons=comparisons, spreads=spreads)
+
+    def _overview(self) -> Looked:
+        """Follow a path; what is none is evaluated once, by all ranks or none: it may be a collective."""
+        session = self._ranks._session
+        forget_what_is_gone(session)
+        looked = self._look(self._ranks.ranks, Overview(self._expression, _MAX_ITEMS))
+        wanted = [rank for rank, refusal in looked.refusals.items() if refusal.needs_code]
+        if not wanted or self._is_beside:
+            return looked
+        busy = session.catalog.busy_ranks() & set(self._ranks.ranks)
+        if busy:
+            why = f"{_name(sorted(busy))} {'is' if len(busy) == 1 else 'are'} busy"
+            text = f"{self._expression!r} has to run code, on all ranks or on none, and {why}"
+            looked.refusals.update(dict.fromkeys(set(wanted) - busy, Refusal("CellmeshError", text)))
+            return looked
+        self._hold = Hold(session, wanted)
+        subject = Overview(self._expression, _MAX_ITEMS, runs=True)
+        again = self._look(wanted, subject, takes_turn=True)
+        refusals = {rank: why for rank, why in looked.refusals.items() if rank not in wanted}
+        return Looked({**looked.answers, **again.answers}, {**refusals, **again.refusals})
 
     def spread(self, path: str, facts: Mapping[int, Facts], num_bins: int) -> Spread | None:
         scale = _scale_of(facts)
@@ -236,10 +292,16 @@ class _Inspector:
             return None
         return Difference(largest_difference(samples), size_of(parts) > most)
 
-    def _look(self, ranks: list[int], subject: AnySubject) -> Looked:
+    def _look(self, ranks: Sequence[int], subject: OfValue, takes_turn: bool = False) -> Looked:
         from ..ranks import Ranks
 
-        return look(Ranks(self._ranks._session, ranks), subject, is_beside=self._is_beside)
+        return look(
+            Ranks(self._ranks._session, ranks),
+            about(subject, self._hold),
+            is_beside=self._is_beside,
+            takes_turn=takes_turn,
+            timeout_s=None if self._deadline is None else max(0.0, self._deadline - time.monotonic()),
+        )
 
 
 def _scale_of(facts: Mapping[int, Facts]) -> tuple[float, float] | None:

@@ -12,6 +12,9 @@ from ...wire.messages import Look
 if TYPE_CHECKING:
     from ..ranks import Ranks
 
+# What a widget asks is answered at once; whoever does not may never do: C code that holds the interpreter.
+ANSWER_S = 20.0
+
 
 @dataclass(frozen=True)
 class Looked:
@@ -27,7 +30,12 @@ class Looked:
 
 
 def look(
-    ranks: Ranks, subject: AnySubject, *, is_beside: bool = False, timeout_s: float | None = None
+    ranks: Ranks,
+    subject: AnySubject,
+    *,
+    is_beside: bool = False,
+    takes_turn: bool = False,
+    timeout_s: float | None = None,
 ) -> Looked:
     """Ask ranks to look at something. Blocks until all have answered.
 
@@ -35,8 +43,9 @@ def look(
         ranks: who is asked; those that are dead are told of as such.
         subject: what to look at.
         is_beside: never wait for a rank's turn, also where it seems idle.
-        timeout_s: how long to wait; ranks asked together with one that has not answered by then count as
-            refusing. None waits as long as it takes.
+        takes_turn: always wait for it, also where a rank is busy: on its main thread, code may run.
+        timeout_s: how long to wait; ranks that have not answered by then count as refusing. None waits as
+            long as it takes.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -45,7 +54,7 @@ def look(
 
     session = ranks._session
     dead = session.dead_ranks & set(ranks.ranks)
-    busy = set(ranks.ranks) if is_beside else session.catalog.busy_ranks()
+    busy = set(ranks.ranks) if is_beside else set() if takes_turn else session.catalog.busy_ranks()
     looked = Looked({}, {rank: Refusal("RankDied", session.why_dead(rank)) for rank in sorted(dead)})
     living = [rank for rank in ranks.ranks if rank not in dead]
     runs = []
@@ -56,17 +65,19 @@ def look(
         if chosen:
             part = Ranks(session, chosen)
             runs.append(part._start(lambda number: Look(number, subject), channel=channel))  # type: ignore[arg-type]
+            if takes_turn:  # ranks that wait in it for one that has raised are to be released
+                session.wait_for(runs[-1].number)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for run in runs:
-        if deadline is not None and not run.wait(max(0.0, deadline - time.monotonic())):
-            late = Refusal("TimeoutError", f"no answer in {timeout_s} s")
-            looked.refusals.update(dict.fromkeys(run.ranks, late))
-            continue
-        answers, failures = run.gather()
+        if deadline is not None:
+            run.wait(max(0.0, deadline - time.monotonic()))
+        answers, failures = run.gather(None if deadline is None else 0.0)
         for rank, answer in answers.items():
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         for rank, error in failures.items():
             looked.refusals[rank] = Refusal(type(error).__name__, str(error))
+        for rank in set(run.ranks) - answers.keys() - failures.keys():
+            looked.refusals[rank] = Refusal("TimeoutError", f"no answer within {timeout_s:.3g} s")
     return looked
 
 

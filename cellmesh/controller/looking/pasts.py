@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...wire.looks import Past, Refusal
+from ...wire.looks import Refusal
+from ...wire.past import Past
 from ...wire.ranks import describe_ranks
 from ..profiling import Match, add_up_waits
 from .history import Cell, History, Operation

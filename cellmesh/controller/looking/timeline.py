@@ -13,7 +13,7 @@ from ...wire.looks import History as HistorySubject
 from ..profiling import check_target
 from ..traces import about
 from .history import Cell, History, Operation
-from .look import look
+from .look import ANSWER_S, look
 from .pasts import merge
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def remember(ranks: Ranks, num_cells: int, trace: str | Path | None = None) -> H
     ranks._session._check_usable(())
     path = None if trace is None else check_target(Path(trace))
     max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
-    looked = look(ranks, HistorySubject(num_cells, max_operations), is_beside=True)
+    subject = HistorySubject(num_cells, max_operations)
+    looked = look(ranks, subject, is_beside=True, timeout_s=ANSWER_S)
     history = merge(looked.answers, looked.refusals, num_cells)
     if path is not None:
         try:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ...controller.looking.comparing import Comparison
+from ...controller.looking.holding import about
 from ...controller.looking.inspecting import Inspection, Spread, comparison_of, inspect, spread_of
-from ...controller.looking.look import Looked, look
+from ...controller.looking.look import ANSWER_S, Looked, look
 from ...controller.options import ranks_at
 from ...controller.ranks import Ranks
 from ...errors import CellmeshError
-from ...wire.looks import AnySubject, Refusal
+from ...wire.looks import OfValue, Refusal
 
 
 class Answers(Protocol):
@@ -25,9 +27,7 @@ class Answers(Protocol):
     def ranks(self) -> tuple[int, ...]:
         """Who is asked."""
 
-    def look(
-        self, subject: AnySubject, ranks: Sequence[int] | None = None, is_beside: bool = False
-    ) -> Looked:
+    def look(self, subject: OfValue, ranks: Sequence[int] | None = None, is_beside: bool = False) -> Looked:
         """Have ranks look at something (see `looking.look`); all of them if none are named."""
 
     def inspect(self, is_beside: bool) -> Inspection:
@@ -44,46 +44,54 @@ class Answers(Protocol):
 
 
 class MeshAnswers:
-    """The answers of a mesh's ranks.
+    """The answers of a mesh's ranks; those that do not come within `ANSWER_S` count as refusals.
 
     Args:
         ranks: who is asked.
         expression: what is looked at.
+        inspection: what they have told of it already; later questions are about the value that it is of.
     """
 
-    def __init__(self, ranks: Ranks, expression: str) -> None:
+    def __init__(self, ranks: Ranks, expression: str, inspection: Inspection | None = None) -> None:
         self._ranks = ranks
+        self._hold = inspection.hold if inspection is not None else None
         self.expression = expression
         self.ranks = ranks.ranks
 
-    def look(
-        self, subject: AnySubject, ranks: Sequence[int] | None = None, is_beside: bool = False
-    ) -> Looked:
+    def look(self, subject: OfValue, ranks: Sequence[int] | None = None, is_beside: bool = False) -> Looked:
         """See `Answers`; a mesh that has ended refuses."""
         asked = self.ranks if ranks is None else tuple(ranks)
+        part = Ranks(self._ranks._session, asked)
         try:
-            return look(Ranks(self._ranks._session, asked), subject, is_beside=is_beside)
+            return look(part, about(subject, self._hold), is_beside=is_beside, timeout_s=ANSWER_S)
         except CellmeshError as error:
             return Looked({}, dict.fromkeys(asked, _refusal(error)))
 
     def inspect(self, is_beside: bool) -> Inspection:
         """See `Answers`; a mesh that has ended refuses."""
         try:
-            return inspect(self._ranks, self.expression, is_beside=is_beside)
+            found = inspect(self._ranks, self.expression, is_beside=is_beside, timeout_s=ANSWER_S)
         except CellmeshError as error:
             return Inspection(self.expression, {}, dict.fromkeys(self.ranks, _refusal(error)))
+        if found.found:
+            former, self._hold = self._hold, found.hold
+            if former is not None:
+                former.let_go()
+        return found
 
     def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
         """See `Answers`."""
+        held = dataclasses.replace(inspection, hold=self._hold)
         try:
-            return comparison_of(self._ranks, inspection, path, is_beside=is_beside)
+            return comparison_of(self._ranks, held, path, is_beside=is_beside, timeout_s=ANSWER_S)
         except CellmeshError:
             return Comparison((), self.ranks)
 
     def spread(self, inspection: Inspection, path: str, is_beside: bool) -> Spread | None:
         """See `Answers`."""
+        held = dataclasses.replace(inspection, hold=self._hold)
         try:
-            return spread_of(self._ranks, inspection, path, is_beside=is_beside)
+            return spread_of(self._ranks, held, path, is_beside=is_beside, timeout_s=ANSWER_S)
         except CellmeshError:
             return None
 

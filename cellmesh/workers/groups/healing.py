@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import (
 from torch.futures import Future
 
 from ...errors import GroupDown
-from ...wire.looks import What
 from ...wire.messages import GroupCount
+from ...wire.past import What
 from . import cutting
 from .ledger import Ledger, has_ended_well
 from .passing import pass_on_everything

@@ -30,7 +30,10 @@ _LOOK_S = 0.02
 
 def lost_its_peers(error: BaseException) -> bool:
     """Whether an operation failed only as a connection ended."""
-    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+    if not isinstance(error, RuntimeError):
+        return False
+    texts = [part for part in error.args if type(part) is str]  # its own `__str__` may do anything
+    return _LOST.search(" ".join(texts)) is not None
 
 
 def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import CellmeshError
+import torch
+
 from ...wire.looks import (
     AnySubject,
     Complete,
     Digests,
     Element,
     Explain,
+    Forget,
     Gradients,
     Histogram,
     History,
     Names,
+    OfValue,
     Overview,
     Picture,
     Refusal,
     Sample,
 )
-from ..inspection import is_quiet
 from ..shell import RankShell
 from ..spans import Spans
+from .kept import Kept
+from .paths import NeedsCode, follow
 
 
 @dataclass(frozen=True)
@@ -33,27 +38,34 @@ class Looker:
     Args:
         shell: its namespace is the rank's.
         spans: what the rank did lately.
+        kept: the values of expressions that were run.
     """
 
     shell: RankShell
     spans: Spans
+    kept: Kept = field(default_factory=Kept)
 
     def answer(self, subject: AnySubject, is_beside: bool) -> Any:
         """Look at something.
 
         Args:
             subject: what.
-            is_beside: on another thread, while the main thread may be running.
+            is_beside: on another thread, while the main thread may be running: no code of the user's runs.
 
         Returns:
-            The answer (see `looks`), or a `Refusal`. KeyboardInterrupt passes through.
+            The answer (see `looks`), or a `Refusal`: of the exceptions only the main thread's
+            KeyboardInterrupt passes through.
         """
+        quiet = torch._C.DisableTorchFunctionSubclass() if is_beside else contextlib.nullcontext()
         try:
-            return self._answer(subject, is_beside)
-        except KeyboardInterrupt:
-            raise
+            with quiet:
+                return self._answer(subject, is_beside)
+        except NeedsCode as why:
+            return Refusal("CellmeshError", _why_not(subject, why, is_beside), needs_code=True)
         except BaseException as error:
-            return Refusal(type(error).__name__, _text_of(error))
+            if isinstance(error, KeyboardInterrupt) and not is_beside:
+                raise
+            return refusal(error)
 
     def _answer(self, subject: AnySubject, is_beside: bool) -> Any:
         match subject:  # these have to be quick, also the first time
@@ -69,42 +81,64 @@ class Looker:
                 from . import names
 
                 return names.names(self.shell, subject)
+            case History():
+                return self.spans.past(subject)
+            case Forget():
+                return self.kept.forget(subject.tokens)
 
         from . import gradients, pictures, values  # rarely used
 
-        evaluate = self._evaluate_quietly if is_beside else self._evaluate
+        value = self._value(subject, is_beside)
         match subject:
             case Overview():
-                return values.overview(evaluate(subject.expression), subject, is_beside)
+                return values.overview(value, subject, is_beside)
             case Histogram():
-                return values.histogram(evaluate(subject.expression), subject, is_beside)
+                return values.histogram(value, subject, is_beside)
             case Picture():
-                return pictures.picture(evaluate(subject.expression), subject, is_beside)
+                return pictures.picture(value, subject, is_beside)
             case Element():
-                return pictures.element(evaluate(subject.expression), subject, is_beside)
+                return pictures.element(value, subject, is_beside)
             case Gradients():
-                return gradients.gradients(evaluate(subject.expression), is_beside)
+                return gradients.gradients(value, is_beside)
             case Digests():
-                return values.digests(evaluate(subject.expression), subject, is_beside)
+                return values.digests(value, subject, is_beside)
             case Sample():
-                return values.sample(evaluate(subject.expression), subject, is_beside)
-            case History():
-                return self.spans.past(subject)
+                return values.sample(value, subject, is_beside)
 
-    def _evaluate(self, expression: str) -> Any:
-        return eval(compile(expression.strip(), "<expression>", "eval"), self.shell.user_ns)
+    def _value(self, subject: OfValue, is_beside: bool) -> Any:
+        runs = isinstance(subject, Overview) and subject.runs and not is_beside
+        if subject.token and not runs:
+            with contextlib.suppress(KeyError):
+                return self.kept.get(subject.token)
+        try:
+            return follow(subject.expression, self.shell.user_ns)
+        except NeedsCode:
+            if not runs:
+                raise
+        value = eval(compile(subject.expression.strip(), "<expression>", "eval"), self.shell.user_ns)
+        self.kept.keep(subject.token, value)
+        return value
 
-    def _evaluate_quietly(self, expression: str) -> Any:
-        if not is_quiet(expression):
-            raise CellmeshError(
-                f"the rank is busy, and {expression!r} would have to run code: while a cell runs, inspect "
-                "names, attributes and indices only"
-            )
-        return self._evaluate(expression)
+
+def refusal(error: BaseException) -> Refusal:
+    """What is told of an error, whatever its own code does."""
+    return Refusal(type(error).__name__, _text_of(error))
+
+
+def _why_not(subject: AnySubject, why: NeedsCode, is_beside: bool) -> str:
+    expression = getattr(subject, "expression", "")
+    if getattr(subject, "token", "") and not getattr(subject, "runs", False):
+        return f"what {expression!r} came to is kept no more: inspect it again"
+    if is_beside:
+        return (
+            f"the rank is busy, and {expression!r} would have to run code: {why}. While a cell runs, inspect "
+            "names, attributes and constant indices only"
+        )
+    return f"{expression!r} would have to run code: {why}"
 
 
 def _text_of(error: BaseException) -> str:
     try:
         return str.__str__(str(error))[:10_000]
-    except Exception as e:
+    except BaseException as e:
         return f"<its str() raised {type(e).__name__}>"

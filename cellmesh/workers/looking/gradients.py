@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...wire.looks import Gradient
-from ..inspection import describe, kind_of, own_part
-from .nests import walk
+from ..inspection import describe, has_own_code, kind_of, own_part
+from .nests import parameters_of, walk
 from .reading import Reader
 from .values import looking, one_thread
 
@@ -24,21 +24,25 @@ def gradients(value: Any, is_beside: bool) -> tuple[Gradient, ...]:
     """
     found = []
     with one_thread():
-        for name, parameter in _parameters(value):
+        for name, parameter in _parameters(value, is_beside):
             with looking(parameter, is_beside) as read:
                 found.append(_gradient(name, parameter, read))
-    if not found and not isinstance(value, nn.Module | Optimizer):
+    if not found and not issubclass(type(value), nn.Module | Optimizer):
         raise TypeError(f"{kind_of(value)} has no parameters: name a module, an optimizer or a parameter")
     return tuple(found)
 
 
-def _parameters(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, nn.Module):
-        yield from value.named_parameters()
-        return
-    for path, part in walk(value):
-        # What it computed follows autograd, too, and has no gradient of its own.
-        if isinstance(part, torch.Tensor) and part.requires_grad and part.is_leaf:
+def _parameters(value: Any, is_beside: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    if issubclass(type(value), nn.Module):
+        found: Iterator[tuple[str, Any]] = parameters_of(value, is_beside)
+    else:  # what it computed follows autograd, too, and has no gradient of its own
+        found = (
+            (path, part)
+            for path, part in walk(value, is_beside)
+            if issubclass(type(part), torch.Tensor) and part.requires_grad and part.is_leaf
+        )
+    for path, part in found:
+        if not is_beside or not has_own_code(part):
             yield path, part
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import types
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..inspection import as_tensor
+from .resolving import SLOTS, Unknown, has, held_by, in_classes
 
 # What is told beside tensors: a loss, a step, a name.
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -20,23 +23,25 @@ _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, BaseExc
 _MAX_DEPTH = 8
 
 
-def walk(value: Any) -> Iterator[tuple[str, Any]]:
+def walk(value: Any, is_beside: bool = False) -> Iterator[tuple[str, Any]]:
     """The tensors in a value, and the numbers and texts beside them, each tensor once.
 
     Args:
         value: anything. Of an object that is none of the known ones, its attributes are looked at, but not
-            the attributes of objects in those.
+            the attributes of objects in those. They are what objects hold: no property is read.
+        is_beside: run no code of the user's at all: mappings and modules that hold their items in a way of
+            their own are not opened.
 
     Yields:
         A path and what is there: "" for the value itself, where it has no parts.
     """
     num_seen: dict[str, int] = {}
-    for path, part in _Walk().parts(value, "", 0, True):
+    for path, part in _Walk(is_beside).parts(value, "", 0, True):
         num_seen[path] = number = num_seen.get(path, 0) + 1  # keys may be written alike
         yield (path if number == 1 else f"{path} ({number})"), part
 
 
-def find(value: Any, path: str) -> Any:
+def find(value: Any, path: str, is_beside: bool = False) -> Any:
     """What lies at a path that `walk` has given.
 
     Raises:
@@ -44,7 +49,7 @@ def find(value: Any, path: str) -> Any:
     """
     if not path:
         return value
-    for at, part in walk(value):
+    for at, part in walk(value, is_beside):
         if at == path:
             return part
     raise LookupError(f"there is no {path} in it now")
@@ -52,47 +57,97 @@ def find(value: Any, path: str) -> Any:
 
 def settings_of(optimizer: Optimizer) -> str:
     """An optimizer in a line."""
-    count = len(optimizer.param_groups)
-    return f"{type(optimizer).__name__}, {count} parameter group{'s' if count != 1 else ''}"
+    groups = held_by(optimizer).get("param_groups")
+    if type(groups) is not list:  # a property, as of those that wrap another one
+        return type(optimizer).__name__
+    return f"{type(optimizer).__name__}, {len(groups)} parameter group{'s' if len(groups) != 1 else ''}"
+
+
+def parameters_of(module: nn.Module, is_beside: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `named_parameters`, which may be the user's."""
+    if not is_beside:
+        yield from module.named_parameters()
+        return
+    seen: set[int] = set()
+    for name, tensor in _held_tensors(module, "_parameters"):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+def _held_tensors(module: nn.Module, part: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a part of a module and of those in it, as they hold them."""
+    seen: set[int] = set()
+    waiting = [("", module)]
+    while waiting:
+        prefix, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        held = held_by(module)
+        for name, tensor in _held_items(held, part):
+            if issubclass(type(tensor), torch.Tensor):
+                yield f"{prefix}{name}", tensor
+        modules = [(f"{prefix}{name}.", each) for name, each in _held_items(held, "_modules")]
+        waiting += [(name, each) for name, each in reversed(modules) if issubclass(type(each), nn.Module)]
+
+
+def _held_items(held: dict[str, Any], part: str) -> list[tuple[Any, Any]]:
+    box = held.get(part)
+    return list(dict.items(box)) if isinstance(box, dict) else []
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, is_beside: bool) -> None:
+        self._is_beside = is_beside
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # an id is one's own only as long as one lives
 
     def parts(self, value: Any, path: str, depth: int, may_open: bool) -> Iterator[tuple[str, Any]]:
         """The parts of a value; `may_open`: also the attributes of an object of any kind."""
-        if isinstance(value, _PLAIN) or depth > _MAX_DEPTH:
+        kind = type(value)
+        if issubclass(kind, _PLAIN) or depth > _MAX_DEPTH:
             yield path, value
         elif as_known(value):
             if self._is_new(value):
                 yield path, value
         elif not self._is_new(value):
             return
-        elif isinstance(value, nn.Module):
+        elif issubclass(kind, nn.Module):
             yield from self._of_module(value, path)
-        elif isinstance(value, Optimizer):
+        elif issubclass(kind, Optimizer):
             yield from self._of_optimizer(value, path, depth)
-        elif isinstance(value, Mapping):
-            for key, item in list(value.items()):
+        elif (pairs := self._pairs(value)) is not None:
+            for key, item in pairs:
                 yield from self.parts(item, f"{path}[{_key(key)}]", depth + 1, may_open)
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            for name, item in zip(value._fields, value, strict=False):
+        elif issubclass(kind, tuple) and (names := _field_names(kind)):
+            for name, item in zip(names, tuple.__iter__(value), strict=False):
                 yield from self.parts(item, f"{path}.{name}".lstrip("."), depth + 1, may_open)
-        elif isinstance(value, list | tuple | set | frozenset):
-            for index, item in enumerate(list(value)):
+        elif issubclass(kind, list | tuple | set | frozenset):
+            base = next(each for each in (list, tuple, set, frozenset) if issubclass(kind, each))
+            for index, item in enumerate(list(base.__iter__(value))):
                 yield from self.parts(item, f"{path}[{index}]", depth + 1, may_open)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for field in dataclasses.fields(value):
-                if hasattr(value, field.name):
-                    item = getattr(value, field.name)
-                    yield from self.parts(item, f"{path}.{field.name}".lstrip("."), depth + 1, may_open)
-        elif may_open and hasattr(value, "__dict__") and not isinstance(value, _OPAQUE) and vars(value):
-            for name, item in list(vars(value).items()):
+        elif has(kind, "__dataclass_fields__"):
+            for name in (field.name for field in dataclasses.fields(kind)):
+                held = _held_as(value, name)
+                if held:
+                    yield from self.parts(held[0], f"{path}.{name}".lstrip("."), depth + 1, may_open)
+        elif may_open and not issubclass(kind, _OPAQUE) and held_by(value):
+            for name, item in list(held_by(value).items()):
                 yield from self.parts(item, f"{path}.{name}".lstrip("."), depth + 1, False)
         else:
             yield path, value
+
+    def _pairs(self, value: Any) -> list[tuple[Any, Any]] | None:
+        """The items of a mapping; None if it is none."""
+        kind = type(value)
+        if issubclass(kind, dict):
+            return list(dict.items(value))
+        if issubclass(kind, collections.UserDict) and type(held_by(value).get("data")) is dict:
+            return list(held_by(value)["data"].items())
+        if not self._is_beside and issubclass(kind, Mapping):
+            return list(value.items())
+        return None
 
     def _is_new(self, value: Any) -> bool:
         if id(value) in self._seen:
@@ -103,7 +158,8 @@ class _Walk:
 
     def _of_module(self, module: nn.Module, path: str) -> Iterator[tuple[str, Any]]:
         dot = "." if path else ""
-        for found in (module.named_parameters(), module.named_buffers()):
+        buffers = _held_tensors(module, "_buffers") if self._is_beside else module.named_buffers()
+        for found in (parameters_of(module, self._is_beside), buffers):
             for name, tensor in found:
                 if self._is_new(tensor):
                     yield f"{path}{dot}{name}", tensor
@@ -111,28 +167,58 @@ class _Walk:
     def _of_optimizer(self, optimizer: Optimizer, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         dot = "." if path else ""
         names: dict[int, str] = {}
-        for index, group in enumerate(list(optimizer.param_groups)):
+        held = held_by(optimizer)
+        has_own = not {"param_groups", "state"} <= held.keys()  # a wrapper's are properties
+        if has_own and self._is_beside:
+            yield path, optimizer
+            return
+        groups, state = (
+            (optimizer.param_groups, optimizer.state) if has_own else (held["param_groups"], held["state"])
+        )
+        for index, group in enumerate(list(groups)):
             at = f"{path}{dot}param_groups[{index}]"
-            for key, value in list(group.items()):
+            for key, value in list(dict.items(group)):
                 if key not in ("params", "param_names"):
                     yield from self.parts(value, f"{at}.{key}", depth + 1, False)
             known = group.get("param_names") or ()
-            for position, parameter in enumerate(group["params"]):
+            for position, parameter in enumerate(list(group["params"])):
                 # Optimizers made of `named_parameters()` know what they are called.
                 called = known[position] if position < len(known) else f"params[{position}]"
                 names[id(parameter)] = called if known else str(len(names))  # as in a state_dict
                 if self._is_new(parameter):
                     yield f"{at}.{called}", parameter
-        for parameter, state in list(optimizer.state.items()):
+        for parameter, kept in list(dict.items(state)):
             called = names.get(id(parameter), "?")
-            inside = state if isinstance(state, Mapping) else {"": state}
-            for key, value in list(inside.items()):
+            inside = dict.items(kept) if issubclass(type(kept), dict) else [("", kept)]
+            for key, value in list(inside):
                 yield from self.parts(value, f"{path}{dot}state[{called}].{key}", depth + 1, False)
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    """The names of a named tuple's items."""
+    try:
+        names = in_classes(kind, "_fields")
+    except Unknown:
+        return ()
+    return names if type(names) is tuple and all(type(name) is str for name in names) else ()
+
+
+def _held_as(value: Any, name: str) -> tuple[Any, ...]:
+    """What an object holds under a name, in its ``__dict__`` or in a slot; () if nothing."""
+    held = held_by(value)
+    if name in held:
+        return (held[name],)
+    with contextlib.suppress(Unknown, AttributeError):  # an empty slot
+        slot = in_classes(type(value), name)
+        if type(slot) in SLOTS:
+            return (type(slot).__get__(slot, value, type(value)),)
+        return () if has(type(slot), "__get__") else (slot,)
+    return ()
 
 
 def as_known(value: Any) -> bool:
     """Whether it is a tensor, or an array of numbers."""
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         return True
     return (
         type(value).__module__ == "numpy"
@@ -143,7 +229,14 @@ def as_known(value: Any) -> bool:
 
 def _key(key: Any) -> str:
     """A key as it is written; of odd keys, their type."""
-    if isinstance(key, (*_PLAIN, tuple)):
-        text = repr(key)
-        return text if len(text) <= 80 else text[:79] + "…"
-    return f"<{type(key).__name__}>"
+    text = _written(key)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _written(key: Any) -> str:
+    kind = type(key)
+    if kind is tuple:
+        return f"({', '.join(map(_written, key))}{',' * (len(key) == 1)})"
+    # An enum of texts is told as its text: its own repr is code.
+    base: Any = next((each for each in _PLAIN if issubclass(kind, each)), None)
+    return base.__repr__(key) if base is not None else f"<{kind.__name__}>"

@@ -32,7 +32,7 @@ def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
     Raises:
         ValueError: the tensor has no such part, or no values.
     """
-    local = tensor_at(value, subject.path)
+    local = tensor_at(value, subject.path, is_torn)
     with looking(local, is_torn) as read:
         part = _part(_dense(local, read), subject)
         num_rows, num_cols = part.shape
@@ -62,7 +62,7 @@ def element(value: Any, subject: Element, is_beside: bool) -> str:
     Raises:
         ValueError: there is none at this index.
     """
-    local = tensor_at(value, subject.path)
+    local = tensor_at(value, subject.path, is_beside)
     with looking(local, is_beside) as read:
         data = _dense(local, read)
         _check_index(subject.index, data.shape)

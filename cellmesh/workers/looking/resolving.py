@@ -54,7 +54,7 @@ _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _RETURNS_TENSOR = re.compile(r"->\s*Tensor\b")
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
-_SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
+SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
 _MAX_DEPTH = 50
 
 
@@ -150,7 +150,7 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
         for wrapped in WRAPPED:
             if wrapped in modules:
                 yield from boxes(modules[wrapped])
-    elif issubclass(kind, dict) and kind is not dict and _has(kind, "__getattr__"):
+    elif issubclass(kind, dict) and kind is not dict and has(kind, "__getattr__"):
         items = list(dict.items(value))
         yield {key: item for key, item in items if type(key) is str and key.isidentifier()}
 
@@ -165,7 +165,8 @@ def vars_of(kind: type) -> Mapping[str, Any]:
     return type.__dict__["__dict__"].__get__(kind)  # type: ignore[no-any-return]
 
 
-def _has(kind: type, name: str) -> bool:
+def has(kind: type, name: str) -> bool:
+    """Whether a class has something under a name, itself or from a base."""
     return any(name in vars_of(each) for each in classes_of(kind))
 
 
@@ -206,12 +207,12 @@ def _plain(found: Any, instance: Any) -> Known:
         return _annotated(found.fget)
     if kind is functools.cached_property:
         return _annotated(found.func)
-    if instance is not None and kind in _SLOTS:
+    if instance is not None and kind in SLOTS:
         try:
             return Value(kind.__get__(found, instance, type(instance)))
         except AttributeError as e:  # a slot that is empty
             raise Unknown from e
-    if kind in (types.FunctionType, *C_FUNCTIONS) or not _has(kind, "__get__"):
+    if kind in (types.FunctionType, *C_FUNCTIONS) or not has(kind, "__get__"):
         return Value(found)
     raise Unknown
 
@@ -233,6 +234,8 @@ def _item(owner: Known, index: ast.expr, lookup: Lookup) -> Known:
     value = owner.value
     try:
         if issubclass(kind, dict):
+            if key not in dict.keys(value):  # a defaultdict would make it
+                raise Unknown
             return Value(dict.__getitem__(value, key))
         if issubclass(kind, list):
             return Value(list.__getitem__(value, key))

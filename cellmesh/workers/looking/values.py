@@ -13,23 +13,26 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...wire.looks import Counts, Digests, Found, Histogram, Item, Overview, Sample, Sampled
-from ..inspection import as_tensor, describe, kind_of, own_part, short_text
+from ..inspection import as_tensor, describe, has_own_code, kind_of, own_part, short_text
 from .digests import digests_of_parts
 from .nests import find, settings_of, walk
 from .pieces import readable, sample_of_parts
 from .reading import Reader, UnreadableError, reading
 from .statistics import histogram_of
+from .texts import quiet_text
 
 _NOT_READ = "not read: there is much in this value; choose it to have its numbers"
 
 
-def overview(value: Any, subject: Overview, is_torn: bool) -> Found:
+def overview(value: Any, subject: Overview, is_beside: bool) -> Found:
     """The tensors in a value, and what they are."""
     items: list[Item] = []
     shared: dict[tuple[str, int], str] = {}
     num_left_out = num_read = 0
     parts: Iterator[tuple[str, Any]] = (
-        iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
+        iter([(subject.path, find(value, subject.path, is_beside))])
+        if subject.path
+        else walk(value, is_beside)
     )
     with torch.no_grad(), one_thread():
         for path, part in parts:
@@ -38,8 +41,8 @@ def overview(value: Any, subject: Overview, is_torn: bool) -> Found:
                 continue
             size = _num_elements(part)
             is_read = not num_read or num_read + size <= subject.max_elements
-            with looking(part, is_torn) as read:
-                facts = describe(part, is_read, read=read)
+            with looking(part, is_beside) as read:
+                facts = describe(part, is_read, read=read, is_beside=is_beside)
             if is_read:
                 num_read += size
             elif not facts.note:
@@ -48,30 +51,29 @@ def overview(value: Any, subject: Overview, is_torn: bool) -> Found:
             items.append(Item(path, facts, shared.get(memory) if memory else None))
             if memory:
                 shared.setdefault(memory, path)
-    return Found(
-        kind_of(value), _text_of(value, len(items) + num_left_out), tuple(items), num_left_out, is_torn
-    )
+    text = _text_of(value, len(items) + num_left_out, is_beside)
+    return Found(kind_of(value), text, tuple(items), num_left_out, is_beside)
 
 
 def histogram(value: Any, subject: Histogram, is_beside: bool) -> Counts:
     """How the elements of one tensor are spread."""
     if subject.num_bins < 1:
         raise ValueError("a histogram has at least one bin")
-    data = data_at(value, subject.path)
+    data = data_at(value, subject.path, is_beside)
     with looking(data, is_beside) as read:
         return Counts(tuple(histogram_of(data, subject.low, subject.high, subject.num_bins, read)))
 
 
 def digests(value: Any, subject: Digests, is_beside: bool) -> tuple[str, ...]:
     """Digests of runs of one tensor's elements."""
-    data = data_at(value, subject.path)
+    data = data_at(value, subject.path, is_beside)
     with looking(data, is_beside) as read:
         return digests_of_parts(data, subject.parts, read)
 
 
 def sample(value: Any, subject: Sample, is_beside: bool) -> Sampled:
     """Some elements of one tensor."""
-    data = data_at(value, subject.path)
+    data = data_at(value, subject.path, is_beside)
     with looking(data, is_beside) as read:
         picked = sample_of_parts(data, subject.parts, subject.max_elements, read)
         return Sampled(picked.numpy(), picked.numel() == data.numel())
@@ -111,36 +113,38 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def tensor_at(value: Any, path: str) -> torch.Tensor:
+def tensor_at(value: Any, path: str, is_beside: bool = False) -> torch.Tensor:
     """The rank's part of a tensor in a value.
 
     Raises:
         LookupError: there is nothing at this path.
-        TypeError: there is no tensor.
+        TypeError: there is no tensor, or one that only code of its class can read.
     """
-    part = find(value, path)
+    part = find(value, path, is_beside)
     tensor = as_tensor(part)
     if tensor is None:
         raise TypeError(f"{path or 'it'} is no tensor: {kind_of(part)}")
+    if is_beside and has_own_code(tensor):
+        raise TypeError(f"{kind_of(part)} has code of its own, which does not run beside a cell")
     return own_part(tensor).local
 
 
-def data_at(value: Any, path: str) -> torch.Tensor:
+def data_at(value: Any, path: str, is_beside: bool = False) -> torch.Tensor:
     """What holds the elements of a tensor in a value (see `readable`)."""
     try:
-        return readable(tensor_at(value, path))[0]
+        return readable(tensor_at(value, path, is_beside))[0]
     except UnreadableError as error:
         raise ValueError(str(error)) from None
 
 
-def _text_of(value: Any, num_items: int) -> str:
+def _text_of(value: Any, num_items: int, is_beside: bool) -> str:
     if as_tensor(value) is not None:
         return ""
-    if isinstance(value, Optimizer):
+    if issubclass(type(value), Optimizer):
         return settings_of(value)
-    if isinstance(value, nn.Module):
+    if issubclass(type(value), nn.Module):
         return f"{type(value).__name__}, {num_items} parameters and buffers"
-    return short_text(value)
+    return quiet_text(value) if is_beside else short_text(value)
 
 
 def _num_elements(part: Any) -> int:
