@@ -332,11 +332,4 @@ class Refusal:
 
 # What is asked of an expression's value.
 OfValue = Overview | Histogram | Picture | Element | Gradients | Digests | Sample
-AnySubject = (
-    OfValue
-    | Forget
-    | Names
-    | Complete
-    | Explain
-    | History
-)
+AnySubject = OfValue | Forget | Names | Complete | Explain | History

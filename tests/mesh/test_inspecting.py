@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
+import signal
 import time
 
 import numpy as np
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.looking import timeline as timeline_module
 from cellmesh.controller.looking.comparing import Difference
+from cellmesh.controller.looking.holding import about
 from cellmesh.controller.looking.inspecting import Inspection, comparison_of, inspect, spread_of
 from cellmesh.controller.looking.look import look
+from cellmesh.magics.widgets import answers as answers_module
+from cellmesh.magics.widgets.answers import MeshAnswers
 from cellmesh.wire.looks import Element, Gradients, Overview, Picture
 
 MODEL = """
@@ -73,6 +80,7 @@ def test_values_are_shown_where_they_are_and_errors_where_not(mesh: cm.Mesh) -> 
 
 def test_histograms_have_one_scale(mesh: cm.Mesh) -> None:
     mesh.cell("h = torch.linspace(0, 1, 100) + rank")
+    assert inspect(mesh, "h", is_beside=True).torn == ()  # nothing runs
     inspection = inspect(mesh, "h", num_bins=8)
     spread = inspection.spreads[""]
     assert (spread.low, spread.high) == (0.0, 4.0)
@@ -191,6 +199,108 @@ def test_nothing_is_asked_of_other_ranks(mesh: cm.Mesh) -> None:
     finally:
         mesh[2:4].cell("dist.barrier()")
         run.result(20)
+
+
+COMPUTED = """
+import gc, weakref
+from torch.distributed.tensor import distribute_tensor, Shard
+dt = distribute_tensor(torch.arange(16.).reshape(8, 2), mesh['tp'], [Shard(0)])
+alive, count = weakref.WeakSet(), 0
+
+class Box:
+    def __init__(self, tensor):
+        self.tensor = tensor
+        alive.add(self)
+
+def compute():
+    global count
+    count += 1
+    return Box(dt.full_tensor() + count)
+
+def fail():
+    if rank == 1: raise Odd
+    dist.all_reduce(torch.ones(1))
+
+class Odd(Exception):
+    def __str__(self): raise SystemExit(1)
+"""
+
+
+def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) -> None:
+    """Also one that is a collective, or leads to something that is."""
+    mesh.cell(COMPUTED)
+    seen = mesh.inspect("compute()")
+    assert [seen.facts_of("tensor")[rank].max for rank in range(4)] == [16.0] * 4
+    answers = MeshAnswers(mesh, "compute()", seen)
+    whole = Picture("compute()", "tensor", (), (0, 1), (0, 8), (0, 2), 8, 2)
+    assert answers.look(whole, [0]).answers[0].values.tolist()[-1] == [15.0, 16.0]
+    assert answers.look(Element("compute()", "tensor", (0, 1)), [2]).answers == {2: "2.0"}
+    assert spread_of(mesh, seen, "tensor") is not None
+    row = mesh.inspect("dt[7]")
+    assert {facts.kind for facts in row.values()} == {"torch.distributed.tensor.DTensor"}
+    assert set(mesh.pull("count").values()) == {1}
+
+    again = answers.inspect(False)
+    assert [again.facts_of("tensor")[rank].max for rank in range(4)] == [17.0] * 4
+    while not (
+        refusals := look(mesh, about(whole, seen.hold)).refusals
+    ):  # the ranks are told and not waited for
+        pass
+    assert "kept no more: inspect it again" in next(iter(refusals.values())).text
+    while set(mesh.pull("gc.collect() * 0 + len(alive)").values()) != {1}:
+        pass
+    answers, again = None, None  # type: ignore[assignment]
+    gc.collect()
+    mesh.inspect("rank")
+    while set(mesh.pull("gc.collect() * 0 + len(alive)").values()) != {0}:
+        pass
+
+    raised = mesh.inspect("fail()")
+    assert str(raised.refusals[1]) == "Odd: <its str() raised SystemExit>"
+    assert sorted(raised.refusals) == [0, 1, 2, 3]
+    mesh.cell("total = torch.ones(1); dist.all_reduce(total)")
+    assert set(mesh.pull("total.item()").values()) == {4.0}
+
+
+def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
+    """Neither those that run the cell nor those that do not; values that are kept can still be asked for."""
+    mesh.cell(COMPUTED + "import threading; gate = threading.Event()")
+    seen = mesh.inspect("compute()")
+    run = mesh[0:2].submit_cell("gate.wait(60)")
+    try:
+        for expression, why in (
+            ("compute()", "have to run code"),
+            ("dt[0]", "a collective: look at the whole"),
+        ):
+            for is_beside in (False, True):
+                refusals = inspect(mesh, expression, is_beside=is_beside).refusals
+                assert sorted(refusals) == [0, 1, 2, 3]
+                assert why in refusals[0].text
+                assert ("ranks 0-1 are busy" if not is_beside else why) in refusals[3].text
+        assert look(mesh, about(Element("compute()", "tensor", (0, 0)), seen.hold)).answers == dict.fromkeys(
+            range(4), "1.0"
+        )
+        assert mesh.inspect("dt").facts_of("")[0].placements == "S(0)"
+    finally:
+        run.interrupt()
+        run.wait(30)
+    assert set(mesh.pull("count").values()) == {1}
+
+
+def test_a_rank_that_does_not_answer_holds_up_nobody(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(timeline_module, "ANSWER_S", 0.3)
+    mesh.cell("w = torch.ones(2)")
+    pid = mesh[1].pull("__import__('os').getpid()")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        told = MeshAnswers(mesh, "w").inspect(True)
+        assert sorted(told) == [0, 2, 3]
+        assert told.refusals[1].text == "no answer within 0.3 s"
+        assert any("no answer within 0.3 s" in note for note in mesh.timeline(1).notes)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert sorted(mesh.inspect("w")) == [0, 1, 2, 3]
 
 
 def test_a_tensor_on_a_dead_rank(own_mesh: cm.Mesh) -> None:
