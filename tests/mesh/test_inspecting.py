@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -34,6 +35,12 @@ optimizer.step()
 
 def differences(inspection: Inspection, path: str = "") -> list[Difference | None]:
     return [each.difference for each in inspection.comparisons[path].unequal]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
 
 
 def test_replicas_that_differ_a_little_are_told_by_how_much(mesh: cm.Mesh) -> None:
@@ -242,18 +249,13 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
 
     again = answers.inspect(False)
     assert [again.facts_of("tensor")[rank].max for rank in range(4)] == [17.0] * 4
-    while not (
-        refusals := look(mesh, about(whole, seen.hold)).refusals
-    ):  # the ranks are told and not waited for
-        pass
-    assert "kept no more: inspect it again" in next(iter(refusals.values())).text
-    while set(mesh.pull("gc.collect() * 0 + len(alive)").values()) != {1}:
-        pass
+    wait_until(lambda: len(look(mesh, about(whole, seen.hold)).refusals) == 4)  # it is let go of
+    assert "kept no more: inspect it again" in look(mesh, about(whole, seen.hold)).refusals[0].text
+    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
     answers, again = None, None  # type: ignore[assignment]
     gc.collect()
     mesh.inspect("rank")
-    while set(mesh.pull("gc.collect() * 0 + len(alive)").values()) != {0}:
-        pass
+    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
 
     raised = mesh.inspect("fail()")
     assert str(raised.refusals[1]) == "Odd: <its str() raised SystemExit>"

@@ -95,7 +95,7 @@ def _attribute(owner: Any, name: str) -> Any:
         if type(found) in SLOTS:
             return _slot(found, owner, name)
         if _comes_first(found):
-            raise NeedsCode(f"{name!r} of {kind.__qualname__} is a {type(found).__qualname__}")
+            raise NeedsCode(_about(found, name, kind))
     for number, box in enumerate(boxes(owner)):
         # What a class has comes before a module's parts; a dict's items are attributes by its code only.
         if number and (found is not None or issubclass(kind, dict)):
@@ -105,7 +105,7 @@ def _attribute(owner: Any, name: str) -> Any:
     if found is None:
         return _missing(kind, name)
     if has(type(found), "__get__"):
-        raise NeedsCode(f"{name!r} of {kind.__qualname__} is a {type(found).__qualname__}")
+        raise NeedsCode(_about(found, name, kind))
     return found
 
 
@@ -125,8 +125,13 @@ def _of_class(owner: type, name: str) -> Any:
     except Unknown:
         return _missing(meta, name)
     if type(found) is not types.FunctionType and has(type(found), "__get__"):
-        raise NeedsCode(f"{name!r} of {owner.__qualname__} is a {type(found).__qualname__}")
+        raise NeedsCode(_about(found, name, owner))
     return found
+
+
+def _about(found: Any, name: str, kind: type) -> str:
+    what = "a property" if type(found) is property else "worked out when it is asked for"
+    return f"{name!r} of {kind.__qualname__} is {what}"
 
 
 def _comes_first(found: Any) -> bool:
