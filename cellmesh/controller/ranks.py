@@ -329,6 +329,7 @@ class Ranks:
             The history: ``.cells``, ``.operations``, ``.lateness()``, ``.describe()``.
 
         Raises:
+            MeshUsageError: of no cells.
             NoMeshError: the mesh has ended.
             HostError: the trace could not be written.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import sys
 from collections.abc import Callable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TEXT_CHARS = 200
+# Modules of numpy's masked arrays.
+MASKED = ("numpy.ma", "numpy.ma.core")
 _NO_CODE = "its class has code of its own, which does not run beside a cell"
 
 
@@ -83,6 +86,14 @@ def as_tensor(value: Any) -> torch.Tensor | None:
     """A tensor as it is, an array of numbers as a tensor; None of anything else."""
     if issubclass(type(value), torch.Tensor):
         return value  # type: ignore[no-any-return]
+    if type(value).__module__ in MASKED:
+        try:
+            # What is masked is told as NaN.
+            return torch.as_tensor(
+                (value if value.dtype.kind in "fc" else value.astype(float)).filled(math.nan)
+            )
+        except (TypeError, ValueError):  # strings, objects
+            return None
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
         try:
             if getattr(value.flags, "writeable", False) and value.dtype.isnative:
@@ -197,7 +208,8 @@ def _repr(value: Any) -> str:
 def short_text(value: Any) -> str:
     """A short repr."""
     text = _text_by(reprlib.repr if type(value).__module__ == "builtins" else repr, value)
-    return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"
+    text = text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"
+    return text.encode("utf-8", "replace").decode()  # half of a character cannot be sent to a page
 
 
 def _text_by(tell: Callable[[Any], str], value: Any) -> str:

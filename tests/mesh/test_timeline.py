@@ -62,6 +62,8 @@ def test_ranks_wait_for_the_one_that_comes_last(mesh: cm.Mesh, tmp_path: Path) -
     assert history.lateness()[3].num_last >= 1
     assert [one.title for one in mesh[1:3].timeline(2).cells][-1] == cell.title
     assert mesh[1:3].timeline().ranks == (1, 2)
+    with pytest.raises(MeshUsageError, match="at least 1"):
+        mesh.timeline(0)
 
 
 def test_an_asynchronous_end_is_that_of_the_work(mesh: cm.Mesh) -> None:

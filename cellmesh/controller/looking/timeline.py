@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...errors import HostError
+from ...errors import HostError, MeshUsageError
 from ...wire.looks import History as HistorySubject
 from ..profiling import check_target
 from ..traces import about
@@ -28,6 +28,8 @@ _CELLS, _COMPUTE, _COLLECTIVES = 0, 1, 2
 def remember(ranks: Ranks, num_cells: int, trace: str | Path | None = None) -> History:
     """What ranks did in the last cells (see `Ranks.timeline`)."""
     ranks._session._check_usable(())
+    if num_cells < 1:
+        raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
     path = None if trace is None else check_target(Path(trace))
     max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
     subject = HistorySubject(num_cells, max_operations)

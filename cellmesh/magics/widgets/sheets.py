@@ -150,9 +150,10 @@ def detail(
 
 
 def is_drawable(facts: Facts) -> bool:
-    """Whether a heatmap can be asked for: there are elements, in at least one dim."""
+    """Whether a heatmap can be asked for: it has elements that can be read, in dims of one size each."""
     shape = facts.local_shape or ()
-    return shape != () and all(shape) and facts.dtype != "" and not facts.device.startswith("meta")
+    is_read = facts.min is not None or facts.num_nan + facts.num_inf > 0
+    return shape != () and all(size > 0 for size in shape) and is_read
 
 
 def coordinate_of(facts: Facts) -> str:

@@ -139,6 +139,6 @@ def _why_not(subject: AnySubject, why: NeedsCode, is_beside: bool) -> str:
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str.__str__(str(error))[:10_000]
+        return str.__str__(str(error))[:10_000].encode("utf-8", "replace").decode()
     except BaseException as e:
         return f"<its str() raised {type(e).__name__}>"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..inspection import as_tensor
+from ..inspection import MASKED, as_tensor
 from .resolving import SLOTS, Unknown, has, held_by, in_classes
 
 # What is told beside tensors: a loss, a step, a name.
@@ -221,7 +221,7 @@ def as_known(value: Any) -> bool:
     if issubclass(type(value), torch.Tensor):
         return True
     return (
-        type(value).__module__ == "numpy"
+        type(value).__module__ in ("numpy", *MASKED)
         and hasattr(value, "__array_interface__")
         and (as_tensor(value[:0] if getattr(value, "ndim", 0) else value) is not None)
     )

@@ -17,7 +17,7 @@ from .pieces import layout_of, piece_size, readable
 from .reading import Reader, UnreadableError
 from .values import looking, tensor_at
 
-# Sparse and nested tensors up to this size are made dense for a picture.
+# Sparse and nested tensors, and those quantised per channel, are made dense for a picture up to this size.
 _MAX_DENSE = 1 << 24
 # Where a slice is too large to be read whole, what part of the allowed elements is read: they lie apart.
 # Where they have to be copied one by one, it is less.
@@ -34,7 +34,7 @@ def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
     """
     local = tensor_at(value, subject.path, is_torn)
     with looking(local, is_torn) as read:
-        part = _part(_dense(local, read), subject)
+        part = _part(_uniform(_dense(local, read), read), subject)
         num_rows, num_cols = part.shape
         height, width = min(subject.height, num_rows), min(subject.width, num_cols)
         is_sampled = False
@@ -89,8 +89,17 @@ def _dense(local: torch.Tensor, read: Reader) -> torch.Tensor:
     if local.is_nested:
         local = torch.nested.to_padded_tensor(local.detach(), 0.0)
     if local.numel() > _MAX_DENSE:
-        raise ValueError(f"a sparse tensor of {local.numel():,} elements is too large to be made dense")
+        raise ValueError(f"{layout_of(local)}: {local.numel():,} elements are too many to be made dense")
     return local.detach().to_dense() if local.layout != torch.strided else local.detach()
+
+
+def _uniform(data: torch.Tensor, read: Reader) -> torch.Tensor:
+    """The numbers that a tensor stands for, where it is quantised by other scales in each channel."""
+    if not data.is_quantized or data.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return data
+    if data.numel() > _MAX_DENSE:
+        raise ValueError(f"quantised per channel: {data.numel():,} elements are too many for a picture")
+    return read.take(data).dequantize()
 
 
 def _check_index(index: Sequence[int], shape: Sequence[int]) -> None:

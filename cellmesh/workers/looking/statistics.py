@@ -11,6 +11,9 @@ import torch
 from .pieces import numbers_of, pieces, unordered
 from .reading import DIRECT, Reader
 
+# A range that is not computed with as it is.
+_WIDE = 2.0**512
+
 
 @dataclass
 class Totals:
@@ -119,9 +122,14 @@ def histogram_of(
         read: how it is read.
     """
     data, repeated = unordered(data)
+    # The range of float64, and what torch multiplies it by, is more than float64 holds.
+    unit = 1.0 if high - low < _WIDE else 1 / _WIDE
+    low, high = low * unit, high * unit
     counts = torch.zeros(num_bins, dtype=torch.int64, device=data.device)
     for piece in map(read.take, pieces(data)):
         numbers = numbers_of(piece)
+        if unit != 1.0:
+            numbers = numbers * unit
         if low >= high:
             counts[num_bins // 2] += (numbers == low).sum()
             continue

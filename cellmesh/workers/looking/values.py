@@ -82,8 +82,9 @@ def sample(value: Any, subject: Sample, is_beside: bool) -> Sampled:
 @contextmanager
 def looking(value: Any, is_beside: bool) -> Iterator[Reader]:
     """What reads a tensor, without autograd; on a busy GPU, without waiting for what it has to do."""
-    device = own_part(value).local.device if isinstance(value, torch.Tensor) else None
-    with torch.no_grad(), one_thread(), reading(is_beside) as read:
+    # What a tensor's class makes of an operation is of no interest, and may raise.
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), one_thread(), reading(is_beside) as read:
+        device = own_part(value).local.device if isinstance(value, torch.Tensor) else None
         if is_beside and device is not None and device.type == "cuda":
             with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
                 yield read
