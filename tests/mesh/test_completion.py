@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,7 +140,10 @@ def test_functions_of_the_notebook_bring_their_source(notebook: Notebook) -> Non
     assert f"Cell In[{count}], line 3, in halve(x)" in plain("\n".join(shown["traceback"]))
     assert "# of nothing" in plain("\n".join(shown["traceback"]))
     notebook.run("%dist_push halve")
-    assert "# of nothing" in pager(notebook, "%%dist\nhalve??")
+    help = pager(notebook, "%%dist\nhalve??")
+    assert "# of nothing" in help
+    assert re.search(rf"File: +In\[{count}\]\n", help)
+    assert re.search(r"File: +In\[\d+\]\n", pager(notebook, "%%dist\ndouble_it??"))
 
 
 def test_half_of_a_character_costs_no_completion_of_the_notebooks_own(notebook: Notebook) -> None:

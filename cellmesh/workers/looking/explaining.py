@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import types
 from collections.abc import Mapping
 from typing import Any
 
-from IPython.core.oinspect import OInfo
+from IPython.core.oinspect import OInfo, find_file
+from IPython.utils.path import compress_user
 
 from ...wire.looks import Explain
 from ..shell import RankShell
@@ -23,9 +25,16 @@ def explain(shell: RankShell, subject: Explain) -> str:
         return ""
     info = OInfo(ismagic=False, isalias=False, found=True, namespace="ranks", parent=None, obj=found)
     bundle = shell.inspector._get_info(found, subject.name, info=info, detail_level=subject.detail)
-    text = str(bundle["text/plain"])
+    text = _name_cell(str(bundle["text/plain"]), found, shell)
     source = _source_of_class(found) if subject.detail else ""
     return f"{text.rstrip()}\nSource:\n{source}\n" if source else text
+
+
+def _name_cell(text: str, found: Any, shell: RankShell) -> str:
+    """What was typed into a cell has no file that one could open."""
+    file = find_file(found) or ""
+    cell = shell.cell_of(file) or shell.cell_of(os.path.basename(file))
+    return text.replace(compress_user(file), f"In[{cell}]") if cell else text
 
 
 def _find(name: str, namespace: Mapping[str, Any]) -> Any:
