@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ import torch
 from ..errors import ProtocolError, Released
 from ..wire import payload
 from ..wire.framing import Parcel, at_rank_for_control, encode
+from ..wire.looks import Found, Pixels
 from ..wire.messages import (
     Blueprint,
     Describe,

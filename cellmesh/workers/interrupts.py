@@ -22,6 +22,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.running = -1
+        self.num_begun = 0  # runs so far
         self._wanted = -1
         self._kind: type[KeyboardInterrupt] = KeyboardInterrupt
         self._cancelled: dict[int, type[KeyboardInterrupt]] = {}
@@ -48,6 +49,7 @@ class Interrupts:
             )  # an earlier run's code has put another in its place
         # In this order, and the other way round in `request`: one of the two sees what the other has done.
         self.running = run
+        self.num_begun += 1
         kind = self._cancelled.pop(run, None)
         if kind is not None:
             self.running = -1

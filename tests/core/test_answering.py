@@ -337,11 +337,26 @@ def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
             asked.append(is_beside)
             return answer(KeyboardInterrupt("odd"))  # raised, or in what cannot be pickled
 
-    parts = cast(Any, [None, None, None, SimpleNamespace(running=-1), None, None, None, Odd()])
+    parts = cast(Any, [None, None, None, SimpleNamespace(running=-1, num_begun=0), None, None, None, Odd()])
     done = ControlThread(*parts)._look(Look(7, Overview("x")))
     assert done.verb.run == 7
     assert isinstance(payload.loads(done.verb.payload, done.buffers), Refusal)
     assert asked == [True]
+
+
+@pytest.mark.parametrize(
+    ("running", "begun", "is_torn"), [(-1, 0, False), (-1, 1, True), (4, 0, True), (4, 1, True)]
+)
+def test_only_what_was_looked_at_while_something_ran_is_torn(running: int, begun: int, is_torn: bool) -> None:
+    class Slow:
+        def answer(self, subject: Any, is_beside: bool) -> Any:
+            interrupts.num_begun += begun
+            return looker_of(x=torch.ones(1)).answer(subject, is_beside)
+
+    interrupts = SimpleNamespace(running=running, num_begun=5)
+    parts = cast(Any, [None, None, None, interrupts, None, None, None, Slow()])
+    done = ControlThread(*parts)._look(Look(7, Overview("x")))
+    assert payload.loads(cast(Any, done.verb.payload), done.buffers).is_torn is is_torn
 
 
 def test_an_error_that_ends_the_process_when_it_is_told_is_told_all_the_same() -> None:
