@@ -89,6 +89,22 @@ def test_transient_bars_that_were_never_shown_are_not_sent() -> None:
     assert {bar.bar for bar in rank.sent if bar.state == "removed"} == shown
 
 
+def test_bars_of_several_threads_come_in_their_order() -> None:
+    rank = Rank()
+    readings = [Reading("first", 1.0, 10.0, 1.0)]
+
+    def read() -> Reading | None:
+        """While it is read, another thread begins a bar."""
+        if readings:
+            other = threading.Thread(target=rank.open, args=("second",))
+            other.start()
+            other.join()
+        return readings.pop() if readings else None
+
+    rank.meters.changed(rank.meters.open(read))
+    assert [bar.title for bar in rank.sent] == ["first", "second"]
+
+
 def test_nested_bars_know_how_many_are_round_them() -> None:
     rank = Rank()
     rank.open("outer")

@@ -97,6 +97,7 @@ class Meters:
         self._pid = os.getpid()
         # Reentrant: the collector may end a bar while another is looked at.
         self._lock = threading.RLock()
+        self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._open: dict[int, Meter] = {}
         self._changed: dict[int, Meter] = {}
@@ -197,15 +198,22 @@ class Meters:
                         meter.state = state
                         del self._open[meter.number]
             self._changed.update((meter.number, meter) for meter in mine)
-        self.flush()
+        self.flush(waits=True)
 
-    def flush(self) -> None:
-        """Send what has changed."""
+    def flush(self, waits: bool = False) -> None:
+        """Send what has changed; one thread at a time, so that bars come in the order in which they began.
+
+        Args:
+            waits: for another thread that sends; else that one sends what is to be sent here, too.
+        """
         with self._shield:
-            bars = self._take()
-            # Not under the lock: what is sent takes another, under which the collector may end a bar.
-            for bar in bars:
-                self._send(Parcel(bar))
+            while self._changed and self._sending.acquire(blocking=waits):
+                try:
+                    # Not under the lock: what is sent takes another, under which the collector may end a bar.
+                    for bar in self._take():
+                        self._send(Parcel(bar))
+                finally:
+                    self._sending.release()
 
     # ---- inside
 
