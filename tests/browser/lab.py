@@ -298,6 +298,7 @@ class Notebook:
         """Switch JupyterLab's theme."""
         self._command("apputils:change-theme", {"theme": name})
         expect(self.page.locator(f'body[data-jp-theme-name="{name}"]')).to_be_attached()
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
 
     def picture(self, name: str, first: int = 0, last: int = -1, width: int = _WIDTH) -> None:
         """Keep a picture of some cells, text cells counted too, in `PICTURES`."""

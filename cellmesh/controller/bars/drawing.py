@@ -28,7 +28,7 @@ _SOFT = "opacity:0.65"
 # A strip of more ranks has a line of its own.
 _MAX_INLINE = 16
 # What the triangle takes before what can be unfolded.
-_MARKER = "13px"
+_MARKER = "18px"
 _MAX_STRIPS = 3
 _MAX_MEMBERS = 128
 
@@ -124,7 +124,9 @@ def _row_html(row: Row, width: int, wants_strip: bool, is_still: bool) -> str:
     ranks = _per_rank(row, is_still)
     if not ranks:
         return f'<div style="margin-left:{_MARKER}">{line}</div>'
-    summary = f'<summary style="cursor:pointer" title="rank by rank">{line}</summary>'
+    # What does not fit stands below the label, and not below the triangle.
+    style = f"cursor:pointer;margin-left:{_MARKER};list-style-position:outside"
+    summary = f'<summary style="{style}" title="rank by rank">{line}</summary>'
     return f"<details>{summary}{ranks}</details>"
 
 
