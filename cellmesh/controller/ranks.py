@@ -214,8 +214,9 @@ class Ranks:
     def inspect(self, expression: str) -> Inspection:
         """Describe a value on every rank: shape, dtype, placements, statistics, whether replicas are equal.
 
-        Runs no collective. Ranks that are busy answer from their control thread, if the expression is only a
-        path of names, attributes and indices. Blocks.
+        A path of names, attributes and constant indices is followed, and runs no code; ranks that are busy
+        answer it from their control threads. Any other expression is evaluated once on each rank, if none of
+        them is busy, and its value kept there as long as the inspection lives. Blocks.
 
         Args:
             expression: a tensor, a module, an optimizer or any nest of them.

@@ -336,7 +336,7 @@ class Probe(Verb, frozen=True):
 
 
 class Look(Verb, frozen=True):
-    """Look at something without changing it (see `looks`); to the control thread of a rank that is busy."""
+    """Look at something (see `looks`); to the control thread of a rank that is busy."""
 
     run: int
     subject: AnySubject
