@@ -179,7 +179,7 @@ class Commands:
         print(export(self.recorder.history, path, options["with_locals"], options["force"]))
 
     def dist_inspect(self, options: Given) -> Any:
-        from .widgets.inspector import inspect_value
+        from .widgets.inspections import inspect_value
 
         return inspect_value(self._choose(options), " ".join(options["expression"]), options)
 

@@ -42,7 +42,7 @@ def _show_plot(plot: Any) -> None:
 
 def _show_inspection(inspection: Any) -> None:
     if inspection.ranks is not None:
-        from .widgets.inspector import show_inspection
+        from .widgets.inspections import show_inspection
 
         show_inspection(inspection.ranks, inspection)._ipython_display_()
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 from cellmesh.controller.looking.comparing import Comparison, compare
 from cellmesh.controller.looking.inspecting import Inspection, Spread
 from cellmesh.controller.looking.look import Looked
-from cellmesh.wire.looks import Histogram, OfValue, Overview, Refusal
+from cellmesh.wire.looks import Found, Histogram, OfValue, Overview, Pixels, Refusal
 from cellmesh.workers.looking.answering import Looker
 
 
@@ -46,6 +47,8 @@ class LocalAnswers:
         looked = Looked({}, {})
         for rank in asked:
             answer = self._lookers[rank].answer(subject, is_beside or self.busy)
+            if not self.busy and isinstance(answer, Found | Pixels):
+                answer = dataclasses.replace(answer, is_torn=False)
             answer = self._change(rank, subject, answer)
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         return looked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import threading
@@ -17,8 +18,9 @@ from cellmesh.controller.looking.inspecting import Inspection
 from cellmesh.controller.looking.look import Looked
 from cellmesh.magics.widgets.answers import coordinates_of
 from cellmesh.magics.widgets.closeups import ask_element, ask_picture, small_picture, subtract
+from cellmesh.magics.widgets.inspections import Printed
 from cellmesh.magics.widgets.inspector import Inspector
-from cellmesh.magics.widgets.refreshing import Refresher, Worker
+from cellmesh.magics.widgets.refreshing import Occasion, Refresher, Worker
 from cellmesh.magics.widgets.sheets import (
     NUM_KEPT,
     blocks,
@@ -31,7 +33,7 @@ from cellmesh.magics.widgets.sheets import (
     tabulate,
 )
 from cellmesh.wire.facts import Facts
-from cellmesh.wire.looks import Found, Gradient, Item, Pixels, Refusal
+from cellmesh.wire.looks import Found, Gradient, Gradients, Item, Overview, Picture, Pixels, Refusal
 from tests.core.looked_at import LocalAnswers
 
 CONTENT = {
@@ -247,9 +249,81 @@ def test_while_a_rank_runs_what_was_seen_stays() -> None:
     answers = LocalAnswers("w.sum()", {0: {"w": torch.ones(3)}})
     inspector = Inspector(answers)
     before = inspector.widget.detail
-    inspector.refresh(is_beside=True)
+    inspector.refresh("during")
     assert inspector.widget.detail == before
     assert "the rank is busy" in inspector.widget.summary["notices"][0]
+
+
+def test_what_looks_by_itself_is_in_no_cells_way() -> None:
+    """Ranks answer it beside their main threads, which may begin the next cell meanwhile."""
+    names = {"model": torch.nn.Linear(2, 2), "w": torch.zeros(2)}
+    for expression, options in (("model", {"grads": True}), ("w", {})):
+        inspector = Inspector(answers := LocalAnswers(expression, {0: names, 1: names}), **options)
+        answers.asked.clear()
+        names["w"] = torch.full((2,), 3.0)
+        inspector.refresh("after")
+        subjects = [type(subject) for subject, _, is_beside in answers.asked if is_beside]
+        assert {Overview} <= set(subjects)
+        assert (Gradients in subjects) == bool(options)
+        assert {type(subject) for subject, _, is_beside in answers.asked if not is_beside} <= {Picture}
+    assert inspector.widget.detail["groups"][0]["facts"]["max"] == 3.0
+
+
+@pytest.mark.parametrize("took_s", [0.1, 3.0])
+def test_what_has_to_run_code_is_looked_at_by_itself_only_if_that_is_short(took_s: float) -> None:
+    class TimedAnswers(LocalAnswers):
+        def inspect(self, is_beside: bool) -> Inspection:
+            return dataclasses.replace(super().inspect(is_beside), took_s=took_s)
+
+    names = {"w": torch.zeros(2)}
+    inspector = Inspector(answers := TimedAnswers("w + 1", {0: names}))
+    names["w"] = torch.full((2,), 3.0)
+    inspector.refresh("after")
+    is_short = took_s < 1
+    assert inspector.widget.detail["groups"][0]["facts"]["max"] == (4.0 if is_short else 1.0)
+    assert inspector.widget.summary["notices"] == (
+        []
+        if is_short
+        else ["not looked at again: that took 3.0 s, and the next cell would wait for it; press refresh"]
+    )
+    answers.busy = True
+    inspector.refresh("after")
+    assert "the rank is busy" in inspector.widget.summary["notices"][0]
+    answers.busy = False
+    inspector.refresh()
+    assert inspector.widget.detail["groups"][0]["facts"]["max"] == 4.0
+    assert inspector.widget.summary["notices"] == []
+
+
+def test_a_terminal_prints_again_after_each_cell_until_something_else_is_inspected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events, ended = Events(), threading.Event()
+
+    def show(name: str, watch: bool, follow: bool = False) -> str:
+        """Show it in a cell of its own; what that prints."""
+        inspector = Inspector(LocalAnswers(name, {0: names}))
+        Printed(inspector, events, ended.is_set, watch, follow)._ipython_display_()
+        events.trigger("post_run_cell")
+        return capsys.readouterr().out
+
+    def run() -> str:
+        events.trigger("post_run_cell")
+        return capsys.readouterr().out
+
+    names = {"v": torch.zeros(2), "w": torch.zeros(2)}
+    assert show("w", watch=True).count("Tensor") == 1
+    names["w"] = torch.full((2,), 7.5)
+    assert "7.5" in run()
+    assert "w: one rank" in run()
+    assert show("v", watch=True).count("Tensor") == 1
+    assert "v: one rank" in run()
+    assert "--follow needs a notebook" in show("v", watch=False, follow=True)
+    assert run() == ""
+    show("v", watch=True)
+    ended.set()
+    assert run() == ""
+    assert not events.callbacks["post_run_cell"]
 
 
 def test_what_has_ended_is_looked_at_no_more() -> None:
@@ -329,18 +403,18 @@ class Looks:
         self.seen = True
         self.busy = False
         self.events = Events()
-        self._looks: list[bool] = []
+        self._looks: list[Occasion] = []
         self._condition = threading.Condition()
         self.refresher = Refresher(self._look, lambda: self.busy, lambda: self.seen, self.events, 0.001)
 
-    def _look(self, is_beside: bool) -> None:
+    def _look(self, occasion: Occasion) -> None:
         with self._condition:
-            self._looks.append(is_beside)
+            self._looks.append(occasion)
             self._condition.notify_all()
 
-    def wait_for(self, is_beside: bool, num: int = 1) -> None:
+    def wait_for(self, occasion: Occasion, num: int = 1) -> None:
         with self._condition:
-            assert self._condition.wait_for(lambda: self._looks.count(is_beside) >= num, 10)
+            assert self._condition.wait_for(lambda: self._looks.count(occasion) >= num, 10)
 
     @property
     def num(self) -> int:
@@ -355,7 +429,7 @@ def test_watching_looks_after_each_cell_but_the_one_that_shows_it() -> None:
     for num in (1, 2):
         looks.events.trigger("pre_run_cell")
         looks.events.trigger("post_run_cell")
-        looks.wait_for(False, num)
+        looks.wait_for("after", num)
 
 
 def test_what_nobody_sees_is_looked_at_when_somebody_does() -> None:
@@ -367,9 +441,11 @@ def test_what_nobody_sees_is_looked_at_when_somebody_does() -> None:
     assert looks.num == 0
     looks.seen = True
     looks.refresher.note_seen()
-    looks.wait_for(False)
+    looks.wait_for("after")
     looks.refresher.note_seen()  # nothing has changed since
     assert looks.num == 1
+    looks.refresher.now()
+    looks.wait_for("asked")
 
 
 def test_following_looks_while_ranks_are_busy_and_once_more_when_they_are_not() -> None:
@@ -377,11 +453,11 @@ def test_following_looks_while_ranks_are_busy_and_once_more_when_they_are_not() 
     looks.refresher.set(watches=False, follows=True)
     looks.busy = True
     looks.events.trigger("pre_run_cell")
-    looks.wait_for(True, 3)
+    looks.wait_for("during", 3)
     looks.events.trigger("post_run_cell")  # its run goes on in the background
-    looks.wait_for(True, looks.num + 2)
+    looks.wait_for("during", looks.num + 2)
     looks.busy = False
-    looks.wait_for(False)
+    looks.wait_for("after")
     follower = looks.refresher._follower
     if follower is not None:
         follower.join(10)

@@ -59,17 +59,38 @@ SHOWN = (
 )
 
 
-@pytest.mark.parametrize("program", [("IPython", "--no-banner"), ("jupyter_console",)])
-def test_a_terminal_shows_text(program: tuple[str, ...], runtime_dir: Path, tmp_path: Path) -> None:
-    said = converse([sys.executable, "-m", *program, "--simple-prompt"], tmp_path)
-    for pattern in SHOWN:
+# A terminal without a kernel prints what is watched again after each cell, until something else is inspected.
+WATCHED = (
+    "%dist_inspect x --watch --follow",
+    "mesh.cell('x += 41')",
+    "%dist_inspect rank",
+    "mesh.cell('x += 900')",
+)
+WATCHED_SHOWN = (r"--follow needs a notebook", r"1 +Tensor +\(3, 3\) +float32 +cpu +36 B +42 +43 ")
+
+
+@pytest.mark.parametrize(
+    ("program", "more", "shown"),
+    [(("IPython", "--no-banner"), WATCHED, WATCHED_SHOWN), (("jupyter_console",), (), ())],
+)
+def test_a_terminal_shows_text(
+    program: tuple[str, ...],
+    more: tuple[str, ...],
+    shown: tuple[str, ...],
+    runtime_dir: Path,
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", *program, "--simple-prompt"]
+    said = converse(command, tmp_path, (*map(in_one_line, CELLS[1:]), *more))
+    assert "943" not in said
+    for pattern in (*SHOWN, *shown):
         assert re.search(pattern, said), said
     assert "Traceback" not in said
     check_nothing_left(runtime_dir)
 
 
-def converse(command: list[str], folder: Path) -> str:
-    """Type the cells at a terminal's prompt, and give what it showed."""
+def converse(command: list[str], folder: Path, cells: tuple[str, ...]) -> str:
+    """Start a mesh and type cells at a terminal's prompt, and give what it showed."""
     environment = {**os.environ, "IPYTHONDIR": str(folder), "TERM": "dumb", "COLUMNS": "200"}
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
@@ -92,7 +113,7 @@ def converse(command: list[str], folder: Path) -> str:
     try:
         read_until(r"In \[1\]: ")
         count = 1
-        for cell in ("%load_ext cellmesh", "%dist_start 2", *map(in_one_line, CELLS[1:])):
+        for cell in ("%load_ext cellmesh", "%dist_start 2", *cells):
             os.write(controller, f"{cell}\n".encode())
             count += 1
             read_until(rf"In \[{count}\]: ")

@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import traitlets
 
 from ...controller.looking.inspecting import Inspection
 from ...controller.looking.look import Looked
-from ...controller.ranks import Ranks
 from ...wire.looks import Gradients, Overview, Pixels, Refusal
-from ..options import Given
 from ..still.inspections import static_of
-from .answers import Answers, MeshAnswers, coordinates_of
+from .answers import Answers
 from .base import Static, View, Widget, load_css, load_js
 from .closeups import as_message, ask_element, ask_picture, small_picture
-from .refreshing import PERIOD_S, Refresher, Worker
+from .refreshing import PERIOD_S, Occasion, Refresher, Worker
 from .sheets import detail, facts_by_path, gradients_table, list_items, summarise, tabulate
 
 # Rows of the gradients' table in the widget's state.
 _MAX_GRADIENTS = 2000
+# What looks by itself and has to run code on ranks may keep the next cell waiting for so long.
+_SHORT_S = 0.25
 _NOT_THERE = Refusal("LookupError", "it has no such part there")
 
 
@@ -101,25 +100,25 @@ class Inspector:
 
     # ---- what is shown
 
-    def refresh(self, is_beside: bool = False) -> None:
+    def refresh(self, occasion: Occasion = "asked") -> None:
         """Look again. Blocks; on any thread.
 
         Args:
-            is_beside: while a cell runs: what costs much is left as it was.
+            occasion: unless somebody asked for it, ranks answer beside their main threads, so that the next
+                cell need not wait; during a cell, what costs much is left as it was.
         """
         with self._lock:
             if self.widget.ended:
                 return
             self._stamp += 1
-            if is_beside and len(self._rows) > 1:
+            if occasion == "during" and len(self._rows) > 1:
                 self._show_detail(is_beside=True)
                 return
-            inspection = self._answers.inspect(is_beside)
-            if is_beside and not inspection.found:
-                self._say(sorted({str(refusal) for refusal in inspection.refusals.values()}))
+            inspection = self._inspect(occasion)
+            if inspection is None:
                 return
-            self._take(inspection, is_beside)
-        if not self._was_greeted and not is_beside:
+            self._take(inspection, occasion)
+        if not self._was_greeted and occasion != "during":
             self.view.refresh()
 
     def static(self) -> Static:
@@ -212,7 +211,23 @@ class Inspector:
 
     # ---- inside; under the lock
 
-    def _take(self, inspection: Inspection, is_beside: bool = False) -> None:
+    def _inspect(self, occasion: Occasion) -> Inspection | None:
+        """What there is now; None if it has been said why nothing new is shown."""
+        inspection = self._answers.inspect(occasion != "asked")
+        needs_code = any(refusal.needs_code for refusal in inspection.refusals.values())
+        if occasion == "after" and needs_code and not self._answers.is_busy():
+            if self._inspection.took_s > _SHORT_S:
+                why = f"that took {self._inspection.took_s:.1f} s, and the next cell would wait for it"
+                self._say([f"not looked at again: {why}; press refresh"])
+                return None
+            inspection = self._answers.inspect(False)
+        if occasion != "asked" and not inspection.found:
+            self._say(sorted({str(refusal) for refusal in inspection.refusals.values()}))
+            return None
+        return inspection
+
+    def _take(self, inspection: Inspection, occasion: Occasion = "asked") -> None:
+        is_beside = occasion != "asked"
         self._inspection = inspection
         self._pixels = None  # what was drawn before is not of these values
         self._rows = list_items(inspection)
@@ -222,9 +237,9 @@ class Inspector:
         with self.widget.hold_sync():
             self.widget.summary = summarise(inspection, self._rows, self._stamp, time.strftime("%H:%M:%S"))
             self._show_detail(is_beside)
-            if self._wants_gradients and not is_beside:
-                self._show_gradients()
-        if not self._was_greeted and not is_beside:
+            if self._wants_gradients and occasion != "during":
+                self._show_gradients(is_beside)
+        if not self._was_greeted and occasion != "during":
             self._pixels = small_picture(self._answers, self._path, self.widget.detail)
 
     def _show_detail(self, is_beside: bool) -> None:
@@ -246,8 +261,8 @@ class Inspector:
         shown = detail(answers.expression, path, facts, refusals, self._coordinates, comparison, spread)
         self.widget.detail = {**shown, "stamp": self._stamp}
 
-    def _show_gradients(self) -> None:
-        looked = self._look(Gradients(self._answers.expression), False)
+    def _show_gradients(self, is_beside: bool = False) -> None:
+        looked = self._look(Gradients(self._answers.expression), is_beside)
         self.widget.gradients = tabulate(looked, _MAX_GRADIENTS)
 
     def _say(self, notices: list[str]) -> None:
@@ -257,38 +272,6 @@ class Inspector:
         return self._answers.look(subject, ranks, is_beside)
 
 
-def inspect_value(ranks: Ranks, expression: str, options: Given) -> View:
-    """What ``%dist_inspect`` shows: the widget, or text in a terminal."""
-    chosen = {name: options[name] for name in ("grads", "watch", "follow")}
-    return show_inspection(ranks, ranks.inspect(expression), **chosen)
-
-
 def _with_gradients(still: Static, sheet: dict[str, Any]) -> Static:
     table = gradients_table(sheet)
     return Static(f"{still.text}\n\n{table!r}", f"{still.html}{table._repr_html_()}")
-
-
-def show_inspection(
-    ranks: Ranks, inspection: Inspection, *, grads: bool = False, watch: bool = False, follow: bool = False
-) -> View:
-    """A widget of what has been inspected; it asks these ranks for more, until their mesh ends."""
-    session = ranks._session
-    inspector = Inspector(
-        MeshAnswers(ranks, inspection.expression),
-        coordinates_of(session.dims, ranks.ranks),
-        inspection=inspection,
-        grads=grads,
-        watch=watch,
-        follow=follow,
-        events=_shell_events(),
-    )
-    session.beside.shown.add("inspectors", inspector.view)
-    return inspector.view
-
-
-def _shell_events() -> Any:
-    from IPython.core.getipython import get_ipython
-
-    get: Callable[[], Any] = get_ipython
-    shell = get()
-    return shell.events if shell is not None else None

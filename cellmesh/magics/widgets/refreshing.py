@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 # While a cell runs. A look that takes long is rarer: it may take a tenth of the time.
 PERIOD_S = 1.0
 _SHARE = 10.0
+
+# Why it is looked again: somebody asked for it; a cell has ended; a cell runs.
+Occasion = Literal["asked", "after", "during"]
 
 
 class Worker:
@@ -52,7 +55,7 @@ class Refresher:
     """Looks again when cells have run, and while they run.
 
     Args:
-        refresh: looks again; told whether a rank may be running.
+        refresh: looks again; told why.
         is_busy: whether ranks run something.
         is_seen: whether anybody looks; what nobody sees is looked at once somebody does.
         events: the shell's; None without one.
@@ -61,7 +64,7 @@ class Refresher:
 
     def __init__(
         self,
-        refresh: Callable[[bool], None],
+        refresh: Callable[[Occasion], None],
         is_busy: Callable[[], bool],
         is_seen: Callable[[], bool],
         events: Any = None,
@@ -94,14 +97,13 @@ class Refresher:
     def note_seen(self) -> None:
         """Somebody looks again: what has changed meanwhile is shown."""
         if self._is_stale:
-            self.now()
+            self._do("after")
         if self.follows and self._is_busy():
             self._follow()
 
     def now(self) -> None:
-        """Look again, on another thread."""
-        self._is_stale = False
-        self._worker.do(lambda: self._refresh(False), "refresh")
+        """Somebody asks for it: look again, on another thread."""
+        self._do("asked")
 
     def pause(self) -> None:
         """Nobody looks any more: hear of no cells until `set`. From any thread."""
@@ -133,9 +135,13 @@ class Refresher:
 
     def _look_or_wait(self) -> None:
         if self._is_seen():
-            self.now()
+            self._do("after")
         else:
             self._is_stale = True
+
+    def _do(self, occasion: Occasion) -> None:
+        self._is_stale = False
+        self._worker.do(lambda: self._refresh(occasion), "refresh")
 
     def _register(self, wanted: bool) -> None:
         with self._lock:
@@ -162,7 +168,7 @@ class Refresher:
                 if not is_busy and not self._cell_runs:
                     break
                 if self.follows and is_busy and self._is_seen():
-                    self._refresh(True)
+                    self._refresh("during")
                 pause = max(self._period_s, _SHARE * (time.monotonic() - begin))
         finally:
             with self._lock:
