@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -475,8 +476,8 @@ def test_closed_it_hears_of_no_cell() -> None:
 
 
 def test_a_worker_goes_on_after_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed: list[BaseException | None] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: failed.append(args.exc_value))
+    failed: queue.SimpleQueue[type[BaseException]] = queue.SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda args: failed.put(args.exc_type))
     worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
 
     def fail() -> None:
@@ -489,7 +490,7 @@ def test_a_worker_goes_on_after_what_has_failed(monkeypatch: pytest.MonkeyPatch)
     worker.do(done.set)
     go.set()
     assert done.wait(10)
-    assert [type(error) for error in failed] == [KeyError]
+    assert failed.get(timeout=10) is KeyError
 
 
 def test_a_question_that_cannot_be_understood_is_answered() -> None:
