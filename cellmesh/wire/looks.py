@@ -77,7 +77,8 @@ class Picture(Subject, frozen=True):
     Pixel i covers the rows [i * n // h, (i + 1) * n // h) of n, where h is the smaller one of `height` and n;
     columns likewise. `mean` and `absmax` are of all its elements; where the slice has more than
     `max_elements`, of some of them, evenly spaced. `stride` is its first element.
-    Complex elements are shown by their magnitude.
+    Complex elements are shown by their magnitude. `exactly`, for a difference: the numbers are computed and
+    come as float64, or as 64-bit integers where they are such; else as float32.
     """
 
     expression: str
@@ -91,15 +92,21 @@ class Picture(Subject, frozen=True):
     reduction: Reduction = "mean"
     max_elements: int = 1 << 26
     token: str = ""
+    exactly: bool = False
 
 
 class Element(Subject, frozen=True):
-    """One element of a tensor (of a DTensor: of the rank's part), as text, exactly. Answer: str."""
+    """One element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
+
+    It is as short as the tensor's type can be told apart; `exactly`, for a difference: it is what the element
+    is, in decimals.
+    """
 
     expression: str
     path: str
     index: tuple[int, ...]
     token: str = ""
+    exactly: bool = False
 
 
 class Gradients(Subject, frozen=True):
@@ -184,14 +191,15 @@ class Pixels:
     """What `Picture` found.
 
     Attributes:
-        values: float32 [height, width] or smaller; NaN and infinite where the reduced elements are.
+        values: [height, width] or smaller; NaN and infinite where the reduced elements are. float32, but for
+            what is asked `exactly`.
         low, high: the smallest and largest finite value in it; 0 without any.
         is_exact: every pixel is one element.
         is_torn: see `Found`.
         is_sampled: see `max_elements` of `Picture`; NaNs may have been missed.
     """
 
-    values: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32 | np.float64 | np.int64 | np.uint64]
     low: float
     high: float
     is_exact: bool
@@ -201,9 +209,12 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What `Sample` found: the elements, float64 (complex128), and whether they are all there are."""
+    """What `Sample` found: the elements, and whether they are all there are.
 
-    values: npt.NDArray[np.float64 | np.complex128]
+    They are float64, complex128, or 64-bit integers where the tensor's are such.
+    """
+
+    values: npt.NDArray[np.float64 | np.complex128 | np.int64 | np.uint64]
     is_all: bool
 
 

@@ -14,7 +14,6 @@ from ...wire.facts import Facts
 from ...wire.ranks import format_ranks
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 Parts = tuple[tuple[int, int], ...]
@@ -155,12 +154,19 @@ def differing(parts: Parts, digests: Sequence[Sequence[str]]) -> Parts:
     return tuple(part for part, *of_ranks in zip(parts, *digests, strict=True) if len(set(of_ranks)) > 1)
 
 
-def largest_difference(values: Sequence[npt.NDArray[np.float64 | np.complex128]]) -> float:
+def exact(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same numbers as a type that subtracts them exactly: 64-bit integers need more than float64 has."""
+    import numpy as np
+
+    return values.astype(np.longdouble) if values.dtype.kind in "iu" else values
+
+
+def largest_difference(values: Sequence[npt.NDArray[Any]]) -> float:
     """The largest magnitude of a difference between the first array and the others, see `Difference`."""
     import numpy as np
 
-    first, largest = values[0], 0.0
-    for other in values[1:]:
+    first, largest = exact(values[0]), 0.0
+    for other in map(exact, values[1:]):
         with np.errstate(all="ignore"):
             is_same = (first == other) | (np.isnan(first) & np.isnan(other))
             distances = np.abs(first - other)[~is_same]

@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...wire.facts import Facts
 from ...wire.looks import Pixels
@@ -177,7 +177,7 @@ def heatmap_image(pixels: Pixels) -> str:
     return image(png(_colours(values, pixels.low, pixels.high)), "image/png", words, shown[1], shown[0])
 
 
-def _colours(values: npt.NDArray[np.float32], low: float, high: float) -> npt.NDArray[np.uint8]:
+def _colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
     """[height, width, 3]: around zero where there are numbers of both signs."""
     import numpy as np
 

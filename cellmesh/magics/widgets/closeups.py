@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from ...controller.looking.comparing import exact
 from ...wire.looks import Element, Picture, Pixels
 from .answers import Answers
 from .sheets import number
@@ -94,15 +98,14 @@ def small_picture(answers: Answers, path: str, detail: Mapping[str, Any]) -> Pix
 
 
 def subtract(texts: Sequence[str]) -> str:
-    """Two elements, exact, and the difference."""
+    """Two elements, as they are told exactly, and the difference."""
     one, other = texts
-    try:
-        difference = f"{float(one) - float(other):.9g}"
-    except ValueError:  # complex numbers, bools
-        try:
-            difference = str(complex(one) - complex(other))
-        except ValueError:
-            difference = "equal" if one == other else "not equal"
+    difference = "equal" if one == other else "not equal"  # bools
+    for kind in (int, float, complex):
+        with contextlib.suppress(ValueError):
+            value = kind(one) - kind(other)
+            difference = f"{value:.9g}" if kind is float else str(value)
+            break
     return f"{difference} ({one} − {other})"
 
 
@@ -111,6 +114,7 @@ def _of_ranks(answers: Answers, subject: Picture | Element, content: Mapping[str
     ranks = [int(content["rank"])]
     if content.get("minus") is not None:
         ranks.append(int(content["minus"]))
+        subject = msgspec.structs.replace(subject, exactly=True)
     looked = answers.look(subject, ranks)
     for rank in ranks:
         if rank not in looked.answers:
@@ -123,8 +127,11 @@ def _difference(one: Pixels, other: Pixels) -> Pixels | str:
 
     if one.values.shape != other.values.shape:
         return f"{one.values.shape} and {other.values.shape} cannot be subtracted"
+    largest = np.finfo(np.float32).max
     with np.errstate(invalid="ignore", over="ignore"):
-        values = one.values - other.values
+        exactly = exact(one.values) - exact(other.values)
+        limited = np.where(np.isfinite(exactly), np.clip(exactly, -largest, largest), exactly)
+        values = limited.astype(np.float32)
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     is_torn, is_sampled = one.is_torn or other.is_torn, one.is_sampled or other.is_sampled

@@ -39,12 +39,11 @@ def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
         height, width = min(subject.height, num_rows), min(subject.width, num_cols)
         is_sampled = False
         if subject.reduction == "stride" or (height, width) == (num_rows, num_cols):
-            pixels = _first_of_each(part, height, width, read)
-            if subject.reduction == "absmax":
-                pixels = pixels.abs()
+            pixels = _first_of_each(part, height, width, subject, read)
         else:
             pixels, is_sampled = _reduce(part, height, width, subject, read)
-        values = _to_float32(pixels).cpu().clone().numpy()  # what numpy has seen can never be resized
+        pixels = pixels if subject.exactly else _to_float32(pixels)
+        values = pixels.cpu().clone().numpy()  # what numpy has seen can never be resized
     finite = values[np.isfinite(values)]
     return Pixels(
         values,
@@ -57,7 +56,7 @@ def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
 
 
 def element(value: Any, subject: Element, is_beside: bool) -> str:
-    """One element, exactly.
+    """One element.
 
     Raises:
         ValueError: there is none at this index.
@@ -67,6 +66,8 @@ def element(value: Any, subject: Element, is_beside: bool) -> str:
         data = _dense(local, read)
         _check_index(subject.index, data.shape)
         found = read.take(data[subject.index] if data.ndim else data)
+        if subject.exactly:
+            return repr(found.item())
         if found.is_quantized:
             return f"{found.item()!r} ({found.int_repr().item()})"
         if found.dtype == torch.float32:  # as short as float32 can be told apart
@@ -144,24 +145,32 @@ def _edges(num_pixels: int, size: int) -> torch.Tensor:
     return torch.arange(num_pixels + 1, dtype=torch.int64, device="cpu") * size // max(num_pixels, 1)
 
 
-def _first_of_each(part: torch.Tensor, height: int, width: int, read: Reader) -> torch.Tensor:
+def _first_of_each(
+    part: torch.Tensor, height: int, width: int, subject: Picture, read: Reader
+) -> torch.Tensor:
     """The first element of each pixel; reads no other."""
     num_rows, num_cols = part.shape
     if (height, width) == (num_rows, num_cols):
-        return _plain(read.take(part))
-    rows = _edges(height, num_rows)[:-1].to(part.device)
-    cols = _edges(width, num_cols)[:-1].to(part.device)
-    return _plain(read.pick(part, (rows[:, None], cols[None, :])))
+        pixels = read.take(part)
+    else:
+        rows = _edges(height, num_rows)[:-1].to(part.device)
+        cols = _edges(width, num_cols)[:-1].to(part.device)
+        pixels = read.pick(part, (rows[:, None], cols[None, :]))
+    if subject.reduction == "absmax":
+        return _plain(pixels, subject).abs()
+    if subject.exactly and pixels.dtype in (torch.int64, torch.uint64):
+        return pixels
+    return _plain(pixels, subject)
 
 
-def _plain(part: torch.Tensor) -> torch.Tensor:
+def _plain(part: torch.Tensor, subject: Picture) -> torch.Tensor:
     """Real numbers that torch computes with: float64 where float32 would not do."""
     if part.is_quantized:
         part = part.dequantize()
     if part.is_complex():
         part = part.resolve_conj().abs()
     is_wide = part.dtype == torch.float64 or (not part.is_floating_point() and part.dtype.itemsize > 2)
-    return part.to(torch.float64 if is_wide else torch.float32)
+    return part.to(torch.float64 if is_wide or subject.exactly else torch.float32)
 
 
 def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
@@ -180,7 +189,7 @@ def _reduce(
     num_rows, num_cols = part.shape
     if num_rows * num_cols > subject.max_elements:
         share = _COPIED_SHARE if read.is_beside else _SAMPLED_SHARE
-        return _sample(part, height, width, is_mean, subject.max_elements // share, read), True
+        return _sample(part, height, width, subject, subject.max_elements // share, read), True
     row_edges, col_edges = _edges(height, num_rows), _edges(width, num_cols)
     # Rows of pixels that are read together.
     band = max(1, 8 * piece_size(part) * height // max(1, num_rows * num_cols))
@@ -188,7 +197,7 @@ def _reduce(
     for top in range(0, height, band):
         edges = row_edges[top : top + band + 1]
         begin, end = int(edges[0]), int(edges[-1])
-        joined = _join(read.take(part[begin:end]), edges - begin, 0, is_mean)
+        joined = _join(_plain(read.take(part[begin:end]), subject), edges - begin, 0, is_mean)
         bands.append(_join(joined, col_edges, 1, is_mean))
     return torch.cat(bands), False
 
@@ -198,7 +207,7 @@ def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> 
     count = len(edges) - 1
     each, rest = divmod(part.shape[axis], count)
     if rest == 0:
-        whole = torch.unflatten(_plain(part), axis, (count, each))
+        whole = torch.unflatten(part, axis, (count, each))
         if is_mean:
             return whole.mean(axis + 1)
         return torch.maximum(whole.amax(axis + 1), whole.amin(axis + 1).neg())
@@ -216,7 +225,7 @@ def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> 
 
 
 def _take(part: torch.Tensor, lines: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
-    taken = _plain(part.index_select(axis, lines))
+    taken = part.index_select(axis, lines)
     return taken if is_mean else taken.abs()
 
 
@@ -228,9 +237,10 @@ def _put_in(total: torch.Tensor, lines: torch.Tensor, is_mean: bool) -> None:
 
 
 def _sample(
-    part: torch.Tensor, height: int, width: int, is_mean: bool, max_elements: int, read: Reader
+    part: torch.Tensor, height: int, width: int, subject: Picture, max_elements: int, read: Reader
 ) -> torch.Tensor:
     """As many rows as columns of each pixel, evenly spaced."""
+    is_mean = subject.reduction == "mean"
     num_rows, num_cols = part.shape
     most = max(1, math.isqrt(max_elements // (height * width)))
     rows_each = min(most, num_rows // height)
@@ -239,7 +249,7 @@ def _sample(
     cols = _spread(_edges(width, num_cols), cols_each).to(part.device).reshape(-1)
     total: torch.Tensor | None = None
     for step in range(rows_each):
-        picked = _plain(read.pick(part, (rows[:, step, None], cols[None, :])))
+        picked = _plain(read.pick(part, (rows[:, step, None], cols[None, :])), subject)
         lines = torch.unflatten(picked, 1, (width, cols_each))
         reduced = lines.mean(2) if is_mean else lines.abs().amax(2)
         if total is None:

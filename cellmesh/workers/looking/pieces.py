@@ -138,7 +138,7 @@ def numbers_of(piece: torch.Tensor) -> torch.Tensor:
 def sample_of_parts(
     data: torch.Tensor, parts: Sequence[tuple[int, int]], max_elements: int, read: Reader = DIRECT
 ) -> torch.Tensor:
-    """Elements evenly spaced over runs, in row-major order, on the CPU.
+    """Elements evenly spaced over runs, in row-major order, on the CPU: see `Sampled`.
 
     Args:
         data: see `readable`.
@@ -167,6 +167,7 @@ def sample_of_parts(
     if picked.is_quantized:
         picked = picked.dequantize()
     wide = torch.complex128 if picked.is_complex() else torch.float64
+    wide = picked.dtype if picked.dtype in (torch.int64, torch.uint64) else wide
     return picked.resolve_conj().resolve_neg().to(wide, copy=True).cpu()
 
 
