@@ -32,7 +32,9 @@ from cellmesh.wire.looks import (
 )
 from cellmesh.wire.messages import Look
 from cellmesh.workers.control import ControlThread
+from cellmesh.workers.executor import Executor
 from cellmesh.workers.failures import Failures
+from cellmesh.workers.groups import leftovers
 from cellmesh.workers.looking.answering import Looker
 from cellmesh.workers.shell import RankShell
 
@@ -357,6 +359,20 @@ def test_only_what_was_looked_at_while_something_ran_is_torn(running: int, begun
     parts = cast(Any, [None, None, None, interrupts, None, None, None, Slow()])
     done = ControlThread(*parts)._look(Look(7, Overview("x")))
     assert payload.loads(cast(Any, done.verb.payload), done.buffers).is_torn is is_torn
+
+
+@pytest.mark.parametrize(("runs", "is_dirty"), [(True, True), (True, False), (False, True)])
+def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_healed(
+    monkeypatch: pytest.MonkeyPatch, runs: bool, is_dirty: bool
+) -> None:
+    monkeypatch.setattr(leftovers, "is_dirty", lambda: is_dirty)
+    broken: list[bool] = []
+    groups = SimpleNamespace(mark_broken=lambda: broken.append(True))
+    looker = looker_of(raise_=raise_)
+    parts = cast(Any, [None, groups, None, None, None, None, None, looker, None, False])
+    done = Executor(*parts)._look(Look(7, Overview("raise_(ValueError())", runs=runs)))
+    assert isinstance(payload.loads(cast(Any, done.verb.payload), done.buffers), Refusal)
+    assert broken == [True] * (runs and is_dirty)
 
 
 def test_an_error_that_ends_the_process_when_it_is_told_is_told_all_the_same() -> None:

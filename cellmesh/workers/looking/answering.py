@@ -131,7 +131,7 @@ def _why_not(subject: AnySubject, why: NeedsCode, is_beside: bool) -> str:
         return f"what {expression!r} came to is kept no more: inspect it again"
     if is_beside:
         return (
-            f"the rank is busy, and {expression!r} would have to run code: {why}. While a cell runs, inspect "
+            f"the rank is busy, and {expression!r} would have to run code: {why}; while a cell runs, inspect "
             "names, attributes and constant indices only"
         )
     return f"{expression!r} would have to run code: {why}"
