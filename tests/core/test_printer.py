@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import msgspec
 import pytest
 
 from cellmesh.controller.output.fold import HOLD_S
@@ -169,6 +170,15 @@ def test_a_bar_stands_between_what_was_printed_before_and_after_it() -> None:
     ]
     assert "100 %" in shown[3][1]["data"]["text/plain"]
     assert shown[3][1]["transient"] == shown[1][1]["transient"]
+
+
+def test_bars_stand_in_the_order_in_which_they_began_whichever_rank_was_first(out: io.StringIO) -> None:
+    printer = printer_to(out, 2)
+    printer.feed((1,), Output(1, "stdout", "before\n"), 0.0)
+    printer.feed((1,), bar(10, "done"), 0.0)
+    printer.feed((0,), msgspec.structs.replace(bar(10, "done", number=2), title="second"), 0.01)
+    printer.show(1.0, everything=True)
+    assert [text.split()[1] for text in out.getvalue().splitlines()] == ["before", "train", "second"]
 
 
 def test_who_died_before_its_bar_was_heard_of_is_said(out: io.StringIO) -> None:

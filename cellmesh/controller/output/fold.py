@@ -342,15 +342,20 @@ class Folder:
         return self._running <= self._queues.keys() and all(queue[0].item == first for queue in heads)
 
     def _reluctance(self, item: Item, ranks: list[int]) -> tuple[int, int]:
-        """How many other ranks have the item further back, then the lowest rank."""
+        """How many other ranks have it, or a bar that began before it, further back; then the lowest rank."""
         others = [rank for rank in self._queues if rank not in ranks]
         coming = sum(
             any(
-                queued.item == item for queued, _ in zip(self._queues[rank], range(_LOOK_AHEAD), strict=False)
+                queued.item == item or _began_before(queued.item, item)
+                for queued, _ in zip(self._queues[rank], range(_LOOK_AHEAD), strict=False)
             )
             for rank in others
         )
         return coming, min(ranks)
+
+
+def _began_before(item: Item, other: Item) -> bool:
+    return isinstance(item, Mark) and isinstance(other, Mark) and item.group < other.group
 
 
 def _show_by(queued: _Queued) -> float:
