@@ -244,6 +244,17 @@ def bar(done: float, state: Any = "open", number: int = 1, run: int = 1) -> Bar:
     return Bar(run, number, "t", done, 10.0, 1.0, state=state)
 
 
+def test_bars_do_not_overtake_what_their_rank_has_said_before() -> None:
+    merger = Merger()
+    say(merger, 1, bar(1), 0.0)
+    say(merger, 2, out("before\n"), HOLD_BARS_S - HOLD_S / 2)
+    say(merger, 2, bar(2), HOLD_BARS_S - HOLD_S / 2)
+    assert [verb for ranks, verb in [*taken(merger, HOLD_BARS_S), *taken(merger)] if ranks == (2,)] == [
+        out("before\n"),
+        bar(2),
+    ]
+
+
 def test_bars_travel_ten_times_a_second_whatever_the_number_of_ranks() -> None:
     merger = Merger()
     num_messages = 0

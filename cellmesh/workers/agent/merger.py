@@ -86,18 +86,13 @@ class Merger:
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
         """What is to be sent now: all that waits, or nothing."""
-        parcels: list[Parcel[Ranked]] = []
         if self._bars_due is not None and now >= self._bars_due:
-            parcels = [
-                Parcel(Ranked((rank,), bar)) for rank, bars in self._bars.items() for bar in bars.values()
-            ]
-            self._bars.clear()
-            self._bars_due = None
-        if self._oldest is None or not (self._urgent or now >= self._oldest + HOLD_S):
-            return parcels
-        parcels += [
-            Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers) for slot in self._slots
-        ]
+            for rank in list(self._bars):  # behind what their ranks have said before
+                self._let_bars_go(rank)
+            self._bars_due, self._urgent = None, True
+        if not self._urgent and (self._oldest is None or now < self._oldest + HOLD_S):
+            return []
+        parcels = [Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers) for slot in self._slots]
         self._slots, self._latest_slot, self._last_of_rank = [], {}, {}
         self._oldest, self._urgent = None, False
         return parcels
