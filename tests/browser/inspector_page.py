@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from cellmesh.magics.widgets.answers import Answers
 from cellmesh.magics.widgets.inspector import Inspector, InspectorWidget
@@ -160,3 +160,42 @@ def keep(page: Page, name: str) -> None:
     """Keep a picture of the page in `PICTURES`."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+
+
+def open_heatmap(page: Page) -> Locator:
+    """The canvas, once there is a picture in it."""
+    page.get_by_role("tab", name="Heatmap").click()
+    canvas = page.locator("canvas")
+    expect(canvas).to_have_attribute("data-shown", "1")
+    return canvas
+
+
+def element_at(canvas: Locator, x: float, y: float) -> tuple[int, int]:
+    """Which element lies at a place of the canvas (shares of its width and height)."""
+    top, bottom, left, right = map(float, (canvas.get_attribute("data-view") or "").split())
+    return int(top + y * (bottom - top)), int(left + x * (right - left))
+
+
+def value_at(page: Page, canvas: Locator, x: float, y: float) -> tuple[tuple[int, ...], str]:
+    """What is told of the element at a place: its index, and its value."""
+    box = canvas.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=2)
+    value = page.locator(".cmi-value[data-final=true]")
+    expect(value).to_be_visible()
+    index = tuple(map(int, (value.get_attribute("data-index") or "").split(",")))
+    return index, value.get_attribute("data-value") or ""
+
+
+def wait_for_new_picture(canvas: Locator, shown: int) -> None:
+    expect(canvas).not_to_have_attribute("data-shown", str(shown))
+
+
+def opacity(canvas: Locator) -> int:
+    """Of a picture's middle: 0 without one, 255 of what is looked at, less of what was before."""
+    middle = "c => c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1).data[3]"
+    return int(canvas.evaluate(middle))
+
+
+def shown(canvas: Locator) -> int:
+    return int(canvas.get_attribute("data-shown") or 0)

@@ -5,52 +5,22 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, expect
 
 from cellmesh.wire.looks import Found, Item, Overview, Picture, Refusal
-from tests.browser.inspector_page import keep, open_page, state_of
+from tests.browser.inspector_page import (
+    element_at,
+    keep,
+    opacity,
+    open_heatmap,
+    open_page,
+    shown,
+    value_at,
+    wait_for_new_picture,
+)
 from tests.core.looked_at import LocalAnswers
 
 EVIL = "<script>window.stolen = 1</script><img src=x onerror='window.stolen = 1'>"
-
-
-def open_heatmap(page: Page) -> Locator:
-    """The canvas, once there is a picture in it."""
-    page.get_by_role("tab", name="Heatmap").click()
-    canvas = page.locator("canvas")
-    expect(canvas).to_have_attribute("data-shown", "1")
-    return canvas
-
-
-def element_at(canvas: Locator, x: float, y: float) -> tuple[int, int]:
-    """Which element lies at a place of the canvas (shares of its width and height)."""
-    top, bottom, left, right = map(float, (canvas.get_attribute("data-view") or "").split())
-    return int(top + y * (bottom - top)), int(left + x * (right - left))
-
-
-def value_at(page: Page, canvas: Locator, x: float, y: float) -> tuple[tuple[int, ...], str]:
-    """What is told of the element at a place: its index, and its value."""
-    box = canvas.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=2)
-    value = page.locator(".cmi-value[data-final=true]")
-    expect(value).to_be_visible()
-    index = tuple(map(int, (value.get_attribute("data-index") or "").split(",")))
-    return index, value.get_attribute("data-value") or ""
-
-
-def wait_for_new_picture(canvas: Locator, shown: int) -> None:
-    expect(canvas).not_to_have_attribute("data-shown", str(shown))
-
-
-def opacity(canvas: Locator) -> int:
-    """Of a picture's middle: 0 without one, 255 of what is looked at, less of what was before."""
-    middle = "c => c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1).data[3]"
-    return int(canvas.evaluate(middle))
-
-
-def shown(canvas: Locator) -> int:
-    return int(canvas.get_attribute("data-shown") or 0)
 
 
 @pytest.fixture(scope="module")
@@ -142,38 +112,6 @@ def test_the_difference_of_two_ranks(browser: Browser, weights: dict[int, dict[s
         assert opacity(canvas) == 0
         expect(page.locator(".cmi-legend")).to_be_empty()
         keep(page, "inspector-refused")
-
-
-def test_a_kernel_that_answers_late_is_waited_for(
-    browser: Browser, weights: dict[int, dict[str, torch.Tensor]]
-) -> None:
-    answers = LocalAnswers("w", weights)
-    with open_page(browser, answers, is_deaf=True, watch=True) as (page, kernel):
-        page.clock.fast_forward(6000)
-        expect(page.locator(".cmi-notice")).to_contain_text("no kernel answers")
-        expect(page.get_by_role("button", name="Look again now")).to_be_disabled()
-        kernel.listen()
-        expect(page.locator("#root")).to_have_attribute("data-live", "true")
-        expect(page.locator(".cmi-notice")).to_be_hidden()
-        expect(page.get_by_role("button", name="Look again now")).to_be_enabled()
-        canvas = open_heatmap(page)
-        assert kernel.inspector.is_seen()
-        assert opacity(canvas) == 255
-
-        kernel.is_deaf = True
-        page.get_by_label("rank", exact=True).select_option("3")
-        expect(canvas).to_have_attribute("data-stale", "true")
-        assert 0 < opacity(canvas) < 128
-        box = canvas.bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + 50, box["y"] + 50)
-        expect(page.locator(".cmi-value b")).to_have_text("…")
-        page.clock.fast_forward(31_000)
-        expect(page.locator(".cmi-value")).to_contain_text("no answer yet")
-        kernel.listen()
-        expect(canvas).to_have_attribute("data-stale", "false")
-        index, value = value_at(page, canvas, 0.3, 0.3)
-        assert torch.tensor(float(value)) == weights[3]["w"][index]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -402,57 +340,3 @@ def test_gradients_are_sorted_and_flagged(browser: Browser, theme: str) -> None:
         page.get_by_role("button", name="sort by parameter").click()
         assert [row.get_attribute("data-name") for row in rows.all()] == sorted(filter(None, names))
         keep(page, f"inspector-gradients-{theme}")
-
-
-def test_a_saved_notebook_has_the_last_picture(browser: Browser) -> None:
-    values = torch.linspace(-1, 1, 400 * 300).reshape(400, 300)
-    with open_page(browser, LocalAnswers("w", {0: {"w": values}})) as (page, kernel):
-        open_heatmap(page)
-        page.wait_for_function("() => window.testState.picture")
-        state = page.evaluate("() => JSON.parse(JSON.stringify(window.testState))")
-        assert len(state["picture"]["data"]) < 100_000
-        assert len(str(state_of(kernel.inspector.widget))) < 20_000
-    with open_page(browser, LocalAnswers("w", {0: {"w": values}}), saved=state) as (page, _):
-        page.get_by_role("tab", name="Heatmap").click()
-        expect(page.locator(".cmi-notice")).to_contain_text("no kernel answers", timeout=10_000)
-        canvas = page.locator("canvas")
-        box = canvas.bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + 10, box["y"] + 10)
-        expect(page.locator(".cmi-value")).to_contain_text("≈ -0.9")
-        colour = "c => [...c.getContext('2d').getImageData(c.width / 2, 5, 1, 1).data]"
-        assert canvas.evaluate(colour)[3] == 255
-        expect(page.get_by_role("button", name="Look again now")).to_be_disabled()
-        keep(page, "inspector-saved")
-
-
-def test_it_looks_again_after_a_cell_and_while_one_runs(browser: Browser) -> None:
-    names = {"w": torch.zeros(3, 3)}
-    answers = LocalAnswers("w", {0: names})
-    with open_page(browser, answers, watch=True, period_s=0.02) as (page, kernel):
-        expect(page.locator("#root")).to_have_attribute("data-live", "true")
-        most = page.locator("[data-key=max]")
-        expect(most).to_have_text("0")
-        expect(page.get_by_role("button", name="Look again after each cell")).to_have_attribute(
-            "aria-pressed", "true"
-        )
-        refresher = kernel.inspector.refresher
-        refresher.before_cell()
-        names["w"] = torch.full((3, 3), 5.0)
-        refresher.after_cell()
-        expect(most).to_have_text("5")
-
-        page.get_by_role("button", name="Look again each second while a cell runs").click()
-        expect(page.get_by_role("button", name="Look again each second while a cell runs")).to_have_attribute(
-            "aria-pressed", "true"
-        )
-        answers.busy = True
-        refresher.before_cell()
-        names["w"] = torch.full((3, 3), 6.0)
-        expect(most).to_have_text("6")
-        expect(page.locator(".cmi-notice")).to_contain_text("values may be torn")
-        answers.busy = False
-        names["w"] = torch.full((3, 3), 7.0)
-        refresher.after_cell()
-        expect(most).to_have_text("7")
-        expect(page.locator(".cmi-notice")).to_be_hidden()
