@@ -53,6 +53,11 @@ class Pending:
     fills: bool = False
     title: str = ""
 
+    @property
+    def is_called_off(self) -> bool:
+        """Whether its ranks have been released or interrupted, or will be."""
+        return self.settle_at is not None or bool(self.released) or self.interrupted_at is not None
+
     def begin(self, now: float) -> None:
         """It is sent only now: what depends on how long it takes begins anew."""
         waited_s = now - self.started_at
@@ -138,9 +143,9 @@ class Board:
         return any(ranks & set(run.members) for run in runs)
 
     def in_failed_runs(self, ranks: set[int]) -> bool:
-        """Whether each of these ranks has still to end a run that has failed."""
-        runs = [run for run in self.pending.values() if run.has_failed and run.is_work and run.is_sent]
-        return ranks <= {rank for run in runs for rank in run.ranks}
+        """Whether each of these ranks is in a run that has failed, and is or will be told to leave it."""
+        failed = [run for run in self.pending.values() if run.has_failed and run.is_work and run.is_sent]
+        return ranks <= {rank for run in failed if run.is_called_off for rank in run.ranks}
 
     def running(self, ranks: Iterable[int]) -> dict[int, str]:
         """rank -> what it has been sent first and not ended; "" where that is not known."""

@@ -433,6 +433,17 @@ def test_ranks_that_do_not_end_a_failed_run_are_not_waited_for_without_end() -> 
     assert core.dead
 
 
+def test_ranks_that_nobody_releases_are_not_waited_for() -> None:
+    core = ready_core(2, on_error="wait")
+    submit(core, 1, (0, 1))
+    die(core, 1)
+    core.tick(1.0)
+    [report] = reports(healed_by_user(core, 1.1))
+    assert "rank 0 must be idle" in report.failure
+    core.interrupt(1, 1.2)
+    assert healed_by_user(core, 1.3) == []
+
+
 def test_a_heal_that_waits_is_given_up_by_who_asked_for_it() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
