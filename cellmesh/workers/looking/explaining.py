@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import linecache
+import math
 import os
 import types
 from collections.abc import Mapping
@@ -11,10 +13,22 @@ from typing import Any
 
 from IPython.core.oinspect import OInfo, find_file
 from IPython.utils.path import compress_user
+from torch import nn
 
 from ...wire.looks import Explain
 from ..shell import RankShell
-from .resolving import InstanceOf, Unknown, attribute, find_name, in_classes, is_property, resolve, vars_of
+from .resolving import (
+    InstanceOf,
+    Unknown,
+    attribute,
+    find_name,
+    held_by,
+    in_classes,
+    is_property,
+    resolve,
+    vars_of,
+)
+from .texts import quiet_text
 
 
 def explain(shell: RankShell, subject: Explain) -> str:
@@ -24,10 +38,35 @@ def explain(shell: RankShell, subject: Explain) -> str:
     except Unknown:
         return ""
     info = OInfo(ismagic=False, isalias=False, found=True, namespace="ranks", parent=None, obj=found)
-    bundle = shell.inspector._get_info(found, subject.name, info=info, detail_level=subject.detail)
+    inspector = _quiet(shell.inspector, _text_of(found))
+    bundle = inspector._get_info(found, subject.name, info=info, detail_level=subject.detail)
     text = _name_cell(str(bundle["text/plain"]), found, shell)
     source = _source_of_class(found) if subject.detail else ""
     return f"{text.rstrip()}\nSource:\n{source}\n" if source else text
+
+
+def _quiet(inspector: Any, text: str) -> Any:
+    """An inspector that tells this text of its object, and does not ask it for one.
+
+    A tensor's text reads its elements, which may be freed meanwhile; others' is code of the user's.
+    """
+    quiet = copy.copy(inspector)
+    quiet.str_detail_level = math.inf
+    tell = quiet.info
+    quiet.info = lambda *args, **fields: {**tell(*args, **fields), "string_form": text}
+    return quiet
+
+
+def _text_of(found: Any) -> str:
+    return str(found) if issubclass(type(found), nn.Module) and _is_torchs(found) else quiet_text(found)
+
+
+def _is_torchs(module: Any) -> bool:
+    """Whether a module, and all in it, are of torch's classes: their texts are, too, and read no elements."""
+    parts = held_by(module).get("_modules") or {}
+    return type(module).__module__.startswith("torch.") and all(
+        part is None or _is_torchs(part) for part in list(parts.values())
+    )
 
 
 def _name_cell(text: str, found: Any, shell: RankShell) -> str:
