@@ -32,7 +32,7 @@ _NOT_THERE = Refusal("LookupError", "it has no such part there")
 class InspectorWidget(Widget):
     """Draws it; see `inspector.js`."""
 
-    _esm = load_js("elements", "colours", "heatmap", "overview", "shards", "gradients", "inspector")
+    _esm = load_js("elements", "colours", "pane", "heatmap", "overview", "shards", "gradients", "inspector")
     _css = load_css("inspector")
 
     # The value: its tensors, where it is not, what is to be said of it (`sheets.summarise`).
