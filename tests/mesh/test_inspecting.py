@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -41,6 +42,18 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not is_so():
         assert time.monotonic() < deadline
+
+
+@contextlib.contextmanager
+def presses_of_the_stop_button() -> Iterator[None]:
+    """Soon, and again 10 s later, as somebody does who will not wait any longer."""
+    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 10)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
 
 
 def test_replicas_that_differ_a_little_are_told_by_how_much(mesh: cm.Mesh) -> None:
@@ -292,10 +305,13 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
 def test_a_rank_that_does_not_answer_holds_up_nobody(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers_module, "ANSWER_S", 0.3)
     monkeypatch.setattr(timeline_module, "ANSWER_S", 0.3)
-    mesh.cell("w = torch.ones(2)")
-    pid = mesh[1].pull("__import__('os').getpid()")
+    mesh.cell("import os, threading; gate = threading.Event(); w = torch.ones(2)")
+    pid = mesh[1].pull("os.getpid()")
+    run = mesh[1:2].submit_cell("gate.wait(60)")
     os.kill(pid, signal.SIGSTOP)
     try:
+        with presses_of_the_stop_button(), pytest.raises(KeyboardInterrupt):
+            mesh.inspect("w")
         told = MeshAnswers(mesh, "w").inspect(True)
         assert sorted(told) == [0, 2, 3]
         assert told.refusals[1].text == "no answer within 0.3 s"
@@ -303,6 +319,9 @@ def test_a_rank_that_does_not_answer_holds_up_nobody(mesh: cm.Mesh, monkeypatch:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert sorted(mesh.inspect("w")) == [0, 1, 2, 3]
+    assert not run.done()
+    run.interrupt()
+    assert run.wait(30)
 
 
 def test_a_tensor_on_a_dead_rank(own_mesh: cm.Mesh) -> None:

@@ -64,14 +64,17 @@ def look(
     ):
         if chosen:
             part = Ranks(session, chosen)
-            runs.append(part._start(lambda number: Look(number, subject), channel=channel))  # type: ignore[arg-type]
+            run = part._start(lambda number: Look(number, subject), channel=channel)  # type: ignore[arg-type]
+            runs.append((run, channel))
             if takes_turn:  # ranks that wait in it for one that has raised are to be released
-                session.wait_for(runs[-1].number)
+                session.wait_for(run.number)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    for run in runs:
-        if deadline is not None:
-            run.wait(max(0.0, deadline - time.monotonic()))
-        answers, failures = run.gather(None if deadline is None else 0.0)
+    for run, channel in runs:
+        # Whoever stops waiting for what is answered beside a cell does not mean to interrupt the cell's rank.
+        has_turn = channel == "work" and deadline is None
+        if not has_turn:
+            run.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        answers, failures = run.gather(None if has_turn else 0.0)
         for rank, answer in answers.items():
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         for rank, error in failures.items():
