@@ -1,4 +1,4 @@
-"""Ranks that were replaced without being asked for: the next cell says so."""
+"""What is told of ranks that are new; of those replaced without being asked for, by the next cell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..wire.messages import RankInfo
 from ..wire.ranks import describe_ranks
-from .effects import Effect, Note
+from .effects import Effect, HealReport, Note, describe_heal
 
 
 class News:
@@ -44,3 +44,16 @@ def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
     source = next(rank for rank in range(len(new) + 1) if rank not in new)
     it, verb = ("it", "is") if len(new) == 1 else ("they", "are")
     return f"{subject or it} {verb} new and empty (`%dist_heal --from {source}` copies from a rank)"
+
+
+def describe_healing(report: HealReport) -> str:
+    """What ``%dist_heal`` says."""
+    if not report.healed and not report.copied_to:
+        text = "nothing to heal: every rank lives, and their process groups agree"
+        new = report.empty
+        return f"{text}; {tell_empty(new, describe_ranks(new))}" if new else text
+    lines = [describe_heal(report)]
+    if report.copied_to:
+        lines.append(f"copied: {', '.join(report.copied) or 'nothing'}")
+        lines += [f"not copied: {name}: {why}" for name, why in report.not_copied.items()]
+    return "\n".join(lines)

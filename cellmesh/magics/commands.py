@@ -9,9 +9,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from ..controller.effects import HealReport, describe_heal
 from ..controller.mesh import Mesh
-from ..controller.news import tell_empty
+from ..controller.news import describe_healing
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
 from ..controller.output.sinks import Sink, current_sink
 from ..controller.profiling import Profiling
@@ -21,7 +20,7 @@ from ..controller.seeding import seed_ranks
 from ..controller.session import Progress
 from ..controller.starting import attach, start
 from ..errors import MeshUsageError, NoMeshError
-from ..wire.ranks import describe_ranks, parse_ranks
+from ..wire.ranks import parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completing.help import show_help
 from .export.recording import Recorder
@@ -344,16 +343,3 @@ def _no_mesh() -> NoMeshError:
     return NoMeshError(
         "no mesh is running: start one with `%dist_start 4`, or find one that lives on with `%dist_attach`"
     )
-
-
-def describe_healing(report: HealReport) -> str:
-    """What ``%dist_heal`` says."""
-    if not report.healed and not report.copied_to:
-        text = "nothing to heal: every rank lives, and their process groups agree"
-        new = report.empty
-        return f"{text}; {tell_empty(new, describe_ranks(new))}" if new else text
-    lines = [describe_heal(report)]
-    if report.copied_to:
-        lines.append(f"copied: {', '.join(report.copied) or 'nothing'}")
-        lines += [f"not copied: {name}: {why}" for name, why in report.not_copied.items()]
-    return "\n".join(lines)

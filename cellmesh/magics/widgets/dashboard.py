@@ -36,11 +36,11 @@ from ...controller.looking.watching import (
     read_rows,
 )
 from ...controller.mesh import Mesh
+from ...controller.news import describe_healing
 from ...controller.output.sinks import cell_publisher
 from ...controller.stacks import show_stacks
 from ...wire.messages import RankState
 from ...wire.ranks import describe_ranks
-from ..commands import describe_healing
 from ..still.tables import Table, status_table
 from .base import FOLDER, Static, View, Widget, load_css
 
