@@ -83,11 +83,12 @@ def _is_repeated(data: torch.Tensor) -> bool:
 
 def _digest(parts: Iterator[torch.Tensor], data: torch.Tensor, num_elements: int, remark: str = "") -> str:
     digest = hashlib.blake2b(remark.encode(), digest_size=12)
-    if num_elements * max(1, data.element_size() // 4) < _LARGE:
+    num_words = num_elements * max(1, data.element_size() // 4)
+    if num_words < _LARGE:
         for piece in parts:
             digest.update(bytes_of(_flat(piece).cpu()))
     else:
-        digest.update(_sums(parts, data.device))
+        digest.update(_sums(parts, num_words, data.device))
     return digest.hexdigest()
 
 
@@ -108,12 +109,13 @@ def _words(piece: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8 if flat.element_size() == 1 else torch.int16).to(torch.int32)
 
 
-def _sums(parts: Iterator[torch.Tensor], device: torch.device) -> bytes:
+def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -> bytes:
     """Two sums of each block of words."""
     ones, others = _weights(1, device), _weights(2, device)
     mixed, beside = (torch.empty(_BLOCK, dtype=torch.int32, device=device) for _ in range(2))
-    found: list[torch.Tensor] = []
-    blocks: list[int] = []
+    # One tensor: small ones of which each is kept lie between pieces that are freed, whose memory the next piece
+    # then does not fit into.
+    totals = torch.zeros(-(-num_words // _BLOCK), 2, dtype=torch.int32, device=device)
     at = 0
     for piece in parts:
         words = _words(piece)
@@ -123,20 +125,13 @@ def _sums(parts: Iterator[torch.Tensor], device: torch.device) -> bytes:
             out, more = mixed[:size], beside[:size]
             _mix(words[:size], out, more)
             torch.mul(out, ones[begin : begin + size], out=more)
-            found.append(more.sum(dtype=torch.int32))
             out.mul_(others[begin : begin + size])
-            found.append(out.sum(dtype=torch.int32))
-            blocks.append(at // _BLOCK)
+            total = totals[at // _BLOCK]
+            total[0] += more.sum(dtype=torch.int32)
+            total[1] += out.sum(dtype=torch.int32)
             at += size
             words = words[size:]
-    totals: dict[int, tuple[int, int]] = {}
-    values = torch.stack(found).tolist()
-    for block, one, other in zip(blocks, values[::2], values[1::2], strict=True):
-        sum_one, sum_other = totals.get(block, (0, 0))
-        totals[block] = ((sum_one + one) % (1 << 32), (sum_other + other) % (1 << 32))
-    return b"".join(
-        one.to_bytes(4, "little") + other.to_bytes(4, "little") for _, (one, other) in sorted(totals.items())
-    )
+    return b"".join((one % (1 << 32)).to_bytes(4, "little") for one in totals.view(-1).tolist())
 
 
 def _mix(words: torch.Tensor, out: torch.Tensor, beside: torch.Tensor) -> None:
