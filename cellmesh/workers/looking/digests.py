@@ -113,8 +113,8 @@ def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -
     """Two sums of each block of words."""
     ones, others = _weights(1, device), _weights(2, device)
     mixed, beside = (torch.empty(_BLOCK, dtype=torch.int32, device=device) for _ in range(2))
-    # One tensor: small ones of which each is kept lie between pieces that are freed, whose memory the next piece
-    # then does not fit into.
+    # One tensor: many small ones that are kept would lie between pieces that are freed, in whose memory the
+    # next piece then has no room.
     totals = torch.zeros(-(-num_words // _BLOCK), 2, dtype=torch.int32, device=device)
     at = 0
     for piece in parts:
