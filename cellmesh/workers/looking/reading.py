@@ -7,7 +7,7 @@ do not. But the kernel can be told to read: where there is no memory any more, t
 is looked at is written, piece by piece, into a file that lies in memory.
 
 On GPUs nothing is copied: what is freed there stays mapped until torch's allocator gives it back, which it
-seldom does.
+seldom does (this has not been tried on one).
 """
 
 from __future__ import annotations
