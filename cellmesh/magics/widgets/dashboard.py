@@ -42,7 +42,7 @@ from ...controller.stacks import show_stacks
 from ...wire.messages import RankState
 from ...wire.ranks import describe_ranks
 from ..still.tables import Table, status_table
-from .base import FOLDER, Static, View, Widget, load_css
+from .base import Static, View, Widget, load_css, load_js
 
 PERIOD_S = 1.0
 # Where views cannot be heard while a cell runs, nobody knows whether somebody looks: after so long, nobody.
@@ -56,7 +56,7 @@ Take = Callable[[Snapshot | None], Snapshot | None]
 class DashboardWidget(Widget):
     """What draws the dashboard in the front end."""
 
-    _esm = (FOLDER / "dashboard.js").read_text()
+    _esm = load_js("cards", "grid", "dashboard")
     _css = load_css("dashboard")
 
 

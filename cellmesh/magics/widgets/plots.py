@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import traitlets
@@ -14,7 +13,7 @@ from IPython.core.getipython import get_ipython
 from ...controller.looking.plotting import Plot, thin
 from ...controller.shown import do_apart
 from ..still.plots import draw_html
-from .base import Static, View, Widget, load_css
+from .base import Static, View, Widget, load_css, load_js
 from .palette import colour_of
 
 # New points are drawn this often at most.
@@ -24,7 +23,7 @@ REFRESH_S = 0.25
 class PlotWidget(Widget):
     """Draws lines; holds the points that it draws, so that a saved notebook has them."""
 
-    _esm = Path(__file__).with_suffix(".js")
+    _esm = load_js("plots")
     _css = load_css("plots")
 
     names = traitlets.List(traitlets.Unicode()).tag(sync=True)

@@ -19,7 +19,7 @@ from ...errors import CellmeshError
 from ...wire.ranks import describe_ranks
 from ..still.tables import Table
 from ..still.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
-from .base import Static, View, Widget, load_css
+from .base import Static, View, Widget, load_css, load_js
 
 _CELL_HEADERS = ("cell", "took", "compute", "in collectives", "waiting", "straggler")
 _CAPTION = "compute, in collectives and waiting are the ranks' means; what they overlap counts in both"
@@ -32,7 +32,7 @@ class TimelineWidget(Widget):
     Times are microseconds, as drawn: what lay between cells is left out.
     """
 
-    _esm = Path(__file__).with_suffix(".js")
+    _esm = load_js("operations", "gantt", "timeline")
     _css = load_css("timeline")
 
     about = traitlets.Dict().tag(sync=True)
