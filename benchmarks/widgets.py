@@ -1,9 +1,10 @@
 """What it costs to look at a tensor: time to its picture, and bytes over the wire, by its size.
 
 ``python -m benchmarks.widgets``: one rank holds float32 tensors of 1 thousand, 16 million and 1 billion
-elements (4 GB: ``--max-elements`` leaves that out). Each is pictured whole (512 x 512 pixels, three
-reductions), then a corner of it, pixel by element, then described (statistics and digest). Beside each stands
-the floor of the same run: one pass over the tensor's memory (``tensor.sum()``) on the rank, one thread.
+elements (4 GB: ``--max-elements`` leaves that out). Each is pictured whole (496 x 496 pixels, as many as the
+inspector asks for; three reductions), then a corner of it, pixel by element, then described (statistics and
+digest). Beside each stands the floor of the same run: one pass over the tensor's memory (``tensor.sum()``) on
+the rank, one thread.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 import cellmesh as cm
 from benchmarks.machine import describe_machine
 from cellmesh.controller.looking.look import look
+from cellmesh.magics.widgets.closeups import MAX_PIXELS
 from cellmesh.wire.looks import AnySubject, Overview, Picture, Reduction
 
 SIDES = (32, 4096, 32768)
-PIXELS = 512
+PIXELS = MAX_PIXELS
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "absmax", "stride")
 
 
