@@ -9,6 +9,8 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+from rich import console, progress
 from tqdm import std
 
 from cellmesh.wire.framing import Parcel
@@ -240,15 +242,34 @@ def test_a_loop_that_was_broken_off_is_none_that_an_exception_left() -> None:
 # ---- rich
 
 
-def test_tasks_are_looked_at_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich import console, progress
-
+@pytest.fixture
+def rich_rank(monkeypatch: pytest.MonkeyPatch) -> tuple[Rank, progress.Progress]:
+    """rich as a rank has it, and bars of its that are looked at when the test says so."""
     rank = Rank()
     for name in ("__init__", "stop", "__exit__"):
         monkeypatch.setattr(progress.Progress, name, progress.Progress.__dict__[name])
     rich_bars.patch_progress(progress, rank.meters)
     file: Any = RankStream("stdout", Pump(), Tracker())  # type: ignore[arg-type]
-    bars = progress.Progress(console=console.Console(file=file), auto_refresh=False)
+    return rank, progress.Progress(console=console.Console(file=file), auto_refresh=False)
+
+
+def test_fields_that_cannot_be_compared_are_left_alone(rich_rank: tuple[Rank, progress.Progress]) -> None:
+    rank, bars = rich_rank
+    with bars:
+        task = bars.add_task("a", total=3, grads=torch.zeros(3), loss=0.5)
+        bars.add_task("b", total=None)
+        odd: Any = bars.tasks[1]
+        odd.completed = torch.zeros(2)
+        for step in range(3):
+            bars.update(task, advance=1, grads=torch.ones(3), loss=step / 4)
+            bars.refresh()
+    rank.meters.flush()
+    said = {bar.bar: (bar.done, bar.note, bar.state) for bar in rank.sent}
+    assert said == {1: (3.0, "loss=0.5", "done"), 2: (0.0, "", "done")}
+
+
+def test_tasks_are_looked_at_by_one_thread_at_a_time(rich_rank: tuple[Rank, progress.Progress]) -> None:
+    rank, bars = rich_rank
     with bars:
         bars.add_task("a", total=3)
         thread = threading.Thread(target=bars.live.refresh, daemon=True)

@@ -39,7 +39,7 @@ class _Tasks:
         for gone in self._shown.keys() - tasks.keys():
             self._meters.close(self._shown.pop(gone)[0], "removed")
         for number, task in tasks.items():
-            says = (task.completed, task.total, task.description, tuple(task.fields.items()), task.start_time)
+            says = _says(task)
             meter, said = self._shown.get(number, (None, None))
             if meter is None:
                 meter = self._meters.open(functools.partial(self._read, task), self, self._thread)
@@ -162,6 +162,16 @@ def patch_progress(module: types.ModuleType, meters: Meters) -> None:
         plain_exit(self, kind, value, traceback)
 
     cls.__init__, cls.stop, cls.__exit__ = __init__, stop, __exit__
+
+
+def _says(task: Any) -> object:
+    """What is another thing once a task has changed; None where the user's values do not tell."""
+    try:
+        # Not the values themselves: of two tensors nobody can say in a word whether they are the same.
+        done, total = float(task.completed), float(task.total or 0)
+        return done, total, str(task.description), task.start_time, _note(task.fields)
+    except Exception:
+        return None
 
 
 def _note(fields: Mapping[str, Any]) -> str:
