@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import cellmesh as cm
+from cellmesh.controller.looking import look as look_module
 from cellmesh.controller.looking import timeline as timeline_module
 from cellmesh.controller.looking.comparing import Difference
 from cellmesh.controller.looking.holding import about
@@ -312,12 +313,14 @@ def test_a_rank_that_does_not_answer_holds_up_nobody(mesh: cm.Mesh, monkeypatch:
     try:
         with presses_of_the_stop_button(), pytest.raises(KeyboardInterrupt):
             mesh.inspect("w")
-        told = MeshAnswers(mesh, "w").inspect(True)
-        assert sorted(told) == [0, 2, 3]
-        assert told.refusals[1].text == "no answer within 0.3 s"
+        monkeypatch.setattr(look_module, "ANSWER_S", 0.3)
+        for told in (MeshAnswers(mesh, "w").inspect(True), mesh.inspect("w")):
+            assert sorted(told) == [0, 2, 3]
+            assert told.refusals[1].text == "no answer within 0.3 s"
         assert any("no answer within 0.3 s" in note for note in mesh.timeline(1).notes)
     finally:
         os.kill(pid, signal.SIGCONT)
+        monkeypatch.undo()
     assert sorted(mesh.inspect("w")) == [0, 1, 2, 3]
     assert not run.done()
     run.interrupt()

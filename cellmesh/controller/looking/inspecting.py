@@ -141,7 +141,7 @@ def inspect(
     num_bins: int = _NUM_BINS,
     timeout_s: float | None = None,
 ) -> Inspection:
-    """Inspect a value on some ranks; blocks until all have answered.
+    """Inspect a value on some ranks; blocks until all have answered (see `look`).
 
     A path of names, attributes and constant indices is followed, and nothing runs; ranks that are busy
     answer from their control threads. Any other expression is evaluated once on each rank, if none is busy;
@@ -152,7 +152,7 @@ def inspect(
         expression: a name, or any Python expression.
         is_beside: never wait for a rank's turn, also where it seems idle, and run no code.
         num_bins: of the histograms.
-        timeout_s: how long to wait in all; None as long as it takes.
+        timeout_s: how long to wait in all; None as long as it takes for ranks that are idle.
 
     Raises:
         NoMeshError: the mesh has ended.

@@ -12,7 +12,8 @@ from ...wire.messages import Look
 if TYPE_CHECKING:
     from ..ranks import Ranks
 
-# What a widget asks is answered at once; whoever does not may never do: C code that holds the interpreter.
+# What is answered beside a cell runs nothing that may take longer; whoever does not may never do: C code that
+# holds the interpreter. What widgets ask waits no longer for anybody.
 ANSWER_S = 20.0
 
 
@@ -37,7 +38,7 @@ def look(
     takes_turn: bool = False,
     timeout_s: float | None = None,
 ) -> Looked:
-    """Ask ranks to look at something. Blocks until all have answered.
+    """Ask ranks to look at something. Blocks until all have answered, or it is known who does not.
 
     Args:
         ranks: who is asked; those that are dead are told of as such.
@@ -45,7 +46,7 @@ def look(
         is_beside: never wait for a rank's turn, also where it seems idle.
         takes_turn: always wait for it, also where a rank is busy: on its main thread, code may run.
         timeout_s: how long to wait; ranks that have not answered by then count as refusing. None waits as
-            long as it takes.
+            long as it takes for those whose turn it is, and `ANSWER_S` for those that answer beside.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -68,19 +69,20 @@ def look(
             runs.append((run, channel))
             if takes_turn:  # ranks that wait in it for one that has raised are to be released
                 session.wait_for(run.number)
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    limit_s = ANSWER_S if timeout_s is None else timeout_s
+    deadline = time.monotonic() + limit_s
     for run, channel in runs:
         # Whoever stops waiting for what is answered beside a cell does not mean to interrupt the cell's rank.
-        has_turn = channel == "work" and deadline is None
+        has_turn = channel == "work" and timeout_s is None
         if not has_turn:
-            run.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            run.wait(max(0.0, deadline - time.monotonic()))
         answers, failures = run.gather(None if has_turn else 0.0)
         for rank, answer in answers.items():
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         for rank, error in failures.items():
             looked.refusals[rank] = Refusal(type(error).__name__, str(error))
         for rank in set(run.ranks) - answers.keys() - failures.keys():
-            looked.refusals[rank] = Refusal("TimeoutError", f"no answer within {timeout_s:.3g} s")
+            looked.refusals[rank] = Refusal("TimeoutError", f"no answer within {limit_s:.3g} s")
     return looked
 
 
