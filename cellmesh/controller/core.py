@@ -116,7 +116,7 @@ class Core:
     @property
     def lost(self) -> set[int]:
         """The dead ranks that nobody is about to replace."""
-        return self._board.dead.keys() - set(self._recovery.missing())
+        return self._board.dead.keys() - set(self._recovery.doomed.missing())
 
     @property
     def dims(self) -> Mapping[str, int]:
@@ -159,7 +159,7 @@ class Core:
         left = tuple(rank for rank in ranks if rank not in gone)
         parcel = Parcel(Relay(left, channel, run, len(frames), title, execution_count, fills), tuple(frames))
         self._board.pending[run].is_sent, self._board.pending[run].title = bool(left), title
-        must_wait = bool((self._runs.condemned().union(self._recovery.missing())) & set(left))
+        must_wait = bool((self._runs.condemned().union(self._recovery.doomed.missing())) & set(left))
         if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
             effects.append(Send(parcel))
         for rank in [rank for rank in ranks if rank in gone]:

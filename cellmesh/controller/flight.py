@@ -180,7 +180,7 @@ class Runs:
             pending.kill_at = None
             ranks = tuple(sorted(self._board.runs_first(run)))  # what waits behind another run is well
             if ranks:
-                self._recovery.doomed.update(ranks)
+                self._recovery.doomed.add(ranks)
                 effects.append(Send(Parcel(Kill(ranks))))
         if pending.settle_at is not None and now >= pending.settle_at:
             pending.settle_at = None

@@ -34,6 +34,7 @@ from ..wire.messages import (
 from ..wire.ranks import describe_ranks
 from .board import FIRST_HEAL, Board, Pending
 from .deferring import Deferred, Settle
+from .doomed import Doomed
 from .effects import Change, Effect, HealReport, Note, Send, describe_heal
 from .heal_requests import HealRequests
 from .judging import Tally, must_be_healed
@@ -79,7 +80,7 @@ class Recovery:
         self._again = False
         self.deferred = Deferred(self._board)
         self.tally.clear()
-        self.doomed: set[int] = set()  # to be replaced once they are dead
+        self.doomed = Doomed(self._board)
         self._newcomers: set[int] = set()  # without groups
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
         self._must_heal = self._is_new_here = False
@@ -114,7 +115,7 @@ class Recovery:
         """A run is about to be sent: heal first where its ranks would not meet in their collectives."""
         if self.phase != "calm":
             return []
-        missing = set(self.missing()).intersection(ranks)
+        missing = set(self.doomed.missing()).intersection(ranks)
         if missing and not self._board.in_failed_run(missing):
             return self.begin(now)  # nothing else would
         if not (self._outsiders or self.tally.is_new):
@@ -142,9 +143,8 @@ class Recovery:
         is_suspect = pending.has_failed or bool(pending.released) or pending.interrupted_at is not None
         if is_suspect:
             self._note_to = run
-        outsiders = self._outsiders & set(pending.members)
-        is_open = self._must_heal or outsiders or self._newcomers or self.missing()
-        if is_suspect or is_open or self.deferred or self.phase != "calm":
+        is_open = self._must_heal or self._newcomers or self.doomed.missing() or self.deferred
+        if is_suspect or is_open or self._outsiders & set(pending.members) or self.phase != "calm":
             return self.begin(now)
         return []
 
@@ -155,8 +155,10 @@ class Recovery:
         self._board.news.forget([rank])
         self._newcomers.discard(rank)
         self._outsiders.discard(rank)
-        if self._auto_heal or self._requests:  # the user may have seen it before it was told here
-            self.doomed.add(rank)
+        if self._auto_heal:
+            self.doomed.add([rank])
+        elif self._requests:  # the user may have seen it before it was told here
+            self.doomed.ask_for([rank])
         self._again = self.phase != "calm"
 
     def after_death(self, rank: int, now: float) -> list[Effect]:
@@ -190,12 +192,12 @@ class Recovery:
             self._board.dead.pop(rank, None)
         self._newcomers |= new.keys()
         self._respawned |= new.keys()
-        self.doomed -= new.keys()
+        self.doomed.spare(new)
         return self._examine(now) if self.phase == "respawning" else self.begin(now)
 
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
         """Dead ranks could not be forked: those that live are healed without them."""
-        self.doomed.difference_update(ranks)
+        self.doomed.spare(ranks)
         if self.phase != "respawning":
             return []
         self._problems.append(f"{describe_ranks(ranks)} could not be started: {text}")
@@ -209,7 +211,7 @@ class Recovery:
         if busy and self.phase == "calm" and not must_wait:
             return self._requests.refuse()
         self._board.news.forget()  # the answer tells
-        self.doomed |= self._board.dead.keys()
+        self.doomed.ask_for(self._board.dead)
         return [] if must_wait else self.begin(now)
 
     def abandon(self, now: float) -> list[Effect]:
@@ -227,13 +229,14 @@ class Recovery:
         """A controller has attached and does not know who holds back, nor what was healed."""
         self._board.held = dict.fromkeys(self._board.living(), -1)
         self._must_heal, self._is_new_here = bool(self._board.dead), True
-        self.doomed |= self._board.dead.keys() if self._auto_heal else set()
+        self.doomed.add(self._board.dead if self._auto_heal else ())
         return self.begin(now)
 
     def _refuse(self, now: float) -> list[Effect]:
         """Nobody waits any longer for ranks to leave a run that has failed."""
-        self.doomed.clear()
-        return [*self._requests.refuse(), *self.deferred.send_all(now, self.settle)]
+        self.doomed.withdraw()
+        effects = self._requests.refuse()
+        return effects if self.doomed.missing() else [*effects, *self.deferred.send_all(now, self.settle)]
 
     def tick(self, now: float) -> list[Effect]:
         """Give up what takes too long."""
@@ -243,7 +246,7 @@ class Recovery:
         if self.phase == "calm":
             return self._refuse(now)
         if self.phase == "respawning":
-            return self.respawn_failed(self.missing(), "it took too long", now)
+            return self.respawn_failed(self.doomed.missing(), "it took too long", now)
         pending = self._board.pending[self._heal_run]
         if not pending.released:
             self._deadline = now + ABANDON_S
@@ -293,7 +296,7 @@ class Recovery:
         self._quiet = idle - self._board.busy() - unsure - (held.keys() - self._resumable)
         if self._num_respawns == MAX_ATTEMPTS:
             self.doomed.clear()
-        if (missing := self.missing()) and self._quiet >= living:
+        if (missing := self.doomed.missing()) and self._quiet >= living:
             self._num_respawns += 1
             self._enter("respawning", now + RESPAWN_S)
             return [Send(Parcel(Respawn(missing)))]
@@ -311,10 +314,6 @@ class Recovery:
         if quiet and (is_open or must_be_healed(quiet, self._board.num_ranks)):
             return self._describe(now)
         return self._finish(now)
-
-    def missing(self) -> tuple[int, ...]:
-        """Dead ranks that are about to be replaced: runs for them wait."""
-        return tuple(sorted(self.doomed & self._board.dead.keys()))
 
     def _describe(self, now: float) -> list[Effect]:
         """New ranks need to know which groups there are; others can be healed at once."""

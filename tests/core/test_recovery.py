@@ -454,6 +454,36 @@ def test_a_heal_that_waits_is_given_up_by_who_asked_for_it() -> None:
     assert core.dead
 
 
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_who_is_replaced_without_being_asked_for_is_so_after_a_heal_that_was_refused(gives_up: bool) -> None:
+    core = ready_core(3, auto_heal=True)
+    submit(core, 1, (0, 1, 2))
+    die(core, 2, 0.1)
+    assert healed_by_user(core, 0.2) == []
+    submit(core, 2, (0, 1, 2), 0.3)
+    core.tick(1.1)  # ranks 0 and 1 are released, and go on
+    effects = core.abandon_heal() if gives_up else core.tick(1.1 + PATIENCE_S)
+    assert "must be idle" in reports(effects)[0].failure
+    assert started(effects) == []  # for the new rank
+    assert core.deadline() is None or core.deadline() > 1.1
+    effects = drive(core, hear(core, (0, 1), FAILED, 20.0), 20.0)
+    assert started(effects) == [((0, 1, 2), 2)]
+    assert core.dead == {}
+
+
+def test_who_is_killed_for_not_stopping_is_replaced_after_a_heal_that_was_refused() -> None:
+    core = ready_core(2)
+    submit(core, 1, (0, 1))
+    die(core, 1)
+    healed_by_user(core, 0.1)
+    core.interrupt(1, 0.2)
+    core.interrupt(1, 0.3)
+    assert asked_of_agent(core.tick(0.2 + STOP_S), Kill) == [Kill((0,))]
+    core.abandon_heal()
+    assert asked_of_agent(drive(core, die(core, 0, 3.0), 3.0), Respawn) == [Respawn((0,))]
+    assert set(core.dead) == {1}  # nobody asks for it any longer
+
+
 def test_who_does_not_answer_is_named() -> None:
     core = ready_core(2)
     _, probe = only(Probe, healed_by_user(core))
