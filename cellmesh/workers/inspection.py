@@ -120,7 +120,7 @@ def _describe_tensor(kind: str, value: torch.Tensor, is_read: bool, has_digest: 
     numbers: dict[str, Any] = {}
     digest = ""
     try:
-        data, note = readable(local)
+        data, note = readable(local, read.is_beside)
         notes.append(note)
         if is_read:
             numbers = statistics(data, read)

@@ -25,6 +25,7 @@ from cellmesh.wire.looks import (
     Refusal,
     Sample,
 )
+from cellmesh.workers.looking import reading as reading_module
 from cellmesh.workers.looking.answering import Looker
 from cellmesh.workers.looking.names import describe_shortly
 from cellmesh.workers.looking.pieces import pieces
@@ -158,6 +159,32 @@ def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
     found = Looker(shell, SimpleNamespace()).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
     assert "when no cell runs" in found.items[0].facts.note
     assert found.items[0].facts.max is None
+
+
+def test_what_the_kernel_does_not_copy_waits_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_module, "_COPIED", ())  # as if all tensors lay on a GPU
+    model = torch.nn.Linear(47, 61)
+    model(torch.ones(47)).sum().backward()
+    shell: Any = SimpleNamespace(user_ns={"x": {"w": model.weight, "s": model.weight.to_sparse()}})
+    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    for path in ("['w']", "['s']"):
+        for subject in subjects(path, 61, 47):
+            answer = looker.answer(subject, is_beside=True)
+            if isinstance(subject, Overview):
+                (item,) = answer.items
+                assert item.facts.shape == (61, 47)
+                assert (item.facts.max, item.facts.digest) == (None, "")
+                answer = item.facts.note
+            elif isinstance(subject, Gradients):
+                (gradient,) = answer
+                assert gradient.has_grad
+                answer = gradient.note
+            assert "on cpu is not read beside a cell" in str(answer) or "sparse" in str(answer), subject
+    with reading(is_beside=True) as read:
+        with pytest.raises(UnreadableError, match="refresh when none runs"):
+            read.take(model.weight)
+        with pytest.raises(UnreadableError, match="refresh when none runs"):
+            read.pick(torch.ones(2), [torch.tensor([1])])
 
 
 def test_a_number_whose_memory_was_freed_has_a_name_and_no_value() -> None:

@@ -28,7 +28,7 @@ def in_thread(ask: Callable[[], int]) -> int:
 
 
 def look(is_beside: bool) -> int:
-    with looking(torch.ones(3), is_beside):
+    with looking(is_beside):
         assert torch.get_num_threads() == 1
         # One that begins now, as a data loader's or a checkpoint's may.
         return in_thread(torch.get_num_threads)

@@ -42,7 +42,7 @@ def digest_of_tensor(local: torch.Tensor, read: Reader = DIRECT) -> str:
     try:
         if local.layout not in (torch.strided, torch.jagged):
             return ""
-        data, _ = readable(local)
+        data, _ = readable(local, read.is_beside)
         return digest_of(data, read)
     except (UnreadableError, RuntimeError, TypeError, NotImplementedError):
         return ""

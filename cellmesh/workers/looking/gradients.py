@@ -25,7 +25,7 @@ def gradients(value: Any, is_beside: bool) -> tuple[Gradient, ...]:
     found = []
     with one_thread():
         for name, parameter in _parameters(value, is_beside):
-            with looking(parameter, is_beside) as read:
+            with looking(is_beside) as read:
                 found.append(_gradient(name, parameter, read))
     if not found and not issubclass(type(value), nn.Module | Optimizer):
         raise TypeError(f"{kind_of(value)} has no parameters: name a module, an optimizer or a parameter")

@@ -125,7 +125,7 @@ def _number(local: torch.Tensor, read: Reader) -> str:
     if local.numel() != 1 or local.is_meta or local.layout != torch.strided:
         return ""
     try:
-        number = read.take(readable(local)[0]).item()
+        number = read.take(readable(local, read.is_beside)[0]).item()
     except UnreadableError:
         return ""
     return f"{number:.6g}" if isinstance(number, float) else str(number)

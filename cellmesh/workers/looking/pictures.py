@@ -33,7 +33,7 @@ def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
         ValueError: the tensor has no such part, or no values.
     """
     local = tensor_at(value, subject.path, is_torn)
-    with looking(local, is_torn) as read:
+    with looking(is_torn) as read:
         part = _part(_uniform(_dense(local, read), read), subject)
         num_rows, num_cols = part.shape
         height, width = min(subject.height, num_rows), min(subject.width, num_cols)
@@ -62,7 +62,7 @@ def element(value: Any, subject: Element, is_beside: bool) -> str:
         ValueError: there is none at this index.
     """
     local = tensor_at(value, subject.path, is_beside)
-    with looking(local, is_beside) as read:
+    with looking(is_beside) as read:
         data = _dense(local, read)
         _check_index(subject.index, data.shape)
         found = read.take(data[subject.index] if data.ndim else data)
@@ -80,7 +80,7 @@ def element(value: Any, subject: Element, is_beside: bool) -> str:
 def _dense(local: torch.Tensor, read: Reader) -> torch.Tensor:
     """A tensor that can be sliced, of the same shape."""
     try:
-        data, _ = readable(local)
+        data, _ = readable(local, read.is_beside)
     except UnreadableError as error:
         raise ValueError(str(error)) from None
     if local.layout == torch.strided and not local.is_nested:

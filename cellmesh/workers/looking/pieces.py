@@ -9,27 +9,35 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from .reading import DIRECT, Reader, UnreadableError
+from .reading import DIRECT, Reader, UnreadableError, check_beside
 
 # Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
 _CPU_PIECE = 1 << 17
 _DEVICE_PIECE = 1 << 21
 
 
-def readable(local: torch.Tensor) -> tuple[torch.Tensor, str]:
+def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor, str]:
     """What holds a tensor's elements.
 
     Args:
         local: a tensor of this rank's own, no DTensor.
+        is_beside: the main thread may be running.
 
     Returns:
         A tensor that `pieces` takes, and what is to be said of it, "" mostly: of a sparse tensor, only the
         elements that it stores.
 
     Raises:
-        UnreadableError: it has none; waiting for them would be a collective; or its memory has been freed.
+        UnreadableError: it has none; waiting for them would be a collective; its memory has been freed; or it
+            could be, while it is read.
     """
-    local = _unwrapped(local).detach()
+    data, note = _stored(_unwrapped(local).detach())
+    if is_beside and data.numel():
+        check_beside(data)
+    return data, note
+
+
+def _stored(local: torch.Tensor) -> tuple[torch.Tensor, str]:
     if local.is_meta:
         raise UnreadableError("a meta tensor has no values")
     if local.layout in (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc):

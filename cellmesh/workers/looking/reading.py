@@ -6,8 +6,8 @@ the interpreter's lock (`UntypedStorage.resize_`), and in operations (`Tensor.re
 do not. But the kernel can be told to read: where there is no memory any more, the call `write` fails. So what
 is looked at is written, piece by piece, into a file that lies in memory.
 
-On GPUs nothing is copied: what is freed there stays mapped until torch's allocator gives it back, which it
-seldom does (this has not been tried on one).
+On GPUs there is no such call: a kernel that reads memory which has gone costs the rank its context, and so
+its life. There nothing is read beside a main thread.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _MAX_RUNS = 1024
 # Elements that lie apart are copied in one run with what is between them, which may be so many times more.
 _GAPS = 32
 _MIN_BYTES = 1 << 20
+# Devices whose memory the kernel copies.
+_COPIED = ("cpu",)
 
 
 class UnreadableError(Exception):
@@ -69,9 +71,9 @@ class Copier(Reader):
 
     def take(self, view: torch.Tensor) -> torch.Tensor:
         """A copy of these elements, good until the next ones are read."""
-        if view.device.type != "cpu" or not view.numel():
+        if not view.numel():
             return view
-        _check_kind(view)
+        check_beside(view)
         # Strides of the copy; those that are left out are of dims that repeat one element.
         strides = [0] * view.ndim
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
@@ -95,9 +97,9 @@ class Copier(Reader):
 
     def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
         """A copy of ``data[index]`` for a tensor of indices a dim, likewise."""
-        if data.device.type != "cpu" or not data.numel():
+        if not data.numel():
             return super().pick(data, index)
-        _check_kind(data)
+        check_beside(data)
         offsets = torch.zeros((), dtype=torch.int64, device="cpu")
         for at, stride in zip(index, data.stride(), strict=True):
             offsets = offsets + at * stride
@@ -147,7 +149,16 @@ def reading(is_beside: bool) -> Iterator[Reader]:
         copier.close()
 
 
-def _check_kind(view: torch.Tensor) -> None:
+def check_beside(view: torch.Tensor) -> None:
+    """Whether a `Copier` can read a tensor.
+
+    Raises:
+        UnreadableError: it cannot.
+    """
+    if view.device.type not in _COPIED:
+        raise UnreadableError(
+            f"what lies on {view.device} is not read beside a cell, which may free it: refresh when none runs"
+        )
     if view.is_quantized:
         raise UnreadableError("it is quantised: it can be read when no cell runs")
     if torch._C._dispatch_keys(view).has(torch._C.DispatchKey.Python):

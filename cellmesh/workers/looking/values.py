@@ -41,7 +41,7 @@ def overview(value: Any, subject: Overview, is_beside: bool) -> Found:
                 continue
             size = _num_elements(part)
             is_read = not num_read or num_read + size <= subject.max_elements
-            with looking(part, is_beside) as read:
+            with looking(is_beside) as read:
                 facts = describe(part, is_read, read=read, is_beside=is_beside)
             if is_read:
                 num_read += size
@@ -60,36 +60,31 @@ def histogram(value: Any, subject: Histogram, is_beside: bool) -> Counts:
     if subject.num_bins < 1:
         raise ValueError("a histogram has at least one bin")
     data = data_at(value, subject.path, is_beside)
-    with looking(data, is_beside) as read:
+    with looking(is_beside) as read:
         return Counts(tuple(histogram_of(data, subject.low, subject.high, subject.num_bins, read)))
 
 
 def digests(value: Any, subject: Digests, is_beside: bool) -> tuple[str, ...]:
     """Digests of runs of one tensor's elements."""
     data = data_at(value, subject.path, is_beside)
-    with looking(data, is_beside) as read:
+    with looking(is_beside) as read:
         return digests_of_parts(data, subject.parts, read)
 
 
 def sample(value: Any, subject: Sample, is_beside: bool) -> Sampled:
     """Some elements of one tensor."""
     data = data_at(value, subject.path, is_beside)
-    with looking(data, is_beside) as read:
+    with looking(is_beside) as read:
         picked = sample_of_parts(data, subject.parts, subject.max_elements, read)
         return Sampled(picked.numpy(), picked.numel() == data.numel())
 
 
 @contextmanager
-def looking(value: Any, is_beside: bool) -> Iterator[Reader]:
-    """What reads a tensor, without autograd; on a busy GPU, without waiting for what it has to do."""
+def looking(is_beside: bool) -> Iterator[Reader]:
+    """What reads tensors, without autograd."""
     # What a tensor's class makes of an operation is of no interest, and may raise.
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), one_thread(), reading(is_beside) as read:
-        device = own_part(value).local.device if isinstance(value, torch.Tensor) else None
-        if is_beside and device is not None and device.type == "cuda":
-            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-                yield read
-        else:
-            yield read
+        yield read
 
 
 @contextmanager
@@ -133,7 +128,7 @@ def tensor_at(value: Any, path: str, is_beside: bool = False) -> torch.Tensor:
 def data_at(value: Any, path: str, is_beside: bool = False) -> torch.Tensor:
     """What holds the elements of a tensor in a value (see `readable`)."""
     try:
-        return readable(tensor_at(value, path, is_beside))[0]
+        return readable(tensor_at(value, path, is_beside), is_beside)[0]
     except UnreadableError as error:
         raise ValueError(str(error)) from None
 
