@@ -36,7 +36,8 @@ class Desk:
 
     def say(self, rank: int, word: Bar) -> None:
         """A rank says how far it is; a bar that is new is placed at once."""
-        for mark in self.board.take((rank,), word):
+        mark = self.board.take(rank, word)
+        if mark is not None:
             self.board.place(mark)
         self.look()
 

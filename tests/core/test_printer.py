@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from typing import Any
 
 import msgspec
@@ -179,6 +180,20 @@ def test_bars_stand_in_the_order_in_which_they_began_whichever_rank_was_first(ou
     printer.feed((0,), msgspec.structs.replace(bar(10, "done", number=2), title="second"), 0.01)
     printer.show(1.0, everything=True)
     assert [text.split()[1] for text in out.getvalue().splitlines()] == ["before", "train", "second"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_bar_stands_between_what_each_of_its_ranks_said_whichever_was_first(
+    out: io.StringIO, order: tuple[int, ...]
+) -> None:
+    printer = printer_to(out, 3)
+    for at, rank in enumerate(order):
+        printer.feed((rank,), Output(1, "stdout", f"before on {rank}\n"), at / 1000)
+        printer.feed((rank,), bar(10, "done"), at / 1000)
+        printer.settle((rank,), FAILED if rank == 1 else Done(1), at / 1000)
+    printer.show(1.0)
+    words = [line.split()[1] for line in out.getvalue().splitlines()]
+    assert words == ["before", "before", "before", "train", "Traceback:"]
 
 
 def test_who_died_before_its_bar_was_heard_of_is_said(out: io.StringIO) -> None:

@@ -32,7 +32,7 @@ _MAX_BLOCKS = 50
 
 @dataclass(frozen=True)
 class Mark:
-    """The place of a bar's first appearance, among other output.
+    """The place of a bar among the other output of each rank that has begun it before it was shown.
 
     Attributes:
         group: which bar.
@@ -102,39 +102,38 @@ class BarBoard:
 
     # ---- what happens
 
-    def take(self, ranks: Iterable[int], bar: Bar) -> list[Mark]:
-        """These ranks say how far a bar is.
+    def take(self, rank: int, bar: Bar) -> Mark | None:
+        """A rank says how far a bar is.
 
         Returns:
-            The places of bars that are new.
+            The bar's place, if the rank has begun it and it does not stand anywhere yet.
         """
-        marks = []
+        mark = None
         bar = _with_finite_numbers(bar)
-        for rank in ranks:
-            member = (bar.run, rank, bar.bar)
-            group = self._members.get(member)
-            if group is None:
-                if bar.state == "removed":
-                    continue
-                group, is_new = self._join(rank, bar)
-                self._members[member] = group
-                if is_new:
-                    marks.append(Mark(group.number))
-            elif group.bars[rank].state != "open" and bar.state == "open":
-                continue  # said before it ended, and overtaken
-            group.bars[rank] = bar
-            self._touch(group)
-        return marks
+        member = (bar.run, rank, bar.bar)
+        group = self._members.get(member)
+        if group is None:
+            if bar.state == "removed":
+                return None
+            group = self._members[member] = self._join(rank, bar)
+            if group.block < 0:
+                mark = Mark(group.number)
+        elif group.bars[rank].state != "open" and bar.state == "open":
+            return None  # said before it ended, and overtaken
+        group.bars[rank] = bar
+        self._touch(group)
+        return mark
 
-    def place(self, mark: Mark) -> None:
-        """The output before a bar has been shown: here it stands."""
+    def place(self, mark: Mark) -> bool:
+        """The output before a bar has been shown: here it stands, unless it stands somewhere already."""
         group = self._groups.get(mark.group)
         if group is None or group.block >= 0:
-            return
+            return False
         group.block = self._block_for(group)
         self._blocks[group.block].groups.append(group)
         self._is_buried = self._is_buried and group.block < len(self._blocks) - 1
         self._touch(group)
+        return True
 
     def bury(self) -> None:
         """Other output has been shown, below all blocks."""
@@ -187,17 +186,17 @@ class BarBoard:
 
     # ---- inside
 
-    def _join(self, rank: int, bar: Bar) -> tuple[_Group, bool]:
+    def _join(self, rank: int, bar: Bar) -> _Group:
         key = (bar.run, bar.num_outer, re.sub(r"\d+", "#", bar.title))
         place = self._num_seen[(rank, *key)] = self._num_seen.get((rank, *key), 0) + 1
         number = self._by_key.get((place, *key))
         if number is not None and number in self._groups:
-            return self._groups[number], False
+            return self._groups[number]
         self._num_groups += 1
         group = _Group(self._num_groups, bar.num_outer)
         self._groups[group.number] = group
         self._by_key[(place, *key)] = group.number
-        return group, True
+        return group
 
     def _touch(self, group: _Group) -> None:
         if group.block >= 0:

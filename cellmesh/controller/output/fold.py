@@ -148,11 +148,10 @@ class Folder:
                 for rank in ranks:
                     self._finish_partials(rank, now)
 
-    def mark(self, ranks: Ranks, mark: Mark, now: float) -> None:
-        """A progress bar of these ranks stands here."""
-        for rank in ranks:
-            self._finish_partials(rank, now)
-        self._queue(ranks, mark, now)
+    def mark(self, rank: int, mark: Mark, now: float) -> None:
+        """A progress bar of this rank stands here."""
+        self._finish_partials(rank, now)
+        self._queue((rank,), mark, now)
 
     def leave(self, ranks: Iterable[int], now: float) -> None:
         """These ranks have ended the run: nobody waits for their output any longer."""

@@ -47,8 +47,9 @@ class Printer:
                 self._bars = BarBoard(self._ranks)
                 for rank, reason in self._lost.items():
                     self._bars.lose((rank,), reason)
-            for mark in self._bars.take(ranks, verb):
-                self._need_folder(now).mark(ranks, mark, now)
+            for rank in ranks:
+                if (mark := self._bars.take(rank, verb)) is not None:
+                    self._need_folder(now).mark(rank, mark, now)
             return
         self._need_folder(now).feed(ranks, verb, now)
 
@@ -126,8 +127,7 @@ class Printer:
         has_new = False
         for block in blocks:
             if isinstance(block, Block) and isinstance(block.item, Mark):
-                bars.place(block.item)
-                has_new = True
+                has_new = bars.place(block.item) or has_new
                 continue
             if has_new:  # a bar stands where it is first drawn: before what came after it
                 shown += [Block(ranks, drawing) for drawing in bars.draw(now, at_once=True)]
