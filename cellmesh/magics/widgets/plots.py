@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,9 @@ from ...controller.shown import do_apart
 from ..still.plots import draw_html
 from .base import Static, View, Widget, load_css, load_js
 from .palette import colour_of
+from .refreshing import pause_after
 
-# New points are drawn this often at most.
+# New points are drawn this often at most; where there are many, which are all drawn again, less often.
 REFRESH_S = 0.25
 
 
@@ -69,6 +71,7 @@ class LivePlot:
         self._plot = plot
         self._lock = threading.Lock()
         self._is_due = False
+        self._took_s = 0.0  # the last drawing
         self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
         self._drawing = threading.Lock()  # held while it is drawn: the last one to draw shows all there is
         self.view = View(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
@@ -103,7 +106,7 @@ class LivePlot:
             if self._is_due:
                 return
             self._is_due = True
-        timer = threading.Timer(REFRESH_S, self._draw)
+        timer = threading.Timer(pause_after(self._took_s, REFRESH_S), self._draw)
         timer.daemon = True
         timer.start()
 
@@ -111,10 +114,12 @@ class LivePlot:
         with self._lock:
             self._is_due = False
         with self._drawing:
+            began_at = time.monotonic()
             lines, points = pack(self._plot)
             if points != self._widget.points or lines != self._widget.lines:
                 with self._widget.hold_sync():
                     self._widget.lines, self._widget.points = lines, points
+            self._took_s = time.monotonic() - began_at
 
 
 def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:

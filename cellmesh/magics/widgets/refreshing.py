@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-# While a cell runs. A look that takes long is rarer: it may take a tenth of the time.
+# While a cell runs.
 PERIOD_S = 1.0
-_SHARE = 10.0
 
 # Why it is looked again: somebody asked for it; a cell has ended; a cell runs.
 Occasion = Literal["asked", "after", "during"]
+
+
+def pause_after(took_s: float, period_s: float) -> float:
+    """For how long to leave alone what took so long: it may take a tenth of the time."""
+    return max(period_s, 10 * took_s)
 
 
 class Worker:
@@ -33,7 +37,7 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
-        threading.Thread(target=self._run, name="cellmesh-inspector", daemon=True).start()
+        threading.Thread(target=self._run, name="cellmesh-widget", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -169,7 +173,7 @@ class Refresher:
                     break
                 if self.follows and is_busy and self._is_seen():
                     self._refresh("during")
-                pause = max(self._period_s, _SHARE * (time.monotonic() - begin))
+                pause = pause_after(time.monotonic() - begin, self._period_s)
         finally:
             with self._lock:
                 self._follower = None
