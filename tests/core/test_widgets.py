@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cellmesh.controller.looking.history import History
 from cellmesh.controller.looking.metrics import Metrics
 from cellmesh.controller.looking.plotting import Plot
-from cellmesh.magics.widgets import base
+from cellmesh.controller.shown import Shown
+from cellmesh.magics.widgets import base, plots
 from cellmesh.magics.widgets.base import Static, View, Widget
-from cellmesh.magics.widgets.plots import LivePlot
+from cellmesh.magics.widgets.plots import REFRESH_S, LivePlot
+from cellmesh.magics.widgets.timeline import LiveTimeline
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Logged
 
@@ -63,6 +67,32 @@ def test_a_plot_is_not_drawn_on_the_thread_that_reads_what_ranks_say(cell: Cell)
     assert plot.metrics._watchers == plot.metrics._settle_watchers == []
 
 
+def test_a_plot_that_takes_long_to_draw_is_drawn_less_often(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, took_s, waited = 0.0, 0.001, list[float]()
+
+    def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
+        nonlocal now_s
+        now_s += took_s
+        return [], b""
+
+    class Timer:
+        def __init__(self, interval: float, function: Callable[[], None]) -> None:
+            waited.append(interval)
+            self.start = function
+
+    monkeypatch.setattr(plots, "pack", pack)
+    monkeypatch.setattr(plots, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(threading, "Timer", Timer)
+    LivePlot(plot := Plot(Metrics(), ("loss",), (0,)))
+    log(plot.metrics, 0, 3.0)
+    took_s = 0.5
+    log(plot.metrics, 1, 2.0)
+    log(plot.metrics, 2, 1.0)
+    assert waited == [REFRESH_S, REFRESH_S, 5.0]
+
+
 def test_what_can_be_drawn_no_more_stands_still_as_it_was(cell: Cell) -> None:
     texts = iter(["seen"])
     view = View(widget := Widget(), lambda: Static(next(texts), "<b>seen</b>"))
@@ -76,3 +106,26 @@ def test_what_can_be_drawn_no_more_stands_still_as_it_was(cell: Cell) -> None:
     assert cell.next()[:2] == ("display_data", "seen")
     view.close()
     assert widget.comm is None
+
+
+def test_a_timeline_asks_its_ranks_on_a_thread_of_its_own(cell: Cell) -> None:
+    """Where its messages come, others' come as well: the dashboard's buttons."""
+    asked, answered = threading.Event(), threading.Event()
+    histories = iter([History(notes=("before",)), History(notes=("after",))])
+
+    def timeline(*_: object) -> History:
+        history = next(histories)
+        if history.notes == ("after",):
+            asked.set()
+            assert answered.wait(10)
+        return history
+
+    beside = SimpleNamespace(shown=Shown())
+    ranks: Any = SimpleNamespace(timeline=timeline, _session=SimpleNamespace(beside=beside))
+    shown, told = LiveTimeline(ranks, 5, None), queue.SimpleQueue[list[str]]()
+    shown.widget.observe(lambda change: told.put(change["new"]["notes"]), "about")
+    shown.handle({"action": "update"})
+    assert asked.wait(10)
+    assert told.empty()
+    answered.set()
+    assert told.get(timeout=10) == ["after"]

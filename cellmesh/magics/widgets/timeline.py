@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import threading
 from array import array
 from collections import Counter
 from pathlib import Path
@@ -20,6 +19,7 @@ from ...wire.ranks import describe_ranks
 from ..still.tables import Table
 from ..still.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
 from .base import Static, View, Widget, load_css, load_js
+from .refreshing import Worker
 
 _CELL_HEADERS = ("cell", "took", "compute", "in collectives", "waiting", "straggler")
 _CAPTION = "compute, in collectives and waiting are the ranks' means; what they overlap counts in both"
@@ -56,7 +56,7 @@ class LiveTimeline:
 
     def __init__(self, ranks: Ranks, num_cells: int, trace: str | None) -> None:
         self._ranks, self._num_cells = ranks, num_cells
-        self._lock = threading.Lock()
+        self._worker = Worker()
         self._history = ranks.timeline(num_cells, trace)
         self._note = "" if trace is None else describe_trace(Path(trace))
         self.widget = TimelineWidget(**self._forms())
@@ -65,20 +65,23 @@ class LiveTimeline:
         ranks._session.beside.shown.add("timelines", self.view)
 
     def handle(self, content: dict[str, Any]) -> None:
-        """The user wants to see what is so now; on any thread."""
-        if content.get("action") != "update" or self.widget.ended:
+        """The user wants to see what is so now. Does not wait: other widgets are heard on the same thread."""
+        if content.get("action") == "update":
+            self._worker.do(self._update, "update")
+
+    def _update(self) -> None:
+        if self.widget.ended:
             return
         try:
             history = self._ranks.timeline(self._num_cells)
         except CellmeshError as error:
             self.widget.problem = str(error)
             return
-        with self._lock:
-            self._history = history
-            with self.widget.hold_sync():
-                self.widget.problem = ""
-                for name, value in self._forms().items():
-                    setattr(self.widget, name, value)
+        self._history = history
+        with self.widget.hold_sync():
+            self.widget.problem = ""
+            for name, value in self._forms().items():
+                setattr(self.widget, name, value)
 
     def _forms(self) -> dict[str, Any]:
         return pack(self._history, [self._note] if self._note else [])
