@@ -114,6 +114,48 @@ def test_nested_bars_know_how_many_are_round_them() -> None:
     assert [bar.num_outer for bar in rank.sent] == [0, 1]
 
 
+def test_a_run_does_not_end_while_a_bar_of_its_is_on_its_way() -> None:
+    """Another thread sends it: what has been gathered."""
+    rank = Rank()
+    order: list[str] = []
+    has_come = threading.Event()  # the main thread, to the lock or to its answer
+
+    class Lock:
+        lock = threading.Lock()
+
+        def acquire(self, blocking: bool = True) -> bool:
+            if threading.current_thread() is main:
+                has_come.set()
+            return self.lock.acquire(blocking)
+
+        def release(self) -> None:
+            self.lock.release()
+
+        def __enter__(self) -> None:
+            self.acquire()
+
+        def __exit__(self, *exc: object) -> None:
+            self.release()
+
+    def end() -> None:
+        rank.meters.end_run(1, None)
+        order.append("answer")
+        has_come.set()
+
+    def send(parcel: Parcel[Any]) -> None:
+        main.start()
+        assert has_come.wait(20)
+        order.append("bar")
+
+    meter, _ = rank.open()
+    rank.meters.close(meter, "done")  # it waits to be sent
+    main = threading.Thread(target=end)
+    rank.meters._send, rank.meters._sending = send, Lock()  # type: ignore[assignment]
+    rank.meters.flush()
+    main.join(20)
+    assert order == ["bar", "answer"]
+
+
 def test_what_is_open_when_a_run_fails_has_failed() -> None:
     rank = Rank()
     _, done = rank.open()

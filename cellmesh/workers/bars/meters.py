@@ -178,8 +178,6 @@ class Meters:
             run: the run.
             error: what it ended with.
         """
-        if not self._open and not self._changed and not self._left:
-            return
         for meter in list(self._open.values()):
             if meter.run == run:
                 self._look_at(meter)
@@ -188,7 +186,7 @@ class Meters:
             mine = [meter for meter in self._open.values() if meter.run == run]
             if error is not None:
                 state: BarState = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-                spots = spots_of(error)
+                spots = spots_of(error) if left else set()
                 for spot, meter in left:
                     if spot in spots and meter.state == "done":
                         meter.state = state
@@ -204,7 +202,8 @@ class Meters:
         """Send what has changed; one thread at a time, so that bars come in the order in which they began.
 
         Args:
-            waits: for another thread that sends; else that one sends what is to be sent here, too.
+            waits: until all is sent, also what another thread is sending; else that one sends what is to be
+                sent here, too.
         """
         with self._shield:
             while self._changed and self._sending.acquire(blocking=waits):
@@ -214,6 +213,9 @@ class Meters:
                         self._send(Parcel(bar))
                 finally:
                     self._sending.release()
+            if waits:
+                with self._sending:
+                    pass
 
     # ---- inside
 
