@@ -36,6 +36,7 @@ class LocalAnswers:
         self.namespaces = namespaces
         self.asked: list[tuple[OfValue, tuple[int, ...], bool]] = []
         self.busy = False
+        self.is_closed = False
         self._change = change
         self._lookers = {rank: _looker(names) for rank, names in namespaces.items()}
         self._token = ""  # of the value that was inspected last
@@ -77,6 +78,9 @@ class LocalAnswers:
 
     def is_busy(self) -> bool:
         return self.busy
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def _looker(namespace: dict[str, Any]) -> Looker:

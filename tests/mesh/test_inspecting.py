@@ -9,6 +9,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,7 +268,13 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
     wait_until(lambda: len(look(mesh, about(whole, seen.hold)).refusals) == 4)  # it is let go of
     assert "kept no more: inspect it again" in look(mesh, about(whole, seen.hold)).refusals[0].text
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
-    answers, again = None, None  # type: ignore[assignment]
+    still = MeshAnswers(mesh, "compute()", again)
+    still.close()
+    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
+    gone = MeshAnswers(mesh, "compute()")
+    assert len(gone.inspect(False)) == 4
+    wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
+    del gone
     gc.collect()
     mesh.inspect("rank")
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
@@ -325,6 +333,24 @@ def test_a_rank_that_does_not_answer_holds_up_nobody(mesh: cm.Mesh, monkeypatch:
     assert not run.done()
     run.interrupt()
     assert run.wait(30)
+
+
+def test_an_evaluation_that_nobody_waits_for_is_interrupted(mesh: cm.Mesh, tmp_path: Path) -> None:
+    """Where it takes too long, and by the stop button of a cell that waits behind it."""
+    mesh.cell(f"import time; from pathlib import Path; begun = Path({str(tmp_path)!r}); ended = []")
+    slow = "((begun / str(rank)).touch(), time.sleep(100), ended.append(True))"
+    assert inspect(mesh, slow, timeout_s=1).refusals[3].text.startswith("no answer within")
+    mesh.cell("assert not ended; (begun / str(rank)).unlink(missing_ok=True)")
+
+    with ThreadPoolExecutor() as pool:
+        seen = pool.submit(inspect, mesh, slow)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+        cell = mesh.submit_cell("y = 1")
+        cell.interrupt()
+        assert cell.wait(20)
+        refusals = seen.result(20).refusals
+    assert [refusals[rank].type_name for rank in range(4)] == ["KeyboardInterrupt"] * 4
+    mesh.cell("assert not ended")
 
 
 def test_a_tensor_on_a_dead_rank(own_mesh: cm.Mesh) -> None:

@@ -22,6 +22,8 @@ Subject = TypeVar("Subject", bound=OfValue)
 class Hold:
     """A value that ranks keep: as long as this lives, is not let go of, and no four newer ones are kept.
 
+    Whoever shows it lets go of it once it is shown anew or stands still.
+
     Args:
         session: of the mesh.
         ranks: who keeps it.

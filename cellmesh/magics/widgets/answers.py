@@ -42,6 +42,9 @@ class Answers(Protocol):
     def is_busy(self) -> bool:
         """Whether any of them runs something."""
 
+    def close(self) -> None:
+        """What is shown changes no more: nothing need be kept for it. Does not wait."""
+
 
 class MeshAnswers:
     """The answers of a mesh's ranks; those that do not come within `ANSWER_S` count as refusals.
@@ -55,6 +58,7 @@ class MeshAnswers:
     def __init__(self, ranks: Ranks, expression: str, inspection: Inspection | None = None) -> None:
         self._ranks = ranks
         self._hold = inspection.hold if inspection is not None else None
+        self._is_closed = False
         self.expression = expression
         self.ranks = ranks.ranks
 
@@ -77,6 +81,8 @@ class MeshAnswers:
             former, self._hold = self._hold, found.hold
             if former is not None:
                 former.let_go()
+            if self._is_closed and self._hold is not None:  # meanwhile
+                self._hold.let_go()
         return found
 
     def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
@@ -98,6 +104,12 @@ class MeshAnswers:
     def is_busy(self) -> bool:
         """See `Answers`."""
         return bool(self._ranks._session.catalog.busy_ranks() & set(self.ranks))
+
+    def close(self) -> None:
+        """See `Answers`."""
+        self._is_closed = True
+        if self._hold is not None:
+            self._hold.let_go()
 
 
 def _refusal(error: Exception) -> Refusal:

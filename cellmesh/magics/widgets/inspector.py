@@ -90,7 +90,7 @@ class Inspector:
         self._quick, self._slow = Worker(), Worker()
         self.refresher = Refresher(self.refresh, answers.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
-        self.view = View(self.widget, self.static, self.refresher.close)
+        self.view = View(self.widget, self.static, self._end)
         if inspection is None:
             self.refresh()
         else:
@@ -120,6 +120,10 @@ class Inspector:
             self._take(inspection, occasion)
         if not self._was_greeted and occasion != "during":
             self.view.refresh()
+
+    def _end(self) -> None:
+        self.refresher.close()
+        self._answers.close()
 
     def static(self) -> Static:
         """What is shown without the widget."""
