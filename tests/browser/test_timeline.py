@@ -198,7 +198,7 @@ def test_a_cell_that_runs_shows_who_has_not_come(notebook: Notebook, server: Ser
     update = root.get_by_role("button", name="ask the ranks what they have done since")
     sentence = root.locator(".cm-sentence")
     for _ in range(20):  # the ranks may only just have begun
-        if "rank 2 has not come yet to 1 collective" in sentence.all_inner_texts():
+        if "rank 2 has not come yet to 1 collective" in "\n".join(sentence.all_inner_texts()):
             break
         update.click()
         expect(update).to_be_enabled()
