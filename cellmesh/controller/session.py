@@ -220,6 +220,10 @@ class Session:
         """The caller waits for a run and does nothing else."""
         self._post(lambda core, now: core.wait_for(number))
 
+    def give_up(self, number: int) -> None:
+        """Interrupt a run, and no other: nobody waits for it any longer."""
+        self._post(functools.partial(_interrupt, number))
+
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
         """Answer ranks (rank -> request) that ask the user."""
         self._post(lambda core, now: core.reply(requests, text, is_end))
@@ -392,10 +396,11 @@ class Session:
         )
 
     def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run, and the widgets' callbacks that it waits for."""
-        older = [callback for callback in self.beside.comms.running(ranks) if callback < number]
+        """Interrupt a run, and what it may wait for: callbacks of widgets, and looks."""
+        looks = [run.number for run in self.catalog.on(ranks) if run.is_look]
+        older = [each for each in (*self.beside.comms.running(ranks), *looks) if each < number]
         for each in (number, *older):
-            self._post(functools.partial(_interrupt, each))
+            self.give_up(each)
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":

@@ -81,7 +81,10 @@ def look(
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
         for rank, error in failures.items():
             looked.refusals[rank] = Refusal(type(error).__name__, str(error))
-        for rank in set(run.ranks) - answers.keys() - failures.keys():
+        late = set(run.ranks) - answers.keys() - failures.keys()
+        if late and getattr(subject, "runs", False):
+            session.give_up(run.number)  # what it evaluates would hold up what comes next
+        for rank in late:
             looked.refusals[rank] = Refusal("TimeoutError", f"no answer within {limit_s:.3g} s")
     return looked
 
