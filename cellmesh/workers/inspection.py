@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
@@ -18,7 +17,7 @@ from .looking.reading import DIRECT, Reader, UnreadableError
 from .looking.resolving import classes_of, has, vars_of
 from .looking.shards import Shard, shard_of_dtensor
 from .looking.statistics import statistics
-from .looking.texts import is_scalar, quiet_text
+from .looking.texts import quiet_text, whole_text
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -50,12 +49,12 @@ def describe(
         is_read: read a tensor's elements, for its statistics and its digest.
         has_digest: have a digest of it.
         read: how a tensor is read.
-        is_beside: run no code of the user's, such as a ``__repr__``: then a value that is not Python's own is
-            told by its type.
+        is_beside: the main thread may be running: tensors with code of their own are not read.
 
     Returns:
-        The facts. No collective is run: a DTensor is described by the rank's part of it. What cannot be told
-        of an odd tensor is left out, and `Facts.note` says why.
+        The facts. No code of the user's is run, such as a ``__repr__``: a value that is not Python's own is
+        told by its type. No collective is run: a DTensor is described by the rank's part of it. What cannot
+        be told of an odd tensor is left out, and `Facts.note` says why.
     """
     tensor = as_tensor(value)
     if tensor is not None and is_beside and has_own_code(tensor):
@@ -63,10 +62,9 @@ def describe(
     if tensor is not None:
         with torch.no_grad():
             return _describe_tensor(kind_of(value), tensor, is_read, has_digest, read)
-    if is_beside:
-        digest = digest_of_bytes(_bytes_of(value)) if is_scalar(value) else ""
-        return Facts(kind=kind_of(value), text=quiet_text(value), digest=digest)
-    return Facts(kind=kind_of(value), text=short_text(value), digest=digest_of_bytes(_bytes_of(value)))
+    whole = whole_text(value)
+    digest = digest_of_bytes(whole.encode(errors="replace")) if whole else ""
+    return Facts(kind=kind_of(value), text=quiet_text(value), digest=digest)
 
 
 def has_own_code(tensor: torch.Tensor) -> bool:
@@ -135,7 +133,7 @@ def _describe_tensor(kind: str, value: torch.Tensor, is_read: bool, has_digest: 
     num_bytes = num_elements * (_told(local.element_size) or 0)
     return Facts(
         kind=kind,
-        text="" if shape is not None else short_text(value),
+        text="" if shape is not None else quiet_text(value),
         shape=shape,
         local_shape=_told(lambda: _sizes(local.shape)),
         offset=own.offset,
@@ -195,27 +193,3 @@ def is_dtensor(value: Any) -> TypeGuard[DTensor]:
     """Whether a value is a DTensor; imports DTensor only if something else has."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
-
-
-def _bytes_of(value: Any) -> bytes:
-    return _repr(value).encode(errors="replace")
-
-
-def _repr(value: Any) -> str:
-    return _text_by(repr, value)
-
-
-def short_text(value: Any) -> str:
-    """A short repr."""
-    text = _text_by(reprlib.repr if type(value).__module__ == "builtins" else repr, value)
-    text = text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"
-    return text.encode("utf-8", "replace").decode()  # half of a character cannot be sent to a page
-
-
-def _text_by(tell: Callable[[Any], str], value: Any) -> str:
-    try:
-        return str.__str__(tell(value))  # a subclass of str brings code of its own
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return f"<its repr() raised {type(error).__name__}>"

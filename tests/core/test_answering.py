@@ -247,29 +247,31 @@ def loud_values() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("is_beside", [True, False])
 @pytest.mark.parametrize("name", list(loud_values()))
-def test_no_code_of_the_users_runs_beside(name: str) -> None:
+def test_no_code_of_the_users_runs(name: str, is_beside: bool) -> None:
+    if name == "own" and not is_beside:
+        return  # what a tensor has by code of its class is asked where nothing else runs
     looker = looker_of(x=loud_values()[name])
     RAN.clear()
-    answers = [looker.answer(subject, True) for subject in questions("x")]
+    answers = [looker.answer(subject, is_beside) for subject in questions("x")]
     pickle.dumps(answers)
     assert RAN == []
     assert isinstance(answers[0], Found)
 
 
-def test_beside_a_cell_a_value_of_the_users_is_told_by_its_type() -> None:
+def test_a_value_of_the_users_is_told_by_its_type_at_any_time() -> None:
     looker = looker_of(object=object(), loud=[{"a": Loud()}], number=3, text="abc", model=nn.Linear(1, 1))
-    told = {name: looker.answer(Overview(name), True) for name in looker.shell.user_ns}
+    told = {name: looker.answer(Overview(name), False) for name in looker.shell.user_ns}
     assert told["object"].text == "<object>"
     assert told["loud"].text == "[{'a': <Loud>}]"
     assert [item.path for item in told["loud"].items] == ["[0]['a'].held"]
     assert (told["number"].text, told["text"].text) == ("3", "'abc'")
     assert told["model"].text == "Linear, 2 parameters and buffers"
-    assert (
-        told["number"].items[0].facts.digest == looker.answer(Overview("number"), False).items[0].facts.digest
-    )
-    idle = looker.answer(Overview("model"), False)
-    assert [item.path for item in idle.items] == [item.path for item in told["model"].items]
+    assert told["object"].items[0].facts.digest == ""  # others that are alike lie elsewhere
+    for name, idle in told.items():
+        beside = looker.answer(Overview(name), True)
+        assert (beside.text, beside.items) == (idle.text, idle.items)
 
 
 def test_tensors_of_the_users_classes_are_read_as_plain_ones_beside_a_cell() -> None:
@@ -303,23 +305,15 @@ class OwnText(str):
         raise TypeError("not to be pickled")
 
 
-class TellsOwnText:
-    def __repr__(self) -> str:
-        return OwnText("mine")
-
-
 def raise_(error: BaseException) -> None:
     raise error
 
 
 def test_whatever_is_raised_is_an_answer() -> None:
-    looker = looker_of(
-        ends=Ends(), interrupts=Interrupts(), own=TellsOwnText(), raise_=raise_, E=EndsWhenTold
-    )
-    assert looker.answer(Overview("ends"), False).text == "<its repr() raised SystemExit>"
-    assert looker.answer(Overview("ends"), True).text == "<Ends>"
-    assert looker.answer(Overview("interrupts"), True).text == "<Interrupts>"
-    assert type(looker.answer(Overview("own"), False).text) is str
+    looker = looker_of(ends=Ends(), interrupts=Interrupts(), own=OwnText(), raise_=raise_, E=EndsWhenTold)
+    assert looker.answer(Overview("ends"), False).text == "<Ends>"
+    assert looker.answer(Overview("interrupts"), False).text == "<Interrupts>"
+    assert looker.answer(Overview("own"), False).text == "<OwnText>"
     refusal = looker.answer(Overview("raise_(E())", runs=True), False)
     assert refusal == Refusal("EndsWhenTold", "<its str() raised SystemExit>")
     assert looker.answer(Overview("raise_(SystemExit(3))", runs=True), False) == Refusal("SystemExit", "3")

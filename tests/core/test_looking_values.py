@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import threading
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import nn
 from cellmesh.wire.looks import Digests, Found, Gradient, Histogram, Overview, Sample
 from cellmesh.workers.looking.gradients import gradients
 from cellmesh.workers.looking.nests import find, walk
-from cellmesh.workers.looking.values import digests, histogram, overview, sample
+from cellmesh.workers.looking.values import digests, histogram, one_thread, overview, sample
 
 
 def look(value: Any, **changes: Any) -> Found:
@@ -151,6 +152,48 @@ def test_long_nests_are_cut() -> None:
     assert (len(found.items), found.num_left_out) == (5, 16)
 
 
+def test_many_plain_values_are_one_item_and_push_no_tensor_out() -> None:
+    value = Trainer()
+    found = look(SimpleNamespace(losses=[0.5] * 30_000, tokens=[[1, 2]] * 200, weight=torch.ones(3)))
+    assert [item.path for item in found.items] == ["losses", "tokens", "weight"]
+    assert found.items[0].facts.text == "30,000 items: [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...]"
+    records = [{"text": "a", "tokens": [index], "more": value.inner.__dict__.copy()} for index in range(101)]
+    assert len(paths(records)) == 203  # the tensor once
+    records = [{"text": "a", "tokens": [index]} for index in range(101)]
+    assert paths({"records": records, "few": [1, 2]}) == ["['records']", "['few'][0]", "['few'][1]"]
+    mixed = look([torch.ones(1), *range(5000), torch.ones(2)], max_items=1500)
+    assert (len(mixed.items), mixed.num_left_out, mixed.items[-1].path) == (1002, 4000, "[5001]")
+    assert paths([0] * 101) == [""]
+    assert paths({index: torch.ones(1) for index in range(101)})[100] == "[100]"
+
+
+def test_objects_without_tensors_are_one_item() -> None:
+    class Frame:
+        def __init__(self) -> None:
+            self._blocks, self._name = Inner, None
+
+    class Settings:
+        def __init__(self) -> None:
+            self.rate, self._frame = 0.5, Frame()
+
+    assert paths(Frame()) == [""]
+    assert paths([Frame(), Settings()]) == ["[0]", "[1].rate", "[1]._frame"]
+    assert paths({"buffer": collections.deque([torch.ones(1), torch.ones(2)])}) == [
+        "['buffer'][0]",
+        "['buffer'][1]",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("form", ["plain", "scripted"])
+def test_modules_have_the_names_that_torch_gives(form: str) -> None:
+    model: Any = nn.Sequential(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)))
+    if form == "scripted":
+        model = torch.jit.trace(model.eval(), torch.ones(3, 2), check_trace=False)
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    assert paths(model) == [name for name, _ in tensors]
+
+
 def test_much_is_not_read_at_once() -> None:
     value = {"a": torch.ones(100), "b": torch.ones(100), "c": torch.ones(1)}
     found = look(value, max_elements=150)
@@ -177,15 +220,14 @@ def test_other_threads_keep_their_threads() -> None:
     torch.set_num_threads(2)
     seen: list[int] = []
 
-    class Probe:
-        def __repr__(self) -> str:
+    def look_once() -> None:
+        with one_thread():
             seen.append(torch.get_num_threads())
             checked.set()
             assert looked.wait(20)
-            return "probe"
 
     checked, looked = threading.Event(), threading.Event()
-    beside = threading.Thread(target=lambda: look([Probe()]))
+    beside = threading.Thread(target=look_once)
     try:
         beside.start()
         assert checked.wait(20)

@@ -50,7 +50,7 @@ class Looker:
 
         Args:
             subject: what.
-            is_beside: on another thread, while the main thread may be running: no code of the user's runs.
+            is_beside: on another thread, while the main thread may be running: nothing is evaluated.
 
         Returns:
             The answer (see `looks`), or a `Refusal`: of the exceptions only the main thread's
@@ -89,21 +89,23 @@ class Looker:
         from . import gradients, pictures, values  # rarely used
 
         value = self._value(subject, is_beside)
-        match subject:
-            case Overview():
-                return values.overview(value, subject, is_beside)
-            case Histogram():
-                return values.histogram(value, subject, is_beside)
-            case Picture():
-                return pictures.picture(value, subject, is_beside)
-            case Element():
-                return pictures.element(value, subject, is_beside)
-            case Gradients():
-                return gradients.gradients(value, is_beside)
-            case Digests():
-                return values.digests(value, subject, is_beside)
-            case Sample():
-                return values.sample(value, subject, is_beside)
+        # What a tensor's class makes of an operation is of no interest.
+        with torch._C.DisableTorchFunctionSubclass():
+            match subject:
+                case Overview():
+                    return values.overview(value, subject, is_beside)
+                case Histogram():
+                    return values.histogram(value, subject, is_beside)
+                case Picture():
+                    return pictures.picture(value, subject, is_beside)
+                case Element():
+                    return pictures.element(value, subject, is_beside)
+                case Gradients():
+                    return gradients.gradients(value, is_beside)
+                case Digests():
+                    return values.digests(value, subject, is_beside)
+                case Sample():
+                    return values.sample(value, subject, is_beside)
 
     def _value(self, subject: OfValue, is_beside: bool) -> Any:
         runs = isinstance(subject, Overview) and subject.runs and not is_beside

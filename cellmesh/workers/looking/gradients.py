@@ -34,11 +34,11 @@ def gradients(value: Any, is_beside: bool) -> tuple[Gradient, ...]:
 
 def _parameters(value: Any, is_beside: bool) -> Iterator[tuple[str, torch.Tensor]]:
     if issubclass(type(value), nn.Module):
-        found: Iterator[tuple[str, Any]] = parameters_of(value, is_beside)
+        found: Iterator[tuple[str, Any]] = parameters_of(value)
     else:  # what it computed follows autograd, too, and has no gradient of its own
         found = (
             (path, part)
-            for path, part in walk(value, is_beside)
+            for path, part in walk(value)
             if issubclass(type(part), torch.Tensor) and part.requires_grad and part.is_leaf
         )
     for path, part in found:

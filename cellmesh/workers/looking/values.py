@@ -13,9 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...wire.looks import Counts, Digests, Found, Histogram, Item, Overview, Sample, Sampled
-from ..inspection import as_tensor, describe, has_own_code, kind_of, own_part, short_text
+from ..inspection import as_tensor, describe, has_own_code, kind_of, own_part
 from .digests import digests_of_parts
-from .nests import find, settings_of, walk
+from .nests import MAX_PLAIN, as_known, find, settings_of, walk
 from .pieces import readable, sample_of_parts
 from .reading import Reader, UnreadableError, reading
 from .statistics import histogram_of
@@ -28,15 +28,14 @@ def overview(value: Any, subject: Overview, is_beside: bool) -> Found:
     """The tensors in a value, and what they are."""
     items: list[Item] = []
     shared: dict[tuple[str, int], str] = {}
-    num_left_out = num_read = 0
+    num_left_out = num_read = num_plain = 0
     parts: Iterator[tuple[str, Any]] = (
-        iter([(subject.path, find(value, subject.path, is_beside))])
-        if subject.path
-        else walk(value, is_beside)
+        iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
     )
     with torch.no_grad(), one_thread():
         for path, part in parts:
-            if len(items) >= subject.max_items:
+            num_plain += not as_known(part)
+            if len(items) >= subject.max_items or (num_plain > MAX_PLAIN and not as_known(part)):
                 num_left_out += 1
                 continue
             size = _num_elements(part)
@@ -51,7 +50,7 @@ def overview(value: Any, subject: Overview, is_beside: bool) -> Found:
             items.append(Item(path, facts, shared.get(memory) if memory else None))
             if memory:
                 shared.setdefault(memory, path)
-    text = _text_of(value, len(items) + num_left_out, is_beside)
+    text = _text_of(value, len(items) + num_left_out)
     return Found(kind_of(value), text, tuple(items), num_left_out, is_beside)
 
 
@@ -116,7 +115,7 @@ def tensor_at(value: Any, path: str, is_beside: bool = False) -> torch.Tensor:
         LookupError: there is nothing at this path.
         TypeError: there is no tensor, or one that only code of its class can read.
     """
-    part = find(value, path, is_beside)
+    part = find(value, path)
     tensor = as_tensor(part)
     if tensor is None:
         raise TypeError(f"{path or 'it'} is no tensor: {kind_of(part)}")
@@ -133,14 +132,14 @@ def data_at(value: Any, path: str, is_beside: bool = False) -> torch.Tensor:
         raise ValueError(str(error)) from None
 
 
-def _text_of(value: Any, num_items: int, is_beside: bool) -> str:
+def _text_of(value: Any, num_items: int) -> str:
     if as_tensor(value) is not None:
         return ""
     if issubclass(type(value), Optimizer):
         return settings_of(value)
     if issubclass(type(value), nn.Module):
         return f"{type(value).__name__}, {num_items} parameters and buffers"
-    return quiet_text(value) if is_beside else short_text(value)
+    return quiet_text(value)
 
 
 def _num_elements(part: Any) -> int:
