@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +26,12 @@ from cellmesh.wire.looks import (
     Refusal,
     Sample,
 )
+from cellmesh.workers.looking import pictures
 from cellmesh.workers.looking import reading as reading_module
 from cellmesh.workers.looking.answering import Looker
 from cellmesh.workers.looking.names import describe_shortly
 from cellmesh.workers.looking.pieces import pieces
-from cellmesh.workers.looking.reading import UnreadableError, reading
+from cellmesh.workers.looking.reading import Copier, Reader, UnreadableError, reading
 
 from .test_looking_pieces import quantised, tensors
 
@@ -125,6 +127,60 @@ def test_a_huge_slice_is_sampled_beside_a_cell_as_well() -> None:
     pixels = Looker(shell, SimpleNamespace()).answer(subject, is_beside=True)  # type: ignore[arg-type]
     assert pixels.is_sampled
     np.testing.assert_allclose(pixels.values[:, 0], np.arange(30) * 100 + 50, atol=20)
+
+
+def test_what_is_copied_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_module, "_MAX_BYTES", 1 << 12)
+    monkeypatch.setattr(reading_module, "_MIN_BYTES", 1)
+    sizes: list[int] = []
+    make_room = Copier._make_room
+
+    def noted(copier: Copier, num_bytes: int) -> None:
+        sizes.append(num_bytes)
+        make_room(copier, num_bytes)
+
+    monkeypatch.setattr(Copier, "_make_room", noted)
+    whole = torch.arange(90_000.0).reshape(300, 10, 30)
+    for view in (
+        whole[:, :, 0],
+        whole[:, 0, 0],
+        whole.permute(1, 2, 0),
+        whole,
+        whole[:, 1].expand(2, 300, 30),
+        COMPLEX.conj(),
+    ):
+        check(view)
+    assert len(sizes) > 5
+    assert max(sizes) <= 1 << 12
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_long_row_of_pixels_is_read_in_parts(is_beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "piece_size", lambda part: 100)
+    taken: list[int] = []
+    for kind in (Reader, Copier):
+        monkeypatch.setattr(kind, "take", noting(kind.take, taken))
+    value = torch.randn(40_009, 3, generator=torch.Generator().manual_seed(1))[:, 1]
+    shell: Any = SimpleNamespace(user_ns={"x": value})
+    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    for reduction in ("mean", "absmax"):
+        subject = Picture("x", "", (), (-1, 0), (0, 1), (0, 40_009), 9, 97, reduction)  # type: ignore[arg-type]
+        pixels = looker.answer(subject, is_beside)
+        edges = [index * 40_009 // 97 for index in range(98)]
+        join = np.mean if reduction == "mean" else lambda part: np.abs(part).max()
+        wanted = [join(value[a:b].numpy()) for a, b in itertools.pairwise(edges)]
+        np.testing.assert_allclose(pixels.values, [wanted], rtol=1e-4, atol=1e-6)
+    assert max(taken) <= 800
+    assert sum(taken) == 2 * 40_009
+
+
+def noting(take: Any, sizes: list[int]) -> Any:
+    def taking(read: Reader, view: torch.Tensor) -> torch.Tensor:
+        sizes.append(view.numel())
+        taken: torch.Tensor = take(read, view)
+        return taken
+
+    return taking
 
 
 def test_memory_that_is_freed_between_two_pieces_is_not_read() -> None:

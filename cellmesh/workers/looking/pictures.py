@@ -1,6 +1,6 @@
 """A part of a 2-D slice of a tensor, reduced to pixels on the device where it lies.
 
-A huge slice is read band by band, each a few pixels high: what is taken beside it stays small.
+A huge slice is read some pixels at a time: what is taken beside it stays small.
 """
 
 from __future__ import annotations
@@ -191,14 +191,18 @@ def _reduce(
         share = _COPIED_SHARE if read.is_beside else _SAMPLED_SHARE
         return _sample(part, height, width, subject, subject.max_elements // share, read), True
     row_edges, col_edges = _edges(height, num_rows), _edges(width, num_cols)
-    # Rows of pixels that are read together.
-    band = max(1, 8 * piece_size(part) * height // max(1, num_rows * num_cols))
+    # Pixels that are read together: rows of them, or a part of one row.
+    num_pixels = max(1, 8 * piece_size(part) * height * width // max(1, num_rows * num_cols))
+    band, strip = max(1, num_pixels // width), min(num_pixels, width)
     bands = []
     for top in range(0, height, band):
-        edges = row_edges[top : top + band + 1]
-        begin, end = int(edges[0]), int(edges[-1])
-        joined = _join(_plain(read.take(part[begin:end]), subject), edges - begin, 0, is_mean)
-        bands.append(_join(joined, col_edges, 1, is_mean))
+        ys = row_edges[top : top + band + 1]
+        strips = []
+        for left in range(0, width, strip):
+            xs = col_edges[left : left + strip + 1]
+            block = _plain(read.take(part[ys[0] : ys[-1], xs[0] : xs[-1]]), subject)
+            strips.append(_join(_join(block, ys - ys[0], 0, is_mean), xs - xs[0], 1, is_mean))
+        bands.append(torch.cat(strips, 1))
     return torch.cat(bands), False
 
 

@@ -26,6 +26,8 @@ _MAX_RUNS = 1024
 # Elements that lie apart are copied in one run with what is between them, which may be so many times more.
 _GAPS = 32
 _MIN_BYTES = 1 << 20
+# Of more, with what lies between the elements, one part is copied after the other.
+_MAX_BYTES = 1 << 23
 # Devices whose memory the kernel copies.
 _COPIED = ("cpu",)
 
@@ -92,8 +94,17 @@ class Copier(Reader):
             steps = torch.arange(view.shape[dim], dtype=torch.int64, device="cpu") * view.stride(dim)
             offsets = (steps[:, None] + offsets).reshape(-1)
             strides[dim], pitch = pitch, pitch * view.shape[dim]
+        if dims and pitch * view.element_size() > _MAX_BYTES:
+            return self._take_in_parts(view, max(dims, key=view.stride), pitch)
         flat = self._copy(view, offsets, span)
         return _as(view, flat.as_strided(view.shape, strides))
+
+    def _take_in_parts(self, view: torch.Tensor, dim: int, span: int) -> torch.Tensor:
+        taken = torch.empty_like(view)
+        size = max(1, view.shape[dim] * _MAX_BYTES // (2 * span * view.element_size()))
+        for part, into in zip(torch.split(view, size, dim), torch.split(taken, size, dim), strict=True):
+            into.copy_(self.take(part))
+        return taken
 
     def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
         """A copy of ``data[index]`` for a tensor of indices a dim, likewise."""
