@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from cellmesh.workers.looking.gradients import gradients
 from cellmesh.workers.looking.paths import NeedsCode, follow
 
 RAN: list[str] = []
@@ -187,6 +188,21 @@ def test_what_takes_code_is_told_and_not_run(expression: str) -> None:
 def test_where_nothing_is_the_error_is_pythons(expression: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         follow(expression, names())
+
+
+def test_a_gradient_that_is_not_kept_is_said_to_be_none_and_torch_does_not_warn() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    tensor, kept = leaf * 2, leaf * 3
+    kept.retain_grad()
+    (tensor + kept).sum().backward()
+    space = {"leaf": leaf, "tensor": tensor, "kept": kept, "parts": {"tensor": tensor}}
+    with pytest.raises(AttributeError, match="no leaf"):
+        follow("tensor.grad", space)
+    assert follow("leaf.grad", space) is leaf.grad
+    assert follow("kept.grad", space) is kept.grad
+    model = nn.Linear(3, 1)
+    model._parameters["weight"] = tensor  # type: ignore[assignment]  # as torch's functional calls do
+    assert [one.has_grad for one in gradients(model, False)] == [False, False]
 
 
 def test_a_property_comes_before_what_an_object_holds() -> None:

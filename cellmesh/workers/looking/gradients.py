@@ -13,6 +13,7 @@ from ...wire.looks import Gradient
 from ..inspection import describe, has_own_code, kind_of, own_part
 from .nests import parameters_of, walk
 from .reading import Reader
+from .resolving import keeps_grad
 from .values import looking, one_thread
 
 
@@ -47,7 +48,7 @@ def _parameters(value: Any, is_beside: bool) -> Iterator[tuple[str, torch.Tensor
 
 
 def _gradient(name: str, parameter: torch.Tensor, read: Reader) -> Gradient:
-    grad = parameter.grad
+    grad = parameter.grad if keeps_grad(parameter) else None
     own = describe(parameter, has_digest=False, read=read)
     if grad is None:
         shape, shard = own.local_shape or (), own_part(parameter).shard

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..inspection import is_dtensor
-from .resolving import SLOTS, Unknown, boxes, has, held_by, in_classes, vars_of
+from .resolving import SLOTS, Unknown, boxes, has, held_by, in_classes, keeps_grad, vars_of
 
 
 class NeedsCode(Exception):
@@ -81,6 +81,8 @@ def _attribute(owner: Any, name: str) -> Any:
     if issubclass(kind, torch.Tensor):
         is_own = name in _OF_ANY_TENSOR or (kind in _PLAIN_TENSORS and name in _OF_PLAIN_TENSORS)
         if is_own and _is_torchs(kind, name):
+            if name == "grad" and not keeps_grad(owner):
+                raise AttributeError("it is no leaf, and keeps its gradient only after retain_grad()")
             with torch._C.DisableTorchFunctionSubclass():
                 return getattr(owner, name)
     if issubclass(kind, type):

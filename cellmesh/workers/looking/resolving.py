@@ -170,6 +170,12 @@ def has(kind: type, name: str) -> bool:
     return any(name in vars_of(each) for each in classes_of(kind))
 
 
+def keeps_grad(tensor: torch.Tensor) -> bool:
+    """Whether a tensor keeps its gradient: to ask another one for it makes torch warn, into a cell's output."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad"))
+
+
 def is_property(kind: type, name: str) -> bool:
     """Whether an attribute of a class's instances is what code gives."""
     try:
