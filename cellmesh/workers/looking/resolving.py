@@ -171,7 +171,7 @@ def has(kind: type, name: str) -> bool:
 
 
 def keeps_grad(tensor: torch.Tensor) -> bool:
-    """Whether a tensor keeps its gradient: to ask another one for it makes torch warn, into a cell's output."""
+    """Whether a tensor keeps its gradient: where another one is asked for it, torch warns."""
     with torch._C.DisableTorchFunctionSubclass():
         return any(in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad"))
 
