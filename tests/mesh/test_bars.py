@@ -46,7 +46,9 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 def bar_updates(outcome: Outcome) -> list[dict[str, Any]]:
-    return [content for kind, content in outcome.messages if kind.endswith("display_data")]
+    """What is drawn of bars; the line that tells of a cell which takes long is text only."""
+    shown = [content for kind, content in outcome.messages if kind.endswith("display_data")]
+    return [content for content in shown if content["data"].keys() >= {"text/html", "text/plain"}]
 
 
 FINISHED = [
