@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,107 @@ class OwnModule(nn.Module):
     """A module with a text of its own."""
 
     __repr__ = Own.__repr__  # type: ignore[assignment]
+
+
+class Asking:
+    """What answers by code."""
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(name)
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        RAN.append("len")
+        return 3
+
+    def getdoc(self) -> str:
+        RAN.append("getdoc")
+        return "doc"
+
+    @property
+    def __signature__(self) -> Any:
+        RAN.append("signature")
+        raise AttributeError
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        RAN.append("class")
+        return Asking
+
+    def __repr__(self) -> str:
+        RAN.append("repr")
+        return "asking"
+
+    def __call__(self, step: int, *more: int, scale: object = 2.0, **others: int) -> None:
+        RAN.append("call")
+
+
+class Meta(type):
+    def __getattr__(cls, name: str) -> Any:
+        RAN.append(f"meta {name}")
+        raise AttributeError(name)
+
+
+class OfMeta(metaclass=Meta):
+    """Of a metaclass."""
+
+    def __init__(self, size: int) -> None:
+        """Make one."""
+
+
+class Lazy(types.ModuleType):
+    """A module that answers by code."""
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(f"lazy {name}")
+        raise AttributeError(name)
+
+
+RAN: list[str] = []
+
+
+def defaulted(step: int, value: object = Asking()) -> None:
+    """Has a default."""
+
+
+def wrapped(rows: list[int], last: int | None = None) -> None:
+    """A wrapped one."""
+
+
+@functools.wraps(wrapped)
+def wrapping(*args: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("detail", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (Asking(), ["What answers by code.", "(step, *more, scale=2.0, **others)", "Asking"]),
+        (OfMeta, ["Of a metaclass.", "(size)"]),
+        (OfMeta(3), ["Of a metaclass.", "Make one."]),
+        (Lazy("lazy", "Its text."), ["Its text.", "Lazy"]),
+        (defaulted, ["Has a default.", "(step, value=<Asking>)"]),
+        (wrapping, ["A wrapped one.", "(rows: 'list[int]', last: 'int | None' = None)"]),
+        (nn.Linear, ["in_features", "Applies an affine"]),
+        (nn.Linear(2, 3), ["Linear(in_features=2", "Applies an affine"]),
+        ([1, 2], ["[1, 2]", "Length"]),
+    ],
+    ids=["object", "class", "instance", "module", "default", "wrapper", "torch", "layer", "list"],
+)
+def test_help_asks_no_code_of_the_users(value: Any, wanted: list[str], detail: int) -> None:
+    shell: Any = SimpleNamespace(
+        user_ns={"x": value}, inspector=Inspector(theme_name="nocolor"), cell_of=lambda file: None
+    )
+    RAN.clear()
+    told = explain(shell, Explain("x", detail))
+    assert RAN == []
+    if not detail:
+        assert [part for part in wanted if part not in told] == [], told
+    elif type(value) is nn.Linear:
+        assert "class Linear(Module)" in told
+    elif value is defaulted or value is wrapping:
+        assert f"def {'defaulted' if value is defaulted else 'wrapped'}(" in told
 
 
 def freed() -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch import nn
 
 from ...wire.looks import Explain
 from ..shell import RankShell
+from .instances import facts_of, is_pythons
 from .resolving import (
     InstanceOf,
     Unknown,
@@ -39,9 +40,14 @@ def explain(shell: RankShell, subject: Explain) -> str:
         return ""
     info = OInfo(ismagic=False, isalias=False, found=True, namespace="ranks", parent=None, obj=found)
     inspector = _quiet(shell.inspector, _text_of(found))
-    bundle = inspector._get_info(found, subject.name, info=info, detail_level=subject.detail)
-    text = _name_cell(str(bundle["text/plain"]), found, shell)
     source = _source_of_class(found) if subject.detail else ""
+    if is_pythons(found):
+        bundle = inspector._get_info(found, subject.name, info=info, detail_level=subject.detail)
+        text = _name_cell(str(bundle["text/plain"]), found, shell)
+    else:
+        facts = facts_of(found, subject.name, _text_of(found), bool(subject.detail))
+        fields = inspector._make_info_unformatted(None, facts, None, subject.detail, ())
+        text = str(inspector.format_mime(fields)["text/plain"])
     return f"{text.rstrip()}\nSource:\n{source}\n" if source else text
 
 
