@@ -166,8 +166,8 @@ class Found:
 
     Attributes:
         kind: the value's type.
-        text: its short repr, where it is no tensor.
-        items: its tensors.
+        text: what it is in short, where it is no tensor; of a class of the user's, its name.
+        items: its tensors, and plain values beside them: never so many that these push out a tensor.
         num_left_out: how many more there are.
         is_torn: it was looked at beside the main thread, which may have run.
     """
