@@ -150,7 +150,7 @@ class Core:
         """
         now = self._see(now)
         if self.state != "ready":
-            reason = f"is not there: the mesh is {self.state}"
+            reason = f"cannot be reached: the mesh is {self.state}"
             return [Deliver(run, tuple(ranks), Parcel(Died(min(ranks), reason, ""))), Finish(run)]
         is_work = channel == "work"
         effects = self._recovery.before_run(ranks, now) if is_work else []

@@ -26,7 +26,7 @@ from .arguments import check_expression, dump_call, dump_names
 from .core import encode_work
 from .options import ranks_at
 from .output.printer import Printer
-from .output.sinks import SilentSink, Sink, current_sink
+from .output.sinks import SilentSink, Sink, Unremarked, current_sink
 from .run import Run
 from .session import Session
 from .source import read_cell
@@ -384,7 +384,8 @@ class Ranks:
         probe = verb(0)
         # A value that cannot be had is told once, by the exception; user code's tracebacks as they come.
         shows_traces = isinstance(probe, RunCell | RunCall)
-        printer = Printer(self.ranks, sink or current_sink(self._session.beside.displays), shows_traces)
+        sink = sink or current_sink(self._session.beside.displays)
+        printer = Printer(self.ranks, Unremarked(sink) if isinstance(probe, Look) else sink, shows_traces)
         return self._session.start_run(
             self.ranks,
             self._single,

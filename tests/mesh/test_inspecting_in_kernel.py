@@ -28,7 +28,11 @@ def notebook() -> Iterator[Notebook]:
             assert opened.run("%load_ext cellmesh\n%dist_start 2").status == "ok"
             assert opened.run(CELL).status == "ok"
             yield opened
-            assert opened.run("%dist_stop").status == "ok"
+            opened.run("%dist_inspect w --watch")
+            opened.run("%%dist\nw += 1")  # it is looked at again while the mesh is stopped
+            stopped = opened.run("%dist_stop")
+            assert stopped.status == "ok"
+            assert stopped.text() == stopped.text("stderr") == ""  # nothing of looks that came too late
             check_nothing_left(directory)
         check_nothing_left(directory)
 

@@ -112,6 +112,25 @@ class SilentSink:
     def status(self, text: str, final: bool) -> None: ...
 
 
+class Unremarked:
+    """Shows what code prints, and no remarks, which who has asked is told otherwise.
+
+    Args:
+        sink: where that goes.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        self._sink.show(blocks)
+
+    def note(self, text: str) -> None: ...
+
+    def status(self, text: str, final: bool) -> None:
+        self._sink.status(text, final)
+
+
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
     """The sink for the code that asks: its notebook cell in a Jupyter kernel, else the console.
 
