@@ -7,13 +7,12 @@ import json
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,12 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from tests.conftest import KERNEL_CONFIG
+
 PICTURES = Path(__file__).resolve().parents[2] / "artifacts" / "browser"
 START_S = 60.0
-END_S = 10.0
+END_S = 30.0
+LOOK_S = 30.0
 
 _SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight are in the page, too
@@ -85,18 +87,18 @@ NOTEBOOK = Application(
 
 @dataclass(frozen=True)
 class Server:
-    """A Jupyter of our own on a free port of the loopback interface.
+    """A Jupyter of our own on the loopback interface.
 
     Args:
         home: its configuration, notebooks and runtime directory are below it.
-        port: where it listens.
         token: what it asks for.
+        port: where it listens, 0 before it has said so.
         application: JupyterLab, or what else is served.
     """
 
     home: Path
-    port: int
     token: str
+    port: int = 0
     application: Application = LAB
 
     @property
@@ -147,17 +149,15 @@ def serve(application: Application = LAB) -> Iterator[Server]:
         RuntimeError: it did not start.
     """
     with tempfile.TemporaryDirectory(prefix="cm-") as directory:  # short: sockets' addresses are
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        server = Server(Path(directory), port, secrets.token_hex(16), application)
+        server = Server(Path(directory), secrets.token_hex(16), application=application)
         server.notebooks.mkdir()
         for name, settings in _SETTINGS.items():
             path = server.home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(settings))
-        process = _start(server)
+        process, port = _start(server)
         try:
-            yield server
+            yield replace(server, port=port)
         finally:
             process.terminate()
             process.wait(END_S)
@@ -165,16 +165,15 @@ def serve(application: Application = LAB) -> Iterator[Server]:
         assert left == []
 
 
-def _start(server: Server) -> subprocess.Popen[str]:
+def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
     home, application = server.home, server.application
     config = home / "config" / f"{application.config}.json"
     config.parent.mkdir()
-    config.write_text(json.dumps(application.options))
+    config.write_text(json.dumps({**application.options, **KERNEL_CONFIG}))
     process = subprocess.Popen(
         [
             sys.executable, "-m", application.module, "--no-browser", "--allow-root",
-            "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={server.port}", "--ServerApp.port_retries=0",
-            f"--ServerApp.root_dir={server.notebooks}",
+            "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--ServerApp.root_dir={server.notebooks}",
         ],
         env={
             **os.environ,
@@ -192,23 +191,27 @@ def _start(server: Server) -> subprocess.Popen[str]:
         text=True,
     )  # fmt: skip
     settled = threading.Event()
+    address = re.compile(rf"http://127\.0\.0\.1:(\d+)/{application.landing}")
     lines: list[str] = []
+    ports: list[int] = []
 
     def read() -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 lines.append(line)
-                if f"{server.url}/{application.landing}" in line:
+                if found := address.search(line):
+                    ports.append(int(found[1]))
                     settled.set()
         settled.set()  # it has ended
 
     threading.Thread(target=read, daemon=True).start()
-    if not settled.wait(START_S) or process.poll() is not None:
+    settled.wait(START_S)
+    if not ports or process.poll() is not None:
         process.kill()
         process.wait()
         raise RuntimeError(f"{application.module} did not start:\n" + "".join(lines))
-    return process
+    return process, ports[0]
 
 
 @contextlib.contextmanager
@@ -218,6 +221,7 @@ def browse(chromium: str) -> Iterator[Browser]:
     Args:
         chromium: its executable.
     """
+    expect.set_options(timeout=LOOK_S * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=_CHROMIUM_OPTIONS)
         yield browser

@@ -22,8 +22,8 @@ from .rows import Doing, Fault, cell_for, holder_for, outcome_of
 from .striking import STRIKES, MemoryLimit
 from .watching import Shown, Stuck, deadline, diagnose, runs_in, wait_until
 
-ARRIVAL_S = 20.0
-CELL_S = 90.0
+ARRIVAL_S = 40.0
+CELL_S = 200.0
 # After the death of what a new rank needs, a rank is killed and replaced.
 NEEDED = ("zygote SIGKILL", "store SIGKILL")
 # Between two presses of the stop button.
@@ -298,7 +298,7 @@ class _Trial:
         """What waited behind the run: it has run on ranks that live, unless it was stopped as well."""
         error: BaseException | None = None
         try:
-            queued.result(timeout_s=20)
+            queued.result(timeout_s=ARRIVAL_S)
         except (cm.RankFailure, RanksInterrupted) as e:
             error = e
         match self.outcome:
@@ -316,7 +316,7 @@ class _Trial:
 
     def _check_dead_is_told(self) -> None:
         with pytest.raises((cm.RankDied, cm.RankFailure), match=self.fault.words):
-            self.rig.mesh.submit(int).result(timeout_s=5)
+            self.rig.mesh.submit(int).result(timeout_s=ARRIVAL_S)
 
     def _check_end(self) -> float:
         took_s = time.time() - self.struck_at

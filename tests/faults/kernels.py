@@ -29,7 +29,7 @@ Killer = Callable[[Path], float]
 MESH_NAME = "survivor"
 LEASE_S = 60.0
 READY_S = 60.0
-ATTACH_S = 5.0
+ATTACH_S = 30.0
 
 _SCRIPT = """
 import json, sys

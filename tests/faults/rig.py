@@ -26,7 +26,7 @@ NUM_STEPS = 60
 # agent, zygote, store, and the ranks
 NUM_PROCESSES = 3 + NUM_RANKS
 LARGE_BYTES = 300_000
-_SETTLE_S = 10.0
+_SETTLE_S = 30.0
 # Name of the thread that waits for the end of an agent after a `detach`.
 REAPER = "cellmesh-reaper"
 

@@ -48,7 +48,7 @@ def kill_process(name: str) -> Callable[[Rig, int], None]:
         wait_until(lambda: processes_named(rig.directory, name), 10, f"{name} is there")
         (process,) = processes_named(rig.directory, name)
         process.kill()
-        assert not psutil.wait_procs([process], timeout=5)[1], f"{name} does not end"
+        assert not psutil.wait_procs([process], timeout=20)[1], f"{name} does not end"
 
     return strike
 

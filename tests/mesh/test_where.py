@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.conftest import check_nothing_left
+from tests.conftest import KERNEL_CONFIG, check_nothing_left
 from tests.mesh.test_kernel import plain
 
 CELLS = (
@@ -34,7 +34,7 @@ CELLS = (
 def test_an_executed_notebook_shows_still_pictures(runtime_dir: Path) -> None:
     more = ("%dist_plot later", "%%dist\ncm.log(later=2.5)", "%dist_stop")
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in [*CELLS, *more]])
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=60, kernel_name="python3", config=KERNEL_CONFIG).execute()
     shown = [output for cell in notebook.cells[2:7] for output in cell.outputs]
     assert all(output.output_type in ("display_data", "execute_result") for output in shown)
     assert all({"text/plain", "text/html"} == set(output.data) for output in shown)
@@ -71,7 +71,7 @@ WATCHED_SHOWN = (r"--follow needs a notebook", r"1 +Tensor +\(3, 3\) +float32 +c
 
 @pytest.mark.parametrize(
     ("program", "more", "shown"),
-    [(("IPython", "--no-banner"), WATCHED, WATCHED_SHOWN), (("jupyter_console",), (), ())],
+    [(("IPython", "--no-banner"), WATCHED, WATCHED_SHOWN), (("jupyter_console", "--transport=ipc"), (), ())],
 )
 def test_a_terminal_shows_text(
     program: tuple[str, ...],
