@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,6 @@ import pytest
 from traitlets.config import Config
 
 LEFTOVER_S = 15.0
-# A kernel's ports are chosen before it binds them, and what else runs may be given one of them meanwhile.
-KERNEL_CONFIG = Config({"KernelManager": {"transport": "ipc"}})
 
 
 @contextlib.contextmanager
@@ -32,6 +31,15 @@ def own_runtime_dir() -> Iterator[Path]:
         else:
             os.environ["JUPYTER_RUNTIME_DIR"] = before
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def kernel_config() -> Config:
+    """What a kernel's manager is to be given: its sockets have names in the runtime directory.
+
+    Ports are chosen before the kernel binds them, and what else runs may be given one of them meanwhile.
+    """
+    name = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4().hex[:8]}"
+    return Config({"KernelManager": {"transport": "ipc", "ip": str(name)}})
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,6 +62,22 @@ def processes_of(directory: Path) -> list[psutil.Process]:
         if any(f"{directory}/" in word for word in process.info["cmdline"] or ()):
             found.append(process)
     return [process for process in found if process.pid != os.getpid()]
+
+
+def processes_named(directory: Path, name: str) -> list[psutil.Process]:
+    """Of these the ones of that name: ``cellmesh-agent``, ``cellmesh-zygote``, ``cellmesh-store``."""
+    found = []
+    for process in processes_of(directory):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if process.name() == name:
+                found.append(process)
+    return found
+
+
+def process_named(directory: Path, name: str) -> psutil.Process:
+    """The one of that name."""
+    (found,) = processes_named(directory, name)
+    return found
 
 
 def check_nothing_left(directory: Path) -> None:

@@ -22,8 +22,6 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from tests.conftest import KERNEL_CONFIG
-
 PICTURES = Path(__file__).resolve().parents[2] / "artifacts" / "browser"
 START_S = 60.0
 END_S = 30.0
@@ -34,6 +32,8 @@ _SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "completer-extension/manager": {"providerTimeout": 20_000},  # on a loaded machine, a second is short
 }
+# Not at ports, which are chosen before a kernel binds them: what else runs may be given one meanwhile.
+_KERNELS = {"KernelManager": {"transport": "ipc"}}
 _CHROMIUM_OPTIONS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -169,7 +169,7 @@ def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
     home, application = server.home, server.application
     config = home / "config" / f"{application.config}.json"
     config.parent.mkdir()
-    config.write_text(json.dumps({**application.options, **KERNEL_CONFIG}))
+    config.write_text(json.dumps({**application.options, **_KERNELS}))
     process = subprocess.Popen(
         [
             sys.executable, "-m", application.module, "--no-browser", "--allow-root",

@@ -95,6 +95,7 @@ def test_the_inspector_shows_what_ranks_hold(browser: Browser, server: Server) -
         # --watch: the next cell changes it
         root.get_by_role("tab", name="Overview").click()
         notebook.run("%%dist\nw.fill_(41 + rank)")
+        root.scroll_into_view_if_needed()  # what nobody sees is looked at again once somebody does
         expect(rows.nth(1).locator("[data-key=max]")).to_have_text("42")
         expect(rows.nth(0).locator("[data-key=num_nan]")).to_have_text("0")
 
@@ -108,12 +109,13 @@ def test_the_inspector_shows_what_ranks_hold(browser: Browser, server: Server) -
             "    time.sleep(0.05)\n"
             "w.fill_(99 + rank)"
         )
-        root.scroll_into_view_if_needed()  # what nobody sees is not followed
+        root.scroll_into_view_if_needed()
         expect(rows.nth(1).locator("[data-key=max]")).to_have_text("78", timeout=20_000)
         expect(root.locator(".cmi-notice")).to_contain_text("values may be torn")
         expect(running.root.locator(".jp-InputPrompt")).to_have_text("[*]:")
         (server.notebooks / "go-on").touch()
         running.wait_for_end()
+        root.scroll_into_view_if_needed()
         expect(rows.nth(1).locator("[data-key=max]")).to_have_text("100")
         expect(root.locator(".cmi-notice")).to_be_hidden()
 

@@ -165,7 +165,7 @@ def test_a_cell_that_hangs_says_where_and_the_stop_button_ends_it(notebook: Note
     )
     notebook.picture("waiting")
     notebook.press_stop()
-    cell.wait_for_end(timeout_s=5)
+    cell.wait_for_end()
     assert (
         "RanksInterrupted: rank 0 raised KeyboardInterrupt: interrupted in time.sleep (line 4); "
         "ranks 1-3 raised KeyboardInterrupt: interrupted in barrier (line 5)"

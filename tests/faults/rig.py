@@ -17,10 +17,10 @@ import zmq
 
 import cellmesh as cm
 from cellmesh.controller.effects import HealReport
-from tests.conftest import check_nothing_left, own_runtime_dir, processes_of
+from tests.conftest import check_nothing_left, own_runtime_dir, processes_named, processes_of
 
 from .models import DIMS, NUM_RANKS, SETUP, SETUP_NEW
-from .watching import WATCHDOG, Shown, deadline, processes_named, wait_until
+from .watching import WATCHDOG, Shown, deadline, wait_until
 
 NUM_STEPS = 60
 # agent, zygote, store, and the ranks

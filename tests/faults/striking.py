@@ -12,8 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from tests.conftest import processes_named
+
 from .rig import Rig
-from .watching import processes_named, wait_until
+from .watching import wait_until
 
 _ROOT_V1 = Path("/sys/fs/cgroup/memory")
 _ROOT_V2 = Path("/sys/fs/cgroup")

@@ -13,11 +13,9 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
-
 import cellmesh as cm
 from cellmesh.controller.output.fold import Block, Line, Live, Trace
-from tests.conftest import processes_of
+from tests.conftest import processes_named, processes_of
 
 _DIAGNOSIS_S = 20.0
 # Name of the threads of `deadline`.
@@ -51,16 +49,6 @@ def runs_in(thread: int, code: types.CodeType) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def processes_named(directory: Path, name: str) -> list[psutil.Process]:
-    """A mesh's processes of that name: ``cellmesh-agent``, ``cellmesh-zygote``, ``cellmesh-store``."""
-    found = []
-    for process in processes_of(directory):
-        with contextlib.suppress(psutil.Error):
-            if process.name() == name[:15]:
-                found.append(process)
-    return found
 
 
 @contextlib.contextmanager

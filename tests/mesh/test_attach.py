@@ -25,7 +25,7 @@ from tests.conftest import check_nothing_left, processes_of
 
 from .conftest import Recorder
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 SCRIPT = """
 import sys

@@ -26,7 +26,7 @@ from cellmesh.wire.place import Place
 from cellmesh.wire.ticket import Ticket, make_directory, new_key, read_ticket, runtime_root, write_ticket
 from tests.conftest import check_nothing_left
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 
 # Lowers the limit, then becomes the command that follows.

@@ -11,7 +11,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 import cellmesh as cm
-from tests.conftest import KERNEL_CONFIG, check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
 
 from .test_kernel import WAIT_S, Notebook, Outcome, plain
 
@@ -24,7 +24,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A kernel with a mesh of three, which logs no exception."""
     log = tmp_path_factory.mktemp("kernel") / "log"
     with own_runtime_dir() as directory:
-        manager = KernelManager(kernel_name="python3", config=KERNEL_CONFIG)
+        manager = KernelManager(kernel_name="python3", config=kernel_config())
         with log.open("w") as file:
             manager.start_kernel(stderr=file)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,15 +12,10 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from tests.conftest import check_nothing_left, processes_of
+from tests.conftest import check_nothing_left, process_named, processes_named
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 _GROUPS = Path("/sys/fs/cgroup/memory")
-
-
-def process_named(directory: Path, name: str) -> psutil.Process:
-    (found,) = [process for process in processes_of(directory) if process.name() == name]
-    return found
 
 
 def death_in(mesh: cm.Mesh, source: str) -> cm.RankDied:
@@ -34,8 +30,9 @@ def death_in(mesh: cm.Mesh, source: str) -> cm.RankDied:
 
 def wait_for_process(directory: Path, name: str, other_than: int) -> int:
     """Until there is another process of this name; its number."""
-    for _ in range(20_000):
-        found = [p.pid for p in processes_of(directory) if p.name() == name and p.pid != other_than]
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        found = [process.pid for process in processes_named(directory, name) if process.pid != other_than]
         if found:
             return found[0]
     raise AssertionError(f"no new {name}")

@@ -15,11 +15,11 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import NoMeshError, RanksInterrupted
-from tests.conftest import check_nothing_left, own_runtime_dir, processes_of
+from tests.conftest import check_nothing_left, own_runtime_dir, process_named, processes_of
 
 from .conftest import Recorder
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,6 @@ def waiting_mesh() -> Iterator[cm.Mesh]:
         with cm.start(2, on_error="wait") as started:
             yield started
         check_nothing_left(directory)
-
-
-def process_named(directory: Path, name: str) -> psutil.Process:
-    (found,) = [process for process in processes_of(directory) if process.name() == name]
-    return found
 
 
 # ---- deaths
@@ -113,7 +108,7 @@ def test_the_agents_death_ends_everything_and_is_told(runtime_dir: Path) -> None
     with pytest.raises(cm.RankFailure, match="agent"):
         run.result(timeout_s=WAIT_S)
     check_nothing_left(runtime_dir)
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert not alive
     with pytest.raises(NoMeshError, match="agent"):
         mesh.run(int)
@@ -181,7 +176,7 @@ def test_nothing_is_left_when_the_notebooks_process_ends(how: str, runtime_dir: 
     process.wait(WAIT_S)
     process.stdout.close()
     check_nothing_left(runtime_dir)
-    _, alive = psutil.wait_procs(sleepers, timeout=5)
+    _, alive = psutil.wait_procs(sleepers, timeout=WAIT_S)
     assert not alive
 
 

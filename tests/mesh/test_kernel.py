@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jupyter_client.manager import KernelManager
 
-from tests.conftest import KERNEL_CONFIG, check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, kernel_config, own_runtime_dir
 
 WAIT_S = 60.0
 
@@ -78,7 +78,7 @@ class Notebook:
 
 @contextlib.contextmanager
 def open_notebook() -> Iterator[Notebook]:
-    manager = KernelManager(kernel_name="python3", config=KERNEL_CONFIG)
+    manager = KernelManager(kernel_name="python3", config=kernel_config())
     manager.start_kernel()
     try:
         notebook = Notebook(manager)

@@ -13,11 +13,11 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.output.fold import Rich
 from cellmesh.errors import MeshUsageError, NoMeshError, RanksInterrupted
-from tests.conftest import check_nothing_left, processes_of
+from tests.conftest import check_nothing_left, processes_named
 
 from .conftest import Recorder
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_long_errors_are_cut(mesh: cm.Mesh, recorder: Recorder) -> None:
 
 
 def test_the_zygotes_death_with_unread_news_costs_no_rank(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
-    (zygote,) = [p for p in processes_of(runtime_dir) if p.name() == "cellmesh-zygote"]
+    (zygote,) = processes_named(runtime_dir, "cellmesh-zygote")
     zygote.send_signal(signal.SIGSTOP)
     os.kill(own_mesh.report()[1].pid, signal.SIGKILL)
     with pytest.raises((cm.RankDied, cm.RankFailure), match="SIGKILL"):
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_what_c_code_waits_for(mesh: cm.Mesh) -> None:
         run.interrupt()
         assert run.wait(WAIT_S)
         sleepers = [c for w in workers for c in w.children(recursive=True) if c.name() == "sleep"]
-        _, alive = psutil.wait_procs(sleepers, timeout=5)
+        _, alive = psutil.wait_procs(sleepers, timeout=WAIT_S)
         assert not alive
 
 

@@ -110,7 +110,7 @@ def test_restart_ends_runs_in_flight(own_mesh: cm.Mesh) -> None:
     run = own_mesh.submit_cell("import time; time.sleep(1000)")
     own_mesh.restart()
     with pytest.raises(cm.RankFailure, match="restarted"):
-        run.result(timeout_s=10)
+        run.result(timeout_s=30)
 
 
 def test_stop_is_idempotent_and_says_so_afterwards(runtime_dir: Path) -> None:

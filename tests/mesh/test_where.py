@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tests.conftest import KERNEL_CONFIG, check_nothing_left
+from tests.conftest import check_nothing_left, kernel_config
 from tests.mesh.test_kernel import plain
 
 CELLS = (
@@ -34,7 +34,7 @@ CELLS = (
 def test_an_executed_notebook_shows_still_pictures(runtime_dir: Path) -> None:
     more = ("%dist_plot later", "%%dist\ncm.log(later=2.5)", "%dist_stop")
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in [*CELLS, *more]])
-    NotebookClient(notebook, timeout=60, kernel_name="python3", config=KERNEL_CONFIG).execute()
+    NotebookClient(notebook, timeout=60, kernel_name="python3", config=kernel_config()).execute()
     shown = [output for cell in notebook.cells[2:7] for output in cell.outputs]
     assert all(output.output_type in ("display_data", "execute_result") for output in shown)
     assert all({"text/plain", "text/html"} == set(output.data) for output in shown)

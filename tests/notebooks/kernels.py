@@ -11,7 +11,7 @@ import psutil
 from nbclient import NotebookClient
 
 from cellmesh.wire.ticket import runtime_root
-from tests.conftest import KERNEL_CONFIG, LEFTOVER_S, own_runtime_dir
+from tests.conftest import LEFTOVER_S, kernel_config, own_runtime_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -54,7 +54,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
         timeout=120,
         kernel_name="python3",
         resources={"metadata": {"path": str(ROOT / "notebooks")}},
-        config=KERNEL_CONFIG,
+        config=kernel_config(),
     )
     meshes: list[Path] = []
     client.on_cell_executed = lambda **_: meshes.extend(runtime_root().glob("*"))

@@ -294,11 +294,18 @@ class Heatmap extends Pane {
     const [y0, x0] = this.toScreen(row, col);
     const [y1, x1] = this.toScreen(row + 1, col + 1);
     const [height, width] = [Math.max(y1 - y0, 3), Math.max(x1 - x0, 3)];
+    // Round the element; at an edge of the picture, where that would be cut off, over it.
+    const frame = (gap, edge) => {
+      const [top, left] = [Math.max(y0 - gap, edge), Math.max(x0 - gap, edge)];
+      const bottom = Math.min(y0 + height + gap, this.canvas.height - edge);
+      const right = Math.min(x0 + width + gap, this.canvas.width - edge);
+      context.strokeRect(left, top, right - left, bottom - top);
+    };
     context.lineWidth = 1;
     context.strokeStyle = "#fff";
-    context.strokeRect(x0 - 0.5, y0 - 0.5, width + 1, height + 1);
+    frame(0.5, 1.5);
     context.strokeStyle = "#000";
-    context.strokeRect(x0 - 1.5, y0 - 1.5, width + 3, height + 3);
+    frame(1.5, 0.5);
   }
 
   toggleHold() {
