@@ -70,6 +70,39 @@ def test_the_number_under_the_pointer_is_the_tensors(
         assert max(kernel.sent_bytes) <= 1_000_000
 
 
+_EDGE_PIXELS = """
+(canvas) => {
+  const context = canvas.getContext("2d");
+  const [bottom, right] = [canvas.height - 1, canvas.width - 1];
+  const darkness = (x, y, width, height) => {
+    const { data } = context.getImageData(x, y, width, height);
+    let dark = 0;
+    for (let at = 0; at < data.length; at += 4) {
+      dark += data[at] + data[at + 1] + data[at + 2] < 60 && data[at + 3] > 200;
+    }
+    return dark;
+  };
+  return {
+    top: darkness(0, 0, canvas.width, 1), bottom: darkness(0, bottom, canvas.width, 1),
+    left: darkness(0, 0, 1, canvas.height), right: darkness(right, 0, 1, canvas.height),
+  };
+}
+"""
+
+
+@pytest.mark.parametrize(("x", "y"), [(0.05, 0.05), (0.95, 0.95)])
+def test_the_mark_of_an_element_is_whole_at_the_edges(browser: Browser, x: float, y: float) -> None:
+    values = torch.ones(3, 3)
+    values[1, 1] = 0.0
+    with open_page(browser, LocalAnswers("w", {0: {"w": values}})) as (page, _):
+        canvas = open_heatmap(page)
+        value_at(page, canvas, x, y)
+        dark = canvas.evaluate(_EDGE_PIXELS)
+        marked, free = (("top", "left"), ("bottom", "right"))[:: 1 if x < 0.5 else -1]
+        assert all(dark[side] > 20 for side in marked), dark
+        assert not any(dark[side] > 20 for side in free), dark
+
+
 def test_keys_pan_zoom_and_choose(browser: Browser, weights: dict[int, dict[str, torch.Tensor]]) -> None:
     with open_page(browser, LocalAnswers("w", weights)) as (page, _):
         canvas = open_heatmap(page)
