@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .calls import call_of, is_user_code, waits_for_work
 from .shell import RankShell
+from .thread_stacks import stack_of_main_thread
 
 # Files of torch whose outermost frame is what the user called, and names in them that only wrap.
 _COLLECTIVES = (
@@ -76,8 +76,7 @@ def look_at_main_thread(shell: RankShell) -> Activity:
     Returns:
         Where it is. It may have moved on by the time the caller reads this.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return _read(frame, shell)
+    return _read(stack_of_main_thread(), shell)
 
 
 def describe_interruption(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
@@ -110,24 +109,23 @@ def _is_collective(code: types.CodeType) -> bool:
     return code.co_filename.endswith(_COLLECTIVES) and code.co_name not in _WRAPPERS
 
 
-def _read(frame: types.FrameType | None, shell: RankShell) -> Activity:
-    innermost, user = frame, None
+def _read(stack: Sequence[types.FrameType], shell: RankShell) -> Activity:
+    innermost, user, cell = stack[0] if stack else None, None, None
     collective = ""
-    while frame is not None:
+    for frame in stack:
         code = frame.f_code
         if user is None and is_user_code(frame):
             user = frame
         if _is_collective(code):
             collective = "wait" if code.co_name in _WAITERS else code.co_name
-        count = shell.cell_of(code.co_filename)
-        if count:
+        if shell.cell_of(code.co_filename):
+            cell = frame
             break
-        frame = frame.f_back
     if innermost is not None and not collective and waits_for_work(innermost):
         collective = "wait"
     return Activity(
-        execution_count=shell.cell_of(frame.f_code.co_filename) if frame is not None else 0,
-        line=frame.f_lineno if frame is not None else 0,
+        execution_count=shell.cell_of(cell.f_code.co_filename) if cell is not None else 0,
+        line=cell.f_lineno if cell is not None else 0,
         where=call_of(user.f_code, user.f_lasti) if user is not None else "",
         collective=collective,
         may_wait=innermost is not None and "/torch/" in innermost.f_code.co_filename,

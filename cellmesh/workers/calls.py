@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.distributed import Work
 
+from .thread_stacks import local_value
+
 _MAX_TEXT = 60
 _LIBRARIES = tuple(
     sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -97,7 +99,7 @@ def _value_of(node: ast.expr, frame: types.FrameType) -> Any:
     """The value of a name, an attribute or an item of a list, where looking it up runs no code."""
     match node:
         case ast.Name(name):
-            return frame.f_locals.get(name, frame.f_globals.get(name))
+            return local_value(frame, name)
         case ast.Attribute(value, name):
             return inspect.getattr_static(_value_of(value, frame), name, None)
         case ast.Subscript(value, ast.Constant(index)):

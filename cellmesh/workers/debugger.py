@@ -15,6 +15,7 @@ from typing import Any
 from IPython.core.debugger import Pdb
 
 from ..errors import CellmeshError
+from .thread_stacks import stack_of
 
 _MACHINERY = ("IPython.core.", "cellmesh.")
 
@@ -59,12 +60,7 @@ class RankPdb(Pdb):
 
     def set_trace(self, frame: types.FrameType | None = None, **kwargs: Any) -> None:
         frame = frame or sys._getframe().f_back
-        stack = []
-        outer = frame
-        while outer is not None:
-            stack.append(outer)
-            outer = outer.f_back
-        stack.reverse()
+        stack = stack_of(frame)[::-1]
         users = stack[user_part(stack, self.shell)]
         self._bottom = users[0] if users else None
         super().set_trace(frame, **kwargs)  # type: ignore[no-untyped-call]

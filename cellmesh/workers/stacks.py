@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 import threading
 import traceback
 import types
+from collections.abc import Sequence
 
 from .debugger import user_part
 from .shell import RankShell
+from .thread_stacks import stacks_of_threads
 
 _OWN_THREADS = "cellmesh-"
 
@@ -21,31 +22,22 @@ def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
         shell: knows which files are cells.
         all_threads: those that user code has started, too.
     """
-    frames = sys._current_frames()
+    stacks = stacks_of_threads()
     main = threading.main_thread()
-    text = _format_stack(frames.get(main.ident or 0), shell)
+    text = _format_stack(stacks.get(main.ident or 0, ()), shell)
     if not all_threads:
         return text
     parts = [text]
     for thread in threading.enumerate():
-        if thread is not main and not thread.name.startswith(_OWN_THREADS) and thread.ident in frames:
-            parts.append(f"thread {thread.name}:\n{_format_stack(frames[thread.ident], shell)}")
+        if thread is not main and not thread.name.startswith(_OWN_THREADS) and thread.ident in stacks:
+            parts.append(f"thread {thread.name}:\n{_format_stack(stacks[thread.ident], shell)}")
     return "\n".join(parts)
 
 
-def user_frames(frame: types.FrameType | None, shell: RankShell) -> list[types.FrameType]:
-    """The frames of a stack from the cell's on, outermost first; without machinery where no cell runs.
-
-    Args:
-        frame: the innermost.
-        shell: knows which files are cells.
-    """
-    stack: list[types.FrameType] = []
-    while frame is not None:
-        stack.append(frame)
-        frame = frame.f_back
-    stack.reverse()
-    return stack[user_part(stack, shell)]
+def _user_frames(stack: Sequence[types.FrameType], shell: RankShell) -> Sequence[types.FrameType]:
+    """The frames of a stack from the cell's on, outermost first; without machinery where no cell runs."""
+    outermost_first = stack[::-1]
+    return outermost_first[user_part(outermost_first, shell)]
 
 
 def _shorten(name: str) -> str:
@@ -57,8 +49,8 @@ def _shorten(name: str) -> str:
     return name
 
 
-def _format_stack(frame: types.FrameType | None, shell: RankShell) -> str:
-    frames = user_frames(frame, shell)
+def _format_stack(stack: Sequence[types.FrameType], shell: RankShell) -> str:
+    frames = _user_frames(stack, shell)
     if not frames:
         return "  idle\n"
     lines = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from cellmesh.controller.run import Run
 from cellmesh.wire import payload
 from cellmesh.wire.framing import Parcel
 from cellmesh.wire.messages import Died, Done, Failed
+from cellmesh.workers.thread_stacks import stack_of_main_thread
 
 WAIT_S = 10.0
 
@@ -88,11 +88,9 @@ def press_stop_once_main_waits_in(
     gave_up_at = time.monotonic() + WAIT_S
     never = threading.Event()
     while time.monotonic() < gave_up_at:
-        frame = sys._current_frames().get(main.ident)
-        while frame is not None:
+        for frame in stack_of_main_thread():
             code = frame.f_code
             if code.co_name == name and code.co_filename.endswith(file) and until():
                 signal.pthread_kill(main.ident, signal.SIGINT)
                 return
-            frame = frame.f_back
         never.wait(0.002)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import cellmesh as cm
 from cellmesh.controller.output.fold import Block, Line, Live, Trace
+from cellmesh.workers.thread_stacks import stacks_of_threads
 from tests.conftest import processes_named, processes_of
 
 _DIAGNOSIS_S = 20.0
@@ -43,12 +44,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> 
 
 def runs_in(thread: int, code: types.CodeType) -> bool:
     """Whether a thread of this process is in a function, or in what that calls."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code is code for frame in stacks_of_threads().get(thread, ()))
 
 
 @contextlib.contextmanager

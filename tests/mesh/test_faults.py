@@ -15,6 +15,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import NoMeshError, RanksInterrupted
+from cellmesh.workers.thread_stacks import stacks_of_threads
 from tests.conftest import check_nothing_left, own_runtime_dir, process_named, processes_of
 
 from .conftest import Recorder
@@ -316,12 +317,7 @@ def test_ctrl_c_in_result_interrupts_the_ranks(hardy: cm.Mesh) -> None:
 
 
 def stack_of(thread: int) -> list[str]:
-    frame = sys._current_frames()[thread]
-    names = []
-    while frame is not None:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
-    return names
+    return [frame.f_code.co_name for frame in stacks_of_threads()[thread]]
 
 
 def wait_until_busy(mesh: cm.Mesh, run: cm.Run[None]) -> None:
