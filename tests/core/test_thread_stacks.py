@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 
@@ -15,6 +16,57 @@ from cellmesh.workers.thread_stacks import (
     stack_of_main_thread,
     stacks_of_threads,
 )
+
+# The collector starts at another allocation in each round; a finalizer then has the main thread leave the
+# calls in which it is read, and make others. Where that happens while a frame's object is being made, the
+# process ends by a signal.
+_LEAVE_WHILE_READ = """
+import gc, threading
+from cellmesh.workers.thread_stacks import {reader} as read
+
+class Garbage:
+    def __init__(self, leave, has_left):
+        self.itself, self.leave, self.has_left = self, leave, has_left
+    def __del__(self):
+        self.leave.set()
+        self.has_left.wait(30)
+
+def call(depth, is_there, leave):
+    if depth:
+        return call(depth - 1, is_there, leave)
+    is_there.set()
+    leave.wait(30)
+
+def call_others(depth, *more):
+    a = b = c = (depth, more)
+    return call_others(depth - 1, a, b) if depth else c
+
+def look(at, is_there, leave, has_left):
+    is_there.wait(30)
+    gc.collect()
+    Garbage(leave, has_left)
+    gc.set_threshold(gc.get_count()[0] + at)
+    read()
+    gc.set_threshold(700)
+    gc.collect()
+
+for at in range(1, 60):
+    events = [threading.Event() for _ in range(3)]
+    reader = threading.Thread(target=look, args=(at, *events))
+    reader.start()
+    call(40, *events[:2])
+    call_others(60)
+    events[2].set()
+    reader.join()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("reader", ["stack_of_main_thread", "stacks_of_threads"])
+def test_a_thread_may_leave_the_frames_that_are_read(reader: str) -> None:
+    command = [sys.executable, "-c", _LEAVE_WHILE_READ.format(reader=reader)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "alive\n", "")
 
 
 def test_stacks_are_innermost_first() -> None:
