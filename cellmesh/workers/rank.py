@@ -29,6 +29,7 @@ from .bars.hooks import watch_bars
 from .bars.meters import Meters
 from .comms.hub import Comms
 from .control import ControlThread
+from .cuda_context import find_lost_context, report_lost_context
 from .debugger import break_here
 from .executor import Executor
 from .failures import Failures
@@ -149,10 +150,10 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
         on_end=meters.end_run,
     )
     comms.install()
-    _work(work_channel, executor)
+    _work(work_channel, executor, pump, options.rank)
 
 
-def _work(channel: Channel, executor: Executor) -> None:
+def _work(channel: Channel, executor: Executor, pump: Pump, rank: int) -> None:
     """Run what comes, in order; after a failure, nothing before the groups are known to be in order again.
 
     What was queued behind a failed run would meet other ranks' collectives of that run in its own.
@@ -175,6 +176,10 @@ def _work(channel: Channel, executor: Executor) -> None:
             holds_back = False
         else:
             is_done = executor.execute(parcel, more_follows=bool(inbox))
+            if not is_done and (loss := find_lost_context()):
+                report_lost_context(rank, loss)
+                pump.flush()
+                os._exit(1)  # exit handlers would ask CUDA, too
             holds_back = not is_done or (holds_back and not isinstance(parcel.verb, Heal))
 
 

@@ -136,6 +136,11 @@ class Pump:
             else:
                 self._flush()
 
+    def flush(self) -> None:
+        """Send everything that has been gathered and deferred."""
+        with self._shield, self._lock:
+            self._flush()
+
     def display(self, parcel: Parcel[Display], text: str) -> None:
         """Send a display, or, where they come in floods, print what it is as text instead.
 

@@ -153,3 +153,30 @@ def test_a_zygote_that_was_replaced_tidies_up_as_well(runtime_dir: Path) -> None
     check_nothing_left(runtime_dir)
     child.wait(WAIT_S)
     mesh.stop()
+
+
+LOSE_CUDA_CONTEXT = """
+def lost(*_):
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered\\nmore")
+torch.cuda.is_initialized = lambda: True
+torch.cuda.current_stream = lost
+torch.cuda.synchronize = lost
+"""
+
+
+def test_a_rank_whose_cuda_context_is_lost_ends_and_is_replaced(own_mesh: cm.Mesh) -> None:
+    own_mesh.cell("kept = rank")
+    own_mesh[1].cell(LOSE_CUDA_CONTEXT)
+    with pytest.raises(cm.RankFailure, match="device-side assert"):
+        own_mesh[1].cell("torch.cuda.synchronize()")
+    with pytest.raises((cm.RankFailure, cm.RankDied)) as caught:  # before or after the death is known
+        own_mesh.cell("kept")
+    error = caught.value
+    died = error.exceptions_by_rank[1] if isinstance(error, cm.RankFailure) else error
+    assert isinstance(died, cm.RankDied)
+    assert "its CUDA context is lost (CUDA error: device-side assert triggered)" in died.last_output
+    assert "%dist_heal" in died.last_output
+    own_mesh.heal()
+    own_mesh.cell("t = torch.ones(1); dist.all_reduce(t)")
+    assert own_mesh.pull("t.item()").list == [2.0, 2.0]
+    assert own_mesh[0].pull("kept") == 0
