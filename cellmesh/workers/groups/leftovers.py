@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 import torch.distributed.distributed_c10d as c10d
 
+from ..looking.resolving import held_by
+
 
 class _Kind(Protocol):
     """A kind of object that keeps state between operations.
@@ -31,7 +33,7 @@ class _Kind(Protocol):
     where: tuple[str, str]
 
     def concerns(self, found: Any) -> bool:
-        """Whether a live instance of the class is to be looked at by itself."""
+        """Whether a live instance of the class is to be looked at by itself; runs none of its code."""
         ...
 
     def names(self, found: Any) -> Iterable[str]:
@@ -66,8 +68,18 @@ class Survey:
     """
 
     def __init__(self) -> None:
-        self._found = _all()
-        dirty = {_signature(kind, one) for kind, one in self._found if kind.is_dirty(one)}
+        self._found: list[tuple[_Kind, Any]] = []
+        dirty = set()
+        for kind, one in _all():
+            try:
+                signature, is_dirty = _signature(kind, one), kind.is_dirty(one)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # half made, or user code in it raises: no step gets through it either
+                continue
+            self._found.append((kind, one))
+            if is_dirty:
+                dirty.add(signature)
         self.half_done = tuple(sorted(dirty))
 
     def reset(self, half_done: Collection[str]) -> None:
@@ -107,21 +119,21 @@ class Survey:
 
 def _all() -> list[tuple[_Kind, Any]]:
     """The live objects of all kinds; modules are not imported for that, and all is seen in one pass."""
-    kinds: dict[type, _Kind] = {}
+    kinds: dict[int, _Kind] = {}  # by id: a class's own hash, a metaclass's, may raise
     for kind in (_Ddp(), _Fsdp2(), _Fsdp1(), _Pipeline()):
         module, name = kind.where
         if (root := getattr(sys.modules.get(module), name, None)) is not None:
-            kinds.update(dict.fromkeys(_with_subclasses(root), kind))
+            kinds.update((id(each), kind) for each in _with_subclasses(root))
     if not kinds:
         return []
     # By `type`, as ``isinstance`` asks the objects, and some that stand for others do something then.
-    found = [(kinds[type(thing)], thing) for thing in gc.get_objects() if type(thing) in kinds]
+    found = [(kinds[id(type(thing))], thing) for thing in gc.get_objects() if id(type(thing)) in kinds]
     return [(kind, thing) for kind, thing in found if kind.concerns(thing)]
 
 
 def _with_subclasses(root: type) -> Iterator[type]:
     yield root
-    subclasses: list[type] = root.__subclasses__()
+    subclasses: list[type] = type.__subclasses__(root)
     for below in subclasses:
         yield from _with_subclasses(below)
 
@@ -154,7 +166,7 @@ class _Ddp:
     where = "torch.nn.parallel.distributed", "DistributedDataParallel"
 
     def concerns(self, found: Any) -> bool:
-        return "reducer" in vars(found)
+        return "reducer" in held_by(found)
 
     def names(self, found: Any) -> Iterable[str]:
         return [name for name, _ in found.module.named_parameters()]
@@ -213,7 +225,7 @@ class _Fsdp2:
     where = "torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState"
 
     def concerns(self, found: Any) -> bool:
-        return bool(found._is_root)
+        return held_by(found).get("_is_root") is True
 
     def names(self, found: Any) -> Iterable[str]:
         return [name for name, _ in found._modules[0].named_parameters()]
@@ -275,7 +287,7 @@ class _Fsdp1:
     where = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
 
     def concerns(self, found: Any) -> bool:
-        return bool(found._is_root)
+        return held_by(found).get("_is_root") is True
 
     def names(self, found: Any) -> Iterable[str]:
         return [name for name, _ in found.named_parameters()]
@@ -319,7 +331,7 @@ class _Pipeline:
     where = "torch.distributed.pipelining.schedules", "_PipelineSchedule"
 
     def concerns(self, found: Any) -> bool:
-        return hasattr(found, "_stages") or hasattr(found, "_stage")
+        return not {"_stages", "_stage"}.isdisjoint(held_by(found))
 
     def names(self, found: Any) -> Iterable[str]:
         return [type(found).__name__, str(found._n_microbatches)]  # stages differ between ranks

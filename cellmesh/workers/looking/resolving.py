@@ -55,6 +55,8 @@ WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _RETURNS_TENSOR = re.compile(r"->\s*Tensor\b")
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
+# What gives an object's ``__dict__``; of modules it is the second.
+_DICTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _MAX_DEPTH = 50
 
 
@@ -129,12 +131,16 @@ def attribute(owner: Known, name: str) -> Known:
 
 
 def held_by(value: Any) -> dict[str, Any]:
-    """An object's own ``__dict__``, whatever its class says of it."""
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return held if isinstance(held, dict) else {}
+    """An object's own ``__dict__``, whatever its class says of it.
+
+    Python's own descriptor gives it, not a property ``__dict__`` of the user's, nor ``__getattr__``, which
+    recurses where ``__init__`` has not got far enough.
+    """
+    for kind in classes_of(type(value)):
+        if type(descriptor := vars_of(kind).get("__dict__")) in _DICTS:
+            held = descriptor.__get__(value)  # type: ignore[union-attr]
+            return held if type(held) is dict else {}
+    return {}
 
 
 def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
