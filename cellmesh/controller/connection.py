@@ -15,7 +15,7 @@ import zmq
 from ..wire import transport
 from ..wire.framing import Frame, Parcel, at_controller, encode
 from ..wire.messages import PROTOCOL, Detached, Hello, Refused, Welcome
-from ..wire.place import own_python, own_version
+from ..wire.place import own_package, own_python, own_torch, own_version
 from ..wire.reliable import Reliable
 
 _LINGER_MS = 200
@@ -33,7 +33,17 @@ class Connection:
 
     def __init__(self, endpoint: str, key: bytes, steal: bool) -> None:
         link = os.urandom(16)
-        self._hello = Hello(key, PROTOCOL, os.getpid(), own_version(), own_python(), link=link, steal=steal)
+        self._hello = Hello(
+            key,
+            PROTOCOL,
+            os.getpid(),
+            own_version(),
+            own_python(),
+            link=link,
+            steal=steal,
+            package=own_package(),
+            torch=own_torch(),
+        )
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         # A routing id must not begin with a zero.
         self._socket, self._monitor = transport.connect_dealer(self._context, endpoint, b"C" + link)

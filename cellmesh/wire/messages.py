@@ -63,6 +63,8 @@ class Hello(Verb, frozen=True):
     link: bytes = b""
     num_received: int = 0
     steal: bool = False
+    package: str = ""
+    torch: str = ""
 
 
 class Detach(Verb, frozen=True):

@@ -6,9 +6,11 @@ Process numbers are used again, and a home directory may be shared by hosts and 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import platform
 import socket
+import sys
 from pathlib import Path
 
 import msgspec
@@ -60,6 +62,21 @@ def own_version() -> str:
     return str(package.__version__)
 
 
+def own_package() -> str:
+    """The directory that cellmesh was imported from."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def own_torch() -> str:
+    """The version of torch that is imported here, or would be; "" where there is none."""
+    if "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def own_python() -> str:
     """The version of Python that runs here."""
     return platform.python_version()
@@ -68,6 +85,11 @@ def own_python() -> str:
 def fits(python: str, other: str) -> bool:
     """Whether values and code of one version of Python can be loaded by another."""
     return python.split(".")[:2] == other.split(".")[:2]
+
+
+def same_release(version: str, other: str) -> bool:
+    """Whether two versions of a package differ at most in how it was built (``2.13.0``, ``2.13.0+cpu``)."""
+    return version.partition("+")[0] == other.partition("+")[0]
 
 
 def format_span(seconds: float) -> str:

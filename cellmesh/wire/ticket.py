@@ -24,7 +24,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import HostError
-from .place import Place, own_python, own_version, this_place
+from .place import Place, own_python, own_torch, own_version, this_place
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
@@ -54,6 +54,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         auto_heal: whether dead ranks are replaced without being asked.
         version: of cellmesh.
         python: version of Python.
+        torch: version of torch in the notebook.
         place: where its processes are.
         agent_pid: the agent's process, 0 until it runs.
         agent_ticks: when that started (`place.started_ticks`).
@@ -77,6 +78,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     auto_heal: bool = False
     version: str = msgspec.field(default_factory=own_version)
     python: str = msgspec.field(default_factory=own_python)
+    torch: str = msgspec.field(default_factory=own_torch)
     place: Place = msgspec.field(default_factory=this_place)
     agent_pid: int = 0
     agent_ticks: int = 0

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from ..wire.ticket import read_ticket, remove_directory
+from ..wire.place import same_release
+from ..wire.ticket import Ticket, read_ticket, remove_directory
 from .processes import die_with, name_process
 
 if TYPE_CHECKING:
@@ -103,9 +104,8 @@ def main(descriptor: int, ticket_path: str) -> None:
     name_process("cellmesh-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.chdir(ticket.cwd)
-    sys.path[:] = list(dict.fromkeys([*ticket.sys_path, *sys.path]))
     try:
-        shell = _import_all(ticket.preload)
+        shell = _import_all(ticket)
     except BaseException as error:
         _tell(agent, ZygoteFailed(f"{type(error).__name__}: {error}"))
         raise
@@ -119,17 +119,23 @@ def _tell(agent: socket.socket, reply: Reply) -> None:
         agent.send(msgspec.msgpack.encode(reply))
 
 
-def _import_all(preload: Sequence[str]) -> RankShell:
+def _import_all(ticket: Ticket) -> RankShell:
     """Import what ranks need, once, and freeze it: frozen objects keep forked pages shared."""
     gc.disable()
     # What every rank would import by itself: numpy.random alone is 5 MB and 15 ms a rank.
-    import torch.utils._device  # noqa: F401
+    import torch.utils._device
     from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
 
     from . import rank  # noqa: F401
     from .shell import make_shell
 
-    for name in preload:
+    if ticket.torch and not same_release(torch.__version__, ticket.torch):
+        raise ImportError(
+            f"the ranks import torch {torch.__version__} ({torch.__file__}), and the notebook has "
+            f"{ticket.torch}: restart the kernel if torch was installed since it began"
+        )
+    sys.path[:] = ticket.sys_path  # the user's modules are found as in the notebook, beside it for one
+    for name in ticket.preload:
         try:
             importlib.import_module(name)
         except ImportError as error:

@@ -17,7 +17,7 @@ import zmq
 import cellmesh as cm
 from cellmesh.wire.framing import Parcel, encode
 from cellmesh.wire.messages import PROTOCOL, Hello, Relay, RunCell, Stop
-from cellmesh.wire.place import own_python, own_version
+from cellmesh.wire.place import own_package, own_python, own_torch, own_version
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import find_tickets, runtime_root
 
@@ -119,35 +119,44 @@ def test_a_right_key_of_another_protocol_is_told_so(mesh: cm.Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "python", "words"),
+    ("field", "value", "words"),
     [
-        ("9.9.9", own_python(), f"runs cellmesh {own_version()}, and this is 9.9.9"),
-        (own_version(), "2.7.18", f"runs Python {own_python()}, and this is 2.7.18"),
+        ("version", "9.9.9", f"runs cellmesh {own_version()}, and this is 9.9.9"),
+        ("python", "2.7.18", f"runs Python {own_python()}, and this is 2.7.18"),
+        ("torch", "1.0.0", f"runs torch {own_torch()}, and this is 1.0.0"),
+        ("package", "/other/cellmesh", f"of {own_package()}, and this is {own_version()} of /other/cellmesh"),
     ],
 )
 def test_a_right_key_of_another_version_is_told_both(
-    version: str, python: str, words: str, mesh: cm.Mesh
+    field: str, value: str, words: str, mesh: cm.Mesh
 ) -> None:
-    (ticket,) = find_tickets(runtime_root())
-    answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL, os.getpid(), version, python, steal=True))
+    answer = ask(msgspec.structs.replace(own_hello(), **{field: value}, steal=True))
     assert b"Refused" in answer
     assert words.encode() in answer
     still_works(mesh)
 
 
 def test_a_wrong_key_takes_nothing_over(mesh: cm.Mesh) -> None:
-    hello = Hello(b"x" * 32, PROTOCOL, os.getpid(), own_version(), own_python(), steal=True)
+    hello = msgspec.structs.replace(own_hello(), key=b"x" * 32, steal=True)
     with pytest.raises(AssertionError, match="no answer"):
         ask(hello, patience_s=0.5)
     still_works(mesh)
 
 
 def test_a_second_controller_is_refused_with_who_holds_the_mesh(mesh: cm.Mesh) -> None:
-    (ticket,) = find_tickets(runtime_root())
-    answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL, os.getpid(), own_version(), own_python()))
+    answer = ask(own_hello())
     assert b"Refused" in answer
     assert f"held by process {os.getpid()}".encode() in answer
     still_works(mesh)
+
+
+def own_hello() -> Hello:
+    """What a controller like this one says."""
+    (ticket,) = find_tickets(runtime_root())
+    key = bytes.fromhex(ticket.key)
+    return Hello(
+        key, PROTOCOL, os.getpid(), own_version(), own_python(), package=own_package(), torch=own_torch()
+    )
 
 
 def ask(hello: Hello, patience_s: float = 10.0) -> bytes:

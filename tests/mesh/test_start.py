@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -219,3 +221,35 @@ def test_a_full_runtime_directory_is_named(runtime_dir: Path, monkeypatch: pytes
             cm.start(1)
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize("on_path", [False, True], ids=["without the working directory", "with it last"])
+def test_ranks_import_what_the_notebook_does_whatever_its_directory_holds(
+    on_path: bool, runtime_dir: Path, tmp_path: Path
+) -> None:
+    for name in ("cellmesh", "torch", "msgspec", "zmq", "IPython", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise AssertionError(f'{__file__} was imported')")
+    (tmp_path / "beside.py").touch()
+    script = (
+        "import json, sys, cellmesh as cm, importlib.util as util\n"
+        f"sys.path += [''] * {on_path}\n"
+        "def see(): return [cm.__file__, sys.path, bool(util.find_spec('beside'))]\n"
+        "with cm.start(1) as mesh: print(json.dumps([see(), mesh[0].run(see)]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    here, there = json.loads(done.stdout)
+    assert here == there
+    assert here[2] is on_path
+    check_nothing_left(runtime_dir)
+
+
+def test_a_torch_that_was_installed_since_the_kernel_began_is_named(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.__version__", "1.0.0")
+    with pytest.raises(MeshUsageError, match=r"the ranks import torch [2-9].*notebook has 1\.0\.0: restart"):
+        cm.start(1)
+    check_nothing_left(runtime_dir)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from ...errors import HostError
+from ...wire.interpreter import isolated_command
 from ...wire.ticket import (
     Ticket,
     make_directory,
@@ -48,7 +49,7 @@ def make_ticket(options: Options) -> Ticket:
         mesh_dim_names=tuple(options.mesh),
         mesh_shape=tuple(options.mesh.values()),
         preload=options.preload,
-        sys_path=tuple(path or os.getcwd() for path in sys.path),
+        sys_path=tuple(path for path in sys.path if isinstance(path, str)),
         cwd=os.getcwd(),
         controller_pid=os.getpid(),
         created_at=time.time(),
@@ -114,15 +115,11 @@ def start_agent(ticket: Ticket) -> AgentProcess:
     Raises:
         HostError: it could not be started.
     """
-    package_parent = str(Path(__file__).parents[3])
-    code = (
-        f"import sys; sys.path.append({package_parent!r}); "
-        "from cellmesh.workers.agent.agent import main; sys.exit(main(sys.argv[1]))"
-    )
+    code = "from cellmesh.workers.agent.agent import main; sys.exit(main(sys.argv[1]))"
     try:
         with open(ticket.logs / "agent.log", "ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-c", code, str(ticket.path)],
+                isolated_command(code, str(ticket.path)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -28,7 +28,7 @@ from ...wire.messages import (
     Reply,
     Welcome,
 )
-from ...wire.place import fits, format_span, own_python, own_version
+from ...wire.place import fits, format_span, own_package, own_python, own_version, same_release
 from ...wire.reliable import Reliable
 from ...wire.ticket import Holder, Ticket, write_holder
 from ..events import Events, Order
@@ -185,6 +185,13 @@ class Attachment:
             return f"the mesh runs cellmesh {version}, and this is {hello.version}"
         if not fits(hello.python, python):
             return f"the mesh runs Python {python}, and this is {hello.python}"
+        if hello.package != own_package():
+            return (
+                f"the mesh runs cellmesh {version} of {own_package()}, and this is {hello.version} of "
+                f"{hello.package}: use the environment that started it"
+            )
+        if not same_release(hello.torch, self._ticket.torch):
+            return f"the mesh runs torch {self._ticket.torch}, and this is {hello.torch}"
         if self._is_attached and not hello.steal and hello.pid != self._pid:
             return self._held_by()
         if self._identity is not None and not hello.steal:

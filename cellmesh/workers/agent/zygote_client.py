@@ -6,11 +6,11 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ...wire.interpreter import isolated_command
 from ...wire.ticket import Ticket
 from .. import processes
 from ..zygote import MAX_RANKS_A_MESSAGE, Adopt, Forget, Forked, ForkRanks, ForkStore, Reply
@@ -36,13 +36,10 @@ class ZygoteClient:
         log = os.open(ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         # One thread: OpenBLAS starts its pool when numpy is imported, unless told not to.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        code = (
-            f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); "
-            "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
-        )
+        code = "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
         self.pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-c", code, str(theirs.fileno()), str(ticket.path)],
+            isolated_command(code, str(theirs.fileno()), str(ticket.path)),
             environment,
             file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
         )

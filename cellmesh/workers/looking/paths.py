@@ -31,8 +31,8 @@ _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 # Attributes of tensors whose reading costs nothing. Those of the first line make no other tensor.
 _OF_ANY_TENSOR = ("grad", "requires_grad")
 _OF_PLAIN_TENSORS = ("data", "T", "H", "mT", "mH", "real", "imag", "shape", "dtype", "device", "ndim")
-# How Python itself finds attributes.
-_LOOKUPS = tuple(vars(kind)["__getattribute__"] for kind in (object, types.ModuleType, types.SimpleNamespace))
+# How Python itself finds attributes. Before Python 3.13, namespaces have a lookup of their own.
+_LOOKUPS = tuple(kind.__getattribute__ for kind in (object, types.ModuleType, types.SimpleNamespace))
 _SEQUENCES = (torch.Size, list, tuple, str, bytes, range)
 
 
