@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types core venv bench faults soak clean
+.PHONY: demo test check lint types core venv bench faults soak gpu gpu-wheels clean
 
 venv: $(VENV)/.installed
 
@@ -42,5 +42,16 @@ faults: venv
 soak: venv
 	$(BIN)/python -m tests.faults.soak --minutes 30 --output docs/reliability.md
 
+# A GPU machine has no network: its own python3 has torch, and gpu-wheels the rest. Elsewhere .venv has all.
+OUT ?= docs
+gpu:
+	if [ -d gpu-wheels ] && python3 -c 'import torch' 2>/dev/null; then \
+		python3 -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu gpu-wheels/*.whl && \
+		PYTHONPATH=build/gpu:. python3 -m tests.gpu --out '$(OUT)'; \
+	else $(MAKE) venv && $(BIN)/python -m tests.gpu --out '$(OUT)'; fi
+
+gpu-wheels: venv
+	$(BIN)/python -m tests.gpu.wheels gpu-wheels
+
 clean:
-	rm -rf $(VENV) build dist artifacts .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist gpu-wheels artifacts .mypy_cache .ruff_cache .pytest_cache

@@ -1,8 +1,8 @@
 """What an all_reduce costs through our group object, beside torch's own.
 
-``python -m benchmarks.group_overhead``: four ranks on gloo. Both kinds of group are there at once, in the
-same processes, and are measured in turn, a batch each, so that what else the machine does meets both alike.
-What is told is the difference.
+``python -m benchmarks.group_overhead``: four ranks on gloo; with ``--nccl``, one rank on a GPU. Both kinds of
+group are there at once, in the same processes, and are measured in turn, a batch each, so that what else the
+machine does meets both alike. What is told is the difference.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def _time_batch(
     start = clock()
     for _ in range(num_calls):
         dist.all_reduce(tensor, group=group)
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
     return (clock() - start) / num_calls
 
 
@@ -69,10 +71,12 @@ def _calls_alone(group: HealableGroup) -> float:
     return statistics.median(ours - theirs for ours, theirs in pairs)
 
 
-def _measure(rank: int, port: int, pipe: Connection) -> None:
+def _measure(rank: int, port: int, pipe: Connection, backend: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    groups = Groups(rank, NUM_RANKS, choose_placement("gloo", rank, NUM_RANKS, 0), port, 0)
+    num_ranks, num_gpus = (1, 1) if backend == "nccl" else (NUM_RANKS, 0)
+    placement = choose_placement(backend, rank, num_ranks, num_gpus)
+    groups = Groups(rank, num_ranks, placement, port, 0)
     groups.initialize()
     ours = dist.group.WORLD
     assert isinstance(ours, HealableGroup)
@@ -80,15 +84,15 @@ def _measure(rank: int, port: int, pipe: Connection) -> None:
     plain = ours.inner
     dist.distributed_c10d._register_pg_in_world(
         plain,
-        backend_name="gloo",
+        backend_name=backend,
         store=None,  # type: ignore[arg-type]
         group_name="plain",  # type: ignore[arg-type]
-        backend_config="cpu:gloo",
-        rank_mapping={i: i for i in range(NUM_RANKS)},
+        backend_config=f"{placement.device.type}:{backend}",
+        rank_mapping={i: i for i in range(num_ranks)},
     )
     rows = []
     for num_bytes, num_calls, num_batches in SIZES:
-        tensor = torch.ones(num_bytes // 4)
+        tensor = torch.ones(num_bytes // 4, device=placement.device)
         for group in (plain, ours):
             _time_batch(group, tensor, num_calls)
         pairs = []
@@ -102,7 +106,7 @@ def _measure(rank: int, port: int, pipe: Connection) -> None:
     os._exit(0)
 
 
-def _run() -> tuple[list[tuple[int, list[tuple[float, float]]]], float]:
+def _run(backend: str) -> tuple[list[tuple[int, list[tuple[float, float]]]], float]:
     fork = multiprocessing.get_context("fork")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -116,9 +120,9 @@ def _run() -> tuple[list[tuple[int, list[tuple[float, float]]]], float]:
             master_listen_fd=os.dup(listener.fileno()),
         )
     pipes, processes = [], []
-    for rank in range(NUM_RANKS):
+    for rank in range(1 if backend == "nccl" else NUM_RANKS):
         ours, theirs = fork.Pipe()
-        process = fork.Process(target=_measure, args=(rank, store.port, theirs))
+        process = fork.Process(target=_measure, args=(rank, store.port, theirs, backend))
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -134,8 +138,10 @@ def _run() -> tuple[list[tuple[int, list[tuple[float, float]]]], float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
-    rows, alone_s = _run()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.group_overhead", description=__doc__)
+    parser.add_argument("--nccl", action="store_true", help="one rank on a GPU, instead of four on gloo")
+    options = parser.parse_args(arguments)
+    rows, alone_s = _run("nccl" if options.nccl else "gloo")
     print(", ".join(describe_machine().values()))
     print(f"{'tensor':>10} {'torch':>12} {'ours':>12} {'difference':>12} {'':>8}")
     for num_bytes, pairs in rows:

@@ -7,6 +7,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+from cellmesh import __version__
+
 
 def describe_machine() -> dict[str, str]:
     """Facts without which a figure means nothing, by name."""
@@ -18,7 +20,7 @@ def describe_machine() -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
         "torch": version("torch"),
-        "cellmesh": version("cellmesh"),
+        "cellmesh": __version__,
         "load before": f"{load_1min:.1f} runnable processes in the minute before",
     }
 

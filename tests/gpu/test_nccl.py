@@ -13,12 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from cellmesh.workers.groups.groups import choose_placement
 from tests.mesh.forked import Rank, World, released_after
 
+from .conftest import needs_gpus
+
 NUM_HEALS = 5
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda._device_count_nvml() < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.gpu, needs_gpus(2)]
 
 
 def _train(rank: Rank, disturbed: bool) -> list[float]:
