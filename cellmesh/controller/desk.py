@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from ..errors import RanksInterrupted
 from ..wire.messages import Ask
 from ..wire.ranks import describe_ranks
 from .asking import Prompt, Prompts, ask_user
 from .flight import ESCALATE_S, STOP_S
+from .kernel import is_leaving
 
 # How long a question may stand open before it is told that nobody waits who could answer it.
 _UNATTENDED_S = 1.0
 # A signal that comes just before a thread begins to wait does not end the wait: its handler runs at the next
 # look around.
 _LOOK_UP_S = 0.5
-
-# How soon after its interrupt a kernel is told to end when it is restarted (`KernelManager.shutdown_kernel`).
-_LEAVE_S = 0.2
 
 Reply = Callable[[Mapping[int, int], str, bool], None]
 
@@ -141,7 +137,7 @@ class Desk:
                         f"{describe_ranks(self._running())} did not stop, and will be killed and replaced"
                     ) from None
                 self._drop_questions()
-                if _kernel_leaves():
+                if is_leaving():
                     raise RanksInterrupted(
                         f"the kernel ends; {self._title} runs on, and `%dist_attach` finds it"
                     ) from None
@@ -245,20 +241,6 @@ class Desk:
                 f"{prompt.labelled.rstrip()} (asked by {self._title}, and nobody waits for it: call "
                 "`.result()` on the run to answer)"
             )
-
-
-def _kernel_leaves() -> bool:
-    """Whether a press of the stop button is only Jupyter's way to end its kernel: that follows at once."""
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    kernel: Any = getattr(shell, "kernel", None)
-    if not hasattr(kernel, "_shutdown_message"):
-        return False
-    until = time.monotonic() + _LEAVE_S
-    while kernel._shutdown_message is None and time.monotonic() < until:
-        with contextlib.suppress(KeyboardInterrupt):  # a double click is one press
-            time.sleep(_LEAVE_S / 20)
-    return kernel._shutdown_message is not None
 
 
 def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,6 @@ class Mesh(Ranks):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, range(session.num_ranks))
-        self._may_be_saving = False
 
     @property
     def name(self) -> str:
@@ -136,7 +136,7 @@ class Mesh(Ranks):
             RankFailure: it could not be written; what was at `path` is still there.
         """
         save(self, names, path, wait)
-        self._may_be_saving = not wait
+        self._session.finish_saving = None if wait else functools.partial(finish_saving, self)
 
     def report(self) -> Sequence[RankInfo]:
         """Each rank's process, device and memory, from the agent."""
@@ -218,7 +218,7 @@ class Mesh(Ranks):
             NoMeshError: the mesh has ended.
             HostError: the new ranks did not come up; the mesh has ended.
         """
-        self._finish_saving()
+        self._session.finish_save()
         self._session.restart(timeout_s, on_progress)
 
     def detach(self) -> None:
@@ -235,13 +235,8 @@ class Mesh(Ranks):
 
         A checkpoint that is being written by idle ranks is waited for.
         """
-        self._finish_saving()
+        self._session.finish_save()
         self._session.stop()
-
-    def _finish_saving(self) -> None:
-        waits, self._may_be_saving = self._may_be_saving, False
-        if waits and self.alive and not self.runs:
-            finish_saving(self)
 
     def __enter__(self) -> Mesh:
         return self

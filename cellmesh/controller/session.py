@@ -37,6 +37,7 @@ from .catalog import Catalog
 from .comms.inbox import Letter, encode_letter
 from .core import Change, Core, Effect, HealReport, State
 from .ending import End, describe_end, explain_start, reason_of, refuse_use
+from .kernel import call_at_shutdown, is_terminal
 from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
 from .output.printer import Printer
@@ -96,6 +97,8 @@ class Session:
         self.catalog = Catalog(ticket.num_ranks, self._make_run)
         self._end: End | None = None
         self._has_left = False
+        self.finish_saving: Callable[[], None] | None = None  # waits for a save that ranks may be writing
+        self._is_over = False  # its kernel or its terminal ends for good
         self._link = Link(
             ticket.agent_endpoint,
             ticket.key,
@@ -107,6 +110,7 @@ class Session:
             steal,
         )
         atexit.register(self._leave_at_exit)
+        self._forget_shutdown = call_at_shutdown(self._end_with_kernel)
 
     # ---- what there is to know
 
@@ -323,6 +327,12 @@ class Session:
         self._leave()
         remove_directory(Path(self._ticket.directory))
 
+    def finish_save(self) -> None:
+        """Wait for a save that idle ranks may still be writing."""
+        finish, self.finish_saving = self.finish_saving, None
+        if finish is not None and self._state == "ready" and not self.catalog.all():
+            finish()
+
     def detach(self) -> None:
         """Leave the mesh to itself for as long as its lease lasts.
 
@@ -354,6 +364,7 @@ class Session:
         atexit.unregister(self._leave_at_exit)
         if not self._has_left:
             self._has_left = True
+            self._forget_shutdown()
             self._link.close()
             self._agent.leave()
             self.beside.end()
@@ -361,13 +372,33 @@ class Session:
     def _give_up(self) -> None:
         """The mesh is not ready, and is waited for no longer."""
         if self._is_found and self._end is None:
-            self._leave_at_exit()
+            self._leave_alive()
         else:
             self.stop()
 
     def _leave_at_exit(self) -> None:
         if os.getpid() != self._owner_pid:
             return
+        self._is_over |= is_terminal()
+        if self._may_end():
+            with contextlib.suppress(CellmeshError):
+                self.finish_save()
+            self.stop()
+        else:
+            self._leave_alive()
+
+    def _end_with_kernel(self) -> None:
+        """The kernel is shut down for good; called on its control thread, which must not wait."""
+        self._is_over = True
+        if self._may_end() and self.finish_saving is None:
+            self._post(lambda core, now: core.stop())
+
+    def _may_end(self) -> bool:
+        is_kept = self._ticket.is_lease_chosen or bool(self.catalog.busy_ranks())
+        return self._is_over and not is_kept
+
+    def _leave_alive(self) -> None:
+        """Leave the mesh to its lease, if it has one."""
         if self.lease_s > 0 and self._end is None:
             with contextlib.suppress(CellmeshError):
                 self.detach()

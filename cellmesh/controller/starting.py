@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import HostError, MeshUsageError, NoMeshError
 from ..wire.place import fits, is_process, own_python, this_place
 from ..wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
+from .kernel import own_kernel
 from .launch.local import AgentProcess, make_ticket, start_agent
 from .mesh import Mesh
 from .options import did_you_mean, make_options, read_project_options
@@ -47,7 +47,8 @@ def start(
         preload: modules to import once, before the ranks are forked.
         name: for ``cellmesh ps``; by default one of its own.
         lease_s: how long the mesh lives on when this process has gone, for `attach`: seconds, or text like
-            ``30m``. By default half an hour in a notebook, and 0 (it ends) elsewhere.
+            ``30m``. By default half an hour in a notebook, unless its kernel is shut down while nothing runs,
+            and 0 (it ends) elsewhere.
         settle_s: how long the other ranks of a cell may take after one has failed, in seconds (1).
         on_error: what then happens to them: ``release`` (the default) raises `Released` in them, ``wait``
             leaves them to the user.
@@ -73,13 +74,15 @@ def start(
         "on_error": on_error,
         "auto_heal": auto_heal,
     }
-    options = {"lease_s": NOTEBOOK_LEASE_S if _in_notebook() else 0.0, **read_project_options(Path.cwd())}
+    options = read_project_options(Path.cwd())
     if num_ranks is not None or mesh is not None:
         # What the call says of the mesh's size replaces all that the project says of it.
         options.pop("num_ranks", None)
         options.pop("mesh", None)
     options.update({key: value for key, value in given.items() if value is not None})
-    ticket = make_ticket(make_options(**options))
+    is_lease_chosen = "lease_s" in options
+    options.setdefault("lease_s", 0.0 if own_kernel() is None else NOTEBOOK_LEASE_S)
+    ticket = make_ticket(make_options(**options), is_lease_chosen)
     session = Session(ticket, start_agent(ticket), on_progress=on_progress)
     session.wait_until_ready(timeout_s)
     return Mesh(session)
@@ -112,13 +115,6 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     session.wait_until_attached(_ATTACH_S)
     session.wait_until_ready(_ATTACHED_READY_S)
     return Mesh(session)
-
-
-def _in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel."""
-    interactive = sys.modules.get("IPython")
-    shell = interactive.get_ipython() if interactive is not None else None
-    return getattr(shell, "kernel", None) is not None
 
 
 def living_meshes() -> list[str]:

@@ -53,7 +53,7 @@ COMMANDS = {
             click.Option(
                 ["--lease", "lease_s"],
                 metavar="TIME",
-                help="How long the ranks live on without a notebook: 30m (the default), 2h, 0.",
+                help="How long the ranks outlive their notebook, one that is shut down, too: 30m, 2h, 0.",
             ),
             click.Option(
                 ["--auto-heal"],

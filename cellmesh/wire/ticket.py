@@ -49,6 +49,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         controller_pid: the process that starts it, and its first controller.
         created_at: seconds since the epoch.
         lease_s: how long it lives on without a controller, in seconds.
+        is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the mesh.
         settle_s: how long the other ranks of a run may take after one has failed, in seconds.
         on_error: what then happens to them: ``release`` or ``wait``.
         auto_heal: whether dead ranks are replaced without being asked.
@@ -73,6 +74,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     controller_pid: int
     created_at: float
     lease_s: float = 0.0
+    is_lease_chosen: bool = False
     settle_s: float = 1.0
     on_error: Literal["release", "wait"] = "release"
     auto_heal: bool = False

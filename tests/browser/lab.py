@@ -285,9 +285,13 @@ class Notebook:
         cell.wait_for_end(timeout_s)
         return cell
 
+    def wait_for_kernel(self) -> None:
+        """Wait until the kernel is idle."""
+        self.page.wait_for_function(_KERNEL_IS_IDLE, timeout=START_S * 1000)
+
     def run_all(self) -> None:
         """Run all cells, as the menu does; returns at once."""
-        self._command("notebook:run-all-cells")
+        self.command("notebook:run-all-cells")
 
     def press_stop(self) -> None:
         """Press the toolbar's stop button."""
@@ -295,12 +299,12 @@ class Notebook:
 
     def save(self) -> None:
         """Save the notebook, and wait until it is."""
-        self._command("docmanager:save")
+        self.command("docmanager:save")
         expect(self.page.locator(".lm-DockPanel .jp-mod-dirty")).to_have_count(0)
 
     def set_theme(self, name: str) -> None:
         """Switch JupyterLab's theme."""
-        self._command("apputils:change-theme", {"theme": name})
+        self.command("apputils:change-theme", {"theme": name})
         expect(self.page.locator(f'body[data-jp-theme-name="{name}"]')).to_be_attached()
         expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
 
@@ -323,7 +327,8 @@ class Notebook:
         )
         self.page.set_viewport_size({"width": _WIDTH, "height": _HEIGHT})
 
-    def _command(self, name: str, arguments: dict[str, str] | None = None) -> None:
+    def command(self, name: str, arguments: dict[str, str] | None = None) -> None:
+        """Run one of JupyterLab's commands; returns at once."""
         # Not returned: some commands' promises end with the work that they begin.
         self.page.evaluate(
             "([name, args]) => { window.jupyterapp.commands.execute(name, args) }", [name, arguments or {}]
@@ -351,7 +356,7 @@ def open_notebook(browser: Browser, server: Server, name: str, scale: float = 1)
     page.goto(f"{server.url}/{server.application.path}/{name}?token={server.token}")
     notebook = Notebook(page)
     try:
-        page.wait_for_function(_KERNEL_IS_IDLE, timeout=START_S * 1000)
+        notebook.wait_for_kernel()
         notebook.set_theme("JupyterLab Light")  # the server remembers the last one
         yield notebook
     finally:

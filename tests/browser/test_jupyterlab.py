@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.lab import Notebook, Server, open_notebook
+from tests.conftest import processes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "notebooks" / "01_quickstart.ipynb"
@@ -214,3 +216,20 @@ def test_the_ten_lines_of_the_readme(browser: Browser, server: Server) -> None:
         waiting.wait_for_end()
         assert notebook.run(sources[2]).texts() != [], "the model steps on"
         notebook.picture("readme", last=len(sources) + 1)
+
+
+def test_restart_leaves_the_mesh_and_shut_down_ends_it(notebook: Notebook, server: Server) -> None:
+    notebook.run("%%dist\nkept = rank")
+    notebook.command("kernelmenu:restart")
+    notebook.page.locator(".jp-Dialog .jp-mod-accept").click()
+    notebook.wait_for_kernel()
+    attached = notebook.run("%load_ext cellmesh\n%dist_attach", timeout_s=60)
+    assert "4 ranks (dp=4), ready" in "\n".join(attached.texts())
+    assert notebook.run("%%dist\nprint(kept)").texts() == ["[0] 0\n[1] 1\n[2] 2\n[3] 3"]
+    ended = processes_of(server.runtime / "cellmesh")
+    assert len(ended) == 7  # the agent, the zygote, the store, four ranks
+    notebook.command("kernelmenu:shutdown")
+    _, running = psutil.wait_procs(ended, timeout=20)
+    assert running == []
+    assert list(server.runtime.glob("cellmesh/*")) == []
+    notebook.picture("shut_down")

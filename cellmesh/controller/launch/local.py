@@ -26,11 +26,12 @@ from ...wire.ticket import (
 from ..options import Options
 
 
-def make_ticket(options: Options) -> Ticket:
+def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
     """Make a mesh's directory and ticket.
 
     Args:
         options: what to start.
+        is_lease_chosen: whether the lease is the user's wish, and not the default.
 
     Returns:
         The ticket, written.
@@ -54,6 +55,7 @@ def make_ticket(options: Options) -> Ticket:
         controller_pid=os.getpid(),
         created_at=time.time(),
         lease_s=options.lease_s,
+        is_lease_chosen=is_lease_chosen,
         settle_s=options.settle_s,
         on_error=options.on_error,
         auto_heal=options.auto_heal,

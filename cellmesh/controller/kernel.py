@@ -1,0 +1,76 @@
+"""The Jupyter kernel, or the IPython of a terminal, that this process may be, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+# How soon after its interrupt a kernel is told to end when it is restarted (`KernelManager.shutdown_kernel`).
+_LEAVE_S = 0.2
+
+
+def own_shell() -> Any:
+    """This process's IPython shell; None if it has none."""
+    interactive = sys.modules.get("IPython")
+    return interactive.get_ipython() if interactive is not None else None
+
+
+def own_kernel() -> Any:
+    """The Jupyter kernel that this process is; None if it is none."""
+    return getattr(own_shell(), "kernel", None)
+
+
+def is_terminal() -> bool:
+    """Whether this process is IPython in a terminal, whose end is its user's ``exit``."""
+    shell = own_shell()
+    return shell is not None and getattr(shell, "kernel", None) is None
+
+
+def is_leaving() -> bool:
+    """Whether a press of the stop button is only Jupyter's way to end its kernel: that follows at once."""
+    kernel = own_kernel()
+    if not hasattr(kernel, "_shutdown_message"):
+        return False
+    until = time.monotonic() + _LEAVE_S
+    while kernel._shutdown_message is None and time.monotonic() < until:
+        with contextlib.suppress(KeyboardInterrupt):  # a double click is one press
+            time.sleep(_LEAVE_S / 20)
+    return kernel._shutdown_message is not None
+
+
+def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
+    """Have something called when the kernel is asked to end for good: a shutdown request, and no restart.
+
+    It is called on the kernel's control thread, before the kernel answers: the kernel's main thread, its
+    threads and its exit handlers may take longer than the seconds after which Jupyter kills the kernel.
+
+    Returns:
+        What takes the call back.
+    """
+    kernel = own_kernel()
+    if kernel is None:
+        return lambda: None
+    calls: list[Callable[[], None]] | None = vars(kernel).get("_cellmesh_calls")
+    if calls is None:
+        calls = kernel._cellmesh_calls = []
+        kernel.do_shutdown = _make_do_shutdown(kernel.do_shutdown, calls)
+    calls.append(call)
+    return lambda: calls.remove(call)
+
+
+def _make_do_shutdown(
+    do_shutdown: Callable[[bool], Any], calls: list[Callable[[], None]]
+) -> Callable[[bool], Any]:
+    def call_and_shut_down(restart: bool) -> Any:  # an awaitable in some kernels
+        for call in [] if restart else list(calls):
+            try:
+                call()
+            except Exception:
+                traceback.print_exc(file=sys.__stderr__)
+        return do_shutdown(restart)
+
+    return call_and_shut_down
