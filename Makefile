@@ -47,7 +47,7 @@ OUT ?= docs
 gpu:
 	if [ -d gpu-wheels ] && python3 -c 'import torch' 2>/dev/null; then \
 		python3 -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu gpu-wheels/*.whl && \
-		PYTHONPATH=build/gpu:. python3 -m tests.gpu --out '$(OUT)'; \
+		PYTHONPATH='$(CURDIR)/build/gpu:$(CURDIR)' python3 -m tests.gpu --out '$(OUT)'; \
 	else $(MAKE) venv && $(BIN)/python -m tests.gpu --out '$(OUT)'; fi
 
 gpu-wheels: venv
