@@ -56,11 +56,17 @@ def runtime_dir() -> Iterator[Path]:
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Processes of meshes under a directory: their command lines name the ticket."""
+    """Processes of meshes under a directory: the ticket is in their command lines, or, of ranks and what they
+    forked, the directory in their environment."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        if any(f"{directory}/" in word for word in process.info["cmdline"] or ()):
-            found.append(process)
+        words = process.info["cmdline"] or [""]
+        with contextlib.suppress(psutil.Error):  # it has just ended, or is not ours
+            if any(f"{directory}/" in word for word in words) or (
+                words[0].startswith("cellmesh-r")
+                and process.environ().get("JUPYTER_RUNTIME_DIR") == str(directory)
+            ):
+                found.append(process)
     return [process for process in found if process.pid != os.getpid()]
 
 

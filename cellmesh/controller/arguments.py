@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import MeshUsageError
@@ -42,6 +43,26 @@ def dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
         for name, value in names.items():  # say which one it was
             payload.dumps(value, name)
         raise
+
+
+def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """Read what a cell is to find in `sys.argv`: one text, split as a shell would, or a list of words.
+
+    Raises:
+        MeshUsageError: it is neither.
+    """
+    if argv is None:
+        return None
+    try:
+        words = shlex.split(argv) if isinstance(argv, str) else list(argv)
+    except (TypeError, ValueError) as e:
+        raise MeshUsageError(
+            f"argv {argv!r} cannot be read as arguments ({e}): write it as in a shell"
+        ) from None
+    for word in words:
+        if not isinstance(word, str):
+            raise MeshUsageError(f"argv has {word!r}, which is no text: write {str(word)!r}")
+    return tuple(words)
 
 
 def check_expression(expression: str) -> None:

@@ -134,14 +134,19 @@ class Profiling:
         ranks: where it runs.
         source: the cell.
         trace: where the merged trace goes; None for nowhere.
-        execution_count: as of `Ranks.submit_cell`.
+        execution_count, argv: as of `Ranks.submit_cell`.
 
     Raises:
         MeshUsageError: there is no directory for the trace.
     """
 
     def __init__(
-        self, ranks: Ranks, source: str, trace: str | Path | None = None, execution_count: int = 0
+        self,
+        ranks: Ranks,
+        source: str,
+        trace: str | Path | None = None,
+        execution_count: int = 0,
+        argv: str | None = None,
     ) -> None:
         self._ranks = ranks
         self._trace = None if trace is None else check_target(Path(trace))
@@ -153,7 +158,7 @@ class Profiling:
             for rank in self._living():  # else the next cell would be profiled
                 self._ask(rank, "")
             raise
-        self.run: Run[None] = ranks.submit_cell(source, execution_count=execution_count)
+        self.run: Run[None] = ranks.submit_cell(source, execution_count=execution_count, argv=argv)
 
     def collect(self) -> Profile:
         """What the ranks have seen, once the cell has ended, well or not. Blocks; writes the trace.

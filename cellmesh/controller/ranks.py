@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import MeshUsageError
 from ..wire.framing import Frame
-from ..wire.messages import (
-    Look,
-    PostMortem,
-    PullNames,
-    PushNames,
-    RankState,
-    RunCall,
-    RunCell,
-    Work,
-)
-from .arguments import check_expression, dump_call, dump_names
+from ..wire.messages import Look, PostMortem, PullNames, PushNames, RankState, RunCall, RunCell, Work
+from .arguments import check_expression, dump_call, dump_names, read_argv
 from .core import encode_work
 from .options import ranks_at
 from .output.printer import Printer
@@ -130,17 +121,18 @@ class Ranks:
         pickled, buffers = dump_call(name, function, args, kwargs)
         return self._start(lambda number: RunCall(number, pickled, *self._shown), buffers, name)
 
-    def cell(self, source: str) -> Any:
+    def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
         """Run source in the ranks' namespace, as a notebook's cell, and wait.
 
         Args:
             source: Python, with IPython's magics if wanted.
+            argv: what `sys.argv` has behind the program's name while it runs: ``"--lr 0.1"``, or a list.
 
         Raises:
             RankFailure: it raised on some ranks.
             SyntaxError: it does not parse; no rank has run anything.
         """
-        self.submit_cell(source).result()
+        self.submit_cell(source, argv=argv).result()
 
     def submit_cell(
         self,
@@ -149,6 +141,7 @@ class Ranks:
         execution_count: int = 0,
         quiet: bool = False,
         timed: bool = False,
+        argv: str | Iterable[str] | None = None,
         sink: Sink | None = None,
         has_tabs: bool = False,
     ) -> Run[None]:
@@ -159,15 +152,16 @@ class Ranks:
             execution_count: what ``In[n]`` shows in tracebacks; 0 counts by itself.
             quiet: show nothing but errors.
             timed: have each rank tell how long it took (`Run.timings`).
+            argv: as of `cell`.
             sink: where output goes; None for the calling notebook cell or the console.
             has_tabs: in a notebook, let people switch between ranks that showed different things.
         """
-        cell = read_cell(source, execution_count)
+        cell, words = read_cell(source, execution_count), read_argv(argv)
         count = execution_count or self._session.catalog.count_cell()
         sink = sink or current_sink(self._session.beside.displays, has_tabs)
         return self._start(
             lambda number: RunCell(
-                number, cell.source, cell.transformed, cell.is_async, count, quiet, timed, *self._shown
+                number, cell.source, cell.transformed, cell.is_async, count, quiet, timed, *self._shown, words
             ),
             title=f"cell {count}",
             sink=SilentSink(sink) if quiet else sink,

@@ -85,9 +85,9 @@ class Commands:
             source = f"# {line}\n{source}"
         quiet = options["quiet"]
         run = self._choose(options).submit_cell(
-            source, execution_count=count, quiet=quiet, timed=timed, has_tabs=True
+            source, execution_count=count, quiet=quiet, timed=timed, argv=options["argv"], has_tabs=True
         )
-        self.recorder.cell(count, typed, run, quiet, mesh)
+        self.recorder.cell(count, typed, run, quiet, mesh, options["argv"])
         if options["nowait"]:
             return run
         try:
@@ -99,8 +99,9 @@ class Commands:
 
     def dist_profile(self, options: Given, source: str, line: str = "%%dist_profile") -> None:
         mesh, count = self._need_mesh(), self.execution_count()
-        profiling = Profiling(self._choose(options), f"# {line}\n{source}", options["trace"], count)
-        self.recorder.cell(count, source, profiling.run, False, mesh)
+        trace, argv = options["trace"], options["argv"]
+        profiling = Profiling(self._choose(options), f"# {line}\n{source}", trace, count, argv)
+        self.recorder.cell(count, source, profiling.run, False, mesh, argv)
         try:
             profiling.run.result()
         finally:

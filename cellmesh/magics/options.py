@@ -22,6 +22,12 @@ _AT = click.Option(
     ["--at"], type=Text("coordinate"), metavar="COORD", help="A mesh coordinate, like tp=0 or dp=1,tp=0."
 )
 
+_ARGV = click.Option(
+    ["--argv"],
+    metavar="ARGUMENTS",
+    help="What sys.argv has behind the program's name in this cell, in quotes, like '--lr 0.1'.",
+)
+
 # A magic's options, as `parse` reads them: name -> value.
 Given = dict[str, Any]
 
@@ -77,6 +83,7 @@ COMMANDS = {
                 is_flag=True,
                 help="Tell how long each rank took, and which one the others waited for.",
             ),
+            _ARGV,
         ),
         _command(
             "dist_profile",
@@ -97,6 +104,7 @@ COMMANDS = {
                 show_default=True,
                 help="How many operators of each kind the tables have.",
             ),
+            _ARGV,
         ),
         _command(
             "dist_auto",
@@ -380,6 +388,7 @@ def parse(name: str, line: str) -> dict[str, Any]:
             return dict(context.params)
     except click.UsageError as e:
         mark = "%%" if name in ("dist", "dist_profile", "local") else "%"
+        quotes = "; put what follows --argv into quotes, like --argv '--lr 0.1'" if "--argv" in line else ""
         raise MeshUsageError(
-            f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options)"
+            f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options{quotes})"
         ) from None

@@ -24,7 +24,7 @@ import msgspec
 
 from .looks import AnySubject
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
@@ -144,7 +144,8 @@ class RunCell(Verb, frozen=True):
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank is to do that);
     `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last expression; `is_timed`:
-    the answer is to say how long it took. `lead` and `audience`: as of `RunCall`.
+    the answer is to say how long it took. `lead` and `audience`: as of `RunCall`. `argv`: what `sys.argv` has
+    behind the program's name while the cell runs; None leaves it alone.
     """
 
     run: int
@@ -156,6 +157,7 @@ class RunCell(Verb, frozen=True):
     is_timed: bool = False
     lead: int = 0
     audience: int = 0
+    argv: tuple[str, ...] | None = None
 
 
 class RunCall(Verb, frozen=True):

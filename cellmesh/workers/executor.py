@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ from .groups.groups import Groups
 from .interrupts import Interrupts
 from .looking.answering import Looker
 from .metering import MemoryMeter
-from .processes import flush_c_stdio
+from .processes import PROGRAM, flush_c_stdio
 from .shell import RankShell
 from .spans import name_of
 from .streams import Pump, RunTracker
@@ -214,6 +215,8 @@ class Executor:
     def _run_cell(self, work: RunCell) -> BaseException | None:
         self._meter.begin(work.execution_count)
         self._looker.spans.begin_cell(work.run, "", work.execution_count)
+        if work.argv is not None:
+            before, sys.argv = getattr(sys, "argv", [PROGRAM]), [PROGRAM, *work.argv]
         try:
             if self._profiler is not None:
                 self._profiler.start()
@@ -223,6 +226,8 @@ class Executor:
         finally:
             if self._profiler is not None:
                 self._profiler.stop()
+            if work.argv is not None:
+                sys.argv = before
             self._looker.spans.end_cell()
             self._meter.end()
 

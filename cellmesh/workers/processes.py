@@ -9,11 +9,15 @@ import resource
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+# What user code finds in `sys.argv`, as torchrun gives a script its name.
+PROGRAM = "cell"
 
 
 def _prctl(option: int, argument: int | bytes) -> None:
@@ -30,6 +34,17 @@ def become_subreaper() -> None:
 def name_process(name: str) -> None:
     """Set the name that ``ps`` and ``top`` show; cut to 15 bytes by the kernel."""
     _prctl(_PR_SET_NAME, name.encode())
+
+
+def name_command(text: str) -> None:
+    """Have ``/proc/PID/cmdline`` say this of the process, in place of the command that it was forked from."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
+    if begin < end:
+        # A last byte that is not NUL has the kernel read no further than to the first NUL.
+        ctypes.memmove(
+            begin, os.fsencode(text)[: end - begin - 2].ljust(end - begin - 1, b"\0") + b" ", end - begin
+        )
 
 
 def die_with(parent_pid: int, patience_s: float = 60.0) -> None:

@@ -40,7 +40,7 @@ from .interrupts import Interrupts
 from .looking.answering import Looker
 from .metering import MemoryMeter
 from .output import Log
-from .processes import die_with, name_process
+from .processes import die_with, name_command, name_process
 from .reporting import Reporter
 from .shell import RankShell, Show
 from .streams import Pump, RankStream, RunTracker
@@ -81,6 +81,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     except ProcessLookupError:
         os._exit(1)
     name_process(f"cellmesh-r{options.rank}")
+    name_command(f"cellmesh-r{options.rank} {options.mesh_name}")
     _set_environment(options)
     faulthandler.enable(file=2)
     torch.set_num_threads(options.num_threads)

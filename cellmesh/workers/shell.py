@@ -331,6 +331,12 @@ def make_shell() -> RankShell:
     user_module = types.ModuleType("__main__", doc="The namespace of a rank.")
     shell = RankShell.instance(config=config, user_module=user_module)
     shell.connect(lambda kind, bundle, display_id: None)
+    for prompt in (
+        "ps1",
+        "ps2",
+        "ps3",
+    ):  # set by IPython; libraries refuse multi-process training where ps1 is
+        vars(sys).pop(prompt, None)
     # The first traceback costs ten times the others; each rank would pay it, in the middle of an error.
     error = shell.run_source("raise ValueError")
     assert error is not None

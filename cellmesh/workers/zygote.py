@@ -25,7 +25,7 @@ import msgspec
 
 from ..wire.place import same_release
 from ..wire.ticket import Ticket, read_ticket, remove_directory
-from .processes import die_with, name_process
+from .processes import PROGRAM, die_with, name_process
 
 if TYPE_CHECKING:
     from .rank import RankOptions
@@ -103,6 +103,7 @@ def main(descriptor: int, ticket_path: str) -> None:
     agent.set_inheritable(False)
     name_process("cellmesh-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.argv[:], sys.orig_argv[:] = [PROGRAM], [sys.executable, PROGRAM]
     os.chdir(ticket.cwd)
     try:
         shell = _import_all(ticket)

@@ -131,6 +131,13 @@ def test_a_script_that_raises_leaves_the_group_alone(
     assert "destroy" not in group
 
 
+def test_arguments_of_a_cell_are_there_for_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = "import sys; {} = sys.argv[1:]\n"
+    script = script_of(RankCell(read.format("x"), argv=("--lr", "a 'b'")), ran(read.format("y")))
+    found, _ = run(script, monkeypatch)
+    assert (found["x"], found["y"]) == (["--lr", "a 'b'"], [])
+
+
 def test_cells_of_some_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     script = script_of(ran("x = 0\n"), ran('x = """a\n  b"""\n', 0, 2, 3), ran("y = 1\n", 1))
     assert "if rank in (0, 2, 3):\n" in script.text

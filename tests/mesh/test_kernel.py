@@ -116,6 +116,18 @@ def test_ranks_are_chosen_by_number_and_coordinate(notebook: Notebook) -> None:
     assert notebook.run("%%dist --at dp=1\nprint(rank)").text() == "[1] 1\n"
 
 
+def test_a_cell_is_given_arguments_also_in_auto_mode(notebook: Notebook) -> None:
+    read = "import sys; print(sys.argv)"
+    notebook.run("lr = 0.1\n%dist_auto on")
+    given = notebook.run(f"%%dist --argv \"--lr {{lr}} --name 'a b'\"\n{read}").text()
+    plain_cell = notebook.run(read).text()
+    notebook.run("%dist_auto off")
+    assert given == "[0-2] ['cell', '--lr', '0.1', '--name', 'a b']\n"
+    assert plain_cell == "[0-2] ['cell']\n"
+    refused = notebook.run("%%dist --argv --lr 0.1\npass").errors()[-1]["evalue"]
+    assert "put what follows --argv into quotes, like --argv '--lr 0.1'" in refused
+
+
 def test_results_and_rich_displays(notebook: Notebook) -> None:
     assert notebook.run("%%dist\nworld_size").text() == "[0-2] 3\n"
     outcome = notebook.run("%%dist\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")

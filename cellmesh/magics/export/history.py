@@ -30,6 +30,7 @@ class RankCell:
         quiet: its last expression is not shown.
         run: how it ends; dropped when it has.
         failed: the ranks on which it failed.
+        argv: what `sys.argv` had behind the program's name, if the cell was given that.
     """
 
     source: str
@@ -37,6 +38,7 @@ class RankCell:
     quiet: bool = False
     run: Outcome | None = None
     failed: tuple[int, ...] = ()
+    argv: tuple[str, ...] | None = None
 
     def settle(self) -> None:
         """Take in how the run has ended, if it has."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
+from ...controller.arguments import read_argv
 from ...controller.mesh import Mesh
 from ...controller.options import parse_mesh
 from ...controller.run import Run
@@ -35,9 +36,11 @@ class Recorder:
         self._shell = shell
         self.history = History()
 
-    def cell(self, count: int, source: str, run: Run[Any], quiet: bool, mesh: Mesh) -> None:
+    def cell(
+        self, count: int, source: str, run: Run[Any], quiet: bool, mesh: Mesh, argv: str | None = None
+    ) -> None:
         """Ranks have been sent a cell."""
-        entry = RankCell(source, _unless_all(run.ranks, mesh), quiet, run)
+        entry = RankCell(source, _unless_all(run.ranks, mesh), quiet, run, argv=read_argv(argv))
         self.history.add(count, entry)
         run.on_end(entry.settle)
 

@@ -164,6 +164,9 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:
     if "get_ipython" in names_in(plain.source):
         draft.warnings.append(f"In [{count}] calls get_ipython(), which a script has not")
     draft.num_cells += 1
+    if entry.argv is not None:
+        draft.imports.add("import sys")
+        text = f"sys.argv[1:] = {list(entry.argv)!r}\n{text.rstrip()}\nsys.argv[1:] = []\n"
     return Part((count,), where, text, can_repeat=True)
 
 
