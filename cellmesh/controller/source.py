@@ -55,14 +55,14 @@ def read_cell(source: str, execution_count: int = 0) -> Cell:
         CellSyntaxError: it does not parse.
     """
     name = f"In[{execution_count}]" if execution_count else "cell"
-    transformed = _transformer().transform_cell(source)
-    if _may_be_automagic(transformed):
-        return Cell(source, "", False)
     try:
+        transformed = _transformer().transform_cell(source)
+        if _may_be_automagic(transformed):
+            return Cell(source, "", False)
         code = compile(transformed, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as e:
         raise CellSyntaxError(*e.args) from None
-    except (ValueError, OverflowError) as e:  # null bytes, absurd literals
+    except (ValueError, OverflowError) as e:  # null bytes, absurd literals, lone surrogates
         raise CellSyntaxError(str(e)) from None
     return Cell(source, transformed, bool(code.co_flags & inspect.CO_COROUTINE))
 

@@ -6,6 +6,7 @@ import ast
 import dis
 import inspect
 import linecache
+import sys
 import sysconfig
 import types
 from typing import Any
@@ -15,6 +16,8 @@ from torch.distributed import Work
 from .thread_stacks import local_value
 
 _MAX_TEXT = 60
+# What a `with` begins by, and what ends it after an exception.
+_WITH = ("BEFORE_WITH", "BEFORE_ASYNC_WITH", "WITH_EXCEPT_START")
 _LIBRARIES = tuple(
     sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 )
@@ -41,23 +44,37 @@ def call_of(code: types.CodeType, instruction: int) -> str:
         "" where it is no call, or its source is not known.
     """
     name = dis.opname[code.co_code[instruction]] if instruction >= 0 else ""
-    match _node_at(code, instruction):
+    node = _node_at(code, instruction)
+    match node:
+        # What the interpreter calls by itself; versions differ in whether the statement or the expression
+        # is its place: of a `with` it is the expression from Python 3.13.
+        case ast.With(items=[ast.withitem(node), *_]) | ast.AsyncWith(items=[ast.withitem(node), *_]):
+            return _of_with(node, code, instruction)
+        case ast.expr() if name in _WITH or (name == "CALL" and _is_implied(code, instruction)):
+            return _of_with(node, code, instruction)
         case ast.Call(function):
             return _shorten(ast.unparse(function))
         case ast.Await() as node:
             return _shorten(ast.unparse(node))
-        # What the interpreter calls by itself; versions differ in whether the statement or the expression
-        # is its place.
         case ast.For(iter=node) | ast.AsyncFor(iter=node):
             return _shorten(f"{ast.unparse(node)}.__next__")
-        case ast.With(items=[item, *_]) | ast.AsyncWith(items=[item, *_]):
-            method = "__exit__" if name == "CALL" else "__enter__"
-            return _shorten(f"{ast.unparse(item.context_expr)}.{method}")
         case ast.expr() as node if name == "FOR_ITER":
             return _shorten(f"{ast.unparse(node)}.__next__")
-        case ast.expr() as node if name == "BEFORE_WITH":
-            return _shorten(f"{ast.unparse(node)}.__enter__")
     return ""
+
+
+def _of_with(manager: ast.expr, code: types.CodeType, instruction: int) -> str:
+    """The method of a context manager that an instruction of its ``with`` calls."""
+    exits = dis.opname[code.co_code[instruction]] in ("CALL", "WITH_EXCEPT_START")
+    return _shorten(f"{ast.unparse(manager)}.{'__exit__' if exits else '__enter__'}")
+
+
+def _is_implied(code: types.CodeType, instruction: int) -> bool:
+    """Whether a call is not in the source: what it is given has no place of its own in it."""
+    if sys.version_info < (3, 13):
+        return False
+    positions = list(code.co_positions())
+    return positions[instruction // 2] == positions[instruction // 2 - 1]
 
 
 def waits_for_work(frame: types.FrameType) -> bool:

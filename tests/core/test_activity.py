@@ -176,6 +176,8 @@ def test_our_own_functions_are_not_named() -> None:
         ("loader = Loader()\nfor x in loader:\n    pass", "loader.__next__"),
         ("with Gate() as gate:\n    pass", "Gate().__enter__"),
         ("if True:\n    with Gate() as gate:\n        pass", "Gate().__enter__"),
+        ("with Leaves() as gate:\n    pass", "Leaves().__exit__"),
+        ("with Leaves() as gate:\n    1 / 0", "Leaves().__exit__"),
         ("Gate().pass_through(\n    3\n)", "Gate().pass_through"),
         ("ä = Gate(); ä.pass_through('ü')", "ä.pass_through"),
         ("x = Gate() + 1", ""),
@@ -186,10 +188,13 @@ def test_a_call_is_told_as_written(source: str, words: str) -> None:
     library = define(
         "class Gate:\n"
         "    def __init__(self, *args): pass\n"
-        "    def stop(self, *args): arrive(), leave()\n"
+        "    def stop(self, *args): return (arrive(), leave())\n"
         "    pass_through = __enter__ = __next__ = __add__ = stop\n"
         "    def __iter__(self): return self\n"
         "    def __exit__(self, *exc): pass\n"
+        "class Leaves:\n"
+        "    def __enter__(self): pass\n"
+        "    __exit__ = Gate.stop\n"
         "class Loader(Gate):\n"
         "    def __next__(self):\n"
         "        self.stop()\n"
@@ -198,7 +203,7 @@ def test_a_call_is_told_as_written(source: str, words: str) -> None:
         "cellmesh.gate",  # not user code
         **spot.names,
     )
-    names = {**spot.names, "Gate": library["Gate"], "Loader": library["Loader"], "time": library["Gate"]()}
+    names = {**library, "__name__": "__main__", "time": library["Gate"]()}
     if source.startswith("time."):
         names["time"] = types.SimpleNamespace(wait=lambda *args: None)
     activity = spot.look(lambda: define(source, "<cell 5>", "__main__", **names))

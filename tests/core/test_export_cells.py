@@ -129,8 +129,11 @@ def test_what_cannot_stand_in_a_function_is_told(source: str) -> None:
 
 
 def test_names() -> None:
-    source = "import os.path, sys as s\nfrom a import b\ndef f(x): y = z\nw = [v for v in u]\n"
-    assert names_bound(source) == {"os", "s", "b", "f", "w"}
+    source = (
+        "import os.path, sys as s\nfrom a import b\ndef f(x): y = z\nw = [v for v in u]\n"
+        "w = {c: {(e := d) for d in u} for c in u}\n"
+    )
+    assert names_bound(source) == {"os", "s", "b", "f", "w", "e"}
     assert {"os", "s", "b", "f", "x", "y", "z", "w", "v", "u"} <= names_in(source)
     assert free_name("show", {"show", "show_"}) == "show__"
 

@@ -184,7 +184,7 @@ def test_objects_without_tensors_are_one_item() -> None:
     ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:`torch.jit:FutureWarning")
 @pytest.mark.parametrize("form", ["plain", "scripted"])
 def test_modules_have_the_names_that_torch_gives(form: str) -> None:
     model: Any = nn.Sequential(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)))

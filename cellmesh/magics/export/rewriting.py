@@ -70,10 +70,27 @@ def names_in(source: str) -> set[str]:
 def names_bound(source: str) -> set[str]:
     """The names that a cell binds at its top level."""
     try:
-        table = symtable.symtable(_as_function(source, "cell"), "cell", "exec").get_children()[0]
+        tree = _Generators().visit(ast.parse(_as_function(source, "cell")))
+        table = symtable.symtable(ast.unparse(tree), "cell", "exec").get_children()[0]
     except (SyntaxError, CannotRewriteError):
         return set()
     return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()}
+
+
+class _Generators(ast.NodeTransformer):
+    """Makes generators of all comprehensions: from Python 3.12 a symbol table lists the names that other
+    comprehensions bind with those of the function round them.
+    """
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.AST:
+        self.generic_visit(node)
+        return ast.GeneratorExp(node.elt, node.generators)
+
+    visit_SetComp = visit_ListComp
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+        self.generic_visit(node)
+        return ast.GeneratorExp(ast.Tuple([node.key, node.value], ast.Load()), node.generators)
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
