@@ -358,3 +358,12 @@ def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
     export(history, path, with_locals=False, overwrite=True)
     with pytest.raises(MeshUsageError, match="nothing to export"):
         export(History(), path, with_locals=False, overwrite=True)
+
+
+def test_what_would_be_no_python_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.py"
+    broken = Script("x = 1\nglobal x\n", 1, (), ())
+    monkeypatch.setattr("cellmesh.magics.export.script.write_script", lambda *_, **__: broken)
+    with pytest.raises(MeshUsageError, match="'x' is assigned to before global declaration, at `global x`"):
+        export(history_of(ran("x = 1")), path, with_locals=False, overwrite=False)
+    assert not path.exists()

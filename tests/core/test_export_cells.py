@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from cellmesh.magics.export.ipython import to_python
 from cellmesh.magics.export.reporting import IMPORT, without_cellmesh
 from cellmesh.magics.export.rewriting import (
+    MAIN,
     CannotRewriteError,
     as_coroutine,
     awaits,
     free_name,
+    guard,
     names_bound,
     names_in,
     show_last,
     split_future,
     under,
+    without_globals,
     without_margin,
 )
 
@@ -141,6 +144,38 @@ def test_names() -> None:
 def test_features_are_taken_out() -> None:
     assert split_future("from __future__ import annotations\nx = 1\n") == (["annotations"], "x = 1\n")
     assert split_future("x = 1\n") == ([], "x = 1\n")
+    assert split_future("from __future__ import division, annotations; x = 1\n") == (
+        ["division", "annotations"],
+        "pass; x = 1\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("global a, b\na = 1\n", "a = 1\n"),
+        ("if a:\n    global ü; ü = 1\n", "if a:\n    pass; ü = 1\n"),
+        ("def f():\n    global a\n    a = 1\n", None),
+        ("class A:\n    global a\n    a = 1\n", None),
+        ("s = 'global a'\nglobal a  # why\n", "s = 'global a'\npass  # why\n"),
+    ],
+)
+def test_global_at_the_top_level_is_left_out(source: str, text: str | None) -> None:
+    assert without_globals(source) == (source if text is None else text)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import a\nx = 1\n@f(2)\ndef g(): ...\n", None),
+        ("x = f()\n", f"{MAIN}:\n    x = f()\n"),
+        ("import a; f()\n# why\ny = 1", f"{MAIN}:\n    import a; f()\n# why\ny = 1"),
+        ("# nothing\n", None),
+        ('if __name__ == "__main__":\n    f()\n', None),
+    ],
+)
+def test_processes_that_are_spawned_only_define_names(source: str, text: str | None) -> None:
+    assert guard(source) == (source if text is None else text)
 
 
 def test_a_margin_is_taken_away() -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .history import Beginning
-from .rewriting import free_name
+from .process_groups import GroupUse, write_group_use
+from .rewriting import MAIN, free_name, under
 
 
 @dataclass
@@ -18,7 +19,8 @@ class Draft:
 
     Attributes:
         names: that ranks' cells use or bind.
-        rank: an expression for this rank, whatever cells do with `rank`.
+        bound: that they bind.
+        groups: what cells do with process groups.
         imports: lines for the head of the script.
         futures: features that cells import from ``__future__``.
         warnings: what the script cannot do, or must be given.
@@ -28,7 +30,8 @@ class Draft:
     """
 
     names: set[str]
-    rank: str = "rank"
+    bound: set[str] = field(default_factory=set)
+    groups: GroupUse = field(default_factory=GroupUse)
     imports: set[str] = field(default_factory=lambda: {"import os"})
     futures: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -36,6 +39,15 @@ class Draft:
     num_cells: int = 0
     shows: bool = False
     awaits: bool = False
+
+    def own(self, name: str) -> str:
+        """A name of the script's frame (`rank`, `device`), or its copy where cells bind that name."""
+        return free_name(f"own_{name}", self.names) if name in self.bound else name
+
+    @property
+    def rank(self) -> str:
+        """An expression for this rank, whatever cells do with `rank`."""
+        return self.own("rank")
 
     @property
     def show(self) -> str:
@@ -78,12 +90,13 @@ def condition(draft: Draft, *ranks: int) -> str:
     return f"if {draft.rank} {among}"
 
 
-def make_mesh(dims: Mapping[str, int]) -> str:
+def make_mesh(dims: Mapping[str, int], draft: Draft) -> str:
     """The call that makes a DeviceMesh."""
     names = ", ".join(f'"{name}"' for name in dims)
+    kind = f"{draft.own('device')}.type"
     if len(dims) == 1:
-        return f"init_device_mesh(device.type, (world_size,), mesh_dim_names=({names},))"
-    return f"init_device_mesh(device.type, ({', '.join(map(str, dims.values()))}), mesh_dim_names=({names}))"
+        return f"init_device_mesh({kind}, ({draft.own('world_size')},), mesh_dim_names=({names},))"
+    return f"init_device_mesh({kind}, ({', '.join(map(str, dims.values()))}), mesh_dim_names=({names}))"
 
 
 def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
@@ -94,6 +107,13 @@ def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         if beginning.attached
         else ""
     )
+    groups = f"{_device(beginning.backend)}mesh = {make_mesh(beginning.dims, Draft(set()))}\n"
+    groups += write_group_use(draft.groups, "mesh" in draft.names - draft.bound)
+    if draft.groups.makes:
+        draft.imports.add("import itertools")
+    copies = [
+        f"{draft.own(name)} = {name}\n" for name in ("rank", "world_size", "device") if name in draft.bound
+    ]
     parts = [
         f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their order.\n'
         f'{attached}\n    torchrun --nproc-per-node {num_ranks} {filename}\n"""\n\n',
@@ -105,8 +125,8 @@ def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
         'rank = int(os.environ["RANK"])\n'
         'local_rank = int(os.environ["LOCAL_RANK"])\n'
         'world_size = int(os.environ["WORLD_SIZE"])\n',
-        _device(beginning.backend),
-        f"mesh = {make_mesh(beginning.dims)}\n",
+        under(MAIN, groups) if draft.groups.spawns else groups,
+        *copies,
         f"{draft.loop} = asyncio.new_event_loop()\n" if draft.awaits else "",
         _SHOW.format(show=draft.show, rank=draft.rank) if draft.shows else "",
     ]
@@ -170,4 +190,8 @@ def write_tail(draft: Draft) -> str:
     place of the pause, none of 50 with it).
     """
     close = f"{draft.loop}.close()\n" if draft.awaits else ""
-    return f"{close}dist.destroy_process_group()\n{_PAUSE}"
+    destroy = "dist.destroy_process_group()\n"
+    if draft.groups.makes:
+        destroy = under("if dist.is_initialized()", destroy)
+    end = f"{close}{destroy}{_PAUSE}"
+    return under(MAIN, end) if draft.groups.spawns else end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import itertools
 import re
 import symtable
 import textwrap
@@ -12,6 +13,8 @@ import tokenize
 from collections.abc import Iterable
 
 INDENT = "    "
+# The head of an ``if`` for what processes that import the script are not to run.
+MAIN = 'if __name__ == "__main__"'
 # Calls of functions or methods with these names return None.
 _SILENT = (
     "print",
@@ -68,13 +71,79 @@ def names_in(source: str) -> set[str]:
 
 
 def names_bound(source: str) -> set[str]:
-    """The names that a cell binds at its top level."""
+    """The global names that a cell binds: at its top level, or as ``global`` in a function."""
     try:
         tree = _Generators().visit(ast.parse(_as_function(source, "cell")))
         table = symtable.symtable(ast.unparse(tree), "cell", "exec").get_children()[0]
     except (SyntaxError, CannotRewriteError):
         return set()
-    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()}
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_local()} | {
+        name
+        for node in ast.walk(ast.parse(_as_function(source, "cell")))
+        if isinstance(node, ast.Global)
+        for name in node.names
+    }
+
+
+def without_globals(source: str) -> str:
+    """A cell without ``global`` at its top level, where it changes nothing.
+
+    In the script, such a statement would be a syntax error below a line that binds the same name.
+    """
+    found: list[ast.Global] = []
+    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    nodes: list[ast.AST] = [parse(source) or ast.Module([], [])]
+    while nodes:
+        node = nodes.pop()
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, scopes)]
+        if isinstance(node, ast.Global):
+            found.append(node)
+    for statement in sorted(found, key=lambda each: (each.lineno, each.col_offset), reverse=True):
+        source = _passing(source, statement)
+    return source
+
+
+def _passing(source: str, statement: ast.stmt) -> str:
+    """A cell with ``pass`` in place of a statement, or without its lines where nothing else is on them."""
+    begin = offset(source, statement.lineno, statement.col_offset)
+    end = offset(source, statement.end_lineno, statement.end_col_offset)
+    is_alone = statement.col_offset == 0 and source[end : end + 1] in ("", "\n")
+    return source[:begin] + (source[end + 1 :] if is_alone else f"pass{source[end:]}")
+
+
+def guard(source: str) -> str:
+    """A cell of which a process that was spawned, and imports the script, runs only what defines names.
+
+    Raises:
+        CannotRewriteError: a part of it cannot stand under an ``if``.
+    """
+    tree = parse(source)
+    lines = _lines(source)
+    parts: list[tuple[bool, str]] = []  # whether it only defines, and its lines
+    end = 0
+    for node in tree.body if tree is not None else ():
+        last = node.end_lineno or node.lineno
+        if node.lineno <= end:  # it begins on the line on which the one before ends
+            parts[-1] = (False, parts[-1][1] + "".join(lines[end:last]))
+        else:
+            parts.append((_only_defines(node), "".join(lines[end:last])))
+        end = last
+    pieces = []
+    for defines, texts in itertools.groupby(parts, lambda part: part[0]):
+        text = "".join(text for _, text in texts)
+        pieces.append(text if defines else under(MAIN, _ended(text)))
+    return "".join([*pieces, *lines[end:]])
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return True
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return True
+        case ast.Assign() | ast.AnnAssign() | ast.Expr(value=ast.Constant()):
+            return not any(isinstance(each, ast.Call | ast.Await) for each in ast.walk(node))
+    return False
 
 
 class _Generators(ast.NodeTransformer):
@@ -247,13 +316,11 @@ def split_future(source: str) -> tuple[list[str], str]:
     """The features that a cell imports from ``__future__``, and the cell without those lines."""
     tree = parse(source)
     features: list[str] = []
-    lines = _lines(source)
-    for node in tree.body if tree is not None else ():
+    for node in reversed(tree.body if tree is not None else ()):
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             features += [alias.name for alias in node.names]
-            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
-                lines[number] = ""
-    return features, "".join(lines)
+            source = _passing(source, node)
+    return features, source
 
 
 def comment(source: str, depth: int = 0) -> str:

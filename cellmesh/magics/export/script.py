@@ -20,6 +20,7 @@ from .frame import Draft, Part, condition, make_mesh, write_head, write_tail
 from .history import Aside, Checkpoint, Entry, History, NotebookCell, Push, RankCell, Reshape, Seed
 from .ipython import to_python
 from .own_cells import write_comment, write_on_rank_0
+from .process_groups import find_group_use
 from .reporting import IMPORT, without_cellmesh
 from .rewriting import (
     CannotRewriteError,
@@ -27,11 +28,13 @@ from .rewriting import (
     awaits,
     comment,
     free_name,
+    guard,
     names_bound,
     names_in,
     show_last,
     split_future,
     under,
+    without_globals,
     without_margin,
 )
 
@@ -75,6 +78,14 @@ def export(history: History, path: Path, with_locals: bool, overwrite: bool) -> 
     if path.exists() and not overwrite:
         raise MeshUsageError(f"{path} exists: `%dist_export {path} --force` overwrites it")
     script = write_script(history, path.name, with_locals=with_locals)
+    try:
+        compile(script.text, path.name, "exec", dont_inherit=True)
+    except SyntaxError as e:
+        line = script.text.splitlines()[(e.lineno or 1) - 1].strip()
+        raise MeshUsageError(
+            f"{path} was not written, as it would be no Python: {e.msg}, at `{line}`; change or leave out "
+            "the cell with this line, %dist_restart, run the cells again, and export them"
+        ) from None
     path.write_text(script.text, encoding="utf-8")
     num_ranks = math.prod(history.beginning.dims.values())
     cells = "1 cell" if script.num_cells == 1 else f"{script.num_cells} cells"
@@ -98,13 +109,13 @@ def write_script(history: History, filename: str, *, with_locals: bool = False) 
     assert beginning is not None
     cells = list(history.cells())
     sources = [
-        to_python(entry.source).source
+        without_globals(to_python(entry.source).source)
         for cell in cells
         for entry in cell.entries
         if isinstance(entry, RankCell)
     ]
     bound = set().union(*map(names_bound, sources))
-    draft = Draft(set().union(*map(names_in, sources)), "dist.get_rank()" if "rank" in bound else "rank")
+    draft = Draft(set().union(*map(names_in, sources)), bound, find_group_use(sources))
     if "display" in draft.names - bound:
         draft.imports.add("from IPython.display import display")
     uses_numpy = any("numpy" in source for source in sources)
@@ -121,7 +132,9 @@ def _write_cells(
         if not cell.is_on_ranks() and not with_locals:
             yield from write_comment(cell)
         for entry in cell.entries:
-            yield from _write(cell.count, entry, draft, uses_numpy)
+            for part in _write(cell.count, entry, draft, uses_numpy):
+                guarded = draft.groups.spawns and not isinstance(entry, RankCell)
+                yield dataclasses.replace(part, text=guard(part.text)) if guarded else part
             if isinstance(entry, Aside) and entry.changes:
                 draft.warnings.append(f"In [{cell.count}]: a script has nothing like `{entry.line}`")
         if not cell.is_on_ranks() and with_locals:
@@ -135,7 +148,7 @@ def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator
         case Push():
             yield write_push(count, entry, draft)
         case Reshape(dims):
-            yield Part((count,), f": %dist_mesh {describe_dims(dims)}", f"mesh = {make_mesh(dims)}\n")
+            yield Part((count,), f": %dist_mesh {describe_dims(dims)}", f"mesh = {make_mesh(dims, draft)}\n")
         case Seed():
             yield write_seed(count, entry, uses_numpy, draft)
         case Checkpoint():
@@ -151,7 +164,7 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:
         ranks = describe_ranks(entry.failed)
         return _left_out(count, f"{where} failed on {ranks} and is left out:", entry.source, draft)
     plain = to_python(entry.source)
-    source = without_cellmesh(plain.source)
+    source = without_globals(without_cellmesh(plain.source))
     if "SimpleNamespace(" in source and "SimpleNamespace(" not in plain.source:
         draft.imports.add(IMPORT)
     try:
@@ -183,7 +196,8 @@ def _body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
         definition = f"{as_coroutine(text, name)}\n\n"
         draft.awaits = True
         text = f"{draft.loop}.run_until_complete({name}())\n"
-    return definition + (text if entry.ranks is None else under(condition(draft, *entry.ranks), text))
+    text = definition + (guard(text) if draft.groups.spawns else text)
+    return text if entry.ranks is None else under(condition(draft, *entry.ranks), text)
 
 
 def _left_out(count: int, why: str, source: str, draft: Draft) -> Part:
