@@ -1,14 +1,17 @@
-"""Run as ``python launching.py NUM_RANKS SCRIPT FOLDER [SCRIPT FOLDER ...]``: runs scripts, keeps losses.
+"""Run as ``python launching.py [MODULE ...]``: runs scripts on ranks, and answers with what they computed.
 
-Each rank finds what torchrun sets; but it is forked from a process that has imported what takes long: on two
-cores, importing it in each of eight ranks takes longer than training. ``tests/mesh/test_export.py`` runs
-exported scripts by torchrun itself.
+Each rank finds what torchrun sets; but it is forked from a process that has imported what takes long (torch,
+and the modules that are named): on two cores, importing it in each of eight ranks takes longer than training.
+``tests/mesh/test_export.py`` runs exported scripts by torchrun itself.
 
-Each rank leaves ``FOLDER/RANK.json``: the script's `losses`, exactly, as `float.hex` writes them.
+On stdin come jobs, one a line (`Job` as JSON); for each, stdout answers with one line, "" or what failed, and
+each rank leaves ``FOLDER/RANK.json``: its `losses`, exactly, as `float.hex` writes them, followed by the
+numbers in its `parameters`, if the script has any. What scripts print goes to stderr.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -17,31 +20,63 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import torch._dynamo
-import torch.distributed.fsdp
-import torch.distributed.pipelining
-import torch.distributed.tensor.parallel  # noqa: F401
-from torch.distributed import TCPStore
-
 _STORE_S = 60.0
+# What takes long to import, of torch.
+_TORCH = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
+# What a program has computed, of the names that it leaves.
+EXACT = (
+    "[float(x).hex() for x in losses] + [x.hex() for each in globals().get('parameters', ()) "
+    "for x in each.detach().double().flatten().tolist()]"
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script to run.
+
+    Attributes:
+        script: its path.
+        folder: where ranks leave what they have computed.
+        num_ranks: how many.
+        argv: what is given to the script.
+        has_store: ranks meet over the launcher's store, as under torchrun; else rank 0 serves one where the
+            script says, as where each rank is started by hand.
+    """
+
+    script: str
+    folder: str
+    num_ranks: int
+    argv: tuple[str, ...] = ()
+    has_store: bool = True
 
 
 def main() -> None:
-    """Run the scripts, one after the other."""
-    num_ranks, *pairs = sys.argv[1:]
-    for script, folder in zip(pairs[::2], pairs[1::2], strict=True):
+    """Run the jobs, one after the other."""
+    for module in (*_TORCH, *sys.argv[1:]):
+        importlib.import_module(module)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
         # Apart, as its store has threads: who has threads must not fork.
-        pid = fork(lambda script=script, folder=folder: launch(int(num_ranks), Path(script), Path(folder)))
+        pid = fork(lambda job=job: launch(job))
         _, status = os.waitpid(pid, 0)
-        if status:
-            sys.exit(f"{script} failed")
+        print(f"{job.script} failed" if status else "", file=answers, flush=True)
 
 
-def launch(num_ranks: int, script: Path, folder: Path) -> None:
+def launch(job: Job) -> None:
     """Run one script on all ranks."""
+    from torch.distributed import TCPStore
+
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"there are {len(threads)} threads before the fork"
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -49,11 +84,12 @@ def launch(num_ranks: int, script: Path, folder: Path) -> None:
         shared = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "WORLD_SIZE": str(num_ranks),
-            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "WORLD_SIZE": str(job.num_ranks),
+            "LOCAL_WORLD_SIZE": str(job.num_ranks),
         }
-        pids = [fork(lambda rank=rank: run(rank, shared, script, folder)) for rank in range(num_ranks)]
+        if job.has_store:
+            shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        pids = [fork(lambda rank=rank: run(rank, shared, job)) for rank in range(job.num_ranks)]
         store = TCPStore(
             "127.0.0.1",
             port,
@@ -75,14 +111,13 @@ def launch(num_ranks: int, script: Path, folder: Path) -> None:
         raise SystemExit(1)
 
 
-def run(rank: int, shared: dict[str, str], script: Path, folder: Path) -> None:
+def run(rank: int, shared: dict[str, str], job: Job) -> None:
     """On each rank: run the script as if it had been given to torchrun."""
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    sys.argv[:] = [str(script)]
-    sys.path[0] = str(script.parent)
-    names = runpy.run_path(str(script), run_name="__main__")
-    losses = [float(loss).hex() for loss in names["losses"]]
-    (folder / f"{rank}.json").write_text(json.dumps(losses))
+    sys.argv[:] = [job.script, *job.argv]
+    sys.path[0] = str(Path(job.script).parent)
+    names = runpy.run_path(job.script, run_name="__main__")
+    (Path(job.folder) / f"{rank}.json").write_text(json.dumps(eval(EXACT, names)))
 
 
 def fork(action: Callable[[], None]) -> int:

@@ -6,9 +6,7 @@ Each leaves a list `losses` on every rank; they must be equal bit for bit.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,12 +17,13 @@ import pytest
 from nbformat.v4 import new_code_cell
 
 from tests.exactness.comparing import Losses, difference
+from tests.exactness.launcher import launcher
+from tests.exactness.launching import Job
 from tests.notebooks.kernels import NOTEBOOKS, ROOT, execute, runtime_directory_of_a_test, script_of
 
 PAIRS = [(path, script_of(path)) for path in NOTEBOOKS if script_of(path).exists()]
 # Of a notebook that trains for longer than a test may, and reads this from the environment.
 NUM_STEPS = 12
-TIMEOUT_S = 200.0
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -90,32 +89,10 @@ def run_notebook(path: Path, exported: Path) -> Losses:
 
 def run_scripts(scripts: Iterable[Path], num_ranks: int, where: Path) -> list[Losses]:
     """Run scripts as torchrun does, where notebooks are run."""
-    command = [sys.executable, str(ROOT / "tests" / "exactness" / "launching.py"), str(num_ranks)]
-    folders = []
-    for i, script in enumerate(scripts):
-        folders.append(where / f"losses_{i}")
-        folders[-1].mkdir()
-        command += [str(script), str(folders[-1])]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT / "notebooks",
-        env=os.environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    assert process.returncode == 0, f"a script failed:\n{output[-5000:]}"
-    return [
-        {
-            rank: [float.fromhex(loss) for loss in json.loads((folder / f"{rank}.json").read_text())]
-            for rank in range(num_ranks)
-        }
-        for folder in folders
-    ]
+    found = []
+    with launcher(ROOT / "notebooks") as launched:
+        for i, script in enumerate(scripts):
+            folder = where / f"losses_{i}"
+            folder.mkdir()
+            found.append(launched(Job(str(script), str(folder), num_ranks)))
+    return found
