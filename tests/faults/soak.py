@@ -14,7 +14,6 @@ import collections
 import contextlib
 import random
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -22,12 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 import cellmesh as cm
-from tests.conftest import processes_of
 
 from .cells import replaces_victim, run_cell
+from .growth import Growth
 from .models import NUM_RANKS
 from .rig import REAPER, Losses, Rig, measure_losses, open_rig
 from .rows import DOINGS, FAULTS, outcome_of
@@ -37,16 +34,6 @@ from .watching import Shown, deadline, wait_until
 
 NAMES = tuple(f"value_{number}" for number in range(8))
 STEP_S = 120.0
-ROLES = ("controller", "agent", "zygote", "store", "rank")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a process has; of ranks, what the one has that has most."""
-
-    rss_bytes: int
-    num_fds: int
-    num_threads: int
 
 
 @dataclass
@@ -57,7 +44,7 @@ class Soak:
         rig: the mesh and what it must hold.
         random: where all choices come from.
         names: rank -> what it must hold by name.
-        samples: role -> what its process had, in the order of time.
+        growth: what the processes had, in the order of time.
         counts: how often what was done.
         doing: what is done now.
         took_s: how long it has taken, in seconds.
@@ -66,7 +53,7 @@ class Soak:
     rig: Rig
     random: random.Random
     names: dict[int, dict[str, int]] = field(default_factory=lambda: {r: {} for r in range(NUM_RANKS)})
-    samples: dict[str, list[Sample]] = field(default_factory=lambda: {role: [] for role in ROLES})
+    growth: Growth = field(default_factory=Growth)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     doing: str = ""
     took_s: float = 0.0
@@ -174,77 +161,11 @@ class Soak:
         for rank, names in self.names.items():
             assert found[rank] == names, f"rank {rank} holds {found[rank]} and not {names}"
 
-    def sample(self) -> None:
-        """Write down what all processes have."""
-        by_role = collections.defaultdict(list)
-        by_role["controller"].append(_sample(psutil.Process()))
-        for process in processes_of(self.rig.directory):
-            with contextlib.suppress(psutil.Error):
-                role = process.name().removeprefix("cellmesh-")
-                by_role[role if role in ROLES else "rank"].append(_sample(process))
-        for role, samples in by_role.items():
-            self.samples[role].append(
-                Sample(
-                    max(sample.rss_bytes for sample in samples),
-                    max(sample.num_fds for sample in samples),
-                    max(sample.num_threads for sample in samples),
-                )
-            )
-
-    def check_growth(
-        self, memory_share: float = 0.05, memory_bytes: int = 8 << 20, num_rank_fds: int = 4
-    ) -> None:
-        """Nobody has more in the last quarter than in the second, but for a little memory.
-
-        Args:
-            memory_share, memory_bytes: how much more memory is let pass, whichever is more.
-            num_rank_fds: how many more descriptors of a rank: a group may be there at one time and not at the
-                other.
-        """
-        for role, samples in self.samples.items():
-            early, late = (_middle(quarter) for quarter in _quarters(samples))
-            bound = early.rss_bytes + max(memory_bytes, memory_share * early.rss_bytes)
-            assert late.rss_bytes <= bound, f"memory of the {role} grew from {early} to {late}"
-            slack = {"zygote": 0, "store": 0, "rank": num_rank_fds}.get(role, 4)
-            assert late.num_fds <= early.num_fds + slack, f"descriptors of the {role}: {early} to {late}"
-            assert late.num_threads <= early.num_threads + slack, f"threads of the {role}: {early} to {late}"
-
     def summary(self) -> str:
         """What it came to, as Markdown: what was done, and what processes had early and late."""
         counts = sorted(self.counts.items())
         done = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts)
-        lines = [
-            f"{done}.",
-            "",
-            "| process | memory, second -> last quarter | descriptors | threads |",
-            "|---|---|---|---|",
-        ]
-        for role, samples in self.samples.items():
-            early, late = (_middle(quarter) for quarter in _quarters(samples))
-            lines.append(
-                f"| {role} | {early.rss_bytes / 1e6:.1f} -> {late.rss_bytes / 1e6:.1f} MB "
-                f"| {early.num_fds} -> {late.num_fds} | {early.num_threads} -> {late.num_threads} |"
-            )
-        return "\n".join(lines) + "\n"
-
-
-def _sample(process: psutil.Process) -> Sample:
-    with process.oneshot():
-        return Sample(process.memory_info().rss, process.num_fds(), process.num_threads())
-
-
-def _quarters(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """The second and the last quarter."""
-    quarter = max(1, len(samples) // 4)
-    return samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
-
-
-def _middle(samples: Sequence[Sample]) -> Sample:
-    return Sample(
-        int(statistics.median(sample.rss_bytes for sample in samples)),
-        int(statistics.median(sample.num_fds for sample in samples)),
-        int(statistics.median(sample.num_threads for sample in samples)),
-    )
+        return f"{done}.\n\n{self.growth.table()}"
 
 
 @contextlib.contextmanager
@@ -294,7 +215,7 @@ def run_soak(
                 raise
             tell(f"step {step}: {soak.doing} ({time.monotonic() - began:.1f} s)")
             if time.monotonic() - sampled_at >= sample_every_s:
-                soak.sample()
+                soak.growth.sample(soak.rig.directory)
                 sampled_at = time.monotonic()
         soak.counts["steps"] = step
         soak.took_s = time.monotonic() - started_at
@@ -317,7 +238,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{soak.counts['steps']} steps, no state lost.\n\n{soak.summary()}"
     )
     print(text)
-    soak.check_growth()
+    soak.growth.check()
     print("nothing has grown")
     if given.output:
         write_into(given.output, "soak", text)

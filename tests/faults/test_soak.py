@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import pytest
 
-from .rig import Kept, Losses, Rig
-from .soak import ROLES, Sample, Soak, run_soak
+from .growth import ROLES, Growth, Sample
+from .soak import run_soak
 
-NO_LOSSES = Losses((), (), ())
 STEADY = Sample(rss_bytes=100 << 20, num_fds=20, num_threads=3)
 
 
@@ -21,20 +19,19 @@ def test_a_minute_of_random_faults_loses_nothing() -> None:
     # A minute is mostly warm-up: memory gets more room than in half an hour. So do ranks'
     # descriptors: which groups are there depends on what has struck. If each of the dozen strikes between
     # left one, there would be more.
-    soak.check_growth(memory_share=0.25, num_rank_fds=8)
+    soak.growth.check(memory_share=0.25, num_rank_fds=8)
 
 
-def soak_with(samples: list[Sample]) -> Soak:
-    rig = Rig(None, None, NO_LOSSES, {0: Kept(1, 0, 0)})  # type: ignore[arg-type]
-    return Soak(rig, random.Random(0), samples={role: list(samples) for role in ROLES})
+def growth_of(samples: list[Sample]) -> Growth:
+    return Growth({role: list(samples) for role in ROLES})
 
 
 def test_what_stays_as_it_is_passes() -> None:
-    soak_with([STEADY] * 40).check_growth()
+    growth_of([STEADY] * 40).check()
 
 
 @pytest.mark.parametrize(("what", "growth"), [("rss_bytes", 1 << 20), ("num_fds", 1), ("num_threads", 1)])
 def test_what_grows_fails(what: str, growth: int) -> None:
     grown = [dataclasses.replace(STEADY, **{what: getattr(STEADY, what) + growth * i}) for i in range(40)]
     with pytest.raises(AssertionError, match="controller"):
-        soak_with(grown).check_growth()
+        growth_of(grown).check()

@@ -1,0 +1,102 @@
+"""What the processes of a mesh have while something is repeated, and whether that grows."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import processes_of
+
+ROLES = ("controller", "agent", "zygote", "store", "rank")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process has; of ranks, what the one has that has most."""
+
+    rss_bytes: int
+    num_fds: int
+    num_threads: int
+
+
+@dataclass
+class Growth:
+    """Samples of all processes.
+
+    Attributes:
+        samples: role -> what its process had, in the order of time.
+    """
+
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: {role: [] for role in ROLES})
+
+    def sample(self, directory: Path) -> None:
+        """Write down what this process and those of meshes under a directory have."""
+        by_role = collections.defaultdict(list)
+        by_role["controller"].append(_sample(psutil.Process()))
+        for process in processes_of(directory):
+            with contextlib.suppress(psutil.Error):
+                role = process.name().removeprefix("cellmesh-")
+                by_role[role if role in ROLES else "rank"].append(_sample(process))
+        for role, samples in by_role.items():
+            self.samples[role].append(
+                Sample(
+                    max(sample.rss_bytes for sample in samples),
+                    max(sample.num_fds for sample in samples),
+                    max(sample.num_threads for sample in samples),
+                )
+            )
+
+    def check(self, memory_share: float = 0.05, memory_bytes: int = 8 << 20, num_rank_fds: int = 4) -> None:
+        """Fail if a process has more in the last quarter than in the second, but for a little memory.
+
+        Args:
+            memory_share, memory_bytes: how much more memory is let pass, whichever is more.
+            num_rank_fds: how many more descriptors of a rank: a group may be there at one time and not at the
+                other.
+        """
+        for role, samples in self._sampled():
+            early, late = (_middle(quarter) for quarter in _quarters(samples))
+            bound = early.rss_bytes + max(memory_bytes, memory_share * early.rss_bytes)
+            assert late.rss_bytes <= bound, f"memory of the {role} grew from {early} to {late}"
+            slack = {"zygote": 0, "store": 0, "rank": num_rank_fds}.get(role, 4)
+            assert late.num_fds <= early.num_fds + slack, f"descriptors of the {role}: {early} to {late}"
+            assert late.num_threads <= early.num_threads + slack, f"threads of the {role}: {early} to {late}"
+
+    def table(self) -> str:
+        """What processes had early and late, as Markdown."""
+        lines = ["| process | memory, second -> last quarter | descriptors | threads |", "|---|---|---|---|"]
+        for role, samples in self._sampled():
+            early, late = (_middle(quarter) for quarter in _quarters(samples))
+            lines.append(
+                f"| {role} | {early.rss_bytes / 1e6:.1f} -> {late.rss_bytes / 1e6:.1f} MB "
+                f"| {early.num_fds} -> {late.num_fds} | {early.num_threads} -> {late.num_threads} |"
+            )
+        return "\n".join(lines) + "\n"
+
+    def _sampled(self) -> list[tuple[str, list[Sample]]]:
+        return [(role, samples) for role, samples in self.samples.items() if samples]
+
+
+def _sample(process: psutil.Process) -> Sample:
+    with process.oneshot():
+        return Sample(process.memory_info().rss, process.num_fds(), process.num_threads())
+
+
+def _quarters(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """The second and the last quarter."""
+    quarter = max(1, len(samples) // 4)
+    return samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
+
+
+def _middle(samples: Sequence[Sample]) -> Sample:
+    return Sample(
+        int(statistics.median(sample.rss_bytes for sample in samples)),
+        int(statistics.median(sample.num_fds for sample in samples)),
+        int(statistics.median(sample.num_threads for sample in samples)),
+    )
