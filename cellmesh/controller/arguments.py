@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import MeshUsageError
 from ..wire import payload
 from ..wire.framing import Frame
+from ..wire.modules import loaded
 
 
 def dump_call(
@@ -21,13 +22,13 @@ def dump_call(
         UnpicklableError: one of them cannot be pickled; says which.
     """
     try:
-        return payload.dumps((function, args, kwargs), name)
+        return payload.dumps((function, args, kwargs), name, loaded.reducer())
     except MeshUsageError:
-        payload.dumps(function, name)  # say which part it was
+        payload.dumps(function, name, loaded.reducer())  # say which part it was
         for position, value in enumerate(args):
-            payload.dumps(value, f"argument {position} of {name}")
+            payload.dumps(value, f"argument {position} of {name}", loaded.reducer())
         for key, value in kwargs.items():
-            payload.dumps(value, f"argument {key} of {name}")
+            payload.dumps(value, f"argument {key} of {name}", loaded.reducer())
         raise
 
 
@@ -38,10 +39,10 @@ def dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
         UnpicklableError: one of them cannot be pickled; says which.
     """
     try:
-        return payload.dumps(dict(names), "push")
+        return payload.dumps(dict(names), "push", loaded.reducer())
     except MeshUsageError:
         for name, value in names.items():  # say which one it was
-            payload.dumps(value, name)
+            payload.dumps(value, name, loaded.reducer())
         raise
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import HostError, MeshUsageError, NoMeshError
+from ..wire.modules import loaded
 from ..wire.place import fits, is_process, own_python, this_place
 from ..wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
 from .kernel import own_kernel
@@ -84,6 +85,7 @@ def start(
     options.setdefault("lease_s", 0.0 if own_kernel() is None else NOTEBOOK_LEASE_S)
     ticket = make_ticket(make_options(**options), is_lease_chosen)
     session = Session(ticket, start_agent(ticket), on_progress=on_progress)
+    loaded.record()
     session.wait_until_ready(timeout_s)
     return Mesh(session)
 
@@ -112,6 +114,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     except ProcessLookupError:
         raise _gone(ticket) from None
     session = Session(ticket, agent, steal=steal, sink=sink or current_sink(), is_found=True)
+    loaded.record()
     session.wait_until_attached(_ATTACH_S)
     session.wait_until_ready(_ATTACHED_READY_S)
     return Mesh(session)

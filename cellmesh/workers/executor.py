@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from .profiling import CellProfiler
 
 
+async def _await(value: Any) -> Any:
+    return await value
+
+
 class Executor:
     """Executes work, one piece after another.
 
@@ -158,6 +162,8 @@ class Executor:
                 self._looker.spans.begin_cell(work.run, name_of(function), 0)
                 try:
                     result = function(*args, **kwargs)
+                    if hasattr(type(result), "__await__"):
+                        result = self._shell.loop_runner(_await(result))
                 finally:
                     self._looker.spans.end_cell()
                 return self._value(work.run, result, "the result")

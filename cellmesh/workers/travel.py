@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from .inspection import is_dtensor
 
 def reduce_for_notebook(value: Any) -> Any:
     """How tensors travel to a process without GPUs and process groups (see `payload.dumps`)."""
+    if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
+        raise UnpicklableError("a generator stays where its code runs: return `list(...)` of what it yields")
     if isinstance(value, torch.Tensor):
         if is_dtensor(value):
             raise UnpicklableError(

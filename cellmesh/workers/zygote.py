@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from ..wire.modules import loaded
 from ..wire.place import same_release
 from ..wire.ticket import Ticket, read_ticket, remove_directory
 from .processes import PROGRAM, die_with, name_process
@@ -135,6 +136,7 @@ def _import_all(ticket: Ticket) -> RankShell:
             f"the ranks import torch {torch.__version__} ({torch.__file__}), and the notebook has "
             f"{ticket.torch}: restart the kernel if torch was installed since it began"
         )
+    loaded.record()
     sys.path[:] = ticket.sys_path  # the user's modules are found as in the notebook, beside it for one
     for name in ticket.preload:
         try:

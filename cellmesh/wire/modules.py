@@ -1,0 +1,242 @@
+"""Modules that are edited while a mesh lives: ranks run the text that the notebook has loaded.
+
+A function of such a module travels by name. With the name goes a table of the notebook's own modules: which
+text of its file each was loaded from (`Stamp`). A rank that has loaded another text reloads the module first,
+as ``%autoreload`` does: functions, classes and instances that it holds are updated in place. Where the file
+has changed since the notebook loaded it, the rank cannot have what the notebook has, and the call is refused.
+
+The table is made when something was loaded, not at each call; a rank compares it with its modules once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from ..errors import MeshUsageError, UnpicklableError
+
+# When a source file was last written, in seconds since the epoch, and its size in bytes.
+Stamp = tuple[float, int]
+
+_CACHED = type(functools.cache(lambda: None))
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class _Table(msgspec.Struct, array_like=True):
+    """What the notebook has loaded, and where it looks for modules."""
+
+    stamps: dict[str, Stamp]
+    path: list[str]
+
+
+class LoadedModules:
+    """The modules of this process, those of the user's among them: what is not installed, nor Python's own.
+
+    There is one of it in a process, as there is one `sys.modules`.
+    """
+
+    def __init__(self) -> None:
+        self._stamps: dict[str, Stamp] = {}  # by file, of the text that was loaded
+        self._num_loads = 0
+        self._files: dict[str, str] = {}  # of the user's modules, by name
+        self._installed: set[str] = set()  # names of the others
+        self._shell: Any = None
+        self._state = (-1, 0, 0)
+        self._table = b""
+        self._differing: dict[bytes, frozenset[str]] = {}  # by table, modules that are refused
+
+    def record(self) -> None:
+        """Begin to note which text of its file a module is loaded from."""
+        ipython = sys.modules.get("IPython")
+        self._shell = ipython.get_ipython() if ipython is not None else None
+        plain = SourceFileLoader.path_stats
+        if hasattr(plain, "cellmesh"):
+            return
+
+        @functools.wraps(plain)
+        def path_stats(loader: SourceFileLoader, path: str) -> Any:
+            stats = plain(loader, path)
+            self._stamps[path] = (stats["mtime"], stats["size"])
+            self._num_loads += 1
+            self._differing.clear()
+            return stats
+
+        path_stats.cellmesh = True  # type: ignore[attr-defined]
+        SourceFileLoader.path_stats = path_stats  # type: ignore[assignment,method-assign]
+        self._refresh()
+
+    # ---- in the notebook
+
+    def reducer(self) -> Callable[[Any], Any]:
+        """How functions, classes and modules of the user's reduce in one pickle (a `payload.Reducer`)."""
+        is_fresh = False
+
+        def reduce(value: Any) -> Any:
+            nonlocal is_fresh
+            kind = type(value)
+            is_module = kind is types.ModuleType
+            if not (is_module or kind is types.FunctionType or kind is _CACHED or issubclass(kind, type)):
+                return NotImplemented
+            name = value.__name__ if is_module else value.__module__
+            if name in self._installed:
+                return NotImplemented
+            if name != "__main__":
+                if not is_fresh:
+                    self._refresh()
+                    is_fresh = True
+                by_name = self._by_name(value, name, "" if is_module else value.__qualname__)
+                if by_name is not None:
+                    return by_name
+            if kind is _CACHED:
+                return cached_again, (value.__wrapped__, value.cache_parameters())
+            if kind is types.FunctionType and "_torchdynamo_orig_callable" in value.__dict__:
+                raise UnpicklableError(
+                    "what torch.compile made cannot travel: call torch.compile on the ranks"
+                )
+            return NotImplemented
+
+        return reduce
+
+    def _by_name(self, value: Any, name: str, names: str) -> Any:
+        """What a value reduces to that a module has under this name; None where it travels by value."""
+        module = sys.modules.get(name)
+        if module is None or _follow(module, names) is not value:
+            return None
+        if name in self._files:
+            return find, (name, names, self._table)
+        if name in self._installed:
+            return NotImplemented
+        cloudpickle.register_pickle_by_value(module)  # made by hand, it can be imported nowhere
+        return None
+
+    def _refresh(self) -> None:
+        """Take in what was loaded since the last time, if anything was."""
+        state = (self._num_loads, len(sys.modules), 0 if self._shell is None else self._shell.execution_count)
+        if state == self._state:
+            return
+        if state[:2] != self._state[:2]:
+            specs = {name: _spec(module) for name, module in list(sys.modules.items()) if name != "__main__"}
+            self._files = {name: file for name, spec in specs.items() if (file := _users_file(spec))}
+            self._installed = {name for name, spec in specs.items() if spec is not None} - self._files.keys()
+        magics = None if self._shell is None else self._shell.magics_manager.registry.get("AutoreloadMagics")
+        followed: dict[str, float] = getattr(getattr(magics, "_reloader", None), "modules_mtimes", {})
+        for name, file in self._files.items():
+            stamp = self._stamps.get(file)
+            # What was there before `record`, or %autoreload has updated in place before this cell.
+            if stamp is None or followed.get(name, stamp[0]) != stamp[0]:
+                now = _stamp(file)
+                if now is not None and (stamp is None or followed[name] == now[0]):
+                    self._stamps[file] = now
+        stamps = {name: self._stamps[file] for name, file in self._files.items() if file in self._stamps}
+        self._table = msgspec.msgpack.encode(_Table(stamps, [each or os.getcwd() for each in sys.path]))
+        self._state = state
+
+    # ---- on a rank
+
+    def find(self, name: str, names: str, table: bytes) -> Any:
+        """What the notebook calls by this name; see the module's docstring.
+
+        Args:
+            name: the module.
+            names: of the attribute in it, of the attribute in that, and so on, with dots between.
+            table: the notebook's modules.
+
+        Raises:
+            MeshUsageError: the module's file has changed since the notebook loaded it.
+            ImportError: there is no such module here.
+        """
+        if name not in sys.modules:
+            self._import(name, table)
+        differing = self._differing.get(table)
+        if differing is None:
+            differing = self._update(table)
+            self._differing = {table: differing}
+        if name in differing:
+            raise MeshUsageError(
+                f"{sys.modules[name].__file__} has changed since the notebook loaded it: reload it there "
+                f"(`importlib.reload({name})`, or `%autoreload 2`) and call again"
+            )
+        return _follow(sys.modules[name], names)
+
+    def _import(self, name: str, table: bytes) -> None:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            path = msgspec.msgpack.decode(table, type=_Table).path
+            sys.path += [each for each in path if each not in sys.path]  # added there since the ranks began
+            importlib.invalidate_caches()
+            importlib.import_module(name)
+
+    def _update(self, table: bytes) -> frozenset[str]:
+        differing = []
+        for name, stamp in msgspec.msgpack.decode(table, type=_Table).stamps.items():
+            file = _users_file(_spec(sys.modules.get(name)))
+            if self._stamps.get(file, stamp) == stamp:
+                continue
+            if _stamp(file) == stamp:
+                from IPython.extensions.autoreload import superreload  # rarely used
+
+                superreload(sys.modules[name])  # type: ignore[no-untyped-call]
+            else:
+                differing.append(name)
+        return frozenset(differing)
+
+
+loaded = LoadedModules()
+
+
+def find(name: str, names: str, table: bytes) -> Any:
+    """See `LoadedModules.find`: what names in pickles stand for."""
+    return loaded.find(name, names, table)
+
+
+def cached_again(function: Any, parameters: dict[str, Any]) -> Any:
+    """A function that travelled by value, with an empty cache: what it had cached does not travel."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _follow(value: Any, names: str) -> Any:
+    for name in names.split(".") if names else ():
+        value = getattr(value, name, None)
+    return value
+
+
+def _spec(module: Any) -> ModuleSpec | None:
+    return vars(module).get("__spec__") if issubclass(type(module), types.ModuleType) else None
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    own = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
+    return (
+        file.endswith(".py")
+        and not file.startswith(own)
+        and not any(f"/{each}/" in file for each in _INSTALLED)
+    )
+
+
+def _users_file(spec: ModuleSpec | None) -> str:
+    """The file of a module of the user's; "" of others."""
+    file = getattr(spec, "origin", None)
+    return file if type(file) is str and _is_users(file) else ""
+
+
+def _stamp(file: str) -> Stamp | None:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime, status.st_size
