@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def _each(root: Path, membership: Path, controller: str, read: Callable[[Path], 
 
 def _directories(root: Path, membership: Path, controller: str) -> Iterator[Path]:
     try:
-        lines = membership.read_text().splitlines()
+        lines = os.fsdecode(membership.read_bytes()).splitlines()
     except OSError:
         return
     for line in lines:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ..wire.place import host_name
 from ..wire.ticket import find_strange, runtime_root
 from .cgroups import Quota, read_quota
 from .facts import Facts, Hardware, Limits, Meshes, Network, RuntimeDirectory, System, Trial
@@ -183,7 +184,7 @@ def read_runtime(root: Path) -> RuntimeDirectory:
 
 def read_network() -> Network:
     """Loopback, the host's name, interfaces."""
-    hostname = socket.gethostname()
+    hostname = host_name()
     addresses: tuple[str, ...] = ()
     hostname_error = ""
     started_at = time.monotonic()

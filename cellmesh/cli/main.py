@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import time
 from typing import Any
 
@@ -57,6 +59,8 @@ def main(ctx: click.Context) -> None:
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and hosts need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @main.command()

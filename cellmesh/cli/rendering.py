@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import textwrap
@@ -27,7 +28,7 @@ _HEADERS = ("NAME", "STATE", "RANKS", "MESH", "AGENT", "CONTROLLER", "AGE", "MEM
 
 def as_json(value: Any) -> str:
     """A value of structs, dataclasses and containers as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return json.dumps(msgspec.to_builtins(value), indent=2)
 
 
 def echo_meshes(

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import zmq
 
 from ..errors import NoMeshError, ProtocolError
+from ..wire.faults import Faults
 from ..wire.framing import Parcel
-from ..wire.messages import Ask, AskEnded, Died, Done, Failed, Welcome
+from ..wire.messages import AgentFault, Ask, AskEnded, Died, Done, Failed, Welcome
 from . import beside
 from .adopting import Adopted
 from .connection import Connection
@@ -27,6 +27,9 @@ from .run import Run
 # Output may come long after its run (threads): the printers of so many ended runs are kept, the newest cells'
 # and the newest calls'.
 _MAX_ENDED = 256
+
+# Before what has just failed is tried again because it is still due.
+_PAUSE_MS = 100
 
 Command = Callable[[Core, float], Sequence[Effect]]
 
@@ -77,6 +80,7 @@ class Link:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._agent = os.pidfd_open(agent_pid)
         self._closing = False
+        self._faults, self._num_faults = Faults("the notebook's link to the mesh", _warn), 0
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
         self._thread.start()
 
@@ -141,7 +145,7 @@ class Link:
         for what in (*connection.sockets(), self._wake, self._agent):
             poller.register(what, zmq.POLLIN)
         while not self._closing:
-            self._guard(self._serve_once, connection, poller)
+            self._faults.guard(self._serve_once, connection, poller)
         connection.close()
         os.close(self._wake)
         os.close(self._agent)
@@ -155,21 +159,31 @@ class Link:
             with self._lock:
                 commands, self._commands = self._commands, []
             for command in commands:
-                self._guard(lambda command: effects.extend(command(self._core, now)), command)
+                self._faults.guard(lambda command: effects.extend(command(self._core, now)), command)
         if any(socket in ready for socket in connection.sockets()):
-            try:
-                for parcel in connection.hear(now):
-                    if type(parcel.verb) is Welcome:
-                        self._take_over(parcel.verb)
-                    effects += self._core.receive(parcel, now)
-            except ProtocolError as error:
-                effects += self._core.agent_ended(str(error))
+            self._faults.guard(self._hear, connection, effects, now)
         elif self._agent in ready:  # only once nothing is left to read
             poller.unregister(self._agent)
             effects += self._core.agent_ended("its agent's process ended")
-        effects += self._core.tick(now)
-        self._carry_out(effects, connection, now)
-        connection.tick(now)
+        self._faults.guard(lambda: effects.extend(self._core.tick(now)))
+        self._faults.guard(self._carry_out, effects, connection, now)
+        self._faults.guard(connection.tick, now)
+
+    def _hear(self, connection: Connection, effects: list[Effect], now: float) -> None:
+        """Add what follows from what the agent says; what one message cannot do leaves the others alone."""
+        try:
+            for parcel in connection.hear(now):
+                try:
+                    if type(parcel.verb) is Welcome:
+                        self._take_over(parcel.verb)
+                    if type(parcel.verb) is AgentFault:
+                        _warn(parcel.verb.text)
+                    else:
+                        effects += self._core.receive(parcel, now)
+                except Exception as error:
+                    self._faults.take(error)
+        except ProtocolError as error:
+            effects += self._core.agent_ended(str(error))
 
     def _take_over(self, welcome: Welcome) -> None:
         adopted = self._adopt(welcome)
@@ -184,28 +198,23 @@ class Link:
         deadlines = [at for at in sources if at is not None]
         if not deadlines:
             return None
-        return max(0, int((min(deadlines) - time.monotonic()) * 1000 + 1))
+        num_faults, self._num_faults = self._num_faults, self._faults.num
+        least = _PAUSE_MS if num_faults != self._num_faults else 0
+        return max(least, int((min(deadlines) - time.monotonic()) * 1000 + 1))
 
     def _carry_out(self, effects: Sequence[Effect], connection: Connection, now: float) -> None:
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]
         if outgoing:
-            connection.send(outgoing)
+            self._faults.guard(connection.send, outgoing)
         for effect in effects:
-            self._guard(self._apply, effect, now)
+            self._faults.guard(self._apply, effect, now)
         for number, printer in list(self._timed.items()):
             due = printer.deadline()
             if due is not None and due <= now:
-                self._guard(printer.show, now)
+                self._faults.guard(printer.show, now)
                 due = printer.deadline()
             if due is None:
                 del self._timed[number]
-
-    def _guard(self, function: Callable[..., None], *args: Any) -> None:
-        """Call what ends in a front end or in a user's callback: its failure must not cost the link."""
-        try:
-            function(*args)
-        except Exception:
-            traceback.print_exc(file=sys.__stderr__)
 
     def _apply(self, effect: Effect, now: float) -> None:
         match effect:
@@ -260,3 +269,11 @@ class Link:
                 self._timed[number] = printer
         if number in self._printers:
             self._timed[number] = self._printers[number]
+
+
+def _warn(text: str) -> None:
+    """Show a text in the notebook; where it cannot take it, in the terminal that it was started from."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except Exception:
+        print(text, file=sys.__stderr__, flush=True)

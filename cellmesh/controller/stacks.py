@@ -84,7 +84,7 @@ def _find_py_spy() -> str:
 def _dump(program: str, pid: int) -> str:
     command = [program, "dump", "--native", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DUMP_S)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_DUMP_S)
     except subprocess.TimeoutExpired:
         return f"  py-spy had no answer within {_DUMP_S:.0f} s"
     if done.returncode != 0:

@@ -761,6 +761,12 @@ class StoreDied(Verb, frozen=True):
     new_port: int = 0
 
 
+class AgentFault(Verb, frozen=True):
+    """A handler of the agent raised, and the agent goes on."""
+
+    text: str
+
+
 class Ranked(Verb, frozen=True):
     """What these ranks said, all the same."""
 
@@ -801,6 +807,7 @@ ToController = (
     | RespawnFailed
     | Died
     | StoreDied
+    | AgentFault
     | Ranked
     | LogText
     | HostReport

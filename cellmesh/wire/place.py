@@ -36,7 +36,27 @@ def this_place() -> Place:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
         namespace = ""
-    return Place(socket.gethostname(), _read("/proc/sys/kernel/random/boot_id"), namespace)
+    return Place(host_name(), _read("/proc/sys/kernel/random/boot_id"), namespace)
+
+
+def host_name() -> str:
+    """This host's name; bytes in it that are not UTF-8 are "?", as messages carry UTF-8 only."""
+    return socket.gethostname().encode(errors="replace").decode()
+
+
+def process_stat(pid: int | str) -> list[bytes]:
+    """The fields of ``/proc/PID/stat`` that follow the process's name; [] if there is no such process.
+
+    They are bytes, as the name before them may be any: the kernel cuts it to 15 bytes, within a character
+    of UTF-8, too.
+
+    Raises:
+        OSError: they cannot be read, as no descriptor is free: whether the process is there is not known.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def started_ticks(pid: int) -> int:
@@ -44,11 +64,8 @@ def started_ticks(pid: int) -> int:
 
     Together with the process's number it means one process for as long as the host is up.
     """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    fields = process_stat(pid)
+    return 0 if not fields or fields[0] in b"ZX" else int(fields[19])
 
 
 def is_process(pid: int, ticks: int) -> bool:
@@ -102,6 +119,6 @@ def format_span(seconds: float) -> str:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(errors="replace").strip()
     except OSError:
         return ""

@@ -12,6 +12,7 @@ Whoever may read the ticket may run code on the ranks.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -166,6 +167,10 @@ def make_directory(root: Path, name: str) -> Path:
             "choose a shorter --name or a shorter JUPYTER_RUNTIME_DIR"
         )
     try:
+        str(directory).encode()
+    except UnicodeEncodeError:
+        raise HostError(f"{directory!r} is not UTF-8: set JUPYTER_RUNTIME_DIR to one that is") from None
+    try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = root.stat()
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
@@ -229,14 +234,15 @@ def read_ticket(path: Path) -> Ticket:
             f"it is not used: if it is yours, `chmod 600 {path}`"
         )
     try:
-        head = msgspec.json.decode(text, type=_Head)
+        content = json.loads(text)
+        head = msgspec.convert(content, _Head)
         if head.version not in ("", own_version()):
             raise HostError(
                 f"{path} is of cellmesh {head.version}, and this is {own_version()}: use that version"
                 + (f", or end the mesh (`kill {head.agent_pid}`)" if head.agent_pid else "")
             )
-        return msgspec.json.decode(text, type=Ticket)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        return msgspec.convert(content, Ticket)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise HostError(f"{path} is no ticket of this version of cellmesh: {e}") from e
 
 
@@ -282,7 +288,8 @@ def _write(path: Path, value: Ticket | Holder) -> None:
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(value)))
+            # msgspec writes UTF-8 only; paths in a ticket may have bytes that are none (as surrogates).
+            file.write(json.dumps(msgspec.to_builtins(value), indent=2).encode())
         draft.replace(path)
     except OSError as e:
         raise _cannot_write(path, e) from e

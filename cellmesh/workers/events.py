@@ -9,6 +9,8 @@ import select
 import signal
 from collections.abc import Callable
 
+from ..wire.faults import Faults
+
 _MAX_EVENTS = 4096
 Handler = Callable[[int], object]
 
@@ -26,9 +28,14 @@ class Order(enum.IntEnum):
 
 
 class Events:
-    """An epoll with handlers."""
+    """An epoll with handlers.
 
-    def __init__(self) -> None:
+    Args:
+        faults: takes what a handler raises; the other handlers are called all the same.
+    """
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
         self._epoll = select.epoll()
         self._handlers: dict[int, tuple[Order, Handler]] = {}
 
@@ -54,7 +61,7 @@ class Events:
         for number, event in ready:
             entry = self._handlers.get(number)  # an earlier handler may have removed it
             if entry is not None:
-                entry[1](event)
+                self._faults.guard(entry[1], event)
 
     def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
         """Call back once, when a process has ended; a child is then to be reaped by the callback."""

@@ -11,6 +11,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from ..wire.place import process_stat
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -92,9 +94,11 @@ def describe_end(wait_status: int) -> str:
 
 
 def main_thread_sleeps() -> bool:
-    """Whether this process's main thread waits in the kernel rather than computes."""
-    with open(f"/proc/self/task/{os.getpid()}/stat") as file:
-        return file.read().rsplit(")", 1)[1].split()[0] in ("S", "D")
+    """Whether this process's main thread waits in the kernel; taken for true where no descriptor is free."""
+    try:
+        return process_stat(f"self/task/{os.getpid()}")[0] in (b"S", b"D")
+    except OSError:
+        return True
 
 
 def signal_own_group(number: int) -> None:
@@ -125,22 +129,14 @@ def rss_bytes(pid: int) -> int:
 
 def cpu_s(pid: int) -> float:
     """CPU time that a process has used, by all its threads, in seconds; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    fields = process_stat(pid)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _parents() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    yield int(entry), int(file.read().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError):
-                continue
+        if entry.isdigit() and (fields := process_stat(entry)):
+            yield int(entry), int(fields[1])
 
 
 def children(pid: int) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
 import subprocess
 import sys
 
@@ -14,9 +16,11 @@ from cellmesh.wire.place import (
     is_process,
     own_python,
     own_version,
+    process_stat,
     started_ticks,
     this_place,
 )
+from cellmesh.workers import processes
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
@@ -35,6 +39,37 @@ def test_a_process_that_has_ended_is_none() -> None:
     assert not is_process(process.pid, ticks), "what is to be reaped still has its number"
     process.communicate()
     assert started_ticks(process.pid) == 0
+
+
+@pytest.mark.parametrize("name", [b"\xe9t\xe9", b"entra\xc3\xaenement-\xc3", b") R 1 (", b"a b\n)"])
+def test_a_process_may_have_any_bytes_as_its_name(name: bytes) -> None:
+    code = f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert is_process(process.pid, started_ticks(process.pid))
+        assert process.pid in processes.children(os.getpid())
+        assert process.pid in processes.descendants(os.getpid())
+        assert processes.cpu_s(process.pid) >= 0
+        process.kill()
+
+
+def test_the_main_threads_name_does_not_hide_what_it_does() -> None:
+    before = ctypes.create_string_buffer(16)
+    libc = ctypes.CDLL(None)
+    libc.prctl(16, before)
+    libc.prctl(15, b"\xff) S (\xff")
+    try:
+        assert process_stat(f"self/task/{os.getpid()}")[0] == b"R"
+    finally:
+        libc.prctl(15, before.value)
+
+
+def test_a_hosts_name_is_told_in_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "h\udcf4te")
+    assert this_place().host == "h?te"
 
 
 def test_a_place_is_the_same_for_processes_that_see_each_other() -> None:

@@ -61,6 +61,17 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def test_a_ticket_holds_paths_that_are_not_utf8(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"), cwd="/donn\udce9es", sys_path=("/donn\udce9es", "/ö"))
+    write_ticket(ticket)
+    assert read_ticket(ticket.path) == ticket
+
+
+def test_a_directory_that_is_not_utf8_is_refused(root: Path) -> None:
+    with pytest.raises(HostError, match="is not UTF-8: set JUPYTER_RUNTIME_DIR"):
+        make_directory(root / "donn\udce9es", "one")
+
+
 # ---- directories
 
 

@@ -136,6 +136,6 @@ def start_agent(ticket: Ticket) -> AgentProcess:
 def read_agent_log(ticket: Ticket) -> str:
     """The end of what an agent has complained of; "" if there is nothing."""
     try:
-        return (ticket.logs / "agent.log").read_text()[-2000:].strip()
+        return (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
     except OSError:
         return ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,8 +19,10 @@ from typing import Any
 import msgspec
 
 from ...errors import HostError
+from ...wire.faults import Faults
 from ...wire.framing import Parcel, encode
 from ...wire.messages import (
+    AgentFault,
     Detach,
     Died,
     HostReport,
@@ -37,7 +38,7 @@ from ...wire.messages import (
     Stop,
     Stopped,
 )
-from ...wire.place import started_ticks
+from ...wire.place import host_name, started_ticks
 from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from .. import processes
 from ..events import Events
@@ -46,6 +47,9 @@ from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up, join
 from .attachment import Attachment, Dims
 from .family import Family
 from .supervisor import Supervisor
+
+# Before what has just failed is tried again because it is still due.
+_PAUSE_S = 0.1
 
 
 class Agent:
@@ -61,15 +65,15 @@ class Agent:
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
-        self._supervisor = Supervisor(
-            ticket.num_ranks, ticket.backend, socket.gethostname(), time.monotonic()
-        )
+        self._supervisor = Supervisor(ticket.num_ranks, ticket.backend, host_name(), time.monotonic())
         self._done = False
+        self._num_faults = 0
         processes.become_subreaper()
         processes.name_process("cellmesh-agent")
 
-        self._events = Events()
-        self._family = Family(ticket, self._events, self._supervisor, self._act)
+        self._faults = Faults("the mesh's agent", self._report)
+        self._events = Events(self._faults)
+        self._family = Family(ticket, self._events, self._faults, self._supervisor, self._act)
         self._attachment = Attachment(ticket, self._events, self._hear, self._greet, self._stop)
         self._events.watch_signals(
             (signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped from outside")
@@ -81,10 +85,10 @@ class Agent:
         """Supervise until the mesh has ended."""
         while not self._done:
             self._events.wait(0 if self._attachment.is_readable() else self._patience_s())
-            self._attachment.serve()
+            self._faults.guard(self._attachment.serve)
             now = time.monotonic()
-            self._act(self._supervisor.tick(now))
-            self._attachment.tick(now)
+            self._faults.guard(lambda now: self._act(self._supervisor.tick(now)), now)
+            self._faults.guard(self._attachment.tick, now)
 
     def tell_failure(self, error: Exception) -> None:
         """Tell the controller why the mesh ends, when it is our own fault."""
@@ -92,30 +96,39 @@ class Agent:
 
     def close(self) -> None:
         """End every process below this one and remove the mesh's directory."""
-        self._family.end()
+        self._faults.guard(self._family.end)
         remove_directory(Path(self._ticket.directory))
-        self._attachment.close()
+        self._faults.guard(self._attachment.close)
+
+    def _report(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)  # agent.log
+        self._attachment.send([Parcel(AgentFault(text))])
 
     def _patience_s(self) -> float | None:
         deadlines = (self._supervisor.deadline(), self._attachment.deadline())
         due = min((at for at in deadlines if at is not None), default=None)
-        return None if due is None else max(0.0, due - time.monotonic())
+        num_faults, self._num_faults = self._num_faults, self._faults.num
+        least = _PAUSE_S if num_faults != self._num_faults else 0.0
+        return None if due is None else max(least, due - time.monotonic())
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            match action:
-                case ToRanks(ranks, channel, frames):
-                    self._family.send(ranks, channel, frames)
-                case Up(parcels):
-                    self._attachment.send(parcels)
-                case Fork():
-                    self._family.fork(action)
-                case KillRanks(ranks):
-                    self._family.kill(ranks)
-                case AskToLeave(ranks):
-                    self._family.send(ranks, "control", encode([Parcel(Leave())]))
-                case End():
-                    self._done = True
+            self._faults.guard(self._carry_out, action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case ToRanks(ranks, channel, frames):
+                self._family.send(ranks, channel, frames)
+            case Up(parcels):
+                self._attachment.send(parcels)
+            case Fork():
+                self._family.fork(action)
+            case KillRanks(ranks):
+                self._family.kill(ranks)
+            case AskToLeave(ranks):
+                self._family.send(ranks, "control", encode([Parcel(Leave())]))
+            case End():
+                self._done = True
 
     # ---- the controller
 
@@ -131,7 +144,7 @@ class Agent:
             else:  # what was said before goes before
                 self._act(join_relays(actions))
                 actions = []
-                self._obey(verb)
+                self._faults.guard(self._obey, verb)
         self._act(join_relays(actions))
 
     def _obey(self, verb: Any) -> None:
@@ -155,7 +168,9 @@ class Agent:
                 self._attachment.send([Parcel(LogText(request, text, before))])
             case ReadHost(request):
                 at_s = time.monotonic()
-                report = self._supervisor.report(self._family.rss_bytes(), self._family.cpu_s())
+                rss_bytes = self._faults.attempt(self._family.rss_bytes, dict[int, int]())
+                cpu_s = self._faults.attempt(self._family.cpu_s, dict[int, float]())
+                report = self._supervisor.report(rss_bytes, cpu_s)
                 self._attachment.send([Parcel(HostReport(request, report, at_s))])
 
     def _set_dims(self, names: tuple[str, ...], shape: tuple[int, ...]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import functools
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from ...wire.messages import (
     Reply,
     Welcome,
 )
-from ...wire.place import fits, format_span, own_package, own_python, own_version, same_release
+from ...wire.place import fits, format_span, host_name, own_package, own_python, own_version, same_release
 from ...wire.reliable import Reliable
 from ...wire.ticket import Holder, Ticket, write_holder
 from ..events import Events, Order
@@ -172,7 +171,7 @@ class Attachment:
             self._say_aside(identity, Refused(refusal))
             return
         if self._identity is not None:
-            self._dismiss(f"process {hello.pid} ({socket.gethostname()}) has taken the mesh over")
+            self._dismiss(f"process {hello.pid} ({host_name()}) has taken the mesh over")
         self._accept(identity, hello)
 
     def _find_objection(self, hello: Hello) -> str:
@@ -223,7 +222,7 @@ class Attachment:
             Welcome(
                 protocol=PROTOCOL,
                 agent_pid=os.getpid(),
-                host=socket.gethostname(),
+                host=host_name(),
                 num_received=num_received,
                 next_run=self._spool.next_run,
                 runs=self._spool.runs(),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...wire.faults import Faults
 from ...wire.framing import Frame, at_agent_from_rank
 from ...wire.messages import Channel, StreamName
 from ...wire.stream import pack
@@ -58,6 +59,7 @@ class Family:
     Args:
         ticket: the mesh's.
         events: the agent's loop.
+        faults: takes what fails on the way to a report, which is made all the same.
         supervisor: is told what happens to them, and what ranks say.
         act: carries out what it decides then.
 
@@ -69,11 +71,13 @@ class Family:
         self,
         ticket: Ticket,
         events: Events,
+        faults: Faults,
         supervisor: Supervisor,
         act: Callable[[Sequence[Action]], None],
     ) -> None:
         self._ticket = ticket
         self._events = events
+        self._faults = faults
         self._supervisor = supervisor
         self._act = act
         self._decode = at_agent_from_rank().decode
@@ -185,7 +189,10 @@ class Family:
     def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
         now = time.monotonic()
         for parcel in self._decode(frames):
-            self._act(self._supervisor.from_rank(rank, parcel, now))
+            try:
+                self._act(self._supervisor.from_rank(rank, parcel, now))
+            except Exception as error:  # what else the rank has said is heard
+                self._faults.take(error)
 
     def _rank_broke(self, rank: int, error: Exception) -> None:
         """User code wrote into one of the rank's sockets: the rest of what it says cannot be trusted."""
@@ -197,9 +204,14 @@ class Family:
         self._act(self._supervisor.from_pipe(rank, stream, text, time.monotonic()))
 
     def _rank_ended(self, rank: int, pid: int) -> None:
+        reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
+        self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
+
+    def _bury(self, rank: int, pid: int) -> tuple[str, str]:
+        """Hear, end and collect what is left of a rank; how it ended, and its last lines."""
         link = self._links.pop(rank, None)
         if link is not None:
-            link.finish()
+            self._faults.guard(link.finish)
         # What the rank started is in its process group, whose number is safe until the rank is reaped.
         try:
             os.killpg(pid, signal.SIGKILL)
@@ -209,10 +221,9 @@ class Family:
         text = text.rpartition(f"{_new_process(rank, pid)}\n")[2]
         lines = [line for line in text.splitlines() if line.strip() and not any(n in line for n in _NOISE)]
         reason = self._reap_rank(pid, "\n".join(lines))
-        last_output = "\n".join(lines[-_LAST_LINES:])
         if self._zygote is not None:
             self._zygote.forget(pid)
-        self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
+        return reason, "\n".join(lines[-_LAST_LINES:])
 
     def _reap_rank(self, pid: int, output: str) -> str:
         """Collect a rank; how it ended, in words, and whether for want of memory."""

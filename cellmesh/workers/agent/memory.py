@@ -6,6 +6,7 @@ control group (version 1 and 2) and for the host.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ class OomWatch:
 
     def _find_group(self, pid: int) -> Group | None:
         try:
-            membership = (self._proc / str(pid) / "cgroup").read_text()
+            membership = os.fsdecode((self._proc / str(pid) / "cgroup").read_bytes())
         except OSError:
             return None
         for directory in _candidates(self._root, membership):

@@ -17,6 +17,7 @@ import msgspec
 
 from ...wire.framing import Parcel
 from ...wire.messages import (
+    AgentFault,
     Ask,
     AskEnded,
     Bar,
@@ -48,7 +49,10 @@ MAX_BARS = 1000
 
 _OUTPUT = (Output, Skipped, Display)
 # What means something to a controller that did not ask for it.
-_LASTING = (Output, Skipped, Display, Bar, Done, Failed, Ask, AskEnded, Died, StoreDied, StartFailed, Stopped)
+_LASTING = (
+    *(Output, Skipped, Display, Bar, Done, Failed, Ask, AskEnded),
+    *(Died, StoreDied, AgentFault, StartFailed, Stopped),
+)
 
 
 # (ranks, run, number)

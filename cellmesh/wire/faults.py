@@ -1,0 +1,60 @@
+"""Exceptions of this package's own handlers: reported with their place, and the loop that called goes on."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# One place may fail with every message: its first reports are enough.
+_MAX_REPORTS = 3
+
+
+class Faults:
+    """Guards the handlers of one loop.
+
+    Args:
+        owner: what goes on, as a report names it.
+        report: given each report; what it raises is dropped.
+    """
+
+    def __init__(self, owner: str, report: Callable[[str], object]) -> None:
+        self._owner = owner
+        self._report = report
+        self._counts: collections.Counter[tuple[tuple[str, int | None], ...]] = collections.Counter()
+
+    @property
+    def num(self) -> int:
+        """How many there were."""
+        return self._counts.total()
+
+    def attempt(self, function: Callable[[], T], otherwise: T) -> T:
+        """What a function returns, or `otherwise` where it raises; its exception is taken."""
+        try:
+            return function()
+        except Exception as error:
+            self.take(error)
+            return otherwise
+
+    def guard(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function; an exception of it is taken."""
+        try:
+            function(*args)
+        except Exception as error:
+            self.take(error)
+
+    def take(self, error: Exception) -> None:
+        """Report an exception, unless its place has been reported often enough."""
+        path = tuple((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
+        self._counts[path] += 1
+        if self._counts[path] <= _MAX_REPORTS:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            with contextlib.suppress(Exception):
+                self._report(
+                    f"{self._owner} met an error at {path[-1][0]}:{path[-1][1]} and goes on; what it was "
+                    f"doing may be missing. Please report it:\n{text}"
+                )
