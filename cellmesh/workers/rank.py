@@ -28,6 +28,7 @@ from .asking import Asker
 from .bars.hooks import watch_bars
 from .bars.meters import Meters
 from .comms.hub import Comms
+from .compile_cache import build_whole_files
 from .control import ControlThread
 from .cuda_context import find_lost_context, report_lost_context
 from .debugger import break_here
@@ -102,6 +103,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     shell.events.register("post_execute", reporter.flush)
     meters = Meters(pump.send, tracker.current, interrupts)
     watch_bars(meters)
+    build_whole_files()
     sys.breakpointhook = break_here
     tracker.follow_threads()
     interrupts.install()
