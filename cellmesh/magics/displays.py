@@ -8,6 +8,8 @@ from typing import Any
 from IPython.core.formatters import DisplayFormatter
 from IPython.display import display
 
+_MESH = ("cellmesh.controller.mesh", "Mesh")
+
 
 class Displays:
     """What draws the objects of one shell; a widget's module is imported when it is first needed."""
@@ -22,16 +24,27 @@ class Displays:
         """Have a shell show our objects as widgets."""
         for (module, name), show in self._renderers.items():
             formatter.ipython_display_formatter.for_type_by_name(module, name, show)
+        formatter.formatters["text/html"].for_type_by_name(*_MESH, _draw_mesh)
 
     def unregister(self, formatter: DisplayFormatter) -> None:
         """Undo `register`."""
-        display = formatter.ipython_display_formatter
-        for module, name in self._renderers:
-            display.deferred_printers.pop((module, name), None)
+        own = dict.fromkeys(self._renderers, formatter.ipython_display_formatter)
+        for (module, name), printers in {**own, _MESH: formatter.formatters["text/html"]}.items():
+            printers.deferred_printers.pop((module, name), None)
             for kind in [
-                kind for kind in display.type_printers if (kind.__module__, kind.__name__) == (module, name)
+                kind for kind in printers.type_printers if (kind.__module__, kind.__name__) == (module, name)
             ]:
-                display.pop(kind)
+                printers.pop(kind)
+
+
+def _draw_mesh(mesh: Any) -> str | None:
+    """The ranks in their places, and what each does; None of a mesh that has ended."""
+    from .still.tables import doing, mesh_table
+
+    states = mesh.states() if mesh.alive else {}
+    infos = sorted(mesh.report(), key=lambda info: info.rank) if mesh.alive else []
+    words = [doing(info, states.get(info.rank)) for info in infos]
+    return mesh_table(repr(mesh), mesh.dims, words)._repr_html_() if words else None
 
 
 def _show_plot(plot: Any) -> None:

@@ -191,4 +191,5 @@ def name_of(function: Any) -> str:
     """What a called function is called."""
     name = getattr(function, "__qualname__", None)
     known = name if isinstance(name, str) else type(function).__name__
-    return known.rpartition("<locals>.")[2][-_MAX_NAME:] or "a call"
+    known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # in HTML a tag
+    return known[-_MAX_NAME:] or "a call"

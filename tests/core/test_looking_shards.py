@@ -136,6 +136,7 @@ def test_a_part_in_several_blocks_says_so(world: None) -> None:
     facts = describe(make(torch.ones(2), [Replicate(), _StridedShard(0, split_factor=2)], (4,)))
     assert facts.offset == (1,)
     assert "no single block" in facts.note
+    assert facts.placements == "R, StridedShard(0, 2)"
 
 
 def test_a_dtensor_that_is_being_made_is_not_waited_for(world: None) -> None:

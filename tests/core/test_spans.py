@@ -194,7 +194,7 @@ def test_it_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None
         (test_nothing_has_run, "test_nothing_has_run"),
         (Spans.wait, "Spans.wait"),
         (Spans(), "Spans"),
-        (lambda: 0, "<lambda>"),
+        (lambda: 0, "lambda"),
     ],
 )
 def test_calls_have_the_name_of_their_function(function: Any, name: str) -> None:

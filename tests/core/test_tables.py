@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from cellmesh.controller.looking.comparing import compare
-from cellmesh.magics.still.tables import Table, facts_table, status_table
+from cellmesh.magics.still.tables import Table, facts_table, mesh_table, status_table
 from cellmesh.wire.facts import Facts
 from cellmesh.wire.messages import RankInfo, RankState
 
@@ -54,6 +55,19 @@ def test_notes_stand_below_as_they_are() -> None:
     table = Table(["a"], [["1"]], "caption", ["one:", "    <two>"])
     assert repr(table).splitlines()[2:] == ["caption", "one:", "    <two>"]
     assert "one:\n    &lt;two&gt;</pre>" in table._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("dims", "headers", "last"),
+    [
+        ({"dp": 2}, ["dp", ""], ["1", "rank 1: w1"]),
+        ({"dp": 2, "tp": 3}, ["dp", "tp=0", "tp=1", "tp=2"], ["1", "rank 3: w3", "rank 4: w4", "rank 5: w5"]),
+        ({"pp": 2, "dp": 2, "tp": 1}, ["pp", "dp", "tp=0"], ["1", "1", "rank 3: w3"]),
+    ],
+)
+def test_ranks_stand_in_their_places(dims: dict[str, int], headers: list[str], last: list[str]) -> None:
+    table = mesh_table("a mesh", dims, [f"w{rank}" for rank in range(math.prod(dims.values()))])
+    assert (table.headers, table.rows[-1], table.caption) == (headers, last, "a mesh")
 
 
 # ---- status

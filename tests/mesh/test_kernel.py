@@ -128,6 +128,14 @@ def test_a_cell_is_given_arguments_also_in_auto_mode(notebook: Notebook) -> None
     assert "put what follows --argv into quotes, like --argv '--lr 0.1'" in refused
 
 
+def test_the_mesh_itself_shows_its_ranks_in_their_places(notebook: Notebook) -> None:
+    (data,) = notebook.run("%dist_mesh dp=1 tp=3\nmesh").data("execute_result")
+    assert data["text/plain"].startswith("<cellmesh mesh-")
+    assert ">tp=2</th>" in data["text/html"]
+    assert ">rank 2: idle" in data["text/html"]
+    notebook.run("%dist_mesh dp=3")
+
+
 def test_results_and_rich_displays(notebook: Notebook) -> None:
     assert notebook.run("%%dist\nworld_size").text() == "[0-2] 3\n"
     outcome = notebook.run("%%dist\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
             info.host,
             str(info.pid or "-"),
             info.device or "-",
-            _doing(info, state),
+            doing(info, state),
             format_bytes(info.rss_bytes) if info.pid else "-",
         ]
         if has_gpus:
@@ -88,6 +89,26 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
         rows.append(row)
     notes = [line for info in infos for line in _last_lines(info)]
     return Table(headers, rows, title, notes)
+
+
+def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
+    """The ranks of a mesh in their places: the last dim across, the others down; one dim down.
+
+    Args:
+        title: the mesh in a sentence.
+        dims: of the mesh.
+        words: what each rank does.
+    """
+    *outer, inner = dims
+    ranks = [f"rank {rank}: {text}" for rank, text in enumerate(words)]
+    if not outer:
+        return Table([inner, ""], [[str(index), text] for index, text in enumerate(ranks)], title)
+    size = dims[inner]
+    rows = [
+        [*map(str, place), *ranks[row * size : (row + 1) * size]]
+        for row, place in enumerate(itertools.product(*(range(dims[dim]) for dim in outer)))
+    ]
+    return Table([*outer, *(f"{inner}={index}" for index in range(size))], rows, title)
 
 
 def _last_lines(info: RankInfo) -> list[str]:
@@ -142,7 +163,8 @@ def _change(number: int) -> str:
     return f"{'-' if number < 0 else '+'}{format_bytes(abs(number))}"
 
 
-def _doing(info: RankInfo, state: RankState | None) -> str:
+def doing(info: RankInfo, state: RankState | None) -> str:
+    """What a rank does, or what became of it."""
     if info.phase == "dead":
         return f"dead: {info.ending}"
     if state is None:

@@ -23,6 +23,7 @@ from .members import kind_of
 from .pieces import readable
 from .reading import Reader, UnreadableError, reading
 from .resolving import held_by
+from .shards import spell
 from .shortening import full_name_of, name_of, shorten
 
 # What a rank puts into its namespace itself; with other values, these are the user's.
@@ -99,7 +100,7 @@ def _tensor(name: str, value: torch.Tensor) -> Facts:
     local, placements = value, ""
     if is_dtensor(value):
         local = value._local_tensor  # `to_local` would make an autograd node
-        placements = ", ".join(map(str, value.placements))
+        placements = spell(value.placements)
     is_plain = type(local) in (torch.Tensor, torch.nn.Parameter)
     local = local.detach() if is_plain else local
     num_bytes = local.numel() * local.element_size()

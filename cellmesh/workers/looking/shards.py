@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,13 +42,18 @@ class Shard:
     note: str = ""
 
 
+def spell(placements: Sequence[Any]) -> str:
+    """Placements in words: as torch's, with the name that its users know where torch writes ``_S(0, 2)``."""
+    return ", ".join(re.sub(r"^_S\(", "StridedShard(", str(placement)) for placement in placements)
+
+
 def shard_of_dtensor(value: DTensor) -> Shard:
     """This rank's part of a DTensor, without waiting for collectives that make it."""
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     shard = Shard(
         value._local_tensor,
-        ", ".join(str(placement) for placement in value.placements),
+        spell(value.placements),
         mesh_dim_names=tuple(mesh.mesh_dim_names or (f"dim {dim}" for dim in range(mesh.ndim))),
         mesh_shape=tuple(mesh.shape),
         mesh_ranks=tuple(mesh.mesh.flatten().tolist()),
