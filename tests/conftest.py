@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,48 @@ import pytest
 from traitlets.config import Config
 
 LEFTOVER_S = 15.0
+ROOT = Path(__file__).resolve().parents[1]
+# What makes a tier's tests run that did not.
+TO_RUN = {
+    "browser": "apt-get install chromium && .venv/bin/pytest tests/browser",
+    "compat": "make compat",
+    "gpu": "make gpu, on a machine with a GPU",
+}
+
+# A shell that runs a job in the background has it ignore SIGINT, and what the job starts: kernels, which
+# Jupyter starts with the default, scripts and their children. Tests that press the stop button need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def tiers_left_out(reports: Mapping[str, Iterable[pytest.TestReport]], tiers: Iterable[str]) -> list[str]:
+    """A line for each tier of which some test did not run, with the command that makes it run.
+
+    Args:
+        reports: outcome -> what was reported of tests with that outcome.
+        tiers: the folders of tests.
+    """
+    ran, skipped = (
+        collections.Counter(report.nodeid.split("/")[1] for kind in kinds for report in reports.get(kind, ()))
+        for kinds in (("passed", "failed", "error", "xfailed"), ("skipped",))
+    )
+    lines = []
+    for tier in tiers:
+        command = TO_RUN.get(tier, f".venv/bin/pytest -rs tests/{tier}")
+        if not ran[tier]:
+            lines.append(f"tests/{tier} did not run: {command}")
+        elif skipped[tier]:
+            lines.append(f"tests/{tier}: {skipped[tier]} skipped: {command}")
+    return lines
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if [Path(argument).resolve() for argument in config.args] != [ROOT / "tests"]:
+        return  # a part was asked for
+    tiers = sorted(path.name for path in (ROOT / "tests").iterdir() if (path / "__init__.py").exists())
+    for line in tiers_left_out(terminalreporter.stats, tiers):
+        terminalreporter.write_line(line, yellow=True)
 
 
 @contextlib.contextmanager
