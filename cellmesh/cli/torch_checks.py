@@ -14,7 +14,7 @@ MINIMUMS = {
     "torch": (2, 11),
     "pyzmq": (25, 1),
     "ipykernel": (6, 29),
-    "ipython": (8, 20),
+    "ipython": (8, 22),
     "msgspec": (0, 18, 6),
 }
 _SLOW_IMPORT_S = 15.0

@@ -1,0 +1,148 @@
+"""Make an environment for each Python and torch that is promised, and run a selection of the tests in it.
+
+The environments are made one after the other and removed again: with torch for CUDA each is 5 GB. Libraries
+come from the package index; nothing of the environment that this runs in is used, uv aside, which makes them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SELECTION = "tests/compat/selection.txt"
+REPORTS = ROOT / "artifacts" / "compat"
+# What the selected tests use beside what cellmesh needs; always the newest.
+TOOLS = (
+    "hypothesis",
+    "matplotlib",
+    "nbclient",
+    "nbconvert",
+    "pandas",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What is promised to work.
+
+    Attributes:
+        python: version of Python.
+        torch: its requirement.
+        resolution: which versions of the dependencies that ``pyproject.toml`` declares.
+    """
+
+    python: str
+    torch: str
+    resolution: str
+
+    def __str__(self) -> str:
+        return f"Python {self.python}, {self.torch}, {self.resolution} dependencies"
+
+
+ENVIRONMENTS = (
+    Environment("3.11", "torch==2.11.0", "lowest-direct"),
+    Environment("3.12", "torch==2.13.0", "highest"),
+    Environment("3.13", "torch", "highest"),
+)
+
+
+def find_python(version: str) -> str:
+    """An interpreter of that version: on the path, or one that pyenv has installed.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    candidates = [f"python{version}"]
+    if shutil.which("pyenv"):
+        root = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=True).stdout.strip()
+        candidates += [str(path) for path in Path(root, "versions").glob(f"{version}.*/bin/python{version}")]
+    for candidate in candidates:
+        if shutil.which(candidate) is None:
+            continue
+        # pyenv puts a command on the path for each of its versions, also for those that are not in use.
+        asked = subprocess.run(
+            [candidate, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True
+        )
+        if asked.returncode == 0:
+            return asked.stdout.strip()
+    sys.exit(
+        f"there is no Python {version} here: `pyenv install {version}`, or have python{version} on the path"
+    )
+
+
+def install(environment: Environment, directory: Path) -> Path:
+    """Make an environment; returns its interpreter."""
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    settings = {"UV_CACHE_DIR": str(directory / "cache"), **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    python = directory / "env" / "bin" / "python"
+
+    def run(*words: str) -> None:
+        subprocess.run([*uv, *words], cwd=ROOT, env=settings, check=True)
+
+    run("venv", "--python", find_python(environment.python), str(directory / "env"))
+    into = ("pip", "install", "--python", str(python))
+    run(*into, "--resolution", environment.resolution, "--editable", ".", environment.torch)
+    run(*into, *TOOLS)
+    subprocess.run(
+        [python, "-m", "ipykernel", "install", "--sys-prefix", "--name", "python3"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    return python
+
+
+def run_tests(environment: Environment, python: Path) -> str:
+    """Run the selection; returns what is wrong, "" if nothing is. A test that was skipped is no pass."""
+    report = REPORTS / f"{environment.python}.xml"
+    report.unlink(missing_ok=True)
+    tests = subprocess.run(
+        [python, "-m", "pytest", f"@{SELECTION}", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
+         "--numprocesses=2", "--dist=loadfile",
+         # Old versions of jupyter_core say where they will look for files one day.
+         "-W", "ignore:Jupyter is migrating:DeprecationWarning"],
+        cwd=ROOT,
+    )  # fmt: skip
+    if not report.exists():
+        return "no test has run"
+    suite = ElementTree.parse(report).getroot()[0]
+    if tests.returncode or int(suite.get("skipped", 0)):
+        return f"{suite.get('failures')} failed, {suite.get('errors')} errors, {suite.get('skipped')} skipped"
+    return ""
+
+
+def main() -> None:
+    """Run all environments, or those of the Python versions that are given."""
+    wanted = [each for each in ENVIRONMENTS if not sys.argv[1:] or each.python in sys.argv[1:]]
+    for environment in wanted:
+        find_python(environment.python)  # before anything is installed
+    lines, problems = [], []
+    for environment in wanted:
+        began_s = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="compat-") as directory:
+            python = install(environment, Path(directory))
+            installed_s = time.monotonic() - began_s
+            problem = run_tests(environment, python)
+        problems += [problem] * bool(problem)
+        took_s = time.monotonic() - began_s
+        lines.append(
+            f"{environment}: {problem or 'ok'} ({took_s:.0f} s, {installed_s:.0f} of them to install)"
+        )
+    print("\n".join(lines))
+    if problems or not lines:
+        sys.exit("make compat: " + ("; ".join(problems) or f"no such Python: {' '.join(sys.argv[1:])}"))
+
+
+if __name__ == "__main__":
+    main()
