@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,11 +36,14 @@ from .activity import Activity, Stop, Waited, look_at_main_thread
 from .asking import Asker
 from .groups.groups import Groups
 from .interrupts import Interrupts
-from .looking.answering import Looker, refusal
 from .metering import MemoryMeter
 from .processes import main_thread_sleeps, signal_own_group
 from .shell import RankShell
 from .stacks import format_stacks
+from .travel import refusal
+
+if TYPE_CHECKING:
+    from .looking.answering import Looker
 
 # How long an interrupted run may unwind before its collectives are cut.
 _UNWIND_S = 0.4
@@ -56,7 +60,7 @@ class ControlThread:
         asker: takes what the user types.
         device: where the rank computes.
         meter: how much memory the rank has.
-        looker: answers what the notebook wants to look at.
+        looker: gives what answers the notebook's looks.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class ControlThread:
         asker: Asker,
         device: torch.device,
         meter: MemoryMeter,
-        looker: Looker,
+        looker: Callable[[], Looker],
     ) -> None:
         self._channel = channel
         self._lock = threading.Lock()
@@ -226,7 +230,7 @@ class ControlThread:
         num_begun = self._interrupts.num_begun
         was_idle = self._interrupts.running < 0
         try:
-            answer = self._looker.answer(verb.subject, is_beside=True)
+            answer = self._looker().answer(verb.subject, is_beside=True)
             if was_idle and self._interrupts.num_begun == num_begun and isinstance(answer, Found | Pixels):
                 answer = dataclasses.replace(answer, is_torn=False)  # nothing ran meanwhile
             pickled, buffers = payload.dumps(answer, "the answer")

@@ -8,44 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import types
-from bdb import BdbQuit
-from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.debugger import Pdb
 
 from ..errors import CellmeshError
-from .thread_stacks import stack_of
-
-_MACHINERY = ("IPython.core.", "cellmesh.")
-
-
-def is_machinery(frame: types.FrameType) -> bool:
-    """Whether a frame is of IPython's or our own machinery around user code."""
-    return str(frame.f_globals.get("__name__", "")).startswith(_MACHINERY)
-
-
-def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
-    """Which of a stack's frames, outermost first, are from the user's code on.
-
-    Args:
-        frames: the stack.
-        shell: knows which files are cells.
-    """
-    cells = (index for index, frame in enumerate(frames) if shell.cell_of(frame.f_code.co_filename))
-    start = next(cells, None)
-    if start is None:  # a call: what comes after the outermost machinery
-        start = 0
-        while start < len(frames) and not is_machinery(frames[start]):
-            start += 1
-        while start < len(frames) and is_machinery(frames[start]):
-            start += 1
-        if start == len(frames) and not any(map(is_machinery, frames)):
-            start = 0  # a thread
-    end = len(frames)
-    while end > start and is_machinery(frames[end - 1]):
-        end -= 1
-    return slice(start, end)
+from .thread_stacks import is_machinery, stack_of, user_part
+from .tracing import stop_tracing
 
 
 class RankPdb(Pdb):
@@ -124,26 +93,15 @@ class RankPdb(Pdb):
         super()._error_exc()  # type: ignore[misc]
 
 
-def stop_tracing() -> None:
-    """The cell is over: what comes next is not stepped through."""
-    sys.settrace(None)
-
-
 def break_here(*args: Any, **kwargs: Any) -> None:
     """What ``breakpoint()`` does on a rank (`sys.breakpointhook`)."""
     if os.environ.get("PYTHONBREAKPOINT"):
         sys.__breakpointhook__(*args, **kwargs)
     else:
-        RankPdb().set_trace(sys._getframe().f_back)
-
-
-def remember_error(error: BaseException | None) -> None:
-    """Keep what a cell or call has raised, for `post_mortem`; None forgets it."""
-    if isinstance(error, BdbQuit):
-        return
-    sys.last_type = None if error is None else type(error)
-    sys.last_value = sys.last_exc = error  # type: ignore[attr-defined]
-    sys.last_traceback = None if error is None else error.__traceback__
+        frame: types.FrameType | None = sys._getframe()
+        while frame is not None and is_machinery(frame):
+            frame = frame.f_back
+        RankPdb().set_trace(frame)
 
 
 def post_mortem() -> None:

@@ -35,23 +35,25 @@ from ..wire.messages import (
     Work,
 )
 from .borrowing import bind_missing_names
-from .comms.hub import Comms
-from .debugger import post_mortem, remember_error
 from .failures import Failures
+from .features import load
 from .groups import leftovers
 from .groups.groups import Groups
 from .interrupts import Interrupts
-from .looking.answering import Looker
 from .metering import MemoryMeter
 from .processes import PROGRAM, flush_c_stdio
 from .shell import RankShell
 from .spans import name_of
 from .streams import Pump, RunTracker
+from .tracing import remember_error
 from .travel import reduce_for_notebook
 
 if TYPE_CHECKING:
     from .checkpoint.saving import Checkpoints
+    from .comms.hub import Comms
+    from .looking.answering import Looker
     from .profiling import CellProfiler
+    from .timing import Stopwatch
 
 
 async def _await(value: Any) -> Any:
@@ -69,8 +71,8 @@ class Executor:
         interrupts: told which run may be interrupted.
         failures: tells of runs that failed.
         meter: told of cells.
-        looker: answers what the notebook wants to look at.
-        comms: the widgets that user code has made.
+        looker: gives what answers the notebook's looks.
+        comms: the widgets that user code has made; None where there can be none.
         needs_groups: the rank replaces one that died, and has no process groups before the first `Heal`.
         on_end: told of a run's end, before the answer, and what it ended with.
     """
@@ -84,8 +86,8 @@ class Executor:
         interrupts: Interrupts,
         failures: Failures,
         meter: MemoryMeter,
-        looker: Looker,
-        comms: Comms,
+        looker: Callable[[], Looker],
+        comms: Comms | None,
         needs_groups: bool,
         on_end: Callable[[int, BaseException | None], None] = lambda run, error: None,
     ) -> None:
@@ -156,19 +158,19 @@ class Executor:
     def _perform(self, work: Work, buffers: tuple[Frame, ...]) -> Parcel[Done] | BaseException:
         match work:
             case RunCall():
-                self._comms.begin_run(work.run, work.lead, work.audience)
+                self._begin_run(work)
                 function, args, kwargs = payload.loads(work.payload, buffers)
                 bind_missing_names((function, args, kwargs), self._shell.user_ns)
-                self._looker.spans.begin_cell(work.run, name_of(function), 0)
+                self._groups.spans.begin_cell(work.run, name_of(function), 0)
                 try:
                     result = function(*args, **kwargs)
                     if hasattr(type(result), "__await__"):
                         result = self._shell.loop_runner(_await(result))
                 finally:
-                    self._looker.spans.end_cell()
+                    self._groups.spans.end_cell()
                 return self._value(work.run, result, "the result")
             case RunCell():
-                self._comms.begin_run(work.run, work.lead, work.audience)
+                self._begin_run(work)
                 error = self._run_timed(work) if work.is_timed else self._run_cell(work)
                 return Parcel(Done(work.run)) if error is None else error
             case PushNames():
@@ -190,28 +192,30 @@ class Executor:
             case Checkpoint():
                 return self._value(work.run, self._keep(work), work.path)
             case PostMortem():
-                post_mortem()
+                load("debugger").post_mortem()
                 return Parcel(Done(work.run))
             case BeginProfile() | EndProfile():
                 return self._profile(work)
             case Look():
                 return self._look(work)
             case FromFrontEnd():
-                self._comms.receive(work, buffers)
+                (self._comms or load("comms.hub").Comms).receive(work, buffers)
                 return Parcel(Done(work.run))
         raise AssertionError(work)
 
     def _look(self, work: Look) -> Parcel[Done]:
-        answer = self._looker.answer(work.subject, False)
+        answer = self._looker().answer(work.subject, False)
         # An expression that was run may have stopped inside a collective, or in the middle of a step.
         if isinstance(answer, Refusal) and getattr(work.subject, "runs", False) and leftovers.is_dirty():
             self._groups.mark_broken()
         return self._value(work.run, answer, "the answer")
 
-    def _run_timed(self, work: RunCell) -> BaseException | None:
-        from .timing import Stopwatch  # rarely used
+    def _begin_run(self, work: RunCall | RunCell) -> None:
+        if self._comms is not None:
+            self._comms.begin_run(work.run, work.lead, work.audience)
 
-        stopwatch = Stopwatch(self._groups)
+    def _run_timed(self, work: RunCell) -> BaseException | None:
+        stopwatch: Stopwatch = load("timing").Stopwatch(self._groups)
         stopwatch.start()
         try:
             return self._run_cell(work)
@@ -220,7 +224,7 @@ class Executor:
 
     def _run_cell(self, work: RunCell) -> BaseException | None:
         self._meter.begin(work.execution_count)
-        self._looker.spans.begin_cell(work.run, "", work.execution_count)
+        self._groups.spans.begin_cell(work.run, "", work.execution_count)
         if work.argv is not None:
             before, sys.argv = getattr(sys, "argv", [PROGRAM]), [PROGRAM, *work.argv]
         try:
@@ -234,12 +238,11 @@ class Executor:
                 self._profiler.stop()
             if work.argv is not None:
                 sys.argv = before
-            self._looker.spans.end_cell()
+            self._groups.spans.end_cell()
             self._meter.end()
 
     def _profile(self, work: BeginProfile | EndProfile) -> Parcel[Done]:
-        from . import profiling  # rarely used
-
+        profiling = load("profiling")
         profiler, self._profiler = self._profiler, None
         if isinstance(work, BeginProfile):
             self._profiler = profiling.CellProfiler(self._groups, self._groups.placement.device)
@@ -256,9 +259,7 @@ class Executor:
         self._groups.heal(work.generation, frozenset(work.ranks), work.store_port or None)
 
     def _look_after_replicas(self, work: Any, buffers: tuple[Frame, ...]) -> Parcel[Done]:
-        from .replicas import checking as replicas
-        from .replicas import copying, syncing  # rarely used
-
+        replicas, copying, syncing = (load(f"replicas.{name}") for name in ("checking", "copying", "syncing"))
         namespace = self._shell.user_ns
         match work:
             case Check():
@@ -283,9 +284,7 @@ class Executor:
 
     def _keep(self, work: Checkpoint) -> Any:
         if self._checkpoints is None:
-            from .checkpoint.saving import Checkpoints  # rarely used
-
-            self._checkpoints = Checkpoints(self._shell.user_ns)
+            self._checkpoints = load("checkpoint.saving").Checkpoints(self._shell.user_ns)
         match work.action:
             case "check_save":
                 return self._checkpoints.check_save(work.names, work.path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+import types
 from collections.abc import Callable
 
 import msgspec
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from ..errors import CellmeshError, GroupDown, Released, UnpicklableError
 from ..wire import payload
@@ -15,7 +17,6 @@ from ..wire.messages import Failed
 from .activity import Stop, Waited, describe_interruption
 from .groups.groups import Groups
 from .groups.stopping import lost_its_peers
-from .replicas.checking import interrupted_step
 from .shell import RankShell
 from .travel import reduce_for_notebook
 
@@ -144,3 +145,13 @@ def _text_of(error: BaseException) -> str:
     except BaseException as e:  # SystemExit would end the rank
         return f"<its str() raised {type(e).__name__}>"
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text):,} characters)"
+
+
+def interrupted_step(traceback: types.TracebackType | None) -> bool:
+    """Whether an exception left an optimizer's ``step``: some parameters may have stepped, others not."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), Optimizer):
+            return True
+        traceback = traceback.tb_next
+    return False

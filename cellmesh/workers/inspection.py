@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,9 +17,10 @@ from .looking.resolving import classes_of, has, vars_of
 from .looking.shards import Shard, shard_of_dtensor
 from .looking.statistics import statistics
 from .looking.texts import quiet_text, whole_text
+from .travel import is_dtensor as is_dtensor
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 T = TypeVar("T")
 
@@ -187,9 +187,3 @@ def _told(ask: Callable[[], T]) -> T | None:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:_TEXT_CHARS]
-
-
-def is_dtensor(value: Any) -> TypeGuard[DTensor]:
-    """Whether a value is a DTensor; imports DTensor only if something else has."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)

@@ -25,20 +25,16 @@ from ..wire.framing import Parcel, at_rank_for_work, encode
 from ..wire.messages import Display, DisplayKind, Heal, RankReady, RankUnready, Resume, ToMainThread
 from ..wire.stream import Channel
 from .asking import Asker
-from .bars.hooks import watch_bars
-from .bars.meters import Meters
-from .comms.hub import Comms
 from .compile_cache import build_whole_files
 from .control import ControlThread
 from .cuda_context import find_lost_context, report_lost_context
-from .debugger import break_here
 from .executor import Executor
 from .failures import Failures
+from .features import late, load, load_or_say, once
 from .groups.groups import Groups, choose_placement
 from .groups.remote_calls import count_from, let_waits_be_interrupted
 from .groups.stopping import raise_as_stops
 from .interrupts import Interrupts
-from .looking.answering import Looker
 from .metering import MemoryMeter
 from .output import Log
 from .processes import die_with, name_command, name_process
@@ -94,17 +90,21 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     pump = Pump(lambda parcels: work_channel.send(encode(parcels)), Log(Path(options.log_path)), interrupts)
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
-    comms = Comms(shell, pump.send, tracker, interrupts, options.rank)
-    shell.connect(comms.showing(_shower(pump, tracker)))
+    show, comms = _shower(pump, tracker), None
+    if hub := load_or_say("comms.hub", ("comm",)):
+        comms = hub.Comms(shell, pump.send, tracker, interrupts, options.rank)
+    shell.connect(comms.showing(show) if comms is not None else show)
     asker = Asker(pump.send, tracker)
     asker.install(shell)
     reporter = Reporter(pump.send, tracker.current)
     shell.report_numbers = reporter.log
     shell.events.register("post_execute", reporter.flush)
-    meters = Meters(pump.send, tracker.current, interrupts)
-    watch_bars(meters)
+    meters = None
+    if bars := load_or_say("bars.hooks", ("tqdm.std", "rich.progress")):
+        meters = bars.Meters(pump.send, tracker.current, interrupts)
+        bars.watch_bars(meters)
     build_whole_files()
-    sys.breakpointhook = break_here
+    sys.breakpointhook = late("debugger", "break_here")
     tracker.follow_threads()
     interrupts.install()
     let_waits_be_interrupted()
@@ -116,7 +116,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     )
     groups = Groups(options.rank, options.world_size, placement, options.master_port, options.incarnation)
     meter = MemoryMeter(placement.device)
-    looker = Looker(shell, groups.spans)
+    looker = once(lambda: load("looking.answering").Looker(shell, groups.spans))
     control_thread = ControlThread(
         Channel(control), shell, groups, interrupts, asker, placement.device, meter, looker
     )
@@ -150,9 +150,10 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
         looker,
         comms,
         needs_groups=options.rejoin,
-        on_end=meters.end_run,
+        on_end=meters.end_run if meters is not None else lambda run, error: None,
     )
-    comms.install()
+    if comms is not None:
+        comms.install()
     _work(work_channel, executor, pump, options.rank)
 
 

@@ -12,7 +12,7 @@ import torch
 from ..errors import MeshUsageError
 from ..wire.framing import Parcel
 from ..wire.messages import Logged
-from .inspection import is_dtensor
+from .travel import is_dtensor
 
 # How long points are gathered, so that a fast loop makes few messages.
 GATHER_S = 0.1

@@ -26,9 +26,12 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
 
+from ..errors import CellmeshError
 from ..wire import sources
 from ..wire.messages import DisplayKind
-from .debugger import RankPdb, is_machinery, post_mortem, remember_error, stop_tracing
+from .features import load
+from .thread_stacks import is_machinery
+from .tracing import remember_error, stop_tracing
 
 Show = Callable[[DisplayKind, bytes, str], None]
 
@@ -107,13 +110,19 @@ class RankShell(InteractiveShell):
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
     compiler_class = Type(RankCompiler)
-    debugger_cls = RankPdb
     show: Show = AnyTrait()  # type: ignore[assignment]
     ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
     cell_source = ""
     quiet_cell = False
     report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
     stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
+
+    @property
+    def debugger_cls(self) -> Any:
+        try:
+            return load("debugger").RankPdb
+        except CellmeshError:
+            return super().debugger_cls
 
     def connect(self, show: Show) -> None:
         """Give the shell its way out, after the fork.
@@ -156,7 +165,7 @@ class RankShell(InteractiveShell):
 
     def debugger(self, force: bool = False) -> None:  # %debug
         if force or self.call_pdb:
-            post_mortem()
+            load("debugger").post_mortem()
 
     # What IPython calls when user code raised. The cell's own exception is reported by the executor, with
     # its traceback from `render_traceback`; others (a failing event hook) are shown as they come.
@@ -210,7 +219,7 @@ class RankShell(InteractiveShell):
             remember_error(error)
             if self.call_pdb and isinstance(error, Exception) and not isinstance(error, BdbQuit):  # %pdb
                 try:
-                    post_mortem()
+                    load("debugger").post_mortem()
                 except BaseException as instead:
                     return instead
         return error

@@ -8,9 +8,8 @@ import traceback
 import types
 from collections.abc import Sequence
 
-from .debugger import user_part
 from .shell import RankShell
-from .thread_stacks import stacks_of_threads
+from .thread_stacks import stacks_of_threads, user_part
 
 _OWN_THREADS = "cellmesh-"
 

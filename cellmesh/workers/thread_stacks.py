@@ -13,7 +13,10 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_MACHINERY = ("IPython.core.", "cellmesh.")
 
 # The collector is the process's: who turns it on again must be the last who wants it off.
 _LOCK = threading.Lock()
@@ -64,3 +67,31 @@ def local_value(frame: types.FrameType, name: str) -> object:
     """What a name means in a frame of a thread that runs; None if nothing."""
     with collector_off():
         return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def is_machinery(frame: types.FrameType) -> bool:
+    """Whether a frame is of IPython's or our own machinery around user code."""
+    return str(frame.f_globals.get("__name__", "")).startswith(_MACHINERY)
+
+
+def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
+    """Which of a stack's frames, outermost first, are from the user's code on.
+
+    Args:
+        frames: the stack.
+        shell: knows which files are cells.
+    """
+    cells = (index for index, frame in enumerate(frames) if shell.cell_of(frame.f_code.co_filename))
+    start = next(cells, None)
+    if start is None:  # a call: what comes after the outermost machinery
+        start = 0
+        while start < len(frames) and not is_machinery(frames[start]):
+            start += 1
+        while start < len(frames) and is_machinery(frames[start]):
+            start += 1
+        if start == len(frames) and not any(map(is_machinery, frames)):
+            start = 0  # a thread
+    end = len(frames)
+    while end > start and is_machinery(frames[end - 1]):
+        end -= 1
+    return slice(start, end)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from ..errors import UnpicklableError
-from .inspection import is_dtensor
+from ..wire.looks import Refusal
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def reduce_for_notebook(value: Any) -> Any:
@@ -24,3 +28,21 @@ def reduce_for_notebook(value: Any) -> Any:
         if value.device.type not in ("cpu", "meta"):
             return value.cpu().__reduce_ex__(5)  # type: ignore[no-untyped-call]
     return NotImplemented
+
+
+def is_dtensor(value: Any) -> TypeGuard[DTensor]:
+    """Whether a value is a DTensor; imports DTensor only if something else has."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def refusal(error: BaseException) -> Refusal:
+    """What is told of an error, whatever its own code does."""
+    return Refusal(type(error).__name__, _text_of(error))
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))[:10_000].encode("utf-8", "replace").decode()
+    except BaseException as e:
+        return f"<its str() raised {type(e).__name__}>"

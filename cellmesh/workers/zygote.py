@@ -128,9 +128,10 @@ def _import_all(ticket: Ticket) -> RankShell:
     import torch.utils._device
     from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
 
-    from . import rank  # noqa: F401
+    from . import features, rank  # noqa: F401
     from .shell import make_shell
 
+    features.preimport()
     if ticket.torch and not same_release(torch.__version__, ticket.torch):
         raise ImportError(
             f"the ranks import torch {torch.__version__} ({torch.__file__}), and the notebook has "

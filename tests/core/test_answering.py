@@ -333,7 +333,7 @@ def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
             asked.append(is_beside)
             return answer(KeyboardInterrupt("odd"))  # raised, or in what cannot be pickled
 
-    parts = cast(Any, [None, None, None, SimpleNamespace(running=-1, num_begun=0), None, None, None, Odd()])
+    parts = cast(Any, [None, None, None, SimpleNamespace(running=-1, num_begun=0), None, None, None, Odd])
     done = ControlThread(*parts)._look(Look(7, Overview("x")))
     assert done.verb.run == 7
     assert isinstance(payload.loads(done.verb.payload, done.buffers), Refusal)
@@ -350,7 +350,7 @@ def test_only_what_was_looked_at_while_something_ran_is_torn(running: int, begun
             return looker_of(x=torch.ones(1)).answer(subject, is_beside)
 
     interrupts = SimpleNamespace(running=running, num_begun=5)
-    parts = cast(Any, [None, None, None, interrupts, None, None, None, Slow()])
+    parts = cast(Any, [None, None, None, interrupts, None, None, None, Slow])
     done = ControlThread(*parts)._look(Look(7, Overview("x")))
     assert payload.loads(cast(Any, done.verb.payload), done.buffers).is_torn is is_torn
 
@@ -363,7 +363,7 @@ def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_h
     broken: list[bool] = []
     groups = SimpleNamespace(mark_broken=lambda: broken.append(True))
     looker = looker_of(raise_=raise_)
-    parts = cast(Any, [None, groups, None, None, None, None, None, looker, None, False])
+    parts = cast(Any, [None, groups, None, None, None, None, None, lambda: looker, None, False])
     done = Executor(*parts)._look(Look(7, Overview("raise_(ValueError())", runs=runs)))
     assert isinstance(payload.loads(cast(Any, done.verb.payload), done.buffers), Refusal)
     assert broken == [True] * (runs and is_dirty)

@@ -18,7 +18,8 @@ from torch import nn
 from cellmesh.controller.replicas import CheckReport, Difference, bring_together
 from cellmesh.errors import MeshUsageError
 from cellmesh.wire.replicas import Distance, Entry
-from cellmesh.workers.replicas.checking import check, compare, distance, find_tensor, interrupted_step
+from cellmesh.workers.failures import interrupted_step
+from cellmesh.workers.replicas.checking import check, compare, distance, find_tensor
 from cellmesh.workers.replicas.parts import rng_parts
 
 

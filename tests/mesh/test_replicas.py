@@ -258,7 +258,7 @@ def test_an_interrupted_adam_step_is_found_and_repaired(clean: cm.Mesh) -> None:
         clean.cell(INTERRUPTED_STEP)
     clean[[2]].cell(
         "import sys\n"
-        "from cellmesh.workers.replicas.checking import interrupted_step\n"
+        "from cellmesh.workers.failures import interrupted_step\n"
         "assert interrupted_step(sys.last_traceback)"
     )
     report = check(clean, "(model, optimizer)")

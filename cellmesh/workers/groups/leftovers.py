@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch.distributed.distributed_c10d as c10d
 
-from ..looking.resolving import held_by
+from ..static_lookup import held_by
 
 
 class _Kind(Protocol):

@@ -27,6 +27,7 @@ from ...wire.looks import (
 )
 from ..shell import RankShell
 from ..spans import Spans
+from ..travel import refusal
 from .kept import Kept
 from .paths import NeedsCode, follow
 
@@ -122,11 +123,6 @@ class Looker:
         return value
 
 
-def refusal(error: BaseException) -> Refusal:
-    """What is told of an error, whatever its own code does."""
-    return Refusal(type(error).__name__, _text_of(error))
-
-
 def _why_not(subject: AnySubject, why: NeedsCode, is_beside: bool) -> str:
     expression = getattr(subject, "expression", "")
     if getattr(subject, "token", "") and not getattr(subject, "runs", False):
@@ -137,10 +133,3 @@ def _why_not(subject: AnySubject, why: NeedsCode, is_beside: bool) -> str:
             "names, attributes and constant indices only"
         )
     return f"{expression!r} would have to run code: {why}"
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str.__str__(str(error))[:10_000].encode("utf-8", "replace").decode()
-    except BaseException as e:
-        return f"<its str() raised {type(e).__name__}>"

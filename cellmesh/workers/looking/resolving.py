@@ -22,6 +22,11 @@ from typing import Any
 
 import torch
 
+from ..static_lookup import classes_of as classes_of
+from ..static_lookup import has as has
+from ..static_lookup import held_by as held_by
+from ..static_lookup import vars_of as vars_of
+
 
 class Unknown(Exception):
     """It cannot be told without running code."""
@@ -56,7 +61,6 @@ _RETURNS_TENSOR = re.compile(r"->\s*Tensor\b")
 C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
 # What gives an object's ``__dict__``; of modules it is the second.
-_DICTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _MAX_DEPTH = 50
 
 
@@ -130,19 +134,6 @@ def attribute(owner: Known, name: str) -> Known:
     return _of_class(type(value), name, value)
 
 
-def held_by(value: Any) -> dict[str, Any]:
-    """An object's own ``__dict__``, whatever its class says of it.
-
-    Python's own descriptor gives it, not a property ``__dict__`` of the user's, nor ``__getattr__``, which
-    recurses where ``__init__`` has not got far enough.
-    """
-    for kind in classes_of(type(value)):
-        if type(descriptor := vars_of(kind).get("__dict__")) in _DICTS:
-            held = descriptor.__get__(value)  # type: ignore[union-attr]
-            return held if type(held) is dict else {}
-    return {}
-
-
 def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
     """Where an object keeps attributes of its own."""
     held = held_by(value)
@@ -159,21 +150,6 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
     elif issubclass(kind, dict) and kind is not dict and has(kind, "__getattr__"):
         items = list(dict.items(value))
         yield {key: item for key, item in items if type(key) is str and key.isidentifier()}
-
-
-def classes_of(kind: type) -> tuple[type, ...]:
-    """A class and its bases, in the order in which they are asked."""
-    return type.__dict__["__mro__"].__get__(kind)  # type: ignore[no-any-return]
-
-
-def vars_of(kind: type) -> Mapping[str, Any]:
-    """A class's own attributes."""
-    return type.__dict__["__dict__"].__get__(kind)  # type: ignore[no-any-return]
-
-
-def has(kind: type, name: str) -> bool:
-    """Whether a class has something under a name, itself or from a base."""
-    return any(name in vars_of(each) for each in classes_of(kind))
 
 
 def keeps_grad(tensor: torch.Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -216,13 +215,3 @@ def _real(values: torch.Tensor) -> torch.Tensor:
 def _text(element: torch.Tensor) -> str:
     value = element.item()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def interrupted_step(traceback: types.TracebackType | None) -> bool:
-    """Whether an exception left an optimizer's ``step``: some parameters may have stepped, others not."""
-    while traceback is not None:
-        frame = traceback.tb_frame
-        if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), Optimizer):
-            return True
-        traceback = traceback.tb_next
-    return False

@@ -1,0 +1,20 @@
+"""What user code leaves in the interpreter: a trace function, and its last exception."""
+
+from __future__ import annotations
+
+import sys
+from bdb import BdbQuit
+
+
+def stop_tracing() -> None:
+    """The cell is over: what comes next is not stepped through."""
+    sys.settrace(None)
+
+
+def remember_error(error: BaseException | None) -> None:
+    """Keep what a cell or call has raised, for `post_mortem`; None forgets it."""
+    if isinstance(error, BdbQuit):
+        return
+    sys.last_type = None if error is None else type(error)
+    sys.last_value = sys.last_exc = error  # type: ignore[attr-defined]
+    sys.last_traceback = None if error is None else error.__traceback__
