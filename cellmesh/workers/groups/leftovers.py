@@ -269,7 +269,8 @@ class _Fsdp2:
                     group._partial_reduce_output = None
                     for parameter in group.fsdp_params:
                         parameter.sharded_param.grad = None
-                        parameter.unsharded_accumulated_grad = None
+                        if "unsharded_accumulated_grad" in vars(parameter):
+                            parameter.unsharded_accumulated_grad = None
                         if hasattr(parameter, "_unsharded_param"):
                             parameter._unsharded_param.grad = None
 
