@@ -59,7 +59,12 @@ def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
         calls = kernel._cellmesh_calls = []
         kernel.do_shutdown = _make_do_shutdown(kernel.do_shutdown, calls)
     calls.append(call)
-    return lambda: calls.remove(call)
+
+    def take_back() -> None:
+        with contextlib.suppress(ValueError):  # it has been taken back before
+            calls.remove(call)
+
+    return take_back
 
 
 def _make_do_shutdown(

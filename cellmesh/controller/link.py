@@ -46,6 +46,7 @@ class Link:
         adopt: makes the runs that are in flight when the agent accepts us, on the link's thread; they are
             not in flight any more once they are done.
         on_aside: told of what ranks say beside their output, on the link's thread.
+        on_close: told when the link's sockets are closed, on its thread, which ends then.
         steal: whether to take the mesh from a controller that holds it.
     """
 
@@ -58,12 +59,14 @@ class Link:
         on_change: Callable[[Change], None],
         adopt: Callable[[Welcome], Adopted],
         on_aside: Callable[[int, tuple[int, ...], Parcel[Any]], None],
+        on_close: Callable[[], None],
         steal: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._key = bytes.fromhex(key)
         self._adopt = adopt
         self._on_aside = on_aside
+        self._on_close = on_close
         self._steal = steal
         self._others: Printer | None = None
         self._core = core
@@ -129,12 +132,14 @@ class Link:
         return future
 
     def close(self) -> None:
-        """End the thread and close the socket; waits for both. Not from the link's own thread."""
+        """End the thread and close the socket, as the mesh's end does; waits for both.
+
+        Not from the link's own thread.
+        """
         with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            os.eventfd_write(self._wake, 1)
+            if not self._closing:
+                self._closing = True
+                os.eventfd_write(self._wake, 1)
         self._thread.join()
 
     # ---- the link's thread
@@ -144,11 +149,15 @@ class Link:
         poller = zmq.Poller()
         for what in (*connection.sockets(), self._wake, self._agent):
             poller.register(what, zmq.POLLIN)
-        while not self._closing:
+        while not self._closing and self._core.state != "ended":
             self._faults.guard(self._serve_once, connection, poller)
+        with self._lock:
+            self._closing = True
+        self._faults.guard(self._serve_rest, connection)
         connection.close()
         os.close(self._wake)
         os.close(self._agent)
+        self._faults.guard(self._on_close)
 
     def _serve_once(self, connection: Connection, poller: zmq.Poller) -> None:
         ready = dict(poller.poll(self._timeout_ms(connection)))
@@ -156,10 +165,7 @@ class Link:
         effects: list[Effect] = []
         if self._wake in ready:
             os.eventfd_read(self._wake)
-            with self._lock:
-                commands, self._commands = self._commands, []
-            for command in commands:
-                self._faults.guard(lambda command: effects.extend(command(self._core, now)), command)
+            effects += self._obey(now)
         if any(socket in ready for socket in connection.sockets()):
             self._faults.guard(self._hear, connection, effects, now)
         elif self._agent in ready:  # only once nothing is left to read
@@ -184,6 +190,21 @@ class Link:
                     self._faults.take(error)
         except ProtocolError as error:
             effects += self._core.agent_ended(str(error))
+
+    def _serve_rest(self, connection: Connection) -> None:
+        """What was asked for before the end is answered, and what was printed is shown."""
+        now = time.monotonic()
+        self._carry_out(self._obey(now), connection, now)
+        for printer in self._timed.values():
+            self._faults.guard(printer.show, now, True)
+
+    def _obey(self, now: float) -> list[Effect]:
+        with self._lock:
+            commands, self._commands = self._commands, []
+        effects: list[Effect] = []
+        for command in commands:
+            self._faults.guard(lambda command: effects.extend(command(self._core, now)), command)
+        return effects
 
     def _take_over(self, welcome: Welcome) -> None:
         adopted = self._adopt(welcome)

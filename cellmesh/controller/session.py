@@ -107,6 +107,7 @@ class Session:
             self._note_change,
             self._adopt,
             self.beside.take,
+            self._release,
             steal,
         )
         atexit.register(self._leave_at_exit)
@@ -361,13 +362,25 @@ class Session:
 
     def _leave(self) -> None:
         """Have no more to do with the mesh."""
-        atexit.unregister(self._leave_at_exit)
+        self._forget()
         if not self._has_left:
             self._has_left = True
-            self._forget_shutdown()
             self._link.close()
             self._agent.leave()
             self.beside.end()
+
+    def _release(self) -> None:
+        """The mesh has ended, or is another's: keep no descriptor of it. Called on the link's thread."""
+        is_others = isinstance(self._end, Detached)
+        if is_others:
+            self._forget()
+        if is_others or (self._end is not None and self._agent.wait(_STOP_S)):
+            self._agent.leave()
+
+    def _forget(self) -> None:
+        """There is nothing to do for the mesh when this process ends."""
+        atexit.unregister(self._leave_at_exit)
+        self._forget_shutdown()
 
     def _give_up(self) -> None:
         """The mesh is not ready, and is waited for no longer."""

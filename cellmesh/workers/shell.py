@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import linecache
 import re
 import sys
 import traceback
@@ -286,6 +287,8 @@ class RankShell(InteractiveShell):
             return str(self.InteractiveTB.stb2text(lines))
         except Exception:
             return "".join(traceback.format_exception(type(error), error, tb))
+        finally:
+            _forget_syntax_trees()
 
     def line_in_cell(self, tb: types.TracebackType | None) -> int:
         """The innermost line of a cell in a traceback, 0 if there is none."""
@@ -302,6 +305,26 @@ class RankShell(InteractiveShell):
 
 
 _MAX_RENDERED_FRAMES = 100
+
+
+def _forget_syntax_trees() -> None:
+    """Drop what IPython's rendering (`stack_data`, on `executing`) would keep of each cell, 11 kB, for good.
+
+    What it keeps of files stays: they are few, and parsing one of torch's takes long.
+    """
+    for module in ("executing.executing", "stack_data.core"):
+        kind: Any = getattr(sys.modules.get(module), "Source", type)
+        for name in ("__source_cache_with_lines", "__executing_cache"):
+            cache = vars(kind).get(name, {})
+            for key in list(cache):
+                lines = linecache.cache.get(getattr(key[0], "co_filename", key[0]))
+                if lines is not None and (len(lines) == 1 or lines[1] is None):  # they are in no file
+                    del cache[key]
+        for owner, name in (
+            (kind, "statements_at_line"),
+            (sys.modules.get(module), "statement_containing_node"),
+        ):
+            getattr(getattr(owner, name, None), "cache_clear", int)()
 
 
 def _depth(tb: types.TracebackType | None) -> int:

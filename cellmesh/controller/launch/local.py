@@ -83,24 +83,37 @@ class AgentProcess:
         self.pid = pid
         self._child = child
         self._pidfd = os.pidfd_open(pid)
+        self._lock = threading.Lock()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for its end; whether it came."""
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        ended = bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+        """Wait for its end; whether it came, or we have left."""
+        with self._lock:  # another thread may leave while this one waits
+            if self._pidfd < 0:
+                return True
+            pidfd = os.dup(self._pidfd)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            ended = bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+        finally:
+            os.close(pidfd)
         if ended and self._child is not None:
             self._child.wait()
         return ended
 
     def kill(self) -> None:
         """SIGKILL it."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def leave(self) -> None:
         """Have no more to do with it; a child that is still there is reaped when it ends."""
-        os.close(self._pidfd)
+        with self._lock:
+            if self._pidfd < 0:
+                return
+            os.close(self._pidfd)
+            self._pidfd = -1
         if self._child is not None and self._child.poll() is None:
             threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
 
