@@ -128,6 +128,9 @@ def _import_all(ticket: Ticket) -> RankShell:
     import torch.utils._device
     from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
 
+    from .groups import torch_internals
+
+    torch_internals.check()
     from . import features, rank  # noqa: F401
     from .shell import make_shell
 

@@ -110,8 +110,9 @@ def run_tests(environment: Environment, python: Path) -> str:
     tests = subprocess.run(
         [python, "-m", "pytest", f"@{SELECTION}", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
          "--numprocesses=2", "--dist=loadfile",
-         # Old versions of jupyter_core say where they will look for files one day.
-         "-W", "ignore:Jupyter is migrating:DeprecationWarning"],
+         # Of old versions of jupyter_core, and of torch.compile on Python 3.13.0.
+         "-W", "ignore:Jupyter is migrating:DeprecationWarning",
+         "-W", "ignore:Guards may run slower:RuntimeWarning"],
         cwd=ROOT,
     )  # fmt: skip
     if not report.exists():
