@@ -119,6 +119,11 @@ class Core:
         return self._board.dead.keys() - set(self._recovery.doomed.missing())
 
     @property
+    def condemned(self) -> set[int]:
+        """The ranks that are about to be killed, unless they stop after all."""
+        return self._runs.condemned()
+
+    @property
     def dims(self) -> Mapping[str, int]:
         """The DeviceMesh's dims."""
         return self._board.dims

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..errors import RanksInterrupted
 from ..wire.messages import Ask
@@ -36,6 +36,7 @@ class Desk:
         reply: answers ranks, given rank -> request, the text, and whether it is the end of input.
         note: shows a remark.
         title: what to call the run.
+        condemned: gives the ranks that are about to be killed; None for all that run.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Desk:
         reply: Reply,
         note: Callable[[str], None],
         title: str,
+        condemned: Callable[[], Collection[int]] | None = None,
     ) -> None:
         self._running = running
         self._interrupt = interrupt
         self._reply = reply
         self._note = note
         self._title = title
+        self._condemned = condemned or running
         self._news = threading.Condition()
         self._wakers: list[Callable[[], None]] = []  # of who awaits news
         self._prompts = Prompts()
@@ -133,9 +136,7 @@ class Desk:
                 )
             except KeyboardInterrupt:
                 if has_escalated:
-                    raise RanksInterrupted(
-                        f"{describe_ranks(self._running())} did not stop, and will be killed and replaced"
-                    ) from None
+                    raise RanksInterrupted(self._describe_rest()) from None
                 self._drop_questions()
                 if is_leaving():
                     raise RanksInterrupted(
@@ -227,6 +228,19 @@ class Desk:
             waiting = self._prompts.close(prompt, time.monotonic())
         if waiting:
             self._reply(waiting, text, is_end)
+
+    def _describe_rest(self) -> str:
+        """What becomes of the ranks that have not stopped when the user no longer waits for them."""
+        running, condemned = self._running(), set(self._condemned())
+        parts = [
+            f"{describe_ranks(ranks)} did not stop, and {what}"
+            for ranks, what in (
+                ([rank for rank in running if rank in condemned], "will be killed and replaced"),
+                ([rank for rank in running if rank not in condemned], "nobody waits for it any longer"),
+            )
+            if ranks
+        ]
+        return "; ".join(parts) or f"{self._title} was interrupted"
 
     def _drop_questions(self) -> None:
         """What asks is being interrupted: do not ask it again meanwhile."""

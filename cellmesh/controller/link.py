@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from ..errors import NoMeshError, ProtocolError
+from ..errors import MeshUsageError, NoMeshError, ProtocolError
 from ..wire.faults import Faults
 from ..wire.framing import Parcel
 from ..wire.messages import AgentFault, Ask, AskEnded, Died, Done, Failed, Welcome
@@ -83,6 +83,7 @@ class Link:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._agent = os.pidfd_open(agent_pid)
         self._closing = False
+        self._pid = os.getpid()
         self._faults, self._num_faults = Faults("the notebook's link to the mesh", _warn), 0
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
         self._thread.start()
@@ -94,7 +95,14 @@ class Link:
 
         Raises:
             NoMeshError: the link has been closed.
+            MeshUsageError: this is a process forked from the one that has the link.
         """
+        if os.getpid() != self._pid:
+            raise MeshUsageError(
+                f"this process ({os.getpid()}) was forked from the one that holds the mesh ({self._pid}), "
+                "and cannot use it: call the mesh there, or in another process that has left it to itself "
+                "(`mesh.detach()`), with cellmesh.attach()"
+            )
         with self._lock:
             if self._closing:
                 raise NoMeshError("the mesh has ended: start another with `%dist_start` or cellmesh.start()")

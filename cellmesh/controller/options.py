@@ -140,7 +140,7 @@ def make_options(
         mesh: dims, as a mapping or as text (``dp=2,tp=4``); None for one dim of all ranks, ``dp``.
         backend: ``auto``, ``gloo`` or ``nccl``.
         preload: modules, or their names joined by commas.
-        name: letters, digits, ``-`` and ``_``.
+        name: letters, digits, ``_`` and ``-``, which is not the first.
         lease_s: seconds, or text like ``30m``.
         settle_s: likewise.
         on_error: ``release`` or ``wait``.
@@ -177,8 +177,10 @@ def make_options(
     for module in modules:
         if not all(part.isidentifier() for part in module.split(".")):
             raise MeshUsageError(f"--preload {module!r} is no module's name")
-    if name and not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
-        raise MeshUsageError(f"{name!r} is no name: letters, digits, - and _, at most 40")
+    if name and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,39}", name):
+        raise MeshUsageError(
+            f"{name!r} is no name: letters, digits, _ and -, which is not the first, at most 40"
+        )
     if on_error not in ("release", "wait"):
         raise MeshUsageError(f"on_error must be release or wait, not {on_error!r}")
     if not isinstance(auto_heal, bool):

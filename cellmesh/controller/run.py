@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ..errors import MeshUsageError, RankFailure, RanksInterrupted
@@ -37,6 +37,7 @@ class Run(Generic[T]):
         is_cell: it is a cell, not a call.
         reply: answers ranks that ask, given rank -> request, the text, and whether it is the end of input.
         on_wait: told when the user begins to wait for its end and does nothing else.
+        condemned: gives the ranks that are about to be killed; None for all that run it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Run(Generic[T]):
         is_cell: bool = False,
         reply: Reply = lambda requests, text, is_end: None,
         on_wait: Callable[[], None] = lambda: None,
+        condemned: Callable[[], Collection[int]] | None = None,
     ) -> None:
         self.number = number
         self.ranks = tuple(ranks)
@@ -67,7 +69,7 @@ class Run(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._interrupted = False
-        self._desk = Desk(self.waiting_ranks, self.interrupt, reply, printer.note, title)
+        self._desk = Desk(self.waiting_ranks, self.interrupt, reply, printer.note, title, condemned)
         self._is_live = False
         self.is_look = False  # it takes a moment, and makes no rank busy
 

@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
@@ -437,6 +438,7 @@ class Session:
             is_cell,
             reply=self.reply,
             on_wait=lambda: self.wait_for(number),
+            condemned=self._condemned,
         )
 
     def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
@@ -445,6 +447,20 @@ class Session:
         older = [each for each in (*self.beside.comms.running(ranks), *looks) if each < number]
         for each in (number, *older):
             self.give_up(each)
+
+    def _condemned(self) -> set[int]:
+        """The ranks that are about to be killed, after what was asked for before."""
+        found: Future[set[int]] = Future()
+
+        def look(core: Core, now: float) -> Sequence[Effect]:
+            found.set_result(core.condemned)
+            return ()
+
+        try:
+            self._link.post(look)
+            return found.result(_ANSWER_S)
+        except (NoMeshError, TimeoutError):
+            return set()
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":

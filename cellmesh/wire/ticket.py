@@ -12,6 +12,7 @@ Whoever may read the ticket may run code on the ranks.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -31,6 +32,8 @@ from .place import Place, own_python, own_torch, own_version, this_place
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
 # A directory without a ticket may be that of a mesh which just starts.
 _STARTING_S = 60.0
+# A ticket has some kilobytes: the notebook's sys.path is the longest of it.
+_MAX_FILE_BYTES = 1 << 20
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,20 +175,26 @@ def make_directory(root: Path, name: str) -> Path:
         raise HostError(f"{directory!r} is not UTF-8: set JUPYTER_RUNTIME_DIR to one that is") from None
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = root.stat()
-        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-            raise HostError(
-                f"{root} must belong to you alone (mode 0700): `chmod 700 {root}`, or set "
-                "JUPYTER_RUNTIME_DIR to a directory of yours"
-            )
-        directory.mkdir(mode=0o700)
-        (directory / "logs").mkdir(mode=0o700)
+        # Under /tmp the root may be somebody else's link to another directory of this user's. Once it is seen
+        # to be this user's, nobody else can put another in its place there.
+        is_own_link = stat.S_ISLNK((link := root.lstat()).st_mode) and link.st_uid == os.getuid()
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if is_own_link else os.O_NOFOLLOW)
+        descriptor = os.open(root, flags)
+        try:
+            if _is_others(os.fstat(descriptor)):
+                raise _foreign_root(root)
+            os.mkdir(name, 0o700, dir_fd=descriptor)
+            os.mkdir(f"{name}/logs", 0o700, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
     except FileExistsError as e:
         raise HostError(
-            f"{e.filename} is in the way: a mesh of this name lives; `%dist_attach {name}` finds it, "
-            f"`cellmesh stop {name}` ends it"
+            f"{root / os.fsdecode(e.filename)} is in the way: a mesh of this name lives; "
+            f"`%dist_attach {name}` finds it, `cellmesh stop {name}` ends it"
         ) from e
     except OSError as e:
+        if os.path.islink(root):
+            raise _foreign_root(root) from e
         raise _cannot_write(directory, e) from e
     return directory
 
@@ -212,8 +221,8 @@ def write_holder(ticket: Ticket, holder: Holder) -> None:
 def read_holder(ticket: Ticket) -> Holder | None:
     """Who holds a mesh; None where its agent has not said so yet."""
     try:
-        return msgspec.json.decode(ticket.holder_path.read_bytes(), type=Holder)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(_read(ticket.holder_path), type=Holder)
+    except (HostError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
@@ -223,16 +232,7 @@ def read_ticket(path: Path) -> Ticket:
     Raises:
         HostError: it cannot be read, is no ticket, is of another version, or others may read it.
     """
-    try:
-        facts = path.stat()
-        text = path.read_bytes()
-    except OSError as e:
-        raise HostError(f"cannot read {path}: {e.strerror}") from e
-    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise HostError(
-            f"{path} is not yours alone (owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}), so "
-            f"it is not used: if it is yours, `chmod 600 {path}`"
-        )
+    text = _read(path)
     try:
         content = json.loads(text)
         head = msgspec.convert(content, _Head)
@@ -259,7 +259,7 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
         except HostError as error:
             try:
                 age_s = time.time() - directory.stat().st_mtime
-                is_there = (directory / "ticket.json").exists()
+                is_there = os.path.lexists(directory / "ticket.json")
             except OSError:  # it has gone meanwhile
                 continue
             if is_there or age_s > _STARTING_S:
@@ -269,18 +269,51 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
 
 def find_tickets(root: Path) -> list[Ticket]:
     """The tickets under a root, oldest first; `find_strange` tells of those that cannot be used here."""
-    tickets = []
+    by_key = {}  # a mesh may be found twice, by a link
     for path in root.glob("*/ticket.json"):
         try:
-            tickets.append(read_ticket(path))
+            ticket = read_ticket(path)
         except HostError:
             continue
-    return sorted(tickets, key=lambda ticket: ticket.created_at)
+        by_key[ticket.key] = ticket
+    return sorted(by_key.values(), key=lambda ticket: ticket.created_at)
 
 
 def remove_directory(directory: Path) -> None:
     """Remove a mesh's directory and what is in it."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _read(path: Path) -> bytes:
+    """Read a small file that must be a file, and its user's alone; a pipe in its place is not waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            text = file.read(_MAX_FILE_BYTES + 1) if stat.S_ISREG(facts.st_mode) else b""
+    except OSError as e:
+        what = "it is a link" if e.errno == errno.ELOOP else e.strerror
+        raise HostError(f"cannot read {path}: {what}") from e
+    if not stat.S_ISREG(facts.st_mode) or len(text) > _MAX_FILE_BYTES:
+        raise HostError(f"{path} is no ticket: it is no file, or larger than {_MAX_FILE_BYTES >> 20} MiB")
+    if _is_others(facts):
+        raise HostError(
+            f"{path} is not yours alone (owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}), so "
+            f"it is not used: if it is yours, `chmod 600 {path}`"
+        )
+    return text
+
+
+def _is_others(facts: os.stat_result) -> bool:
+    """Whether a file is another user's, or others may read it."""
+    return facts.st_uid != os.getuid() or bool(stat.S_IMODE(facts.st_mode) & 0o077)
+
+
+def _foreign_root(root: Path) -> HostError:
+    return HostError(
+        f"{root} must belong to you alone (mode 0700): `chmod 700 {root}`, or set JUPYTER_RUNTIME_DIR to a "
+        "directory of yours"
+    )
 
 
 def _write(path: Path, value: Ticket | Holder) -> None:

@@ -6,6 +6,7 @@ drops silently at its high-water mark, and what could flood (output) is bounded 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -46,6 +47,8 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
         socket.bind(endpoint)
+        if endpoint.startswith("ipc://"):
+            os.chmod(endpoint.removeprefix("ipc://"), 0o600)
     except zmq.ZMQError as e:
         socket.close()
         raise HostError(f"cannot bind {endpoint}: {e}") from e

@@ -41,7 +41,16 @@ class Case:
         self.interrupted = threading.Event()
         ranks = range(num_ranks)
         self.num_interrupts = 0
-        self.run: Run[Any] = Run(1, ranks, single, Printer(ranks, self.sink), self._interrupt, title)
+        self.condemned = set(ranks)
+        self.run: Run[Any] = Run(
+            1,
+            ranks,
+            single,
+            Printer(ranks, self.sink),
+            self._interrupt,
+            title,
+            condemned=lambda: self.condemned,
+        )
         self._left = set(ranks)
 
     def _interrupt(self) -> None:

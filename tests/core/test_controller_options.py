@@ -174,7 +174,7 @@ def test_modules_come_as_text_or_one_by_one(preload: Any) -> None:
     assert make_options(2, preload=preload).preload == ("a", "b")
 
 
-@pytest.mark.parametrize("name", ["a b", "a/b", "..", "x" * 41, "näme", "a\n"], ids=repr)
+@pytest.mark.parametrize("name", ["a b", "a/b", "..", "x" * 41, "näme", "a\n", "-rf", "-"], ids=repr)
 def test_a_name_that_makes_no_directory_is_refused(name: str) -> None:
     with pytest.raises(MeshUsageError, match="is no name"):
         make_options(2, name=name)

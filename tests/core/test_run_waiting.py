@@ -280,8 +280,13 @@ def test_stop_while_waiting_interrupts_the_ranks_and_waits_for_them() -> None:
     assert case.interrupted.is_set()
 
 
-def test_a_second_stop_interrupts_again_and_a_third_gives_up() -> None:
+@pytest.mark.parametrize(
+    ("condemned", "told"),
+    [({0, 1}, "and will be killed and replaced$"), ({0}, "and nobody waits for it any longer$")],
+)
+def test_a_second_stop_interrupts_again_and_a_third_gives_up(condemned: set[int], told: str) -> None:
     case = Case(2)
+    case.condemned = condemned
     case.settle((0,), Done(1))
 
     def press() -> None:
@@ -289,7 +294,7 @@ def test_a_second_stop_interrupts_again_and_a_third_gives_up() -> None:
         press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 1)
         press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 2)
 
-    with beside(press), pytest.raises(RanksInterrupted, match="rank 1 did not stop, and will be killed"):
+    with beside(press), pytest.raises(RanksInterrupted, match=f"^rank 1 did not stop, {told}"):
         case.run.result()
     assert case.num_interrupts == 2
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -326,3 +328,69 @@ def test_keys_are_secrets() -> None:
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     assert all(len(bytes.fromhex(key)) == 32 for key in keys)
+
+
+# ---- what is no ticket, and no directory, of this user's
+
+
+def _huge(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+STRANGE_FILES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a directory": os.mkdir,
+    "a link": lambda path: path.symlink_to("/proc/kcore"),
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a huge file": _huge,
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", STRANGE_FILES.values(), ids=STRANGE_FILES)
+def test_what_is_no_small_file_is_refused_and_not_waited_for(
+    root: Path, make: Callable[[Path], object]
+) -> None:
+    (root / "strange").mkdir(parents=True)
+    path = root / "strange" / "ticket.json"
+    make(path)
+    good = ticket_in(make_directory_in(root, "good"))
+    write_ticket(good)
+    with pytest.raises(HostError, match=re.escape(str(path))):
+        read_ticket(path)
+    assert find_tickets(root) == [good]
+    assert [str(where.name) for where, _ in find_strange(root)] == ["strange"]
+    good.holder_path.parent.joinpath("holder.json").unlink(missing_ok=True)
+    make(good.holder_path)
+    assert read_holder(good) is None
+
+
+def make_directory_in(root: Path, name: str) -> Path:
+    root.chmod(0o700)
+    return make_directory(root, name)
+
+
+def test_a_mesh_with_a_link_to_it_is_one_mesh(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    write_ticket(ticket)
+    (root / "other").symlink_to("one")
+    assert find_tickets(root) == [ticket]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_root_that_is_a_link_is_its_users_own(
+    root: Path, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").mkdir(mode=0o700)
+    root.symlink_to(tmp_path / "target")
+    if not is_own:  # the link is another user's, what it leads to is ours
+        lstat = Path.lstat
+        fake = SimpleNamespace(st_mode=lstat(root).st_mode, st_uid=os.getuid() + 1)
+        monkeypatch.setattr(Path, "lstat", lambda path: fake if path == root else lstat(path))
+        with pytest.raises(HostError, match="must belong to you alone"):
+            make_directory(root, "one")
+    else:
+        make_directory(root, "one")
+    assert [path.name for path in (tmp_path / "target").iterdir()] == (["one"] if is_own else [])

@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -253,3 +256,46 @@ def test_a_torch_that_was_installed_since_the_kernel_began_is_named(
     with pytest.raises(MeshUsageError, match=r"the ranks import torch [2-9].*notebook has 1\.0\.0: restart"):
         cm.start(1)
     check_nothing_left(runtime_dir)
+
+
+def test_every_file_of_a_mesh_is_its_users_alone(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
+    own_mesh.cell("print('to the log')")
+    files = list((runtime_dir / "cellmesh").rglob("*"))
+    assert {"ticket.json", "agent.sock", "agent.log", "zygote.log", "rank0.log"} <= {
+        path.name for path in files
+    }
+    assert [path for path in files if path.lstat().st_mode & 0o077] == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda mesh, run: mesh.run(int),
+        lambda mesh, run: mesh.pull("rank"),
+        lambda mesh, run: mesh.states(),
+        lambda mesh, run: mesh.heal(),
+        lambda mesh, run: run.result(),
+    ],
+    ids=["run", "pull", "states", "heal", "result"],
+)
+def test_a_forked_child_is_told_that_it_cannot_use_the_mesh(
+    own_mesh: cm.Mesh, use: Callable[..., object]
+) -> None:
+    run = own_mesh.submit(int)
+    run.result()
+    waits = own_mesh.submit(time.sleep, 60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: it has threads
+        child = os.fork()
+    if child == 0:
+        try:
+            use(own_mesh, waits)
+        except cm.errors.MeshUsageError as error:
+            os._exit(7 if "was forked from the one that holds the mesh" in str(error) else 8)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    waits.cancel()
+    waits.wait()
+    assert run.result() == {0: 0, 1: 0}

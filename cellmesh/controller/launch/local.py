@@ -132,7 +132,9 @@ def start_agent(ticket: Ticket) -> AgentProcess:
     """
     code = "from cellmesh.workers.agent.agent import main; sys.exit(main(sys.argv[1]))"
     try:
-        with open(ticket.logs / "agent.log", "ab") as log:
+        with open(
+            ticket.logs / "agent.log", "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
+        ) as log:
             child = subprocess.Popen(
                 isolated_command(code, str(ticket.path)),
                 stdin=subprocess.DEVNULL,
