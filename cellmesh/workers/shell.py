@@ -18,6 +18,7 @@ from bdb import BdbQuit
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -96,6 +97,13 @@ class RankDisplayPublisher(DisplayPublisher):
         self.shell.show("clear", b"wait" if wait else b"", "")
 
 
+class RankExit(ExitAutocall):
+    """``exit()`` and ``quit()``, in cells and in modules: they end the cell, as ``sys.exit()`` does."""
+
+    def __call__(self, code: object = None) -> None:
+        raise SystemExit(code)
+
+
 class RankCompiler(CachingCompiler):
     """Names the notebook's cells, too, whose functions came here."""
 
@@ -132,6 +140,7 @@ class RankShell(InteractiveShell):
         builtins, `sys.displayhook`) stays set up: all that a rank runs is cells.
         """
         self.show = show
+        self.builtin_trap.auto_builtins.update(exit=self.exiter, quit=self.exiter)
         self.builtin_trap.activate()
         self.display_trap.set()
 
@@ -158,8 +167,8 @@ class RankShell(InteractiveShell):
 
     def enable_gui(self, gui: Any = None) -> None: ...
 
-    def ask_exit(self) -> None:
-        print("the rank stays: end the mesh with %dist_stop", file=sys.stderr)
+    def _exiter_default(self) -> ExitAutocall:
+        return RankExit(self)  # type: ignore[no-untyped-call]
 
     def raw_input(self, prompt: str = "") -> str:
         return self.ask(prompt)
