@@ -14,6 +14,8 @@ from .thread_stacks import stack_of_main_thread
 _COLLECTIVES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/_functional_collectives.py",
+    "torch/distributed/rpc/__init__.py",
+    "cellmesh/workers/groups/init_process_group.py",
 )
 # Where functional collectives wait for what has been begun elsewhere.
 _WAITERS = frozenset({"__torch_dispatch__", "trigger_wait", "wait", "wait_tensor", "_maybe_wrap_tensor"})

@@ -182,7 +182,8 @@ class ControlThread:
             name = operation.name if seen.collective in ("", "wait") else seen.collective
             return Waited(name, operation.group, time.monotonic() - operation.since)
         if seen.collective:  # a group is being made, a store waited for
-            return Waited(seen.collective, "", self._since_seen(seen))
+            name = " ".join(filter(None, (seen.collective, self._groups.missing())))
+            return Waited(name, "", self._since_seen(seen))
         return None
 
     def _since_seen(self, seen: Activity) -> float:

@@ -35,6 +35,7 @@ from ..wire.messages import (
     Work,
 )
 from .borrowing import bind_missing_names
+from .child_processes import end_children
 from .failures import Failures
 from .features import load
 from .groups import leftovers
@@ -134,6 +135,8 @@ class Executor:
         if isinstance(outcome, BaseException):
             seen = self._failures.as_seen(work.run, outcome)
             self._on_end(work.run, seen)
+            if isinstance(seen, KeyboardInterrupt):
+                end_children(work.run)
             answer: Parcel[Any] = self._failures.describe(work.run, seen)
             if leftovers.is_dirty():
                 self._groups.mark_broken()

@@ -21,6 +21,16 @@ from .shell import RankShell
 from .travel import reduce_for_notebook
 
 _MAX_TEXT = 10_000
+# How errors of torch's begin that come of how ranks live on, and what to do here.
+_HINTS = {
+    "Default process group has not been initialized": (
+        "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` in a cell on all "
+        "ranks brings the mesh's groups back, and `mesh` with them"
+    ),
+    "Container is already initialized with a different worker_id": (
+        "torch lets a process be one RPC worker, and this rank was another: %dist_restart makes new ranks"
+    ),
+}
 
 
 class Failures:
@@ -62,6 +72,9 @@ class Failures:
     def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
         text = _text_of(error)
         line = self._shell.line_in_cell(error.__traceback__)
+        hint = next((hint for begin, hint in _HINTS.items() if text.startswith(begin)), None)
+        if hint is not None and hint not in getattr(error, "__notes__", ()):
+            error.add_note(hint)
         if isinstance(error, Released):
             return self._release(run, error, line)
         if isinstance(error, KeyboardInterrupt):

@@ -7,6 +7,8 @@ cancelled by its number.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -28,6 +30,7 @@ class Interrupts:
         self._cancelled: dict[int, type[KeyboardInterrupt]] = {}
         self._shields = 0
         self._held_back = False
+        self._pid = os.getpid()
         self._main = threading.main_thread().ident
         self._report_unraisable = sys.unraisablehook
 
@@ -88,6 +91,10 @@ class Interrupts:
         return self._wanted == run
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
+        if os.getpid() != self._pid:  # forked by user code, and stopped with the cell that waits for it
+            if not multiprocessing.current_process().daemon:  # as a DataLoader's worker is, which lives on
+                signal.default_int_handler(signum, frame)
+            return
         if self.running < 0 or self.running != self._wanted:
             return
         while frame is not None:

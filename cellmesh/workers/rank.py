@@ -25,6 +25,7 @@ from ..wire.framing import Parcel, at_rank_for_work, encode
 from ..wire.messages import Display, DisplayKind, Heal, RankReady, RankUnready, Resume, ToMainThread
 from ..wire.stream import Channel
 from .asking import Asker
+from .child_processes import follow_children
 from .compile_cache import build_whole_files
 from .control import ControlThread
 from .cuda_context import find_lost_context, report_lost_context
@@ -32,7 +33,7 @@ from .executor import Executor
 from .failures import Failures
 from .features import late, load, load_or_say, once
 from .groups.groups import Groups, choose_placement
-from .groups.remote_calls import count_from, let_waits_be_interrupted
+from .groups.remote_calls import let_waits_be_interrupted
 from .groups.stopping import raise_as_stops
 from .interrupts import Interrupts
 from .metering import MemoryMeter
@@ -108,7 +109,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     tracker.follow_threads()
     interrupts.install()
     let_waits_be_interrupted()
-    count_from(options.incarnation)
+    follow_children(tracker.current)
     pump.start()
 
     placement = choose_placement(
@@ -210,7 +211,11 @@ def _shower(pump: Pump, tracker: RunTracker) -> Show:
 
 
 def _set_environment(options: RankOptions) -> None:
-    """What torchrun sets (torch.distributed.elastic), so that code written for it runs unchanged."""
+    """What torchrun sets (torch.distributed.elastic), so that code written for it runs unchanged.
+
+    But for TORCHELASTIC_USE_AGENT_STORE: it would make the processes that a rank starts clients of an address
+    which one of them is to serve. The rank itself needs none (see `groups.rendezvous`).
+    """
     os.environ.update(
         RANK=str(options.rank),
         LOCAL_RANK=str(options.local_rank),
@@ -223,7 +228,6 @@ def _set_environment(options: RankOptions) -> None:
         ROLE_WORLD_SIZE=str(options.world_size),
         MASTER_ADDR=options.master_addr,
         MASTER_PORT=str(options.master_port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_RESTART_COUNT=str(options.incarnation),
         TORCHELASTIC_MAX_RESTARTS="0",
         TORCHELASTIC_RUN_ID=options.mesh_name,

@@ -132,6 +132,7 @@ def _import_all(ticket: Ticket) -> RankShell:
 
     torch_internals.check()
     from . import features, rank  # noqa: F401
+    from .groups import init_process_group
     from .shell import make_shell
 
     features.preimport()
@@ -142,6 +143,7 @@ def _import_all(ticket: Ticket) -> RankShell:
         )
     loaded.record()
     sys.path[:] = ticket.sys_path  # the user's modules are found as in the notebook, beside it for one
+    init_process_group.install()  # before a module that is preloaded imports the name
     for name in ticket.preload:
         try:
             importlib.import_module(name)

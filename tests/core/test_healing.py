@@ -65,7 +65,7 @@ def store() -> MeshStore:
 
 @pytest.fixture
 def ledger(store: MeshStore) -> Ledger:
-    return Ledger(Patience(store))
+    return Ledger(Patience(store.waits))
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_connection_that_is_given_up_is_read_until_it_is_let_go(
 
 
 def test_a_wait_is_ended_from_another_thread(store: MeshStore) -> None:
-    patience = Patience(store)
+    patience = Patience(store.waits)
     begun, never = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -221,4 +221,4 @@ def test_a_collective_that_ends_as_it_is_looked_at_has_not_failed(store: MeshSto
         def is_completed(self) -> bool:
             return True
 
-    assert Patience(store).follow(EndsLate())
+    assert Patience(store.waits).follow(EndsLate())

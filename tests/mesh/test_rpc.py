@@ -64,3 +64,20 @@ def test_a_call_that_is_waited_for_can_be_interrupted(own_mesh: cm.Mesh, recorde
     assert own_mesh[0].pull("answer") is None
     own_mesh.cell("answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()")
     assert own_mesh.pull("answer").list == [3, 3]
+
+
+def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
+    own_mesh.cell(START)
+    with pytest.raises(cm.RankFailure, match="mine"):
+        own_mesh.cell("if rank == 1: raise ValueError('mine')\nrpc.rpc_sync('rank1', torch.add, args=(1, 2))")
+    own_mesh.cell("answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()")
+    with pytest.raises(cm.RankFailure, match=r"waited in init_rpc for rank 1 of 2.*released"):
+        own_mesh.cell("if rank == 1: raise ValueError('early')\n" + START)
+    again = START.replace("scale, args=(rpc.RRef(7),)", "torch.add, args=(1, 3)")
+    own_mesh.cell(again)
+    with pytest.raises(cm.RankFailure, match="SIGKILL"):
+        own_mesh[1].cell("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    own_mesh.heal(source=0)
+    own_mesh[0].cell("rpc.shutdown(graceful=False)")
+    own_mesh.cell("answer = None\n" + again + "rpc.shutdown()")
+    assert own_mesh.pull("answer").list == [4, 4]

@@ -10,7 +10,7 @@ class GroupPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         name: torch's name of it.
-        ranks: global ranks of its members, in the group's order; () for the default group.
+        ranks: the mesh's ranks of its members, in the group's order; () for the mesh's default group.
         backend: backend string.
         tag: "" for none.
         description: torch's description.
@@ -51,13 +51,11 @@ class BlueprintData(msgspec.Struct, frozen=True):
     Attributes:
         groups: in the order made; those that the writer is no member of, too.
         group_count: torch's counter of groups.
-        num_stores: how many prefixes of the mesh's store are used up.
         mesh: the rank's ``mesh``.
     """
 
     groups: tuple[GroupPlan, ...]
     group_count: int
-    num_stores: int
     mesh: MeshPlan | None = None
 
 
@@ -66,14 +64,16 @@ class Presence(msgspec.Struct, frozen=True):
 
     Attributes:
         groups: those it is a member of.
-        group_count: torch's counter of groups.
-        num_stores: how many prefixes of the mesh's store are used up.
+        group_count: torch's counter of the mesh's groups.
         half_done: the models that an interrupted step has left half done, by signature.
         buckets: for each DDP model, by signature, whether its buckets are in their final order.
+        uses_meshs: whether the mesh's groups are in use, and not set aside.
+        program: torch's counter of the groups of a program, by the name of its default group.
     """
 
     groups: tuple[GroupPlan, ...]
     group_count: int
-    num_stores: int
     half_done: tuple[str, ...]
     buckets: dict[str, bool]
+    uses_meshs: bool = True
+    program: dict[str, int] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
@@ -11,8 +13,24 @@ from torch._C._distributed_c10d import _register_process_group, _unregister_proc
 from .healing import HealableGroup
 
 
+@dataclass
+class World:
+    """All that torch has written down of process groups, taken out of its books."""
+
+    entries: list[dict[Any, Any]]
+    default: Any
+    group_count: int
+
+
 class Books:
-    """Changes what torch has written down of process groups."""
+    """Changes what torch has written down of process groups.
+
+    Attributes:
+        aside: the mesh's groups while a program has others, or none.
+    """
+
+    def __init__(self) -> None:
+        self.aside: World | None = None
 
     @staticmethod
     def _by_group() -> list[dict[Any, Any]]:
@@ -26,9 +44,68 @@ class Books:
             world.pg_coalesce_state,
         ]
 
-    def has(self, group: Any) -> bool:
-        """Whether the group has been made and not been destroyed."""
-        return group in c10d._world.pg_names
+    def take_out(self) -> World:
+        """Leave torch without groups; names stay registered in C++."""
+        books = [*self._by_group(), c10d._world.tags_to_pg]
+        taken = World([dict(book) for book in books], c10d._world.default_pg, c10d._world.group_count)
+        for book in books:
+            book.clear()
+        c10d._update_default_pg(None)
+        c10d._world.group_count = 0
+        return taken
+
+    def put_in(self, world: World) -> None:
+        """Give torch, which has no groups, those that were taken out."""
+        for book, entries in zip([*self._by_group(), c10d._world.tags_to_pg], world.entries, strict=True):
+            book.clear()
+            book.update(entries)
+        c10d._update_default_pg(world.default)
+        c10d._world.group_count = world.group_count
+
+    def set_aside(self) -> None:
+        """Put the mesh's groups aside."""
+        self.aside = self.take_out()
+
+    def put_back(self) -> None:
+        """Have the mesh's groups in use again."""
+        assert self.aside is not None
+        self.put_in(self.aside)
+        self.aside = None
+
+    def register_aside(self) -> None:
+        """Let C++ know the names of the groups set aside again, all of which torch has made it forget."""
+        for group, name in self.aside.entries[1].items() if self.aside else ():
+            _register_process_group(name, group)
+
+    @contextlib.contextmanager
+    def with_meshs(self) -> Iterator[None]:
+        """The mesh's groups are in use meanwhile."""
+        if self.aside is None:
+            yield
+            return
+        programs, aside = self.take_out(), self.aside
+        self.put_in(aside)
+        try:
+            yield
+        finally:
+            self.aside = self.take_out()
+            self.put_in(programs)
+
+    @contextlib.contextmanager
+    def having(self, group: Any) -> Iterator[None]:
+        """The groups among which a group was made are in use meanwhile."""
+        is_aside = self.aside is not None and group in self.aside.entries[1]
+        with self.with_meshs() if is_aside else contextlib.nullcontext():
+            yield
+
+    @property
+    def group_count(self) -> int:
+        """torch's counter of the mesh's groups."""
+        return c10d._world.group_count if self.aside is None else self.aside.group_count
+
+    @group_count.setter
+    def group_count(self, count: int) -> None:
+        (c10d._world if self.aside is None else self.aside).group_count = count
 
     def replace(self, old: Any, new: HealableGroup) -> None:
         """Put a group in another's place."""

@@ -9,7 +9,6 @@ that one from then on.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -25,20 +23,23 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ...wire.messages import GroupCount
 from ..spans import Spans
 from . import cutting, leftovers, remote_calls
-from .adoption import adopt_init_process_group, torch_init_process_group
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
 from .books import Books
 from .healing import HealableGroup
+from .init_process_group import DefaultGroup, torch_init_process_group
 from .ledger import Ledger, Operation
-from .making import TIMEOUT, Maker, call_for, plan_of, set_timeouts, timeouts_of
+from .making import TIMEOUT, Maker, call_for, call_of_split, plan_of, set_timeouts, timeouts_of
 from .meeting import Meeting
 from .patience import Patience
 from .placement import Placement as Placement
 from .placement import choose_placement as choose_placement
+from .rendezvous import Rendezvous
 from .store import MeshStore
 
 # How long members of a group may take to connect when all of them have come to heal it.
 _CONNECT_S = 30.0
+# Names of a program's groups are numbers; those of the next program begin this much higher.
+_GROUPS_A_PROGRAM = 1000
 
 
 class Groups:
@@ -57,11 +58,12 @@ class Groups:
     ) -> None:
         self.rank, self.world_size, self.placement = rank, world_size, placement
         self._prefix = f"cellmesh/{incarnation}"
-        self._num_stores = 0
         self._store = MeshStore(os.environ["MASTER_ADDR"], store_port)
-        self._patience = Patience(self._store)
+        self._patience = Patience(self._store.waits)
         self._ledger = Ledger(self._patience)
         self._books = Books()
+        self._rendezvous = Rendezvous(self._store, self._prefix, rank, world_size)
+        self._default = DefaultGroup(self._books, self._rendezvous, placement.backend, rank, world_size)
         self._groups: list[weakref.ref[HealableGroup]] = []
         self._plans: list[GroupPlan] = []
         self._mesh: MeshPlan | None = None
@@ -76,8 +78,11 @@ class Groups:
 
     def build_mesh(self, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
         """Make a DeviceMesh over all ranks. Every rank must call it; blocks."""
-        first_group = c10d._world.group_count
+        self._default.restore()
+        first_group, before = c10d._world.group_count, set(c10d._world.pg_names.values())
         mesh = init_device_mesh(self.placement.device.type, tuple(shape), mesh_dim_names=tuple(names))
+        dims = set(c10d._world.pg_names.values()) - before
+        self._default.own |= {c10d._get_default_group().group_name} | dims
         self._mesh = MeshPlan(tuple(names), tuple(shape), first_group)
         return mesh
 
@@ -86,33 +91,27 @@ class Groups:
         cutting.prepare_nccl(os.environ, self.placement.device)
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
-        signature = inspect.signature(c10d._new_process_group_helper)
-
-        def make_watched(*args: Any, **kwargs: Any) -> Any:
-            call = signature.bind(*args, **kwargs)
-            call.apply_defaults()
-            return self._new_group(call.arguments)
-
-        c10d._new_process_group_helper = make_watched
-        adopt_init_process_group(self.placement.backend, self._init_arguments, TIMEOUT)
+        self._maker.intercept(self._new_group)
+        self._default.take_over()
 
     def _init_process_group(self) -> None:
-        torch_init_process_group(self.placement.backend, timeout=TIMEOUT, **self._init_arguments())
-
-    def _init_arguments(self) -> dict[str, Any]:
-        return {"store": self._new_store(), "rank": self.rank, "world_size": self.world_size}
-
-    def _new_store(self) -> PrefixStore:
-        """The mesh's store, under a prefix that no earlier group has used: stale addresses are not met."""
-        self._num_stores += 1
-        return PrefixStore(f"{self._prefix}.{self._num_stores}", self._store)
+        torch_init_process_group(
+            self.placement.backend,
+            timeout=TIMEOUT,
+            store=PrefixStore(f"{self._prefix}.start", self._store),
+            rank=self.rank,
+            world_size=self.world_size,
+        )
 
     def _new_group(self, asked: dict[str, Any]) -> Any:
         """What ``_new_process_group_helper`` does, with its arguments by name."""
-        if not asked["global_ranks_in_group"]:
-            self._plans.clear()  # a script begins anew
         if self._is_replaying:
             return self._replay_group(asked)
+        session = None if self._default.is_the_meshs else self._rendezvous.session
+        if session is not None and not asked["global_ranks_in_group"]:
+            # By its name a program's group is told from the mesh's, and from that of an earlier program.
+            count = session.number * _GROUPS_A_PROGRAM
+            asked["group_name"], c10d._world.group_count = c10d.GroupName(str(count)), count + 1
         try:
             made, store, sockets = self._maker.make(asked)
         except BaseException:
@@ -120,7 +119,7 @@ class Groups:
             raise
         if isinstance(made, HealableGroup):
             return made, store  # made before, under a tag
-        self._plans.append(plan_of(asked))
+        self._note_plan(asked)
         if made is c10d.GroupMember.NON_GROUP_MEMBER:
             return made, store
         group = self._enlist(asked)
@@ -128,9 +127,21 @@ class Groups:
         self._books.replace(made, group)
         return group, store
 
+    def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
+        """The mesh's ranks of a group's members; () for the mesh's default group."""
+        ranks = tuple(asked["global_ranks_in_group"])
+        session = None if self._default.is_the_meshs else self._rendezvous.session
+        if session is None:
+            return ranks
+        return tuple(session.members[rank] for rank in ranks) or session.members
+
+    def _note_plan(self, asked: dict[str, Any]) -> None:
+        if self._default.is_the_meshs:  # else it is a program's, which new ranks are not to have
+            self._plans.append(plan_of(asked, self._members(asked)))
+
     def _enlist(self, asked: dict[str, Any]) -> HealableGroup:
         """A group of ours for a call of torch's helper; not connected yet."""
-        ranks = tuple(asked["global_ranks_in_group"])
+        ranks = self._members(asked)
         group = HealableGroup(
             self._ledger,
             asked["group_name"],
@@ -140,27 +151,15 @@ class Groups:
             asked["group_size"],
         )
         group.bound_device_id = asked["device_id"]
-        group.recipe = dict(asked)
+        group.recipe, group.plan = dict(asked), plan_of(asked, ranks)
         group.adopt_split = self._adopt_split
         self._groups.append(weakref.ref(group))
         return group
 
     def _adopt_split(self, inner: Any, ranks: Sequence[int]) -> HealableGroup:
         """A group that NCCL has split off another; healed as one made by itself."""
-        asked = {
-            "group_size": inner.size(),
-            "group_rank": inner.rank(),
-            "global_ranks_in_group": list(ranks),
-            "backend": c10d._world.pg_map[c10d._get_default_group()][0],
-            "store": None,
-            "group_name": inner.group_name,
-            "backend_options": None,
-            "timeout": TIMEOUT,
-            "pg_tag": None,
-            "device_id": c10d._get_default_group().bound_device_id,
-            "group_desc": inner.group_desc,
-        }
-        self._plans.append(plan_of(asked))
+        asked = call_of_split(inner, ranks)
+        self._note_plan(asked)
         group = self._enlist(asked)
         group.connect(inner, {})
         return group
@@ -188,7 +187,7 @@ class Groups:
         """
         # Said before it is so: what is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
-        num_cut = self._patience.end() + self._store.cut()
+        num_cut = self._patience.end() + self._store.waits.cut()
         self._maker.cut()
         num_cut += self._cut()
         if not num_cut:
@@ -205,6 +204,10 @@ class Groups:
     def spans(self) -> Spans:
         """What the rank did lately."""
         return self._ledger.spans
+
+    def missing(self) -> str:
+        """Which ranks have not called the ``init_process_group`` that this rank waits in, in words."""
+        return self._rendezvous.missing()
 
     def counts(self) -> tuple[GroupCount, ...]:
         """What this rank has begun on each group since it was made or healed."""
@@ -236,15 +239,12 @@ class Groups:
 
     def blueprint(self) -> bytes:
         """All that a new rank needs to make these groups (see `rejoin`)."""
-        plans = self._plans if dist.is_initialized() else []
-        return msgspec.msgpack.encode(
-            BlueprintData(tuple(plans), c10d._world.group_count, self._num_stores, self._mesh)
-        )
+        return msgspec.msgpack.encode(BlueprintData(tuple(self._plans), self._books.group_count, self._mesh))
 
     def _living(self) -> list[HealableGroup]:
         """The groups that have been made and not been destroyed, oldest first."""
         found = [group for group in (reference() for reference in list(self._groups)) if group is not None]
-        return [group for group in found if self._books.has(group)]
+        return [group for group in found if not group.is_destroyed]
 
     # Healing them.
 
@@ -259,7 +259,7 @@ class Groups:
         Returns:
             The mesh over them.
         """
-        data = BlueprintData((), 0, 0)
+        data = BlueprintData((), 0)
         if blueprint:
             data = msgspec.msgpack.decode(blueprint, type=BlueprintData)
         self._take_over()
@@ -276,7 +276,6 @@ class Groups:
             c10d._world.group_count = mesh.first_group
             made = self.build_mesh(mesh.names, mesh.shape)
         c10d._world.group_count = max(data.group_count, c10d._world.group_count)
-        self._num_stores = max(data.num_stores, self._num_stores)
         return made
 
     def heal(self, generation: int, participants: frozenset[int], store_port: int | None = None) -> None:
@@ -304,8 +303,8 @@ class Groups:
         self._is_broken = self._patience.has_left = False
 
     def _heal(self, generation: int, participants: frozenset[int]) -> None:
-        remote_calls.count_on(generation)
-        self._ledger.generation = generation
+        remote_calls.forget_gatherings()
+        self._ledger.generation = self._rendezvous.generation = generation
         self._ledger.spans.end_all()  # what was cut has no other end
         prefix = f"{self._prefix}/{generation:x}"
         models = leftovers.Survey()
@@ -323,13 +322,12 @@ class Groups:
         self._ledger.drain.let_go()  # all who are here have cut their side
         self._agree(list(meeting.present.values()))
         with self._store.note_keys(meeting.keys), self._ledger.rebuilding():
-            store = PrefixStore(f"{prefix}/groups", self._store)
             for group in sorted(self._living(), key=_order):
-                why = meeting.why_not(plan_of(group.recipe), self.world_size)
+                why = meeting.why_not(group.plan, self.world_size)
                 if why:
                     group.take_down(why)
                 else:
-                    self._rebuild(group, store)
+                    self._rebuild(group, f"{prefix}/groups/{','.join(map(str, group.plan.ranks))}")
         meeting.align_buckets(models)
         models.reset({name for other in meeting.present.values() for name in other.half_done})
         meeting.exchange("healed", b"")
@@ -337,23 +335,25 @@ class Groups:
 
     def _presence(self, models: leftovers.Survey) -> Presence:
         return Presence(
-            tuple(plan_of(group.recipe) for group in self._living()),
-            c10d._world.group_count,
-            self._num_stores,
+            tuple(group.plan for group in self._living()),
+            self._books.group_count,
             models.half_done,
             models.bucket_states(),
+            self._default.is_the_meshs,
+            {program: c10d._world.group_count} if (program := self._default.program) else {},
         )
 
     def _agree(self, present: Sequence[Presence]) -> None:
         """Have what names depend on alike on all ranks, wherever each of them has stopped."""
-        has_default = any(not plan.ranks for other in present for plan in other.groups)
-        if has_default and not dist.is_initialized():
-            with self._replaying():
-                self._init_process_group()
-        c10d._world.group_count = max(other.group_count for other in present)
-        self._num_stores = max(other.num_stores for other in present)
+        program = self._default.program
+        if not program and any(other.uses_meshs for other in present):
+            self._default.restore()
+        self._books.group_count = max(other.group_count for other in present)
+        if program:
+            c10d._world.group_count = max(other.program.get(program, 0) for other in present)
 
-    def _rebuild(self, group: HealableGroup, store: PrefixStore) -> None:
+    def _rebuild(self, group: HealableGroup, prefix: str) -> None:
+        store = PrefixStore(prefix, self._store)
         asked = group.recipe | {"store": store, "pg_tag": None, "group_desc": group.group_desc}
         sockets: dict[int, int] = {}
 
@@ -362,7 +362,8 @@ class Groups:
             sockets.update(found)
             return made, its_store
 
-        inner = self._books.rebuild(group, make)
+        with self._books.having(group):
+            inner = self._books.rebuild(group, make)
         set_timeouts(inner, group.timeouts)
         group.connect(inner, sockets)
 
@@ -385,7 +386,7 @@ class Groups:
             if group.group_name == name:
                 return group, c10d._world.pg_map[group][1]
         if not any(plan.name == name for plan in self._plans):
-            self._plans.append(plan_of(asked))
+            self._note_plan(asked)
         if ranks and self.rank not in ranks:
             return c10d.GroupMember.NON_GROUP_MEMBER, None
         group = self._enlist(asked)
@@ -396,5 +397,4 @@ class Groups:
 
 def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
     """All members connect their groups in this order, so that none waits for another in a different one."""
-    ranks = tuple(group.recipe["global_ranks_in_group"])
-    return bool(ranks), group.group_name, ranks
+    return bool(group.plan.ranks), group.plan.name, group.plan.ranks

@@ -24,6 +24,7 @@ from ...errors import GroupDown
 from ...wire.messages import GroupCount
 from ...wire.past import What
 from . import cutting
+from .blueprint import GroupPlan
 from .ledger import Ledger, has_ended_well
 from .passing import pass_on_everything
 
@@ -59,7 +60,7 @@ class HealableGroup(ProcessGroup):
         ledger: where it notes what it begins.
         name: torch's name of the group.
         description: torch's description of it.
-        ranks: global ranks of its members; () for all.
+        ranks: the mesh's ranks of its members; () for all.
         rank: this rank's number in it.
         size: number of its members.
     """
@@ -76,8 +77,9 @@ class HealableGroup(ProcessGroup):
         self._device_id: Any = None
         self._inner: Any = None
         self.sockets: dict[int, int] = {}
-        self.is_up = self.is_gloo = False
+        self.is_up = self.is_gloo = self.is_destroyed = False
         self.recipe: dict[str, Any] = {}
+        self.plan: GroupPlan
         self.timeouts: dict[str, timedelta] = {}
         self.adopt_split: Callable[[Any, Sequence[int]], HealableGroup] | None = None
         self.take_down("it has not been connected yet")
@@ -167,7 +169,7 @@ class HealableGroup(ProcessGroup):
         )
 
     def global_rank(self, rank: int) -> int:
-        """The global rank of a member."""
+        """The mesh's rank of a member."""
         return self._ranks[rank] if self._ranks else rank
 
     def what(self, label: str) -> What:
@@ -218,7 +220,8 @@ class HealableGroup(ProcessGroup):
         return "healable"
 
     def shutdown(self) -> None:
-        self._ledger.forget(self)  # it is being destroyed
+        self.is_destroyed = True
+        self._ledger.forget(self)
         if self.is_up:
             self._inner.shutdown()
 

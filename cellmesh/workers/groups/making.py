@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -38,6 +40,19 @@ class Maker:
         self._store, self._patience = store, patience
         self._helper: Callable[..., Any] = c10d._new_process_group_helper
         self._sockets_before: dict[int, int] | None = None
+
+    def intercept(self, new_group: Callable[[Asked], Any]) -> None:
+        """Have every call of torch's helper in this process answered by `new_group`, from now on."""
+        signature, pid = inspect.signature(self._helper), os.getpid()
+
+        def make_watched(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != pid:  # in a process that user code has forked
+                return self._helper(*args, **kwargs)
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            return new_group(call.arguments)
+
+        c10d._new_process_group_helper = make_watched
 
     def make(self, asked: Asked, limit_s: float | None = None) -> Made:
         """Let torch make a group.
@@ -94,12 +109,17 @@ def _timeout_for(asked: Asked) -> timedelta:
     return TIMEOUT if by_default or timeout is None else timeout
 
 
-def plan_of(asked: Asked) -> GroupPlan:
-    """What is written down of a call of torch's helper."""
+def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
+    """What is written down of a call of torch's helper.
+
+    Args:
+        asked: its arguments by name.
+        ranks: the mesh's ranks of the members; () for the mesh's default group.
+    """
     device = asked["device_id"]
     return GroupPlan(
         str(asked["group_name"]),
-        tuple(asked["global_ranks_in_group"]),
+        ranks,
         str(asked["backend"]),
         asked["pg_tag"] or "",
         asked["group_desc"] or "undefined",
@@ -128,6 +148,24 @@ def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
         "pg_tag": plan.tag,
         "device_id": torch.device(plan.device) if plan.device else None,
         "group_desc": plan.description,
+    }
+
+
+def call_of_split(group: Any, ranks: Sequence[int]) -> Asked:
+    """The call of torch's helper that makes a group as NCCL has split it off another."""
+    default = c10d._get_default_group()
+    return {
+        "group_size": group.size(),
+        "group_rank": group.rank(),
+        "global_ranks_in_group": list(ranks),
+        "backend": c10d._world.pg_map[default][0],
+        "store": None,
+        "group_name": group.group_name,
+        "backend_options": None,
+        "timeout": TIMEOUT,
+        "pg_tag": None,
+        "device_id": default.bound_device_id,
+        "group_desc": group.group_desc,
     }
 
 

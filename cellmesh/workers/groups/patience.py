@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Work
 
 from ...errors import GroupDown
 from ..spans import Spans
-from .store import MeshStore
+from .store import Waits
 
 _STEP_S = 0.02
 # One look at a collective; what ends meanwhile is seen at once.
@@ -27,14 +27,14 @@ class Patience:
     """Waits for C++ on behalf of a rank; `end` ends all waits, from any thread.
 
     Args:
-        store: what is waited for asks it, and must stop asking when it is left behind.
+        waits: of the stores that a function may ask: one that is left behind must stop asking.
 
     Attributes:
         has_left: whether a collective was left behind that had not ended.
     """
 
-    def __init__(self, store: MeshStore) -> None:
-        self._store = store
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
         self._num_ends = 0
         self._num_waiting = 0
         self.has_left = False
@@ -91,7 +91,7 @@ class Patience:
             except BaseException as error:
                 errors.append(error)
             finally:
-                self._store.forget_thread(threading.get_ident())
+                self._waits.forget_thread(threading.get_ident())
                 done.set()
 
         num_ends = self._num_ends
@@ -107,7 +107,7 @@ class Patience:
                     raise GroupDown(f"the wait for other ranks was given up after {limit_s:g} s")
         except BaseException:
             if thread.ident is not None and not done.is_set():
-                self._store.stop_thread(thread.ident)
+                self._waits.stop_thread(thread.ident)
             raise
         finally:
             self._num_waiting -= 1

@@ -1,9 +1,8 @@
 """What `torch.distributed.rpc` needs on ranks that are stopped, restarted and replaced.
 
 - ``init_rpc`` tells its calls apart by counting them, and takes the count for a prefix of its keys in the
-  store. The store outlives a rank here, so a new rank that counted from nothing would find the keys of
-  earlier ones; and it would count differently from those that have lived on. So it is with the gatherings
-  by which RPC begins and ends.
+  store. A rank that is new, or was not among the callers before, would count differently from the others. So
+  it is with the gatherings by which RPC begins and ends.
 - ``Future.wait`` waits in C++ and looks at no signal until its future is done, which for a call that has no
   time-out is never.
 """
@@ -16,20 +15,21 @@ from typing import Any
 import torch
 import torch.distributed.rpc as rpc
 
-_INCARNATION, _GENERATION = 1 << 128, 1 << 32
+
+def begin(number: int) -> None:
+    """Let the ``init_rpc`` that is under way count as all who call it have agreed.
+
+    Args:
+        number: the same on all of them.
+    """
+    rpc._init_counter = number
+    if not rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        forget_gatherings()
 
 
-def count_from(incarnation: int) -> None:
-    """Let ``init_rpc`` count from a number of this start or restart of the mesh."""
+def forget_gatherings() -> None:
+    """Let RPC's gatherings count from nothing, as on a rank that is new."""
     if rpc.is_available():
-        rpc._init_counter = incarnation * _INCARNATION
-
-
-def count_on(generation: int) -> None:
-    """Let ``init_rpc`` count from a number that is the same on all who heal, and new."""
-    if rpc.is_available():
-        incarnation = rpc._init_counter // _INCARNATION
-        rpc._init_counter = incarnation * _INCARNATION + generation * _GENERATION
         rpc.api._all_gather_sequence_id.clear()
 
 

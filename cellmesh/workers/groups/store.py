@@ -1,7 +1,7 @@
-"""The mesh's c10d store as a rank uses it: waits that can be ended, and a connection that is made again.
+"""c10d stores as a rank uses them: waits that can be ended, and a connection that is made again.
 
 torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here every wait
-asks again in short steps, from Python; so a signal gets the main thread out, and `MeshStore.cut` all.
+asks again in short steps, from Python; so a signal gets the main thread out, and `Waits.cut` all.
 """
 
 from __future__ import annotations
@@ -24,44 +24,20 @@ _CONNECT_S = 10.0
 # Time-out of waits for which the caller names none.
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
 # One question costs 20 us there and back; the first waits are short, as peers usually come at once.
+_WORKERS = "init/"  # torch's key for how many have connected
 _FIRST_STEP_S, _LONGEST_STEP_S = 0.0005, 0.02
 
 
-class MeshStore(Store):
-    """A client of the mesh's store; any thread may use it.
+class Waits:
+    """The waits of this process for keys of its stores; any thread may end them."""
 
-    Keep a reference for as long as a process group uses it: what C++ holds of it does not count for Python.
-
-    Args:
-        host: where the store's process listens.
-        port: its port.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__()
-        self._host, self._port = host, port
-        self._lock = threading.Lock()
-        self._client: TCPStore | None = None
-        self._timeout = _DEFAULT_TIMEOUT
+    def __init__(self) -> None:
         self._num_cuts = 0
         self._num_waiting = 0
         self._stopped_threads: set[int] = set()
-        self._noted: list[str] | None = None
-
-    def connect(self) -> None:
-        """Connect now, if it is not yet."""
-        with self._lock:
-            if self._client is None:
-                self._client = self._connect()
-
-    def move(self, port: int) -> None:
-        """The store's process was replaced; its successor, empty, listens on `port`."""
-        with self._lock:
-            self._port = port
-            self._client = None
 
     def cut(self) -> int:
-        """End every wait of this process with an error, from any thread.
+        """End every wait with an error.
 
         Returns:
             How many there were.
@@ -77,6 +53,51 @@ class MeshStore(Store):
         """The thread has ended, and its identity may come to mean another."""
         self._stopped_threads.discard(ident)
 
+    def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Ask again and again, in short steps, until the answer is yes.
+
+        Args:
+            is_over: what is asked.
+            limit_s: how long to ask.
+            what: what is waited for, for the errors' texts.
+
+        Raises:
+            DistStoreError: the answer was no for too long, or `cut` was called.
+        """
+        num_cuts, deadline, step_s = self._num_cuts, time.monotonic() + limit_s, _FIRST_STEP_S
+        ident = threading.get_ident()
+        self._num_waiting += 1
+        try:
+            while not is_over():
+                if self._num_cuts != num_cuts or ident in self._stopped_threads:
+                    raise DistStoreError(f"the wait for {what} was ended")
+                if time.monotonic() > deadline:
+                    raise DistStoreError(f"wait timeout after {limit_s:g} s, {what}")
+                time.sleep(step_s)
+                step_s = min(1.5 * step_s, _LONGEST_STEP_S)
+        finally:
+            self._num_waiting -= 1
+
+
+class InterruptibleStore(Store):
+    """Passes on to another store, but for the waits.
+
+    Keep a reference for as long as a process group uses it: what C++ holds of it does not count for Python.
+
+    Args:
+        store: the other one.
+        waits: where its waits are ended.
+    """
+
+    def __init__(self, store: Any, waits: Waits) -> None:
+        super().__init__()
+        self._inner, self.waits = store, waits
+        self._timeout = _DEFAULT_TIMEOUT
+        self._noted: list[str] | None = None
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        return question(self._inner)
+
     @contextlib.contextmanager
     def note_keys(self, keys: list[str]) -> Iterator[None]:
         """Append to `keys` those that this process sets meanwhile."""
@@ -85,6 +106,10 @@ class MeshStore(Store):
             yield
         finally:
             self._noted = None
+
+    def note_all_keys(self, keys: list[str]) -> None:
+        """Append to `keys` those that this process sets from now on."""
+        self._noted = keys
 
     def forget_keys(self, keys: Iterable[str]) -> None:
         """Delete keys that nobody needs any more."""
@@ -112,22 +137,10 @@ class MeshStore(Store):
         """Wait until all keys are set.
 
         Raises:
-            DistStoreError: they were not in time, or `cut` was called.
+            DistStoreError: they were not in time, or `Waits.cut` was called.
         """
         limit_s = (timeout or self._timeout).total_seconds()
-        num_cuts, deadline, step_s = self._num_cuts, time.monotonic() + limit_s, _FIRST_STEP_S
-        ident = threading.get_ident()
-        self._num_waiting += 1
-        try:
-            while not self.check(keys):
-                if self._num_cuts != num_cuts or ident in self._stopped_threads:
-                    raise DistStoreError(f"the wait for {keys} was ended")
-                if time.monotonic() > deadline:
-                    raise DistStoreError(f"wait timeout after {limit_s:g} s, keys: {', '.join(keys)}")
-                time.sleep(step_s)
-                step_s = min(1.5 * step_s, _LONGEST_STEP_S)
-        finally:
-            self._num_waiting -= 1
+        self.waits.until(lambda: self.check(keys), limit_s, f"keys: {', '.join(keys)}")
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         return bytes(self._ask(lambda client: client.compare_set(key, expected, desired)))
@@ -137,6 +150,8 @@ class MeshStore(Store):
 
     def num_keys(self) -> int:
         return int(self._ask(lambda client: client.num_keys()))
+
+    deleteKey, getNumKeys = delete_key, num_keys  # as C++ calls them
 
     def append(self, key: str, value: str | bytes) -> None:
         self._ask(lambda client: client.append(key, value))
@@ -165,9 +180,9 @@ class MeshStore(Store):
         return list(self._ask(lambda client: client.list_keys()))
 
     def has_extended_api(self) -> bool:
-        return True
+        return bool(self._ask(lambda client: client.has_extended_api()))
 
-    def clone(self) -> MeshStore:
+    def clone(self) -> InterruptibleStore:
         # A copy is for whoever must not be held up by another's wait; no wait holds this one.
         return self
 
@@ -178,16 +193,46 @@ class MeshStore(Store):
     def timeout(self) -> timedelta:
         return self._timeout
 
+
+class MeshStore(InterruptibleStore):
+    """A client of the mesh's store, or of another ``TCPStore``'s server; any thread may use it.
+
+    Args:
+        host: where the server listens.
+        port: its port.
+        waits: where its waits are ended.
+    """
+
+    def __init__(self, host: str, port: int, waits: Waits | None = None) -> None:
+        super().__init__(None, waits or Waits())
+        self._host, self._port = host, port
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        """Connect now, if it is not yet."""
+        with self._lock:
+            if self._inner is None:
+                self._inner = self._connect()
+
+    def move(self, port: int) -> None:
+        """The store's process was replaced; its successor, empty, listens on `port`."""
+        with self._lock:
+            self._port = port
+            self._inner = None
+
+    def has_extended_api(self) -> bool:
+        return True
+
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         """Put a question, over a new connection if the old one is gone."""
         with self._lock:
-            if self._client is not None:
+            if self._inner is not None:
                 try:
-                    return question(self._client)
+                    return question(self._inner)
                 except DistNetworkError:
-                    self._client = None
-            self._client = self._connect()
-            return question(self._client)
+                    self._inner = None
+            self._inner = self._connect()
+            return question(self._inner)
 
     def _connect(self) -> TCPStore:
         try:  # torch's client would try for long, and write a stack a time
@@ -200,6 +245,48 @@ class MeshStore(Store):
             return TCPStore(
                 self._host, self._port, None, is_master=False, timeout=timedelta(seconds=_CONNECT_S)
             )
+
+
+class ProgramsTCPStore(TCPStore):
+    """``dist.TCPStore`` for programs on a rank: its waits can be ended; see torch for the arguments."""
+
+    waits: Waits  # the rank's
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = timedelta(seconds=300),
+        wait_for_workers: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        limit_s, place = timeout.total_seconds(), f"a TCPStore at {host_name}:{port}"
+        if not is_master:
+            self.waits.until(lambda: _is_served(host_name, port), limit_s, place)
+        super().__init__(host_name, port, world_size, is_master, timeout, False, *args, **kwargs)
+        if wait_for_workers and world_size:
+            self.add(_WORKERS, 1)
+            if is_master:
+                self.waits.until(lambda: self.add(_WORKERS, 0) >= world_size, limit_s, f"clients of {place}")
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return super().get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]
+        self.waits.until(lambda: self.check(keys), limit.total_seconds(), f"keys: {', '.join(keys)}")
+
+
+def _is_served(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

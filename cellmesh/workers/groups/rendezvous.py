@@ -1,0 +1,291 @@
+"""How ranks of a mesh find each other where a program calls ``init_process_group`` or ``init_rpc``.
+
+Under torchrun every process is a client of one store, and nobody serves an address that a program names
+itself; in a plain script rank 0 of the call serves it. Here an address (``env://`` with MASTER_ADDR and
+MASTER_PORT, ``tcp://``, ``file://``) is only a name: the ranks that call with the same one meet over the
+mesh's store, each time under keys of their own. So nothing of an earlier run of a cell is met, no port has to
+be free, and a wait for ranks that have not called yet ends with the first stop.
+
+A process that a rank has forked or spawned is none of the mesh: torch's own ways are left to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlparse
+
+import msgspec
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import _rendezvous_handlers
+
+from . import remote_calls
+from .store import InterruptibleStore, MeshStore, ProgramsTCPStore
+
+_SCHEMES = ("env", "tcp", "file")
+_YEAR_S = 365 * 86400.0
+
+
+@dataclass
+class Session:
+    """What the ranks of one call have agreed on.
+
+    Attributes:
+        number: greater than that of every session which one of them had before.
+        members: the mesh's rank of each rank of the call; () for a call of unknown size.
+        store: theirs alone.
+        keys: those that this process has set in it.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    store: Any
+    keys: list[str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Where and as whom a program wants to meet others; None for what it does not say."""
+
+    address: str | None
+    rank: int | None
+    size: int | None
+
+
+class _Join(msgspec.Struct, frozen=True):
+    """A rank waits for the others of its call."""
+
+    mesh_rank: int
+    token: str
+    last_number: int
+
+
+class _Go(msgspec.Struct, frozen=True):
+    """All are there."""
+
+    number: int
+    members: tuple[int, ...]
+    prefix: str
+
+
+def read_call(url: str, rank: int = -1, size: int = -1) -> Call:
+    """What a program says by an ``init_method``, its arguments and, for ``env://``, the environment."""
+    parts = urlparse(url)
+    query = dict(pair.split("=", 1) for pair in parts.query.split("&") if "=" in pair)
+    address: str | None = None
+    if parts.scheme == "env":
+        query = {"rank": os.environ.get("RANK", ""), "world_size": os.environ.get("WORLD_SIZE", "")} | query
+        host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        address = f"{_plain(host)}:{port}" if host and port else None
+    elif parts.scheme == "tcp" and parts.port is not None:
+        address = f"{_plain(parts.hostname or '')}:{parts.port}"
+    elif parts.scheme == "file" and parts.path:
+        address = f"file {os.path.normpath(parts.path)}"
+    return Call(address, _number(rank, query.get("rank")), _number(size, query.get("world_size")))
+
+
+def _plain(host: str) -> str:
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def _number(argument: int, text: str | None) -> int | None:
+    if argument is not None and argument != -1:
+        return argument
+    return int(text) if text and text.lstrip("-").isdigit() else None
+
+
+class Rendezvous:
+    """Meets other ranks on behalf of one.
+
+    Args:
+        store: the mesh's.
+        prefix: of all keys.
+        rank: the mesh's number of this rank.
+        world_size: number of the mesh's ranks.
+
+    Attributes:
+        generation: of the mesh's groups: what ranks left behind before a heal is not met after it.
+        for_group: whether ``init_process_group`` asks; else it is ``init_rpc``.
+        session: the last one that was agreed on for a process group.
+    """
+
+    def __init__(self, store: MeshStore, prefix: str, rank: int, world_size: int) -> None:
+        self._store, self._prefix, self._rank, self._world_size = store, prefix, rank, world_size
+        self._pid = os.getpid()
+        self._last_number = 0
+        self._num_open: dict[str, int] = {}
+        self._awaited: tuple[str, int] | None = None
+        self._remote_session: Session | None = None
+        self._generation = 0
+        self._is_open = False
+        self.for_group = False
+        self.session: Session | None = None
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        self._generation = generation
+        self._num_open.clear()
+
+    def install(self) -> None:
+        """Have torch look for stores here, from now on."""
+        for scheme in _SCHEMES:
+            _rendezvous_handlers[scheme] = self._handler(_rendezvous_handlers[scheme])
+        in_torch: Callable[..., Any] = vars(dist)["_create_store_from_options"]
+
+        def create_store(options: Any, rank: int) -> Any:
+            self._is_open = True
+            try:
+                return in_torch(options, rank)
+            finally:
+                self._is_open = False
+
+        ProgramsTCPStore.waits = self._store.waits
+        vars(dist)["TCPStore"] = ProgramsTCPStore
+        vars(dist)["_create_store_from_options"] = create_store  # of RPC whose workers come and go
+
+    def _handler(self, in_torch: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def handle(url: str, timeout: timedelta = default_pg_timeout, **kwargs: Any) -> Iterator[Any]:
+            call = read_call(url)
+            if self._is_open:
+                call = replace(call, size=-1)
+            known = call.address is not None and call.rank is not None and call.size is not None
+            if os.getpid() != self._pid or not known:  # torch says what is missing
+                yield from in_torch(url, timeout=timeout, **kwargs)
+                return
+            session = self._meet(call, timeout)
+            if self.for_group:
+                self.session = session
+            else:
+                self._forget(self._remote_session)
+                self._remote_session = session  # C++ holds no reference that Python counts
+                remote_calls.begin(session.number)
+            yield session.store, call.rank, call.size
+            raise RuntimeError("Unable to perform rerendezvous")  # as torch's handlers
+
+        return handle
+
+    def _meet(self, call: Call, timeout: timedelta) -> Session:
+        """Wait until every rank of a call is there.
+
+        Raises:
+            ValueError: the call makes no sense.
+            DistStoreError: a rank was not in time, or the wait was ended.
+        """
+        address, rank, size = call.address, call.rank, call.size
+        assert address is not None
+        assert rank is not None
+        assert size is not None
+        place = f"{self._prefix}/{self._generation:x}/{address}"
+        if size < 0:  # RPC whose workers come and go
+            number = self._num_open[address] = self._num_open.get(address, 0) + 1
+            return self._begin(number, (), f"{place}/open")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} of world_size {size}: ranks count from 0 to {size - 1}")
+        if size > self._world_size:
+            raise ValueError(
+                f"world_size is {size}, but the mesh has {self._world_size} ranks: give world_size="
+                f"{self._world_size} or less, or start {size} ranks (%dist_start {size})"
+            )
+        return self._join(f"{place}/{size}", call, _seconds(timeout))
+
+    def _join(self, place: str, call: Call, limit_s: float) -> Session:
+        store, rank, size = self._store, call.rank or 0, call.size or 1
+        keys = [f"{place}/{other}" for other in range(size)]
+        own = _Join(self._rank, uuid.uuid4().hex, self._last_number)
+        value = msgspec.msgpack.encode(own)
+        held = store.compare_set(keys[rank], "", value)
+        if held != value:
+            other = msgspec.msgpack.decode(held, type=_Join).mesh_rank
+            if other != self._rank:
+                raise ValueError(
+                    f"ranks {other} and {self._rank} of the mesh both ask to be rank {rank} of {size} at "
+                    f"{call.address}: give each group a MASTER_PORT or an init_method of its own"
+                )
+            store.set(keys[rank], value)  # left behind by an earlier call of this rank
+        self._awaited = (place, size)
+        go_key = f"{place}/go/{own.token}"
+        awaited = keys if rank == 0 else [go_key]
+        try:
+            store.waits.until(
+                lambda: store.check(awaited),
+                limit_s,
+                f"the other ranks of {size} at {call.address}",
+            )
+            if rank == 0:
+                self._let_go(keys, f"{place}/go")
+            go = msgspec.msgpack.decode(store.get(go_key), type=_Go)
+            store.delete_key(go_key)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the store's process may have died
+                store.delete_key(keys[rank])
+            raise
+        finally:
+            self._awaited = None
+        self._last_number = go.number
+        return self._begin(go.number, go.members, go.prefix)
+
+    def _let_go(self, keys: list[str], place: str) -> None:
+        joins = [msgspec.msgpack.decode(data, type=_Join) for data in self._store.multi_get(keys)]
+        go = _Go(
+            1 + max(join.last_number for join in joins),
+            tuple(join.mesh_rank for join in joins),
+            f"{self._prefix}/{joins[0].token}",
+        )
+        self._store.forget_keys(keys)
+        for join in joins:
+            self._store.set(f"{place}/{join.token}", msgspec.msgpack.encode(go))
+
+    def _begin(self, number: int, members: tuple[int, ...], prefix: str) -> Session:
+        keys: list[str] = []
+        store = InterruptibleStore(PrefixStore(prefix, self._store), self._store.waits)
+        store.note_all_keys(keys)
+        return Session(number, members, store, keys)
+
+    def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> Session:
+        """Agree with the others of a call whose program passes a store of its own."""
+        given = InterruptibleStore(store, self._store.waits)
+        own = _Join(self._rank, "", self._last_number)
+        num_calls = given.add(f"cellmesh/{size}/{rank}", 1)  # a program may use its store again
+        keys = [f"cellmesh/{size}/{num_calls}/{other}" for other in range(size)]
+        given.set(keys[rank], msgspec.msgpack.encode(own))
+        given.wait(keys, timedelta(seconds=_seconds(timeout)))
+        joins = [msgspec.msgpack.decode(given.get(key), type=_Join) for key in keys]
+        self._last_number = 1 + max(join.last_number for join in joins)
+        return Session(self._last_number, tuple(join.mesh_rank for join in joins), given, [])
+
+    def end_session(self) -> None:
+        """The process group of the last session was destroyed."""
+        self._forget(self.session)
+        self.session = None
+
+    def _forget(self, session: Session | None) -> None:
+        if session is not None:
+            session.store.forget_keys(session.keys)
+
+    def missing(self) -> str:
+        """Which ranks of a call this rank waits for, in words; "" if it waits for none. From any thread."""
+        awaited = self._awaited
+        if awaited is None:
+            return ""
+        place, size = awaited
+        try:
+            missing = [str(rank) for rank in range(size) if not self._store.check([f"{place}/{rank}"])]
+        except RuntimeError:  # the store's process has just died
+            return ""
+        return f"for rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {size}" if missing else ""
+
+
+def _seconds(timeout: timedelta) -> float:
+    """How long to wait: torch's default stands for nothing asked."""
+    return _YEAR_S if timeout == default_pg_timeout else timeout.total_seconds()
