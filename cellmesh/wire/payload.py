@@ -99,7 +99,7 @@ def _dump(value: Any, name: str, reducer: Reducer | None, pickler: _Pickler) -> 
     try:
         pickler.dump(value)
     except UnpicklableError as e:
-        path, _ = _find_culprit(value, name, reducer)
+        path, _ = _find_culprit(value, name, reducer, UnpicklableError)
         where = "" if path == name else f" ({path})"
         raise UnpicklableError(f"{name!r}: {e}{where}") from e
     except Exception as e:
@@ -134,19 +134,21 @@ def _type_name(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _fails(value: Any, reducer: Reducer | None) -> bool:
+def _fails(value: Any, reducer: Reducer | None, kind: type[Exception]) -> bool:
     try:
         _pickler_to_nowhere(reducer).dump(value)
-    except Exception:
-        return True
+    except Exception as e:
+        return isinstance(e, kind)
     return False
 
 
-def _find_culprit(value: Any, path: str, reducer: Reducer | None) -> tuple[str, Any]:
+def _find_culprit(
+    value: Any, path: str, reducer: Reducer | None, kind: type[Exception] = Exception
+) -> tuple[str, Any]:
     """The innermost part that cannot be pickled on its own, and the way to it."""
     for _ in range(_MAX_DEPTH):
         for step, part in _parts(value):
-            if part is not value and _fails(part, reducer):
+            if part is not value and _fails(part, reducer, kind):
                 path, value = path + step, part
                 break
         else:

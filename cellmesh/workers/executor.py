@@ -233,9 +233,12 @@ class Executor:
         try:
             if self._profiler is not None:
                 self._profiler.start()
-            return self._shell.run_source(
+            error = self._shell.run_source(
                 work.source, work.transformed, work.is_async, work.execution_count, work.quiet
             )
+            if type(error) is SystemExit and error.args == (2,):  # argparse's, click's: wrong arguments
+                error.add_note('`%%dist --argv "--lr 0.1"` gives a cell arguments')
+            return error
         finally:
             if self._profiler is not None:
                 self._profiler.stop()

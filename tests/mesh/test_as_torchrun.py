@@ -103,3 +103,9 @@ ASKED = {
 def test_signs_of_a_notebook_are_those_that_help(mesh: cm.Mesh, question: str, answer: bool) -> None:
     mesh.cell(f"import sys; answer = {question}")
     assert mesh.pull("answer").list == [answer] * 4
+
+
+def test_a_program_that_lacks_arguments_says_how_a_cell_is_given_them(mesh: cm.Mesh) -> None:
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.cell(f"{ARGUMENTS}parser.error('--data is missing')")
+    assert '`%%dist --argv "--lr 0.1"` gives a cell arguments' in caught.value.tracebacks[0]
