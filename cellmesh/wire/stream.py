@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -167,10 +168,14 @@ class QueuedChannel:
 
     Args:
         connection: the socket; made non-blocking.
+
+    Attributes:
+        has_ended: a read has met the end of the stream: nothing more will come.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        self.has_ended = False
         self.connection = connection
         self._reader = Reader()
         self._unsent: list[memoryview] = []
@@ -218,9 +223,20 @@ class QueuedChannel:
             ProtocolError: what came is no message.
         """
         try:
-            return self._reader.read_from(self.connection) or []
-        except OSError:
+            messages = self._reader.read_from(self.connection)
+        except (BlockingIOError, ConnectionResetError):  # told once, before what was said last
             return []
+        except OSError:
+            messages = None
+        self.has_ended = messages is None
+        return messages or []
+
+    def read_all(self) -> list[list[Frame]]:
+        """The messages that have arrived, to the end of the stream or until there is nothing to read."""
+        messages = self.read()
+        while not self.has_ended and select.select([self.connection], [], [], 0)[0]:
+            messages += self.read()
+        return messages
 
 
 def _advance(parts: list[memoryview], count: int) -> list[memoryview]:

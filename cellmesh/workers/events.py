@@ -45,8 +45,9 @@ class Events:
         self._epoll.register(number, select.EPOLLIN)
 
     def want_write(self, number: int, wanted: bool) -> None:
-        """Whether the handler is also called when the descriptor can be written."""
-        self._epoll.modify(number, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+        """Whether the handler is also called when the descriptor, if it is watched, can be written."""
+        if number in self._handlers:
+            self._epoll.modify(number, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
     def remove(self, number: int) -> None:
         """Watch a descriptor no longer; call it before closing. Unknown ones are passed over."""

@@ -16,6 +16,7 @@ from ..wire.place import process_stat
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4  # in the flags that /proc/PID/stat shows
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # What user code finds in `sys.argv`, as torchrun gives a script its name.
@@ -97,6 +98,30 @@ def main_thread_sleeps() -> bool:
     """Whether this process's main thread waits in the kernel; taken for true where no descriptor is free."""
     try:
         return process_stat(f"self/task/{os.getpid()}")[0] in (b"S", b"D")
+    except OSError:
+        return True
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has begun to end, or is gone; a process ends before its descriptors are closed."""
+    fields = process_stat(pid)
+    return not fields or bool(int(fields[6]) & _PF_EXITING)
+
+
+def describe_program(pid: int) -> str:
+    """What runs in a process: the beginning of its command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(80).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "?"
+
+
+def has_own_name(pid: int) -> bool:
+    """Whether a process still has a name that `name_process` gave to one of ours, which execve(2) takes."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().startswith(b"cellmesh-")
     except OSError:
         return True
 

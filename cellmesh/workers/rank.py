@@ -171,7 +171,7 @@ def _work(channel: Channel, executor: Executor, pump: Pump, rank: int) -> None:
         if parcel is None:
             try:
                 inbox.extend(codec.decode(channel.receive()))
-            except ProtocolError as error:
+            except (ProtocolError, OSError, EOFError) as error:  # or the socket was closed in this process
                 # Whose answer is missing cannot be told: end, and let the agent tell that.
                 print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
                 os._exit(1)

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from ...wire.faults import Faults
 from ...wire.framing import Frame, at_agent_from_rank
-from ...wire.messages import Channel, StreamName
+from ...wire.messages import Channel, RankUnready, StreamName
 from ...wire.stream import pack
 from ...wire.ticket import Ticket
 from .. import processes
 from ..events import Events, Order
 from ..output import Log, read_log
 from ..zygote import ZygoteFailed, ZygoteReady
-from .actions import Action, Fork, KillRanks
+from .actions import Action, Fork
 from .memory import OomWatch, explain_kill, explain_refusal, parse_address_limit
 from .rank_link import Hearing, RankLink
 from .supervisor import Supervisor
@@ -85,6 +85,7 @@ class Family:
         self._links: dict[int, RankLink] = {}
         self._children: set[int] = set()  # those whose end has a handler of its own
         self._num_gpus = 0
+        self._store_pid = 0
         self._oom_watch = OomWatch()
         self._store_end = ""  # how the last one ended, as long as there is none
         self._new_stores, self._new_zygotes = _Replacements(), _Replacements()
@@ -189,15 +190,31 @@ class Family:
     def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
         now = time.monotonic()
         for parcel in self._decode(frames):
+            if type(parcel.verb) is RankUnready and self._is_start_lost():
+                continue  # an effect; the cause is told by a pidfd
             try:
                 self._act(self._supervisor.from_rank(rank, parcel, now))
             except Exception as error:  # what else the rank has said is heard
                 self._faults.take(error)
 
-    def _rank_broke(self, rank: int, error: Exception) -> None:
-        """User code wrote into one of the rank's sockets: the rest of what it says cannot be trusted."""
-        self._logs[rank].append(f"cellmesh: {error}\n")
-        self._act([KillRanks((rank,))])
+    def _rank_broke(self, rank: int, error: Exception | None) -> None:
+        """A rank can be spoken to no longer: user code wrote into its sockets (`error`) or closed them."""
+        pid = self._supervisor.pids().get(rank, 0)
+        if error is not None:
+            why = f"wrote into its connection to the agent what is no message ({error})"
+        elif processes.is_ending(pid):
+            return  # its pidfd tells how
+        elif processes.has_own_name(pid):
+            why = "closed its connection to the agent (os.closerange, os.close?)"
+        else:
+            why = f"became another program (os.exec*: `{processes.describe_program(pid)}`)"
+        self._logs[rank].append(f"cellmesh: rank {rank} {why}\n")
+        self._act(self._supervisor.rank_broke(rank, why))
+
+    def _is_start_lost(self) -> bool:
+        """Whether what ranks need to start has begun to end: the store, or another rank."""
+        needed = (self._store_pid, *self._supervisor.pids().values())
+        return self._supervisor.state == "starting" and any(processes.is_ending(pid) for pid in needed if pid)
 
     def _hear_text(self, rank: int, stream: StreamName, text: str) -> None:
         self._logs[rank].append(text)
@@ -292,9 +309,11 @@ class Family:
         self._zygote, self._zygote_is_ready = None, False
         text, _ = read_log(self._ticket.logs / "zygote.log", _LAST_BYTES)
         self._act(self._supervisor.zygote_ended(self._reap(zygote.pid), text))
-        if self._zygote is not None or self._supervisor.state != "ready":
+        if self._zygote is not None or self._supervisor.state not in ("ready", "starting"):
             return
         if not self._new_zygotes.allow(time.monotonic()):
+            if self._store_end:  # it was to be replaced by the zygote that has ended
+                self._act(self._supervisor.store_ended(self._store_end))
             return
         try:
             self._start_zygote()
@@ -306,7 +325,7 @@ class Family:
             port = listener.getsockname()[1]
             pids = zygote.fork_store(port, listener.fileno())
         for pid in pids:
-            self._supervisor.store_port = port
+            self._supervisor.store_port, self._store_pid = port, pid
             self._watch_child(pid, functools.partial(self._store_ended, pid))
         if pids and self._store_end:
             reason, self._store_end = self._store_end, ""
@@ -314,7 +333,7 @@ class Family:
 
     def _store_ended(self, pid: int) -> None:
         self._store_end = self._reap(pid)
-        self._supervisor.store_port = 0
+        self._supervisor.store_port = self._store_pid = 0
         may_renew = self._new_stores.allow(time.monotonic())
         if may_renew and self._zygote is not None and self._zygote_is_ready:
             self._fork_store(self._zygote)

@@ -27,12 +27,12 @@ class Hearing:
     Attributes:
         text: what came through its descriptor 1 or 2.
         message: a message on one of its sockets.
-        broken: one of its sockets cannot be understood any longer.
+        broken: one of its sockets cannot be understood any longer, or (None) has reached its end.
     """
 
     text: Callable[[StreamName, str], None]
     message: Callable[[Sequence[Frame]], None]
-    broken: Callable[[Exception], None]
+    broken: Callable[[Exception | None], None]
 
 
 class RankLink:
@@ -87,8 +87,7 @@ class RankLink:
                 pass
         for channel in self._channels.values():
             with contextlib.suppress(ProtocolError):
-                while messages := channel.read():
-                    self._tell(messages)
+                self._tell(channel.read_all())
         self.close()
 
     def close(self) -> None:
@@ -130,8 +129,9 @@ class RankLink:
             except ProtocolError as error:
                 self._events.remove(number)
                 self._hearing.broken(error)
-        elif event & (select.EPOLLHUP | select.EPOLLERR):
-            self._events.remove(number)  # the rank ends; its pidfd tells how
+        if channel.has_ended or event & (select.EPOLLHUP | select.EPOLLERR) == event:
+            self._events.remove(number)
+            self._hearing.broken(None)
 
     def _tell(self, messages: Sequence[Sequence[Frame]]) -> None:
         for frames in messages:

@@ -21,7 +21,7 @@ class RankRecord:
         ending: how it ended, if it is dead.
         runs: passed to it and not answered yet; the first is what it executes.
         last_run: the newest that it has answered.
-        was_killed: it was told to end, as it did not stop.
+        why_killed: why the agent ends it; "" where it does not.
         filling: those of `runs` that may give it what a user's namespace holds.
         predecessor_ending: how the one ended that it replaces, until something of `filling` ends well.
         last_output: the last lines of the one that ended.
@@ -35,7 +35,7 @@ class RankRecord:
     ending: str = ""
     runs: collections.deque[int] = field(default_factory=collections.deque)
     last_run: int = -1
-    was_killed: bool = False
+    why_killed: str = ""
     filling: set[int] = field(default_factory=set)
     predecessor_ending: str = ""
     last_output: str = ""
@@ -71,7 +71,7 @@ class RankRecord:
         """Another process is to take its place; `alone`: among others that live on."""
         self.predecessor_ending = self.ending if alone else ""
         self.last_output = self.last_output if alone else ""
-        self.phase, self.ending, self.last_run, self.was_killed = "starting", "", -1, False
+        self.phase, self.ending, self.last_run, self.why_killed = "starting", "", -1, ""
         self.runs.clear()
         self.filling.clear()
 

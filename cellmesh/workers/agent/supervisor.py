@@ -48,6 +48,8 @@ LAST_WORDS_S = 0.05
 RESPAWN_S = 60.0
 # A zygote that keeps dying is not the way to new ranks.
 MAX_ZYGOTES_LOST = 2
+# Nor are starts, for the same mesh, in which a process ends that the ranks need to become ready.
+MAX_STARTS_LOST = 2
 # Why a rank ended that `Supervisor.kill` ended.
 KILLED = "did not stop when interrupted: killed"
 
@@ -81,7 +83,7 @@ class Supervisor:
         self._endings: list[tuple[float, Died]] = []
         self._deaths: dict[int, Died] = {}
         self._unforked: set[int] = set()
-        self._num_zygotes_lost = 0
+        self._num_zygotes_lost, self._num_starts_lost = 0, MAX_STARTS_LOST
         self._respawning: set[int] = set()
         self._respawn_until = math.inf
         self._respawn_failure: str | None = None
@@ -118,6 +120,8 @@ class Supervisor:
             return self._fail_start("host", text)
         if not self._unforked or self._state not in ("starting", "ready"):
             return []
+        if self._state == "starting" and self._living():
+            return self._start_over(text)
         if self._num_zygotes_lost <= MAX_ZYGOTES_LOST:
             return [self._fork_missing()]
         return self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
@@ -128,9 +132,9 @@ class Supervisor:
 
     def store_ended(self, reason: str) -> list[Action]:
         """The c10d store's process ended; there may be a new one already (`store_port`)."""
-        if self._state not in ("starting", "ready"):
-            return []
-        return [Up([Parcel(StoreDied(reason, self.store_port))])]
+        if self._state == "starting" and self._living():
+            return self._start_over(f"the store {reason} while ranks started")
+        return [Up([Parcel(StoreDied(reason, self.store_port))])] if self._state == "ready" else []
 
     def forked(self, pids: dict[int, int]) -> list[Action]:
         """These ranks (rank -> pid) have processes now."""
@@ -144,15 +148,14 @@ class Supervisor:
     def rank_ended(self, rank: int, reason: str, last_output: str, now: float) -> list[Action]:
         """A rank's process ended and was reaped."""
         state = self._ranks[rank]
-        if state.was_killed:
-            reason = KILLED
+        reason = state.why_killed or reason
         self._close_gate(rank, now)
         self._merger.rank_ended(rank, now)
         for run in state.runs:
             self._merger.forget(run)
         state.end(reason, last_output)
         if self._state == "starting":
-            return self._fail_start("host", f"rank {rank} {reason} while it started\n{last_output}")
+            return self._start_over(f"rank {rank} {reason} while it started\n{last_output}")
         if self._state == "restarting" and not self._living():
             return [self._fork_all()]
         if self._state == "stopping":
@@ -179,7 +182,9 @@ class Supervisor:
             return self._note_respawned() if rank in self._respawning else self._note_ready()
         elif kind is RankUnready:
             text = f"rank {rank} could not start: {verb.text}"
-            return self._fail_respawn(text) if rank in self._respawning else self._fail_start("host", text)
+            if self._state == "starting":
+                return self._fail_start("host", text)
+            return self._fail_respawn(text) if rank in self._respawning else []
         self._merger.add(rank, parcel, now)
         return []
 
@@ -232,11 +237,11 @@ class Supervisor:
         self._respawn_until = now + RESPAWN_S
         return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
 
-    def kill(self, ranks: Sequence[int]) -> list[Action]:
-        """End these ranks, which do not stop by themselves."""
+    def kill(self, ranks: Sequence[int], why: str = KILLED) -> list[Action]:
+        """End these ranks, which do not stop by themselves or can be spoken to no longer."""
         living = tuple(rank for rank in ranks if rank in self._ranks and self._ranks[rank].alive)
         for rank in living:
-            self._ranks[rank].was_killed = True
+            self._ranks[rank].why_killed = why
         return [KillRanks(living)] if living else []
 
     def stop(self, reason: str, now: float) -> list[Action]:
@@ -326,6 +331,12 @@ class Supervisor:
         self._unforked = set(self._ranks)
         return self._fork_missing()
 
+    def _start_over(self, text: str) -> list[Action]:
+        """What ranks need to become ready has ended: all are replaced, unless that is the first start."""
+        # They meet under keys of their incarnation: one that is forked later cannot join those that wait.
+        self._num_starts_lost += 1
+        return self._fail_start("host", text) if self._num_starts_lost > MAX_STARTS_LOST else self.restart()
+
     def _fork_missing(self) -> Fork:
         return Fork(tuple(sorted(self._unforked)), self._incarnation, rejoin=bool(self._respawning))
 
@@ -363,7 +374,7 @@ class Supervisor:
         num_ready = sum(state.phase == "idle" for state in self._ranks.values())
         up: list[Parcel[Any]] = [Parcel(Progress("process group", num_ready))]
         if num_ready == len(self._ranks) and self._state == "starting":
-            self._state = "ready"
+            self._state, self._num_starts_lost = "ready", 0
             up.append(Parcel(MeshReady(self.report({}), self.store_port)))
         return [Up(up)]
 
