@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import HostError
-from ..wire.ticket import Ticket, remove_directory
-from .meshes import processes_of
+from ..wire.marks import is_dead
+from ..wire.ticket import Ticket, remove_directory, remove_own_directory
+from .meshes import Found, processes_of
 
 # The agent gives ranks a second to leave, then kills them.
 PATIENCE_S = 5.0
@@ -54,6 +55,17 @@ def end_mesh(ticket: Ticket, patience_s: float = PATIENCE_S) -> Literal["ended",
     if os.path.lexists(ticket.directory):
         raise HostError(f"{ticket.directory} cannot be removed: `rm -r {ticket.directory}` says why")
     return "ended" if orderly else "killed"
+
+
+def sweep(found: Found) -> bool:
+    """End what is left of a dead mesh, and remove its directory; whether it was one, and is removed.
+
+    Raises:
+        HostError: something of it is still there.
+    """
+    if found.state == "leftover" and is_dead(found.ticket):
+        return end_mesh(found.ticket) == "killed"
+    return found.state == "stale" and remove_own_directory(found.ticket)
 
 
 def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> bool:

@@ -14,11 +14,12 @@ from click.shell_completion import CompletionItem
 from .. import __version__
 from ..controller.options import MAX_RANKS, did_you_mean
 from ..errors import CellmeshError
+from ..wire.marks import end_dead_meshes
 from ..wire.ticket import find_strange, runtime_root
 from .doctor import examine
-from .ending import PATIENCE_S, end_mesh
+from .ending import PATIENCE_S, end_mesh, sweep
 from .findings import format_bytes, plural
-from .meshes import Found, find_meshes, memory_bytes, sweep
+from .meshes import Found, find_meshes, memory_bytes
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress
 
 
@@ -72,7 +73,7 @@ def ps(wants_json: bool) -> None:
     kernel or the script that holds it; of a mesh that nobody holds, how long its lease still lasts),
     its age, and the memory of all its processes together, shared pages counted once.
 
-    What a crash has left of a mesh that is dead is removed, and said.
+    What a crash has left of a mesh that is dead is ended and removed, and said.
 
     \b
     Examples:
@@ -190,8 +191,9 @@ def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json
     """Check what this machine can run, and how to mend it.
 
     Looks at Python, torch and its backends, GPUs, cores, memory, limits, the runtime directory and
-    the network, and starts a mesh of 2 ranks. Nothing is changed. The exit code is 1 if there is a
-    problem, else 0; a warning is no problem.
+    the network, and starts a mesh of 2 ranks. Nothing is changed, but that what is left of a mesh
+    whose agent was killed is ended. The exit code is 1 if there is a problem, else 0; a warning is no
+    problem.
 
     \b
     Examples:
@@ -201,6 +203,7 @@ def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json
     """
     from .gathering import gather
 
+    end_dead_meshes(runtime_root())
     try:
         facts = gather(num_ranks, not no_start, echo_progress)
     finally:

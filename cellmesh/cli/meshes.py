@@ -1,8 +1,8 @@
 """Meshes as others see them: found by their tickets, told apart by their processes.
 
-A mesh's agent, zygote, store and ranks all have the ticket's path among their arguments (the last two as
-forks of the zygote). A process counts as one of the mesh's by that, or by being below the agent, and never by
-its number alone.
+A mesh's guardian, agent, zygote and store have the ticket's path among their arguments (as forks of one
+another); ranks and what they start have the mesh's mark in their environment. A process counts as one of the
+mesh's by either, or by being below the agent, and never by its number alone.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from ..errors import HostError
+from ..wire import marks
 from ..wire.place import this_place
-from ..wire.ticket import Holder, Ticket, find_tickets, read_holder, read_ticket, remove_directory
+from ..wire.ticket import Holder, Ticket, find_tickets, read_holder
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
 STARTING_S = 60.0
@@ -78,7 +78,7 @@ def find_meshes(root: Path) -> list[Found]:
     tickets = find_tickets(root)
     if not tickets:
         return []
-    carriers = _carriers(str(ticket.path) for ticket in tickets)
+    carriers = _carriers(tickets)
     shared = filesystem_of(root) in SHARED_FILESYSTEMS
     now = time.time()
     found = []
@@ -116,19 +116,6 @@ def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
     return "leftover" if pids else "stale"
 
 
-def sweep(found: Found) -> bool:
-    """Remove the directory of a stale mesh; whether it was one, and is removed."""
-    if found.state != "stale":
-        return False
-    try:
-        if read_ticket(found.ticket.path) != found.ticket:  # a new mesh of that name
-            return False
-    except HostError:  # somebody else has swept
-        return False
-    remove_directory(Path(found.ticket.directory))
-    return not os.path.lexists(found.ticket.directory)
-
-
 def memory_bytes(pids: Iterable[int]) -> int:
     """Memory of processes, pages that several share counted once (PSS); RSS where that cannot be read.
 
@@ -159,22 +146,24 @@ def filesystem_of(path: Path) -> str:
 
 def processes_of(ticket: Ticket) -> set[int]:
     """The processes of a mesh that are here, zombies excepted."""
-    path = str(ticket.path)
-    pids = set(_carriers([path]).get(path, []))
+    pids = set(_carriers([ticket]).get(str(ticket.path), []))
     return pids.union(_below(ticket.agent_pid)) if ticket.agent_pid in pids else pids
 
 
-def _carriers(ticket_paths: Iterable[str]) -> dict[str, list[int]]:
-    """Processes of this user by the ticket's path among their arguments."""
-    wanted = set(ticket_paths)
-    carriers: dict[str, list[int]] = {}
+def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
+    """Processes of this user by the ticket whose path is among their arguments, or whose mark they carry."""
+    wanted = {str(ticket.path) for ticket in tickets}
+    carriers: dict[str, list[int]] = {
+        str(ticket.path): marks.carriers(marks.value_of(ticket.mark)) for ticket in tickets
+    }
     uid = os.getuid()
     for process in psutil.process_iter():
         try:
             arguments = process.cmdline() if process.uids().real == uid else []
             if any(_PACKAGE in argument for argument in arguments):  # and no editor that has the file open
                 for path in wanted.intersection(arguments):
-                    carriers.setdefault(path, []).append(process.pid)
+                    if process.pid not in carriers[path]:
+                        carriers[path].append(process.pid)
         except psutil.Error:
             continue
     return carriers

@@ -85,7 +85,10 @@ def _holder(mesh: Found) -> str:
 def _remark(mesh: Found, swept: bool) -> str:
     name, directory = mesh.ticket.name, mesh.ticket.directory
     if swept:
-        return f"{name} is dead (its agent, process {mesh.ticket.agent_pid}, has gone): removed {directory}"
+        return (
+            f"{name} is dead (its agent, process {mesh.ticket.agent_pid}, has gone): removed {directory}"
+            + (f" and ended processes {', '.join(map(str, mesh.pids))}" if mesh.pids else "")
+        )
     if mesh.state == "leftover":
         pids = ", ".join(map(str, mesh.pids))
         return f"{name}: its agent has gone, but not processes {pids}: `cellmesh stop {name}` ends them"

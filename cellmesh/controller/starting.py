@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import HostError, MeshUsageError, NoMeshError
+from ..wire.marks import end_dead_meshes
 from ..wire.modules import loaded
 from ..wire.place import fits, is_process, own_python, this_place
 from ..wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
@@ -83,6 +84,7 @@ def start(
     options.update({key: value for key, value in given.items() if value is not None})
     is_lease_chosen = "lease_s" in options
     options.setdefault("lease_s", 0.0 if own_kernel() is None else NOTEBOOK_LEASE_S)
+    end_dead_meshes(runtime_root())
     ticket = make_ticket(make_options(**options), is_lease_chosen)
     session = Session(ticket, start_agent(ticket), on_progress=on_progress)
     loaded.record()

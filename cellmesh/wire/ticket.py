@@ -61,6 +61,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         python: version of Python.
         torch: version of torch in the notebook.
         place: where its processes are.
+        mark: by which processes of the mesh are known (`marks`).
         agent_pid: the agent's process, 0 until it runs.
         agent_ticks: when that started (`place.started_ticks`).
     """
@@ -86,6 +87,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     python: str = msgspec.field(default_factory=own_python)
     torch: str = msgspec.field(default_factory=own_torch)
     place: Place = msgspec.field(default_factory=this_place)
+    mark: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
     agent_pid: int = 0
     agent_ticks: int = 0
 
@@ -314,6 +316,17 @@ def _foreign_root(root: Path) -> HostError:
         f"{root} must belong to you alone (mode 0700): `chmod 700 {root}`, or set JUPYTER_RUNTIME_DIR to a "
         "directory of yours"
     )
+
+
+def remove_own_directory(ticket: Ticket) -> bool:
+    """Remove a mesh's directory, unless another mesh of its name has it now; whether it is gone."""
+    try:
+        if read_ticket(ticket.path).mark != ticket.mark:
+            return False
+    except HostError:  # somebody else has removed it
+        return False
+    remove_directory(Path(ticket.directory))
+    return not os.path.lexists(ticket.directory)
 
 
 def _write(path: Path, value: Ticket | Holder) -> None:

@@ -9,7 +9,6 @@ import resource
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 
 from ..wire.place import process_stat
 
@@ -41,7 +40,7 @@ def name_process(name: str) -> None:
 
 def name_command(text: str) -> None:
     """Have ``/proc/PID/cmdline`` say this of the process, in place of the command that it was forked from."""
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    fields = process_stat("self")
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
     if begin < end:
         # A last byte that is not NUL has the kernel read no further than to the first NUL.
@@ -177,17 +176,31 @@ def reap_children_except(ours: Collection[int]) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes below `pid`, parents before their children."""
+def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
+    """Processes below `pid`, parents before their children, without those `spared` and what is below them."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
     found, todo = [], [pid]
     while todo:
-        below = children.get(todo.pop(), [])
+        below = [child for child in children.get(todo.pop(), []) if child not in spared]
         found += below
         todo += below
     return found
+
+
+def end_descendants(spared: Collection[int] = ()) -> None:
+    """Kill and reap every process below this one, but for those `spared` and what is below them."""
+    for _ in range(50):  # what is killed may have forked in between
+        below = descendants(os.getpid(), spared)
+        if not below:
+            break
+        kill(below)
+        for pid in below:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:  # a grandchild; it becomes ours in the next round
+                time.sleep(0.001)
 
 
 def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ProtocolError
+from ..wire import marks
 from ..wire.framing import Parcel, at_rank_for_work, encode
 from ..wire.messages import Display, DisplayKind, Heal, RankReady, RankUnready, Resume, ToMainThread
 from ..wire.stream import Channel
@@ -80,6 +81,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
         os._exit(1)
     name_process(f"cellmesh-r{options.rank}")
     name_command(f"cellmesh-r{options.rank} {options.mesh_name}")
+    marks.claim()
     _set_environment(options)
     faulthandler.enable(file=2)
     torch.set_num_threads(options.num_threads)

@@ -4,8 +4,8 @@ It has one thread, never touches CUDA, and talks to its agent over a socketpair:
 context may cross a fork. It forks twice, so that a rank is an orphan that its agent, a subreaper, takes in;
 the agent then has the exit status, and the zygote's own end costs no rank.
 
-When the agent goes without a word (kill -9), the zygote is what is left to tidy up: it ends what the ranks
-started and removes the mesh's directory.
+When agent and guardian go without a word (kill -9), the zygote is what is left to tidy up: it ends what the
+ranks started and removes the mesh's directory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -23,9 +24,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from ..errors import HostError
+from ..wire import marks
 from ..wire.modules import loaded
 from ..wire.place import same_release
-from ..wire.ticket import Ticket, read_ticket, remove_directory
+from ..wire.ticket import Ticket, read_ticket
 from .processes import PROGRAM, die_with, name_process
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ DESCRIPTORS_A_RANK = 4
 MAX_RANKS_A_MESSAGE = 60
 
 
+# From the end of a process's connections to that of the process.
+_AGENT_END_S = 5.0
 # Above every descriptor that the zygote has open while it forks.
 _SAFE = 512
 
@@ -54,18 +59,6 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
 
     port: int
     agent_pid: int
-
-
-class Adopt(msgspec.Struct, frozen=True, tag=True):
-    """These ranks are there already, forked by an earlier zygote."""
-
-    pids: list[int]
-
-
-class Forget(msgspec.Struct, frozen=True, tag=True):
-    """This rank has ended and was reaped: its number may come to mean another process."""
-
-    pid: int
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
@@ -88,7 +81,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     pids: list[int]
 
 
-Request = ForkRanks | ForkStore | Adopt | Forget
+Request = ForkRanks | ForkStore
 Reply = ZygoteReady | ZygoteFailed | Forked
 
 
@@ -112,8 +105,8 @@ def main(descriptor: int, ticket_path: str) -> None:
         _tell(agent, ZygoteFailed(f"{type(error).__name__}: {error}"))
         raise
     _tell(agent, ZygoteReady(str(sys.modules["torch"].__version__), _count_gpus(), _count_threads()))
-    children = _serve(agent, shell)
-    _tidy_up(children, Path(ticket.directory))
+    _serve(agent, shell)
+    _tidy_up(ticket)
 
 
 def _tell(agent: socket.socket, reply: Reply) -> None:
@@ -168,10 +161,9 @@ def _count_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
-    """Fork on demand until the agent's end closes; returns the ranks that live."""
+def _serve(agent: socket.socket, shell: RankShell) -> None:
+    """Fork on demand until the agent's end closes."""
     decoder = msgspec.msgpack.Decoder(Request)
-    children: list[int] = []
     while True:
         try:
             data, descriptors, _, _ = socket.recv_fds(
@@ -180,7 +172,7 @@ def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
         except ConnectionResetError:  # it went without hearing us; told once, before what it said last
             continue
         if not data:
-            return children
+            return
         match decoder.decode(data):
             case ForkRanks(options):
                 each = [
@@ -191,15 +183,8 @@ def _serve(agent: socket.socket, shell: RankShell) -> list[int]:
                     _rank_starter(raw, own, shell, agent) for raw, own in zip(options, each, strict=True)
                 ]
                 pids = _fork_orphans(starts)
-                children += pids
             case ForkStore(port, agent_pid):
                 pids = _fork_orphans([_store_starter(port, descriptors[0], agent_pid, agent)])
-            case Adopt(pids):
-                children += pids
-                continue
-            case Forget(pid):
-                children = [child for child in children if child != pid]
-                continue
         for number in descriptors:
             os.close(number)
         _tell(agent, Forked(pids))
@@ -284,17 +269,15 @@ def _store_starter(port: int, listener: int, agent_pid: int, agent: socket.socke
     return start
 
 
-def _tidy_up(sessions: Sequence[int], directory: Path) -> None:
-    """The agent is gone, and each rank with it; end the processes that the ranks started.
+def _tidy_up(ticket: Ticket) -> None:
+    """The agent's end has closed: once it is dead, end what carries the mesh's mark and remove its directory.
 
-    Each rank led a session and process group of its own, numbered by its pid.
+    Its guardian does that as well, unless it was killed, too.
     """
-    for session in sessions:
-        try:
-            os.killpg(session, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-    remove_directory(directory)
+    with contextlib.suppress(HostError, ProcessLookupError):  # somebody else was faster
+        ticket = read_ticket(ticket.path)  # which the agent has signed meanwhile
+        select.select([os.pidfd_open(ticket.agent_pid)], [], [], _AGENT_END_S)
+    marks.end_mesh_if_dead(ticket)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from .models import DIMS, NUM_RANKS, SETUP, SETUP_NEW
 from .watching import WATCHDOG, Shown, deadline, wait_until
 
 NUM_STEPS = 60
-# agent, zygote, store, and the ranks
-NUM_PROCESSES = 3 + NUM_RANKS
+NUM_PROCESSES = 4 + NUM_RANKS  # guardian, agent, zygote, store, ranks
 LARGE_BYTES = 300_000
 _SETTLE_S = 30.0
 # Name of the thread that waits for the end of an agent after a `detach`.

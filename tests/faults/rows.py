@@ -167,6 +167,13 @@ FAULTS = (
     Fault("raise", "victim", "raised", "raise ValueError('boom')", "ValueError", "raised ValueError: boom"),
     Fault("sys.exit", "victim", "raised", "sys.exit(3)", "SystemExit", "SystemExit"),
     Fault("os._exit", "victim", "died", "os._exit(3)", "RankDied", "exited with code 3", idle_outcome="died"),
+    *(
+        Fault(name, "victim", "died", source, "RankDied", words, idle_outcome="died")
+        for name, source, words in (
+            ("os.execvp", "os.execvp('sleep', ['sleep', '1000'])", "became another program"),
+            ("os.closerange", "os.closerange(3, 256)\nwhile True:\n    pass", "closed its connection"),
+        )
+    ),
     Fault("SIGKILL", "outside", "died", "", "RankDied", "killed by SIGKILL", idle_outcome="died"),
     Fault("SIGSEGV", "outside", "died", "", "RankDied", "killed by SIGSEGV", idle_outcome="died"),
     Fault(

@@ -29,6 +29,8 @@ CHOSEN = {
     ),
     "sys.exit": ("Python",),  # an exception like others, and no end of the rank
     "os._exit": ("FSDP2 backward",),  # shards are lost: a checkpoint is loaded
+    "os.execvp": ("DDP backward",),  # the process lives on as another program
+    "os.closerange": ("P2P recv",),
     "SIGKILL": ("idle", "DDP backward", "background run"),  # reported where no cell runs; copied; the queue
     "SIGSEGV": ("P2P recv",),
     "segmentation fault": ("sleep",),

@@ -24,7 +24,7 @@ import cellmesh as cm
 from cellmesh.cli.gathering import run_probe
 from cellmesh.wire.place import Place
 from cellmesh.wire.ticket import Ticket, make_directory, new_key, read_ticket, runtime_root, write_ticket
-from tests.conftest import check_nothing_left
+from tests.conftest import check_nothing_left, process_named
 
 WAIT_S = 40.0
 
@@ -176,10 +176,13 @@ def _start_in_session_of_its_own() -> int:
     return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
 
 
-def test_what_two_kills_leave_is_swept_by_ps(train: cm.Mesh, pidfds: dict[int, int]) -> None:
+def test_what_three_kills_leave_is_swept_by_ps(
+    train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path
+) -> None:
     directory = runtime_root() / "train"
     agent, zygote = _agent_and_zygote(pidfds)
-    # The zygote first, as it would tidy up when the agent goes; which is not to replace it.
+    # Guardian and zygote first, as they would tidy up when the agent goes; which is not to replace them.
+    process_named(runtime_dir, "cellmesh-guard").kill()
     os.kill(agent, signal.SIGSTOP)
     os.kill(zygote, signal.SIGKILL)
     assert ended([pidfds[zygote]])
@@ -194,20 +197,19 @@ def test_what_two_kills_leave_is_swept_by_ps(train: cm.Mesh, pidfds: dict[int, i
     assert listed() == []
 
 
-def test_processes_that_outlive_their_agent_are_told_and_can_be_stopped(
+def test_processes_that_outlive_their_agent_are_ended_by_ps(
     train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path
 ) -> None:
     agent, zygote = _agent_and_zygote(pidfds)
+    process_named(runtime_dir, "cellmesh-guard").kill()
     os.kill(zygote, signal.SIGSTOP)  # now nobody tidies up
     os.kill(agent, signal.SIGKILL)
     assert ended(number for pid, number in pidfds.items() if pid != zygote)
 
     told = cellmesh("ps")
-    assert told.stdout.splitlines()[1].split()[:2] == ["train", "leftover"]
-    assert f"not processes {zygote}: `cellmesh stop train` ends them" in told.stderr
-    assert (runtime_root() / "train").exists()
-    done = cellmesh("stop", "train")
-    assert (done.returncode, done.stdout.split(":")[0]) == (0, "killed train")
+    assert told.stdout == "no mesh is running\n"
+    assert f"(its agent, process {agent}, has gone): removed" in told.stderr
+    assert f"and ended processes {zygote}" in told.stderr
     assert ended([pidfds[zygote]], timeout_s=0)
     check_nothing_left(runtime_dir)
 

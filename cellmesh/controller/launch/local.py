@@ -68,12 +68,16 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
     return ticket
 
 
+# How long a guardian may take to end what its agent has left.
+_GUARDIAN_S = 5.0
+
+
 class AgentProcess:
     """An agent's process, which need not be a child of ours.
 
     Args:
         pid: its number.
-        child: it, if we have started it.
+        child: its guardian, if we have started that; ends after it.
 
     Raises:
         ProcessLookupError: it has ended.
@@ -98,7 +102,8 @@ class AgentProcess:
         finally:
             os.close(pidfd)
         if ended and self._child is not None:
-            self._child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # something hangs in the kernel
+                self._child.wait(_GUARDIAN_S)
         return ended
 
     def kill(self) -> None:
@@ -130,22 +135,31 @@ def start_agent(ticket: Ticket) -> AgentProcess:
     Raises:
         HostError: it could not be started.
     """
-    code = "from cellmesh.workers.agent.agent import main; sys.exit(main(sys.argv[1]))"
+    code = "from cellmesh.workers.guardian import main; sys.exit(main(sys.argv[1]))"
+    guardian = None
     try:
         with open(
             ticket.logs / "agent.log", "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
         ) as log:
-            child = subprocess.Popen(
+            guardian = subprocess.Popen(
                 isolated_command(code, str(ticket.path)),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
-        return AgentProcess(child.pid, child)
-    except OSError as e:
+        with guardian.stdout:  # type: ignore[union-attr]
+            return AgentProcess(int(guardian.stdout.readline()), guardian)  # type: ignore[union-attr]
+    except BaseException as e:
+        log_text = read_agent_log(ticket)
+        if guardian is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(guardian.pid, signal.SIGKILL)
+            guardian.wait()
         remove_directory(Path(ticket.directory))
-        raise HostError(f"cannot start the agent ({sys.executable}): {e}") from e
+        if isinstance(e, OSError | ValueError):
+            raise HostError(f"cannot start the agent ({sys.executable}): {log_text or e}") from e
+        raise
 
 
 def read_agent_log(ticket: Ticket) -> str:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...wire import marks
 from ...wire.faults import Faults
 from ...wire.framing import Frame, at_agent_from_rank
 from ...wire.messages import Channel, RankUnready, StreamName
@@ -35,19 +36,21 @@ _LAST_LINES = 40
 _LAST_BYTES = 8 * 1024
 # faulthandler lists every extension module that is loaded, in one line of 5 kB.
 _NOISE = ("Extension modules:", "The hostname of the client socket cannot be retrieved")
-# What ends is replaced at once, so that a heal finds it there; what keeps ending, only on demand.
-_MAX_REPLACEMENTS = 3
-_REPLACEMENTS_S = 60.0
+# What ends is replaced at once, so that a heal finds it there; what ends this often in so many seconds, only
+# when ranks are forked. A store that cannot live ends ten times a second, a zygote once in some seconds.
+_MAX_STORES, _STORES_S = 10, 10.0
+_MAX_ZYGOTES, _ZYGOTES_S = 3, 60.0
 
 
 class _Replacements:
     """How often something may be replaced of our own accord."""
 
-    def __init__(self) -> None:
-        self._times: collections.deque[float] = collections.deque(maxlen=_MAX_REPLACEMENTS)
+    def __init__(self, most: int, within_s: float) -> None:
+        self._times: collections.deque[float] = collections.deque(maxlen=most)
+        self._within_s = within_s
 
     def allow(self, now: float) -> bool:
-        if len(self._times) == _MAX_REPLACEMENTS and now - self._times[0] < _REPLACEMENTS_S:
+        if len(self._times) == self._times.maxlen and now - self._times[0] < self._within_s:
             return False
         self._times.append(now)
         return True
@@ -88,7 +91,8 @@ class Family:
         self._store_pid = 0
         self._oom_watch = OomWatch()
         self._store_end = ""  # how the last one ended, as long as there is none
-        self._new_stores, self._new_zygotes = _Replacements(), _Replacements()
+        self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
+        self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
         self._zygote: ZygoteClient | None = None
         self._zygote_is_ready = False
         self.dims = ticket.mesh_dim_names, ticket.mesh_shape
@@ -107,6 +111,8 @@ class Family:
             return
         if not self._supervisor.store_port:
             self._fork_store(self._zygote)
+        if not order.rejoin:  # all are new: what the old ones have started ends, wherever it went
+            processes.end_descendants({self._zygote.pid, self._store_pid})
         num_ranks = len(self._logs)
         common = {
             "world_size": num_ranks,
@@ -174,16 +180,7 @@ class Family:
 
     def end(self) -> None:
         """Kill and reap every process below this one."""
-        for _ in range(50):  # what is killed may have forked in between
-            below = processes.descendants(os.getpid())
-            if not below:
-                break
-            processes.kill(below)
-            for pid in below:
-                try:
-                    os.waitpid(pid, 0)
-                except ChildProcessError:  # a grandchild; it becomes ours in the next round
-                    time.sleep(0.001)
+        processes.end_descendants()
 
     # ---- what ranks say, and how they end
 
@@ -209,7 +206,7 @@ class Family:
         else:
             why = f"became another program (os.exec*: `{processes.describe_program(pid)}`)"
         self._logs[rank].append(f"cellmesh: rank {rank} {why}\n")
-        self._act(self._supervisor.rank_broke(rank, why))
+        self._act(self._supervisor.kill((rank,), f"{why}: killed"))
 
     def _is_start_lost(self) -> bool:
         """Whether what ranks need to start has begun to end: the store, or another rank."""
@@ -223,6 +220,8 @@ class Family:
     def _rank_ended(self, rank: int, pid: int) -> None:
         reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
+        if self._supervisor.state == "ready":  # what it started in sessions of their own; else all end soon
+            marks.end_carriers(marks.value_of(self._ticket.mark, pid))
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
         """Hear, end and collect what is left of a rank; how it ended, and its last lines."""
@@ -238,8 +237,6 @@ class Family:
         text = text.rpartition(f"{_new_process(rank, pid)}\n")[2]
         lines = [line for line in text.splitlines() if line.strip() and not any(n in line for n in _NOISE)]
         reason = self._reap_rank(pid, "\n".join(lines))
-        if self._zygote is not None:
-            self._zygote.forget(pid)
         return reason, "\n".join(lines[-_LAST_LINES:])
 
     def _reap_rank(self, pid: int, output: str) -> str:
@@ -277,7 +274,6 @@ class Family:
     def _start_zygote(self) -> None:
         zygote = self._zygote = ZygoteClient(self._ticket)
         self._zygote_is_ready = False
-        zygote.adopt(list(self._supervisor.pids().values()))
         self._events.add(zygote.fileno(), Order.SOCKET, lambda event: self._hear_zygote(zygote))
         self._watch_child(zygote.pid, functools.partial(self._zygote_ended, zygote))
 

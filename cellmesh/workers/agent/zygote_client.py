@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from ...wire import marks
 from ...wire.interpreter import isolated_command
 from ...wire.ticket import Ticket
 from .. import processes
-from ..zygote import MAX_RANKS_A_MESSAGE, Adopt, Forget, Forked, ForkRanks, ForkStore, Reply
+from ..zygote import MAX_RANKS_A_MESSAGE, Forked, ForkRanks, ForkStore, Reply
 
 # Forks take milliseconds; a zygote that needs longer than this hangs.
 _FORK_S = 20.0
@@ -35,7 +36,11 @@ class ZygoteClient:
         os.set_inheritable(theirs.fileno(), True)
         log = os.open(ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         # One thread: OpenBLAS starts its pool when numpy is imported, unless told not to.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            **{"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            marks.VARIABLE: marks.value_of(ticket.mark, 0),
+        }
         code = "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
         self.pid = os.posix_spawn(
             sys.executable,
@@ -87,14 +92,6 @@ class ZygoteClient:
             raw = [msgspec.Raw(msgspec.msgpack.encode(each)) for each in options[part]]
             pids += self._ask(ForkRanks(raw), [number for own in ends[part] for number in own])
         return pids
-
-    def adopt(self, pids: Sequence[int]) -> None:
-        """Tell it of ranks that it did not fork: it ends what they started if the agent cannot."""
-        self._tell(Adopt(list(pids)), ())
-
-    def forget(self, pid: int) -> None:
-        """Tell it that a rank was reaped."""
-        self._tell(Forget(pid), ())
 
     def close(self) -> None:
         """Close the socketpair; the zygote takes that for the agent's end."""

@@ -1,0 +1,106 @@
+"""The mark in the environment of a mesh's processes, which what user code starts inherits.
+
+A process that leaves its session and loses its parents can be found by nothing else. The mark of a mesh is a
+random word of its own, and its owner's number follows it: ``CELLMESH_MESH=0f3c5a...:0004711``. The zygote is
+started with the number 0 in it; each rank writes its own into the very block that ``/proc/PID/environ``
+shows, so that processes which it forks have it there as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from .place import is_process, this_place
+from .ticket import Ticket, find_tickets, remove_own_directory
+
+VARIABLE = "CELLMESH_MESH"
+# What is killed may have forked in between.
+_MAX_ROUNDS = 20
+
+
+def value_of(mark: str, owner: int | None = None) -> str:
+    """What `VARIABLE` begins with in a mesh's processes; with an owner, in what that process has started."""
+    return f"{mark}:" if owner is None else f"{mark}:{owner:07}"
+
+
+def claim() -> None:
+    """Mark what this process starts from now on as its own, unless a preloaded module has taken the mark."""
+    value = value_of(os.environ.get(VARIABLE, "").partition(":")[0], os.getpid()).encode()
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    address = libc.getenv(VARIABLE.encode())
+    if address and len(ctypes.string_at(address)) == len(value):
+        ctypes.memmove(address, value, len(value))
+        os.environ[VARIABLE] = value.decode()
+
+
+def carriers(value: str) -> list[int]:
+    """The processes, but for this one, whose `VARIABLE` begins so."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [pid for pid in pids if pid != os.getpid() and _carries(pid, value)]
+
+
+def end_carriers(value: str, timeout_s: float = 2.0) -> None:
+    """SIGKILL the `carriers`, and wait for their end."""
+    deadline = time.monotonic() + timeout_s
+    for _ in range(_MAX_ROUNDS):
+        pids = carriers(value)
+        for pid in pids:
+            _end(pid, value, max(0.0, deadline - time.monotonic()))
+        if not pids or time.monotonic() > deadline:
+            return
+
+
+def is_dead(ticket: Ticket) -> bool:
+    """Whether a mesh's agent was a process that is to be seen here, and has certainly ended."""
+    return (
+        ticket.place == this_place()
+        and ticket.agent_pid > 0
+        and not is_process(ticket.agent_pid, ticket.agent_ticks)
+    )
+
+
+def end_dead_meshes(root: Path) -> None:
+    """End the processes, and remove the directories, of meshes whose agent has ended without doing so.
+
+    Args:
+        root: as `ticket.runtime_root` gives.
+    """
+    for ticket in find_tickets(root):
+        if Path(ticket.directory).parent == root:  # else it was written in a container, by other names
+            end_mesh_if_dead(ticket)
+
+
+def end_mesh_if_dead(ticket: Ticket) -> None:
+    """End the processes, and remove the directory, of a mesh whose agent has ended without doing so."""
+    if is_dead(ticket):
+        end_carriers(value_of(ticket.mark))
+        remove_own_directory(ticket)
+
+
+def _end(pid: int, value: str, timeout_s: float) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _carries(pid, value):  # the number may change hands before there is a pidfd, but not after
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [], timeout_s)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def _carries(pid: int, value: str) -> bool:
+    try:
+        environment = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it has gone, or is another user's
+        return False
+    return f"\0{VARIABLE}={value}".encode() in environment
