@@ -69,6 +69,7 @@ class Presence(msgspec.Struct, frozen=True):
         buckets: for each DDP model, by signature, whether its buckets are in their final order.
         uses_meshs: whether the mesh's groups are in use, and not set aside.
         program: torch's counter of the groups of a program, by the name of its default group.
+        lack: why it cannot connect its groups; "" if it can.
     """
 
     groups: tuple[GroupPlan, ...]
@@ -77,3 +78,4 @@ class Presence(msgspec.Struct, frozen=True):
     buckets: dict[str, bool]
     uses_meshs: bool = True
     program: dict[str, int] = {}
+    lack: str = ""

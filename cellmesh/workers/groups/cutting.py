@@ -16,6 +16,7 @@ its communicators.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -96,11 +97,16 @@ def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
     Returns:
         How many connections it had.
     """
-    held = list(_hold(sockets))
-    if held:
-        drain.take(held)
+    num_cut = 0
+    for descriptor, inode in sockets.items():
+        with _opened(descriptor, inode) as connection:
+            if connection is not None and not _listens(connection):
+                num_cut += 1
+                with contextlib.suppress(OSError):  # no descriptor is left: peers that send meet an error
+                    drain.take([os.dup(connection.fileno())])
+    if num_cut:
         _time_out(group)
-    return len(held)
+    return num_cut
 
 
 def await_quiet(sockets: Sockets) -> None:
@@ -135,13 +141,6 @@ def _time_out(group: Any) -> None:
                 backend.recv([nothing], peer, _NO_TAG).wait(_AT_ONCE)
 
 
-def _hold(sockets: Sockets) -> Iterator[int]:
-    for descriptor, inode in sockets.items():
-        with _opened(descriptor, inode) as connection:
-            if connection is not None and not _listens(connection):
-                yield os.dup(connection.fileno())
-
-
 class Drain:
     """Keeps connections open that gloo has given up, and reads what still comes, until peers give them up."""
 
@@ -157,6 +156,11 @@ class Drain:
             if self._thread is None and self._descriptors:
                 self._thread = threading.Thread(target=self._serve, name="cellmesh-drain", daemon=True)
                 self._thread.start()
+
+    @property
+    def num_held(self) -> int:
+        """How many it keeps."""
+        return len(self._descriptors)
 
     def let_go(self) -> None:
         """Close all: their peers have given them up, too."""
@@ -179,14 +183,16 @@ class Drain:
             time.sleep(_DRAIN_STEP_S)
 
     def _read(self, descriptor: int) -> None:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            try:
-                while connection.recv(1 << 20, socket.MSG_DONTWAIT):
-                    pass
-            except BlockingIOError:
-                return
-            except OSError:
+        connection = socket.socket(fileno=descriptor)
+        try:
+            while connection.recv(1 << 20, socket.MSG_DONTWAIT):
                 pass
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        finally:
+            connection.detach()
         self._close([descriptor])  # the other side has ended it
 
     def _close(self, descriptors: Iterable[int]) -> None:
@@ -246,12 +252,23 @@ def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) ->
 def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
     """A second descriptor for a socket that may have been closed, and its number used again."""
     try:
-        connection = socket.socket(fileno=os.dup(descriptor))
+        if os.fstat(descriptor).st_ino != inode:
+            raise OSError
+        try:
+            connection = socket.socket(fileno=os.dup(descriptor))
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            connection = socket.socket(fileno=descriptor)  # there is none left for a second one
     except OSError:
         yield None
         return
-    with connection:
+    try:
         yield connection if os.fstat(connection.fileno()).st_ino == inode else None
+    finally:
+        if connection.fileno() == descriptor:
+            connection.detach()
+        connection.close()
 
 
 def _listens(connection: socket.socket) -> bool:

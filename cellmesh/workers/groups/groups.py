@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...wire.messages import GroupCount
 from ..spans import Spans
-from . import cutting, leftovers, remote_calls
+from . import cutting, descriptors, leftovers, remote_calls
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
 from .books import Books
 from .healing import HealableGroup
@@ -246,8 +246,6 @@ class Groups:
         found = [group for group in (reference() for reference in list(self._groups)) if group is not None]
         return [group for group in found if not group.is_destroyed]
 
-    # Healing them.
-
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
         """In a rank without groups: make those of a living rank, without connections, which `heal` makes.
 
@@ -341,6 +339,7 @@ class Groups:
             models.bucket_states(),
             self._default.is_the_meshs,
             {program: c10d._world.group_count} if (program := self._default.program) else {},
+            descriptors.find_lack((group.size() for group in self._living()), self._ledger.drain.num_held),
         )
 
     def _agree(self, present: Sequence[Presence]) -> None:

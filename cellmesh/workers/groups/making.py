@@ -14,7 +14,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroupGloo
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
-from . import cutting
+from ...errors import GroupDown
+from . import cutting, descriptors
 from .blueprint import GroupPlan
 from .patience import Patience
 from .store import MeshStore
@@ -67,6 +68,9 @@ class Maker:
         # The time-out that gloo connects with is that of its messages, too, for good.
         arguments = asked | {"timeout": _timeout_for(asked)}
         self._store.connect()
+        is_member = asked["group_rank"] is not None
+        if is_member and (lack := descriptors.find_lack([asked["group_size"]])):
+            raise GroupDown(f"the process group {str(asked['group_name'])!r} cannot be connected: {lack}")
         self._sockets_before = before = cutting.open_sockets()
         try:
             with self._patient_gloo(limit_s):
@@ -82,7 +86,8 @@ class Maker:
         """Shut down the connections of a group that is being made now, from any thread."""
         before = self._sockets_before
         if before is not None:
-            cutting.shut_down(cutting.new_sockets(before))
+            with contextlib.suppress(OSError):  # no descriptor is left to list them
+                cutting.shut_down(cutting.new_sockets(before))
 
     @contextlib.contextmanager
     def _patient_gloo(self, limit_s: float | None) -> Iterator[None]:

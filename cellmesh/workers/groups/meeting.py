@@ -38,9 +38,16 @@ class Meeting:
         self.present: dict[int, Presence] = {}
 
     def tell_presence(self, ours: Presence) -> None:
-        """Tell the others what we have, and learn what they have."""
+        """Tell the others what we have, and learn what they have.
+
+        Raises:
+            GroupDown: one does not come, or cannot connect.
+        """
         told = self.exchange("present", msgspec.msgpack.encode(ours))
         self.present = {rank: msgspec.msgpack.decode(data, type=Presence) for rank, data in told.items()}
+        lacks = [f"rank {rank}: {other.lack}" for rank, other in self.present.items() if other.lack]
+        if lacks:
+            raise GroupDown(f"healing the process groups was given up. {'; '.join(lacks)}. Then %dist_heal")
 
     def exchange(self, topic: str, ours: bytes) -> dict[int, bytes]:
         """Tell every participant something, and learn what each tells.

@@ -1,0 +1,50 @@
+"""How many descriptors are left: gloo ends the process where it finds none while it connects.
+
+They are counted before, and the connection is refused where they may not do.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterable
+
+# Of each group, besides a connection to each member: gloo's listening socket, its loop's, its rendezvous'.
+A_GROUP = 8
+# Python's own, and those of user threads that open files meanwhile.
+_SPARE = 16
+# What retired groups hold is closed in the background.
+_PATIENCE_S, _LOOK_S = 1.0, 0.02
+
+
+def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
+    """What hinders a rank that connects groups of these sizes; "" if nothing does.
+
+    Args:
+        sizes: numbers of members.
+        num_coming: descriptors that will be closed before.
+    """
+    needed = _SPARE + sum(A_GROUP + size for size in sizes)
+    deadline = time.monotonic() + _PATIENCE_S
+    while (num_free := count_free() + num_coming) < needed:
+        if time.monotonic() > deadline:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return (
+                f"{max(0, num_free)} of {limit} descriptors are free, and connecting process groups needs "
+                f"{needed}: close files and sockets there, or start the mesh under a higher `ulimit -n`"
+            )
+        time.sleep(_LOOK_S)
+    return ""
+
+
+def count_free() -> int:
+    """How many descriptors this process may still open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        return limit - sum(int(entry) < limit for entry in os.listdir("/proc/self/fd"))
+    except OSError:  # not even one to list them
+        return 0
