@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import (
     ProcessGroup,
     Work,
 )
+from torch._C._dynamo import eval_frame
 
 from .patience import NotedMessage, PatientCollective, PatientReceive
 
@@ -189,6 +190,7 @@ def _passed_on_property(name: str) -> property:
 
 def pass_on_everything(kind: type[HealableGroup]) -> None:
     """Give `HealableGroup` each method and property of the installed ``ProcessGroup``."""
+    left_alone = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for name in dir(ProcessGroup):
         member = getattr(ProcessGroup, name)
         if name.startswith("__") or name.startswith("_pybind11") or name in _OWN:
@@ -207,4 +209,8 @@ def pass_on_everything(kind: type[HealableGroup]) -> None:
         if not isinstance(made, property):
             made.__name__ = name
             made.__doc__ = member.__doc__
+            # torch.compile breaks its graph at a call, as at the C++ method that this stands for, and leaves
+            # what is called as it is: it cannot read a Python attribute of a process group.
+            made._torchdynamo_disable = True
+            eval_frame.set_code_exec_strategy(made.__code__, left_alone)
         setattr(kind, name, made)
