@@ -77,6 +77,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     threads = torch.get_num_threads()
     monkeypatch.setattr(dist, "init_process_group", lambda backend: done.append(f"init {backend}"))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroy"))
     monkeypatch.setattr(
         device_mesh,
@@ -256,6 +257,7 @@ def test_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 def test_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # DCP asks as well
     items = (Held("model", "model"), Held("opt", "optimizer", "model"), Held("losses", "value", by_rank=True))
     path = str(tmp_path / "latest")
     script = script_of(

@@ -190,8 +190,7 @@ def write_tail(draft: Draft) -> str:
     place of the pause, none of 50 with it).
     """
     close = f"{draft.loop}.close()\n" if draft.awaits else ""
-    destroy = "dist.destroy_process_group()\n"
-    if draft.groups.makes:
-        destroy = under("if dist.is_initialized()", destroy)
+    # Cells, or a library that they use, may have destroyed it.
+    destroy = under("if dist.is_initialized()", "dist.destroy_process_group()\n")
     end = f"{close}{destroy}{_PAUSE}"
     return under(MAIN, end) if draft.groups.spawns else end
