@@ -50,6 +50,7 @@ class Job:
         argv: what is given to the script.
         has_store: ranks meet over the launcher's store, as under torchrun; else rank 0 serves one where the
             script says, as where each rank is started by hand.
+        in_folder: the folder is the ranks' working directory, too.
     """
 
     script: str
@@ -57,6 +58,7 @@ class Job:
     num_ranks: int
     argv: tuple[str, ...] = ()
     has_store: bool = True
+    in_folder: bool = False
 
 
 def main() -> None:
@@ -88,7 +90,13 @@ def launch(job: Job) -> None:
             "LOCAL_WORLD_SIZE": str(job.num_ranks),
         }
         if job.has_store:
-            shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+            shared |= {
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "GROUP_RANK": "0",
+                "GROUP_WORLD_SIZE": "1",
+            }
         pids = [fork(lambda rank=rank: run(rank, shared, job)) for rank in range(job.num_ranks)]
         store = TCPStore(
             "127.0.0.1",
@@ -116,6 +124,8 @@ def run(rank: int, shared: dict[str, str], job: Job) -> None:
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     sys.argv[:] = [job.script, *job.argv]
     sys.path[0] = str(Path(job.script).parent)
+    if job.in_folder:
+        os.chdir(job.folder)
     names = runpy.run_path(job.script, run_name="__main__")
     (Path(job.folder) / f"{rank}.json").write_text(json.dumps(eval(EXACT, names)))
 

@@ -1,0 +1,172 @@
+"""A program as the cells of a notebook, with a failure in the middle of a step, exported, and as a script.
+
+A program is a file of `scripts/`, in the form of a well-known one: it calls what that one calls, in the same
+order. It leaves `losses` and, where it has any, `parameters` on each rank. Lines ``# %%`` part it into cells;
+what follows there are options of ``%%dist``, or ``steps``: the cell that a failure strikes, and that is run
+again after it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.exactness.comparing import Losses, difference
+from tests.exactness.launching import EXACT, Job
+from tests.mesh.test_kernel import Notebook, plain
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a program is run.
+
+    Attributes:
+        name: of its file.
+        fault: where the failure strikes, of `FAULTS`; "" if the test cannot reach into its processes.
+        count: at which call of that kind.
+        num_ranks: how many it runs on.
+        argv: what it is given.
+        by_hand: it says itself where its ranks meet, as each is started by hand; with 1, it starts them.
+    """
+
+    name: str
+    fault: str = "backward"
+    count: int = 2
+    num_ranks: int = 2
+    argv: tuple[str, ...] = ()
+    by_hand: int = 0
+
+    @property
+    def script(self) -> Path:
+        """Its file."""
+        return SCRIPTS / f"{self.name}.py"
+
+    def cells(self) -> list[tuple[str, str]]:
+        """Of each cell what stands in its ``# %%`` line, and its text."""
+        first, *others = re.split(r"(?m)^# %%(.*)\n", self.script.read_text())
+        return [
+            ("", first),
+            *((mark.strip(), text) for mark, text in zip(others[::2], others[1::2], strict=True)),
+        ]
+
+
+# Run on a rank: the next call, by number, of a kind raises.
+FAULTS = """
+def fail_forward(count):
+    import torch.nn.modules.module as module
+    def hook(*_):
+        nonlocal count
+        count -= 1
+        if count == 0:
+            handle.remove()
+            raise RuntimeError("injected")
+    handle = module.register_module_forward_hook(hook)
+
+def fail_backward(count):
+    import torch, torch.nn.modules.module as module
+    def raise_once(grad):
+        raise RuntimeError("injected")
+    def hook(module, args, output):
+        nonlocal count
+        is_in_graph = isinstance(output, torch.Tensor) and output.requires_grad
+        count -= is_in_graph
+        if is_in_graph and count == 0:
+            handle.remove()
+            output.register_hook(raise_once)
+    handle = module.register_module_forward_hook(hook)
+
+def fail_between(count):
+    import torch
+    backward = torch.Tensor.backward
+    def raise_once(*args, **kwargs):
+        nonlocal count
+        count -= 1
+        if count == 0:
+            torch.Tensor.backward = backward
+            raise RuntimeError("injected")
+        return backward(*args, **kwargs)
+    torch.Tensor.backward = raise_once
+"""
+
+
+def run_as_cells(program: Program, notebook: Notebook, folder: Path, rank: int | None = None) -> Losses:
+    """Run a program's cells on fresh ranks, in a folder.
+
+    Args:
+        program: which.
+        notebook: with a mesh of its size.
+        folder: the ranks' working directory.
+        rank: on which the failure strikes, None for none.
+    """
+    folder.mkdir()
+    begin(notebook, f"%dist_restart\nimport os\nmesh.run(os.chdir, {str(folder)!r})\n{FAULTS}")
+    for mark, text in program.cells():
+        options = mark if mark != STEPS else ""
+        if program.argv:
+            options += f" --argv '{' '.join(program.argv)}'"
+        cell = f"%%dist {options}\n{text}"
+        if mark == STEPS and rank is not None:
+            begin(notebook, f"mesh[{rank}].run(fail_{program.fault}, {program.count})")
+            outcome = notebook.run(cell)
+            assert outcome.status == "error", "the failure did not strike"
+            assert "injected" in json.dumps(outcome.messages), outcome.errors()
+        begin(notebook, cell)
+    begin(notebook, f"%dist_pull {EXACT} --all --as exact")
+    said = begin(notebook, "import json\nprint(json.dumps(dict(exact)))")
+    return {
+        int(rank): [float.fromhex(each) for each in numbers] for rank, numbers in json.loads(said).items()
+    }
+
+
+def begin(notebook: Notebook, cell: str) -> str:
+    """Run a cell that is to succeed; what it printed."""
+    outcome = notebook.run(cell)
+    assert outcome.status == "ok", "\n".join(
+        [
+            cell[:200],
+            *(plain(error["evalue"]) for error in outcome.errors()),
+            outcome.text(),
+            outcome.text("stderr"),
+        ]
+    )
+    return outcome.text()
+
+
+def check(program: Program, notebook: Notebook, launch: Callable[[Job], Losses], where: Path) -> None:
+    """Run a program in all ways, and compare what it computes on every rank."""
+    by_cells = run_as_cells(program, notebook, where / "cells")
+    exported = where / "exported.py"
+    said = begin(notebook, f"%dist_export {exported}")
+    assert "left out" not in said, said
+    assert "cellmesh" not in exported.read_text()
+
+    def launched(job: Job) -> Losses:
+        Path(job.folder).mkdir()
+        return launch(job)
+
+    def against(name: str, others: Losses) -> str:
+        ours = {rank: by_cells[rank] for rank in others}
+        return difference("as cells", ours, name, others)
+
+    script = Job(
+        str(program.script),
+        str(where / "script"),
+        program.by_hand or program.num_ranks,
+        program.argv,
+        has_store=not program.by_hand,
+        in_folder=True,
+    )
+    differences = [against("as a script", launched(script))]
+    job = Job(str(exported), str(where / "exported"), program.num_ranks, in_folder=True)
+    differences.append(against("as the exported script", launched(job)))
+    if program.fault:
+        disturbed = run_as_cells(program, notebook, where / "disturbed", rank=1)
+        differences.append(against("after a failure", disturbed))
+    assert any(by_cells.values()), "the program left no losses"
+    assert not any(differences), "\n".join(filter(None, differences))

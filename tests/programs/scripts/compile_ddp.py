@@ -1,0 +1,31 @@
+"""In the form of PyTorch's tutorials: a compiled model in DDP, and `no_sync`."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+# %%
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+ddp_model = DDP(net)
+
+compiled = torch.compile(ddp_model, backend="aot_eager")
+optimizer = torch.optim.Adam(ddp_model.parameters(), lr=0.01)
+
+# %% steps
+losses = []
+for i in range(3):
+    torch.manual_seed(10 * i + dist.get_rank())
+    optimizer.zero_grad()
+    with ddp_model.no_sync():
+        compiled(torch.randn(6, 8)).pow(2).mean().backward()
+    loss = compiled(torch.randn(6, 8)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+
+# %%
+parameters = list(net.parameters())
+dist.destroy_process_group()
