@@ -19,6 +19,7 @@ from .streams import RunTracker
 
 # How often a thread that asks looks whether the run that it belongs to is still there.
 _LOOK_S = 0.5
+_MAX_PROMPT = 10_000
 
 
 class _Question:
@@ -88,7 +89,7 @@ class Asker:
             self._num_asked += 1
             question = self._question = _Question(self._num_asked)
             try:
-                self._send(Parcel(Ask(run, question.request, prompt, is_password)))
+                self._send(Parcel(Ask(run, question.request, _shorten(prompt), is_password)))
                 while not question.answered.wait(_LOOK_S):
                     if run != self._tracker.main_run:
                         raise EOFError("the cell that asked has ended")
@@ -107,3 +108,8 @@ class Asker:
         if question is not None and question.request == request:
             question.text, question.is_end = text, is_end
             question.answered.set()
+
+
+def _shorten(prompt: str) -> str:
+    """The end of a prompt, where the question is; all of a usual one."""
+    return prompt if len(prompt) <= _MAX_PROMPT else f"({len(prompt):,} characters) …{prompt[-_MAX_PROMPT:]}"

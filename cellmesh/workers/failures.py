@@ -21,6 +21,9 @@ from .shell import RankShell
 from .travel import reduce_for_notebook
 
 _MAX_TEXT = 10_000
+_MAX_NAME = 200
+# A larger exception stays on its rank: one of all ranks would come to the notebook at once.
+EXCEPTION_BYTES = 4 << 20
 # How errors of torch's begin that come of how ranks live on, and what to do here.
 _HINTS = {
     "Default process group has not been initialized": (
@@ -52,7 +55,7 @@ class Failures:
         try:
             return self._failure(run, error)
         except BaseException as why:  # the run has ended: nobody interrupts this
-            kind = type(error).__name__
+            kind = type(error).__name__[:_MAX_NAME]
             text = f"(not shown: {type(why).__name__}: {_text_of(why)})"
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
@@ -87,12 +90,19 @@ class Failures:
             traceback = self._shell.render_traceback(error)
             if len(traceback) > 4 * _MAX_TEXT:
                 traceback = f"{traceback[: 2 * _MAX_TEXT]}\n…\n{traceback[-2 * _MAX_TEXT :]}"
-        kind = type(error).__name__
+        kind = type(error).__name__[:_MAX_NAME]
         verb = Failed(run, kind, text, traceback, line, in_step=interrupted_step(error.__traceback__))
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
         except UnpicklableError as why:
             return Parcel(msgspec.structs.replace(verb, why_no_payload=str(why)))
+        num_bytes = len(pickled.stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
+        if num_bytes > EXCEPTION_BYTES:
+            why_not = (
+                f"its pickle has {num_bytes:,} bytes, and at most {EXCEPTION_BYTES >> 20} MiB come to the "
+                "notebook; it is whole on the rank, as sys.last_value until something else fails"
+            )
+            return Parcel(msgspec.structs.replace(verb, why_no_payload=why_not))
         return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
 
     def _release(self, run: int, error: Released, line: int) -> Parcel[Failed]:

@@ -20,7 +20,9 @@ BYTES_PER_S = 32 * 1024
 SAMPLE_BYTES = 4 * 1024
 LINE_BYTES = 40
 TAIL_LINES = 20
-LOG_BYTES = 512 << 20
+_DROPPED = b"[cellmesh: the log was full here, and the oldest half of it was dropped]\n"
+# A log and its predecessor have each so much at most.
+LOG_BYTES = 64 << 20
 
 
 @dataclass
@@ -147,23 +149,27 @@ class Log:
         """Append text; a full disk or a removed directory loses text, never the rank."""
         data = text.encode(errors="replace")
         try:
-            self._open()
             while data:
-                data = data[os.write(self._descriptor, data) :]
+                self._open()
+                data = data[os.write(self._descriptor, data[: self._limit]) :]
         except OSError:
             return
 
     def _open(self) -> None:
+        has_dropped = False
         if self._descriptor >= 0:
             facts = os.fstat(self._descriptor)
             if self._is_current(facts):
                 if facts.st_size < self._limit:
                     return
+                has_dropped = os.path.exists(f"{self._path}.1")
                 os.replace(self._path, f"{self._path}.1")
             os.close(self._descriptor)
             self._descriptor = -1
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
+        if has_dropped and self._limit >= 100 * len(_DROPPED):
+            os.write(self._descriptor, _DROPPED)
 
     def _is_current(self, facts: os.stat_result) -> bool:
         """Whether our descriptor is still the log, and nobody has turned it over or removed it."""

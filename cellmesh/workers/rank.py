@@ -204,10 +204,10 @@ def _take(inbox: collections.deque[Parcel[ToMainThread]], holds_back: bool) -> P
 def _shower(pump: Pump, tracker: RunTracker) -> Show:
     def show(kind: DisplayKind, bundle: bytes, display_id: str) -> None:
         display = Parcel(Display(tracker.current(), kind, bundle, display_id))
-        if kind == "display":
-            pump.display(display, str(json.loads(bundle)["data"].get("text/plain", "a display")))
-        else:
+        if kind == "clear":
             pump.send(display)
+        else:
+            pump.display(display, lambda: str(json.loads(bundle)["data"].get("text/plain", "a display")))
 
     return show
 

@@ -29,6 +29,10 @@ _INLINE_FLUSH_BYTES = 1 << 20
 # Displays pass at this rate, after this many at once; a front end chokes on thousands.
 _DISPLAYS_PER_S = 20
 _MAX_DISPLAYS = 200
+# So much of displays passes at once, and in the long run; a kernel and a page hold what has passed.
+DISPLAY_BYTES = 32 << 20
+_DISPLAY_BYTES_PER_S = 2 << 20
+_MAX_TEXT = 1000
 # How long an answer waits for those of the runs behind it.
 _MORE_FOLLOWS_S = 0.002
 
@@ -90,6 +94,7 @@ class Pump:
         self._due = threading.Event()
         self._forked = False
         self._num_displays = float(_MAX_DISPLAYS)
+        self._display_bytes = float(DISPLAY_BYTES)
         self._displayed_at = 0.0
         os.register_at_fork(after_in_child=self._note_fork)
 
@@ -141,24 +146,38 @@ class Pump:
         with self._shield, self._lock:
             self._flush()
 
-    def display(self, parcel: Parcel[Display], text: str) -> None:
-        """Send a display, or, where they come in floods, print what it is as text instead.
+    def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
+        """Send a display, or, where they come in floods or are too large, print what it is as text instead.
 
         Args:
             parcel: the display.
-            text: what it is without a front end.
+            describe: gives what it is without a front end.
         """
-        now = time.monotonic()
+        now, verb = time.monotonic(), parcel.verb
+        counts = verb.kind == "display"  # a cell has one value, and updates replace each other
         with self._shield, self._lock:
-            refill = (now - self._displayed_at) * _DISPLAYS_PER_S
-            self._num_displays = min(_MAX_DISPLAYS, self._num_displays + refill)
+            passed_s = now - self._displayed_at
+            self._num_displays = min(_MAX_DISPLAYS, self._num_displays + passed_s * _DISPLAYS_PER_S)
+            self._display_bytes = min(DISPLAY_BYTES, self._display_bytes + passed_s * _DISPLAY_BYTES_PER_S)
             self._displayed_at = now
-            may_show = self._num_displays >= 1 and not self._forked
-            self._num_displays -= may_show
+            fits = len(verb.bundle) <= self._display_bytes
+            may_show = fits and (self._num_displays >= 1 or not counts) and not self._forked
+            if may_show:
+                self._num_displays -= counts
+                self._display_bytes -= len(verb.bundle)
         if may_show:
             self.send(parcel)
-        else:
-            self.write(parcel.verb.run, "stdout", text + "\n")
+            return
+        text = describe()
+        if not fits:
+            text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+            where = ", as `_`" if verb.kind == "result" else ""
+            text += (
+                f" ({len(verb.bundle):,} bytes, not shown: displays of a rank are shown up to "
+                f"{DISPLAY_BYTES >> 20} MiB at once and {_DISPLAY_BYTES_PER_S >> 20} MiB/s; "
+                f"what was displayed is whole on the rank{where})"
+            )
+        self.write(verb.run, "stdout", text + "\n")
 
     def _flush(self, and_post: bool = True) -> None:
         self._is_due = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,16 @@ def test_a_full_log_is_turned_over(tmp_path: Path) -> None:
     log.append("c" * 60)
     assert path.read_text() == "c" * 60
     assert (tmp_path / "rank0.log.1").read_text() == "a" * 60 + "b" * 60
+
+
+def test_what_a_log_drops_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    log = Log(path, limit_bytes=10_000)
+    for letter in "abcd":
+        log.append(letter * 10_000)
+    text, _ = read_log(path, 10**6)
+    note = r"\[cellmesh: the log was full here.*dropped\]\n"
+    assert re.fullmatch(f"{note}c{{10000}}{note}d{{10000}}", text)
 
 
 @given(pieces=st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=40), limit=st.integers(50, 200))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cellmesh.wire.framing import Parcel, at_agent_from_rank, encode
-from cellmesh.wire.messages import Display, Done, Output, Skipped
+from cellmesh.wire.messages import Display, DisplayKind, Done, Output, Skipped
 from cellmesh.workers.output import Log
-from cellmesh.workers.streams import Pump, RankStream, RunTracker
+from cellmesh.workers.streams import DISPLAY_BYTES, Pump, RankStream, RunTracker
 
 WAIT_S = 10.0
 
@@ -115,12 +115,28 @@ def test_an_answer_may_wait_for_the_next(rank: Rank) -> None:
 def test_a_flood_of_displays_goes_on_as_text(rank: Rank) -> None:
     num_displays = 2000
     for number in range(num_displays):
-        rank.pump.display(Parcel(Display(1, "display", b"{}")), f"<Figure {number}>")
+        rank.pump.display(Parcel(Display(1, "display", b"{}")), lambda number=number: f"<Figure {number}>")
     rank.end(1)
     shown = sum(isinstance(verb, Display) for verb in rank.verbs)
     assert 0 < shown < num_displays / 2
     assert rank.log_path.read_text().count("<Figure ") == num_displays - shown
     assert rank.text(1).endswith(f"<Figure {num_displays - 1}>\n")
+
+
+@pytest.mark.parametrize(("kind", "where"), [("display", ""), ("update", ""), ("result", ", as `_`")])
+@pytest.mark.parametrize("sizes", [[DISPLAY_BYTES + 1], [DISPLAY_BYTES // 20] * 60])
+def test_displays_are_bounded_by_bytes(rank: Rank, kind: DisplayKind, where: str, sizes: list[int]) -> None:
+    for size in sizes:
+        rank.pump.display(Parcel(Display(1, kind, bytes(size))), lambda: "<Figure>" + "x" * 10_000)
+    rank.end(1)
+    shown = [verb for verb in rank.verbs if isinstance(verb, Display)]
+    assert sum(len(verb.bundle) for verb in shown) <= 1.5 * DISPLAY_BYTES
+    assert len(shown) < len(sizes)
+    log = rank.log_path.read_text()
+    assert log.count("<Figure>") == len(sizes) - len(shown)
+    assert len(log) < 1300 * len(sizes)
+    assert log.endswith(f"is whole on the rank{where})\n")
+    assert f"({sizes[0]:,} bytes, not shown: displays of a rank are shown up to 32 MiB at once" in log
 
 
 def test_everything_is_in_the_log(rank: Rank) -> None:
@@ -278,7 +294,7 @@ def test_a_forked_process_writes_below_and_speaks_for_nobody(rank: Rank) -> None
         os.dup2(writing, 2)
         rank.out.write("out of the child\n")
         rank.err.write("and its stderr \udc80\n")
-        rank.pump.display(Parcel(Display(1, "display", b"{}")), "<Figure>")
+        rank.pump.display(Parcel(Display(1, "display", b"{}")), lambda: "<Figure>")
         rank.pump.send(Parcel(Done(1)), ends_run=True)
         os._exit(3 if rank.posts else 0)
     os.close(writing)

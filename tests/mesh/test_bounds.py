@@ -1,0 +1,85 @@
+"""What user code can make large: so much of it comes to the notebook, and what was cut is said."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.output.fold import Rich, Trace
+from cellmesh.wire import transport
+from tests.conftest import own_runtime_dir
+
+from .conftest import Recorder
+
+_LARGE = 50 << 20
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[cm.Mesh]:
+    with own_runtime_dir(), cm.start(2) as started:
+        started.cell("import sys, cellmesh, tqdm\nfrom IPython.display import HTML, display")
+        started.cell(
+            f"large = 'x' * {_LARGE}\nshown = HTML(large)\nhandle = display('small', display_id=True)"
+        )
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        ("display(shown)", r"bytes, not shown: .* whole on the rank\)"),
+        ("for _ in range(40): display(HTML(large[:1 << 20]))", r"bytes, not shown: .* whole on the rank\)"),
+        ("shown", r"bytes, not shown: .* whole on the rank, as `_`\)"),
+        ("handle.update(shown)", r"bytes, not shown: .* whole on the rank\)"),
+        ("raise ValueError(large)", r"characters\)|…"),
+        ("error = ValueError('no')\nerror.large = large\nraise error", "ValueError: no"),
+        ("error = ValueError('no')\nerror.add_note(large)\nraise error", "ValueError: no|…"),
+        ("raise type(large, (ValueError,), {})('no')", "xxxx"),
+        ("def f(large):\n    raise ValueError('no')\nf(large)", "ValueError: no"),
+        ("try:\n    raise KeyError(large)\nfinally:\n    raise ValueError('no')", "ValueError: no|…"),
+        ("cellmesh.log(**{large: 1})", "a name of 52,428,800 characters"),
+        ("cellmesh.log(**{f'n{i}': 1 for i in range(100_000)})", "100,000 names"),
+        ("for _ in tqdm.tqdm(range(3), desc=large): pass", ""),
+        ("print(large)", ""),
+        ("import os; os.write(1, large.encode())", ""),
+    ],
+)
+def test_what_comes_to_the_notebook_is_bounded(
+    mesh: cm.Mesh, cell: str, told: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    drain = transport.drain
+
+    def count(socket: Any) -> Iterator[Any]:
+        for frames in drain(socket):
+            sizes.append(sum(map(len, frames)))
+            yield frames
+
+    monkeypatch.setattr(transport, "drain", count)
+    with contextlib.suppress(cm.RankFailure):
+        mesh.submit_cell(cell, sink=recorder).result()
+    assert sum(sizes) < (80 << 20 if "display" in cell or "shown" in cell else 1 << 20)
+    shown = "\n".join(
+        [
+            *(text for _, text in recorder.lines()),
+            *(f"{trace.item.type_name}: {trace.item.text}" for trace in recorder.items(Trace)),
+            *recorder.notes,
+        ]
+    )
+    assert re.search(told, shown), shown[-2000:]
+    assert len(shown) < 2_000_000
+    assert len(recorder.items(Rich)) <= 64
+
+
+def test_a_large_exception_stays_on_its_rank_and_says_so(mesh: cm.Mesh) -> None:
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.cell("error = ValueError('no')\nerror.large = large\nraise error")
+    for error in caught.value.exceptions_by_rank.values():
+        assert "its pickle has 52,4" in str(error)
+        assert "at most 4 MiB come to the notebook" in str(error)
+    assert mesh.pull("len(sys.last_value.large)") == {0: _LARGE, 1: _LARGE}
