@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.output.fold import HOLD_DISPLAY_S, HOLD_RESULT_S, HOLD_S, Block, Folder, Line, Rich
-from cellmesh.wire.messages import Display, Output
+from cellmesh.controller.output.fold import (
+    HOLD_DISPLAY_S,
+    HOLD_RESULT_S,
+    HOLD_S,
+    Block,
+    Folder,
+    Line,
+    Rich,
+    Trace,
+)
+from cellmesh.wire.messages import Display, Failed, Output
 
 from .screen import ALL, LONG_S, SHORT_S, Screen, display
 
@@ -193,16 +202,22 @@ def test_each_line_is_held_from_when_it_came() -> None:
     assert screen.text == ["[0] first", "[0-1] second"]
 
 
-def test_a_result_waits_longer_for_its_like() -> None:
+@pytest.mark.parametrize(
+    "last",
+    [display("42", "result"), Failed(1, "Released", "waited in barrier", "Released: waited in barrier", 4)],
+    ids=["result", "released"],
+)
+def test_what_ends_a_cell_waits_longer_for_its_like(last: Display | Failed) -> None:
     screen = Screen((0, 1))
-    screen.say(0, display("42", "result"))
+    screen.say(0, last)
     screen.leave(0)
     screen.wait(HOLD_RESULT_S * 0.8)
     assert screen.text == []
-    screen.say(1, display("42", "result"))
+    screen.say(1, last)
     screen.leave(1)
     screen.finish()
-    assert [(block.ranks, block.item) for block in screen.blocks] == [((0, 1), Rich("result", b"42"))]
+    assert [block.ranks for block in screen.blocks] == [(0, 1)]
+    assert isinstance(screen.blocks[0].item, Rich if isinstance(last, Display) else Trace)
 
 
 def test_a_result_does_not_wait_for_ever() -> None:
