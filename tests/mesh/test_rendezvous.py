@@ -235,8 +235,9 @@ def test_children_of_a_rank_make_a_group_of_their_own(mesh: cm.Mesh, method: str
         assert mesh[1].pull("value") == ([(0, 3.0, 2), (1, 3.0, 2)], [0, 0])
     spawn = "mp.start_processes(work, (2, mp.get_context(method).SimpleQueue()), 2, start_method=method)"
     fails = "def work(*args):\n    raise ValueError('of the child')\n"
-    with pytest.raises(cm.RankFailure, match="of the child"):
+    with pytest.raises(cm.RankFailure, match="ProcessRaisedException") as caught:
         run(mesh[1:2], CHILDREN + fails + spawn)
+    assert "of the child" in str(caught.value.exceptions_by_rank[1])
     run(mesh[1:2], CHILDREN + START)
 
 
