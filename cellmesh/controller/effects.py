@@ -90,6 +90,7 @@ class HealReport:
         copied: those names.
         not_copied: names that could not be copied -> why.
         empty: ranks that are new and empty still.
+        notes: of models in which a step had stopped, what was forgotten or could not be reset.
     """
 
     respawned: tuple[int, ...] = ()
@@ -101,6 +102,7 @@ class HealReport:
     copied: tuple[str, ...] = ()
     not_copied: Mapping[str, str] = field(default_factory=dict)
     empty: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def describe_heal(report: HealReport) -> str:
@@ -123,6 +125,7 @@ def describe_heal(report: HealReport) -> str:
             f"{ranks} {verb} new and empty, process groups rebuilt in {report.took_s:.1f} s; the others hold "
             "what they held (`%dist_heal --from 0` copies from a rank)"
         )
+    text = "; ".join((text, *report.notes))
     return f"{text}. But {report.failure}" if report.failure else text
 
 

@@ -97,6 +97,7 @@ class Recovery:
         self._is_healed = False
         self._respawned: set[int] = set()
         self._problems: list[str] = []
+        self._notes: dict[str, None] = {}
 
     # ---- what the core tells
 
@@ -176,6 +177,7 @@ class Recovery:
         """Some ranks have ended a run of ours; where it went well they have groups, and go on."""
         if type(verb) is Done:
             self._newcomers.difference_update(ranks)
+            self._notes.update(dict.fromkeys(verb.notes))
             for rank in ranks:
                 self._board.held.pop(rank, None)
         if run != self._heal_run or type(verb) is Done:
@@ -387,7 +389,9 @@ class Recovery:
         self._problems += [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
         respawned = tuple(rank for rank in new if rank not in dead)
         problems, took_s = "; ".join(self._problems), now - self._began_at
-        report = HealReport(respawned, self._is_healed, problems, took_s, tuple(sorted(dead)))
+        report = HealReport(
+            respawned, self._is_healed, problems, took_s, tuple(sorted(dead)), notes=tuple(self._notes)
+        )
         if report.healed or report.failure:
             if self._note_to >= 0:
                 effects.append(Note(self._note_to, describe_heal(report)))

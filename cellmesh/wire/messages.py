@@ -480,13 +480,15 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 class Done(Verb, frozen=True):
     """A run ended well; a payload only where the verb promised a value.
 
-    `counts` has the groups on which the run began collectives, without point-to-point messages.
+    `counts` has the groups on which the run began collectives, without point-to-point messages. `notes` (of a
+    `Heal`) is what the user must know of models in which a step had stopped.
     """
 
     run: int
     payload: Pickled | None = None
     counts: tuple[GroupCount, ...] = ()
     timing: Timing | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Failed(Verb, frozen=True):

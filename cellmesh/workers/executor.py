@@ -38,7 +38,7 @@ from .borrowing import bind_missing_names
 from .child_processes import end_children
 from .failures import Failures
 from .features import load
-from .groups import leftovers
+from .groups import model_reset
 from .groups.groups import Groups
 from .interrupts import Interrupts
 from .metering import MemoryMeter
@@ -138,8 +138,7 @@ class Executor:
             if isinstance(seen, KeyboardInterrupt):
                 end_children(work.run)
             answer: Parcel[Any] = self._failures.describe(work.run, seen)
-            if leftovers.is_dirty():
-                self._groups.mark_broken()
+            self._look_after_failure()
         else:
             self._on_end(work.run, None)
             answer = self._with_counts(outcome)
@@ -188,8 +187,7 @@ class Executor:
                 self._shell.user_ns["mesh"] = mesh
                 return Parcel(Done(work.run))
             case Heal():
-                self._heal(work)
-                return Parcel(Done(work.run))
+                return Parcel(Done(work.run, notes=self._heal(work)))
             case Check() | Compare() | GatherTensor() | Sync() | SurveyNames() | GatherNames():
                 return self._look_after_replicas(work, buffers)
             case Checkpoint():
@@ -209,9 +207,13 @@ class Executor:
     def _look(self, work: Look) -> Parcel[Done]:
         answer = self._looker().answer(work.subject, False)
         # An expression that was run may have stopped inside a collective, or in the middle of a step.
-        if isinstance(answer, Refusal) and getattr(work.subject, "runs", False) and leftovers.is_dirty():
-            self._groups.mark_broken()
+        if isinstance(answer, Refusal) and getattr(work.subject, "runs", False):
+            self._look_after_failure()
         return self._value(work.run, answer, "the answer")
+
+    def _look_after_failure(self) -> None:
+        if model_reset.look_after_failure():
+            self._groups.mark_broken()
 
     def _begin_run(self, work: RunCall | RunCell) -> None:
         if self._comms is not None:
@@ -256,13 +258,13 @@ class Executor:
         found = None if profiler is None else profiler.collect(work.trace_path, work.max_trace_bytes)
         return self._value(work.run, found, "the profile")
 
-    def _heal(self, work: Heal) -> None:
+    def _heal(self, work: Heal) -> tuple[str, ...]:
         if self._needs_groups:
             self._needs_groups = False
             self._shell.user_ns["mesh"] = self._groups.rejoin(
                 work.blueprint, work.mesh_dim_names, work.mesh_shape
             )
-        self._groups.heal(work.generation, frozenset(work.ranks), work.store_port or None)
+        return self._groups.heal(work.generation, frozenset(work.ranks), work.store_port or None)
 
     def _look_after_replicas(self, work: Any, buffers: tuple[Frame, ...]) -> Parcel[Done]:
         replicas, copying, syncing = (load(f"replicas.{name}") for name in ("checking", "copying", "syncing"))

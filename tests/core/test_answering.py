@@ -34,7 +34,7 @@ from cellmesh.wire.messages import Look
 from cellmesh.workers.control import ControlThread
 from cellmesh.workers.executor import Executor
 from cellmesh.workers.failures import Failures
-from cellmesh.workers.groups import leftovers
+from cellmesh.workers.groups import model_reset
 from cellmesh.workers.looking.answering import Looker
 from cellmesh.workers.shell import RankShell
 
@@ -359,7 +359,7 @@ def test_only_what_was_looked_at_while_something_ran_is_torn(running: int, begun
 def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_healed(
     monkeypatch: pytest.MonkeyPatch, runs: bool, is_dirty: bool
 ) -> None:
-    monkeypatch.setattr(leftovers, "is_dirty", lambda: is_dirty)
+    monkeypatch.setattr(model_reset, "look_after_failure", lambda: is_dirty)
     broken: list[bool] = []
     groups = SimpleNamespace(mark_broken=lambda: broken.append(True))
     looker = looker_of(raise_=raise_)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.core import Answer, Change, Core, Finish, HealReport, Note
+from cellmesh.controller.effects import describe_heal
 from cellmesh.controller.flight import STOP_S
 from cellmesh.controller.heal_requests import PATIENCE_S
 from cellmesh.controller.questions import ANSWER_S
@@ -328,8 +329,10 @@ def test_dead_ranks_are_replaced_and_learn_of_the_groups() -> None:
     ranks, heal = only(Heal, hear(core, (0,), Blueprint(describe.request, b"the groups"), 5.2))
     assert ranks == heal.ranks == (0, 1, 2)
     assert heal.blueprint == b"the groups"
-    effects = hear(core, ranks, Done(heal.run), 5.5)
-    assert of(Answer, effects) == [Answer(request, HealReport((1,), True, "", 0.5))]
+    effects = hear(core, ranks, Done(heal.run, notes=("gradients are dropped",)), 5.5)
+    (answer,) = of(Answer, effects)
+    assert answer == Answer(request, HealReport((1,), True, "", 0.5, notes=("gradients are dropped",)))
+    assert describe_heal(answer.value).endswith("; gradients are dropped")
     assert_calm(core)
 
 

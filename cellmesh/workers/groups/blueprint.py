@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+# What a rank knows of the setup of its models with one signature, in an order that is the same on all ranks.
+Progress = tuple[tuple[int, ...], ...]
+
 
 class GroupPlan(msgspec.Struct, frozen=True):
     """How a process group was made, as `torch.distributed` was asked.
@@ -66,7 +69,7 @@ class Presence(msgspec.Struct, frozen=True):
         groups: those it is a member of.
         group_count: torch's counter of the mesh's groups.
         half_done: the models that an interrupted step has left half done, by signature.
-        buckets: for each DDP model, by signature, whether its buckets are in their final order.
+        progress: how far the models have got in what is done once, or counted, by signature.
         uses_meshs: whether the mesh's groups are in use, and not set aside.
         program: torch's counter of the groups of a program, by the name of its default group.
         lack: why it cannot connect its groups; "" if it can.
@@ -75,7 +78,7 @@ class Presence(msgspec.Struct, frozen=True):
     groups: tuple[GroupPlan, ...]
     group_count: int
     half_done: tuple[str, ...]
-    buckets: dict[str, bool]
+    progress: dict[str, Progress]
     uses_meshs: bool = True
     program: dict[str, int] = {}
     lack: str = ""

@@ -9,6 +9,7 @@ that one from then on.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...wire.messages import GroupCount
 from ..spans import Spans
-from . import cutting, descriptors, leftovers, remote_calls
+from . import cutting, descriptors, remote_calls
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
 from .books import Books
 from .healing import HealableGroup
@@ -30,6 +31,7 @@ from .init_process_group import DefaultGroup, torch_init_process_group
 from .ledger import Ledger, Operation
 from .making import TIMEOUT, Maker, call_for, call_of_split, plan_of, set_timeouts, timeouts_of
 from .meeting import Meeting
+from .model_reset import Survey
 from .patience import Patience
 from .placement import Placement as Placement
 from .placement import choose_placement as choose_placement
@@ -70,6 +72,7 @@ class Groups:
         self._maker = Maker(self._store, self._patience)
         self._is_broken = self._is_replaying = False
         self._keys: list[str] = []
+        self._half_done: tuple[str, ...] = ()  # as a heal that did not end well has found
 
     def initialize(self) -> None:
         """Make the default process group. Every rank must call it; blocks until all have."""
@@ -276,13 +279,18 @@ class Groups:
         c10d._world.group_count = max(data.group_count, c10d._world.group_count)
         return made
 
-    def heal(self, generation: int, participants: frozenset[int], store_port: int | None = None) -> None:
+    def heal(
+        self, generation: int, participants: frozenset[int], store_port: int | None = None
+    ) -> tuple[str, ...]:
         """Connect anew every group whose members all take part. Collective among them; main thread.
 
         Args:
             generation: a number not used before in this mesh.
             participants: the ranks that take part.
             store_port: where the c10d store listens now, if its process was replaced.
+
+        Returns:
+            What the user must know of models in which a step had stopped.
 
         Raises:
             GroupDown: a rank has not come.
@@ -291,7 +299,7 @@ class Groups:
         if store_port is not None:
             self._store.move(store_port)
         try:
-            self._heal(generation, participants)
+            notes = self._heal(generation, participants)
         except BaseException:
             self._is_broken = True
             self._cut()
@@ -299,13 +307,16 @@ class Groups:
                 group.take_down("healing it was interrupted")
             raise
         self._is_broken = self._patience.has_left = False
+        return notes
 
-    def _heal(self, generation: int, participants: frozenset[int]) -> None:
+    def _heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
         remote_calls.forget_gatherings()
         self._ledger.generation = self._rendezvous.generation = generation
         self._ledger.spans.end_all()  # what was cut has no other end
         prefix = f"{self._prefix}/{generation:x}"
-        models = leftovers.Survey()
+        gc.collect()  # ranks would differ in models that nobody holds any more
+        models = Survey(self._half_done)
+        self._half_done = models.half_done
         self._cut()
         for group in self._living():
             if group.inner is not None:
@@ -326,17 +337,18 @@ class Groups:
                     group.take_down(why)
                 else:
                     self._rebuild(group, f"{prefix}/groups/{','.join(map(str, group.plan.ranks))}")
-        meeting.align_buckets(models)
-        models.reset({name for other in meeting.present.values() for name in other.half_done})
+        notes = meeting.reset(models)
+        self._half_done = ()
         meeting.exchange("healed", b"")
         self._store.forget_keys(old_keys)
+        return notes
 
-    def _presence(self, models: leftovers.Survey) -> Presence:
+    def _presence(self, models: Survey) -> Presence:
         return Presence(
             tuple(group.plan for group in self._living()),
             self._books.group_count,
             models.half_done,
-            models.bucket_states(),
+            models.progress,
             self._default.is_the_meshs,
             {program: c10d._world.group_count} if (program := self._default.program) else {},
             descriptors.find_lack((group.size() for group in self._living()), self._ledger.drain.num_held),

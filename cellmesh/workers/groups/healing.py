@@ -41,14 +41,19 @@ class _Down:
         raise GroupDown(self._text)
 
 
+def ended_work() -> Work:
+    """An operation that is over."""
+    done: Future[None] = Future()
+    done.set_result(None)
+    work: Work = _c10d._create_work_from_future(done)  # type: ignore[attr-defined]
+    return work
+
+
 class _Silent:
     """Stands in for the inner group of a rank that is to believe itself."""
 
     def broadcast(self, *args: Any, **kwargs: Any) -> Work:
-        done: Future[None] = Future()
-        done.set_result(None)
-        work: Work = _c10d._create_work_from_future(done)  # type: ignore[attr-defined]
-        return work
+        return ended_work()
 
 
 class HealableGroup(ProcessGroup):

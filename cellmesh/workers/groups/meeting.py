@@ -10,7 +10,8 @@ from torch.distributed import DistStoreError
 
 from ...errors import GroupDown
 from .blueprint import GroupPlan, Presence
-from .leftovers import Survey
+from .model_reset.kinds import Progress
+from .model_reset.survey import Survey, with_unsettled_buckets
 from .store import MeshStore
 
 # How long ranks wait for each other.
@@ -84,21 +85,24 @@ class Meeting:
         ]
         return f"{_ranks(without)} without it" if without else ""
 
-    def align_buckets(self, models: Survey) -> None:
-        """Have DDP's buckets in one order on all ranks."""
-        states: dict[str, set[bool]] = {}
+    def reset(self, models: Survey) -> tuple[str, ...]:
+        """Have the models alike on all ranks, as between two steps; returns what the user must know of it."""
+        progress: dict[str, set[Progress]] = {}
         for other in self.present.values():
-            for signature, is_final in other.buckets.items():
-                states.setdefault(signature, set()).add(is_final)
-        unsettled = {signature for signature, found in states.items() if len(found) > 1}
-        if not unsettled:
-            return
-        ours = msgspec.msgpack.encode(models.finish_buckets(unsettled))
-        orders: dict[str, set[str]] = {}
-        for told in self.exchange("buckets", ours).values():
-            for signature, digest in msgspec.msgpack.decode(told, type=dict[str, str]).items():
-                orders.setdefault(signature, set()).add(digest)
-        models.restart_buckets({signature for signature, found in orders.items() if len(found) > 1})
+            for signature, found in other.progress.items():
+                progress.setdefault(signature, set()).add(found)
+        differing = {signature: sorted(found) for signature, found in progress.items() if len(found) > 1}
+        if unsettled := with_unsettled_buckets(differing):
+            orders: dict[str, set[tuple[str, ...]]] = {}
+            ours = msgspec.msgpack.encode(models.finish_buckets(unsettled))
+            for told in self.exchange("buckets", ours).values():
+                for signature, digests in msgspec.msgpack.decode(
+                    told, type=dict[str, tuple[str, ...]]
+                ).items():
+                    orders.setdefault(signature, set()).add(digests)
+            models.restart_buckets({signature for signature, found in orders.items() if len(found) > 1})
+        half_done = {name for other in self.present.values() for name in other.half_done}
+        return models.reset(half_done, differing)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

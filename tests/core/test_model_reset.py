@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.pipelining.schedules import ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from cellmesh.workers.groups import leftovers
+from cellmesh.workers.groups import model_reset
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,11 @@ class Breaks(nn.Module):
         raise KeyboardInterrupt
 
 
+def _reset() -> None:
+    survey = model_reset.Survey()
+    survey.reset(survey.half_done)
+
+
 def _step(model: nn.Module) -> None:
     model(torch.ones(2, 4)).sum().backward()
 
@@ -61,11 +66,11 @@ def test_ddp_steps_on_after_a_broken_backward() -> None:
     _step(model)
     wanted = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
-    assert not leftovers.is_dirty()
+    assert not model_reset.look_after_failure()
     _broken_step(model, inner)
-    assert leftovers.is_dirty()
-    leftovers.reset()
-    assert not leftovers.is_dirty()
+    assert model_reset.look_after_failure()
+    _reset()
+    assert not model_reset.look_after_failure()
     assert all(parameter.grad is None for parameter in model.parameters())
     _step(model)
     for parameter, grad in zip(model.parameters(), wanted, strict=True):
@@ -80,11 +85,11 @@ def test_fsdp_steps_on_after_a_broken_backward() -> None:
     _step(inner)
     wanted = [parameter.grad.full_tensor() for parameter in inner.parameters()]
     inner.zero_grad()
-    assert not leftovers.is_dirty()
+    assert not model_reset.look_after_failure()
     _broken_step(inner, inner)
-    assert leftovers.is_dirty()
-    leftovers.reset()
-    assert not leftovers.is_dirty()
+    assert model_reset.look_after_failure()
+    _reset()
+    assert not model_reset.look_after_failure()
     assert all(parameter.grad is None for parameter in inner.parameters())
     _step(inner)
     for parameter, grad in zip(inner.parameters(), wanted, strict=True):
@@ -95,8 +100,8 @@ def test_a_model_between_forward_and_backward_is_left_alone() -> None:
     inner = Breaks()
     model = DistributedDataParallel(inner)
     loss = model(torch.ones(2, 4)).sum()
-    assert not leftovers.is_dirty()
-    leftovers.reset()
+    assert not model_reset.look_after_failure()
+    _reset()
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -104,12 +109,12 @@ def test_a_model_between_forward_and_backward_is_left_alone() -> None:
 def test_the_same_model_has_the_same_signature_on_a_rank_that_was_clean() -> None:
     clean, broken = (DistributedDataParallel(Breaks()) for _ in range(2))
     _broken_step(broken, broken.module)
-    half_done = leftovers.Survey().half_done
+    half_done = model_reset.Survey().half_done
     assert len(half_done) == 1
     _step(clean)
-    leftovers.Survey().reset(half_done)  # both: this is what a rank does with what another has found
+    model_reset.Survey().reset(half_done)  # both: this is what a rank does with what another has found
     assert all(parameter.grad is None for parameter in clean.parameters())
-    leftovers.Survey().reset(())
+    model_reset.Survey().reset(())
 
 
 class _Refuses:
@@ -149,9 +154,79 @@ def test_models_that_cannot_be_asked_are_passed_over_and_the_others_are_not() ->
     odd = list(_odd_models())
     model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))
     _step(model)
-    assert not leftovers.is_dirty()
+    assert not model_reset.look_after_failure()
     _broken_step(model, model)
-    assert leftovers.is_dirty()
-    leftovers.reset()
+    assert model_reset.look_after_failure()
+    _reset()
     _step(model)
     assert len(odd) == 16
+
+
+def test_a_scaler_that_was_left_unscaled_is_ready_when_the_next_loss_is_scaled() -> None:
+    model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+
+    backward()
+    scaler.unscale_(optimizer)
+    assert not model_reset.look_after_failure()  # the next cell may go on with this step
+    scaler.step(optimizer)
+    scaler.update()
+    backward()
+    scaler.unscale_(optimizer)
+    unscaled = model.weight.grad.clone()
+    model_reset.look_after_failure()
+    backward()  # or begin it anew
+    scaler.unscale_(optimizer)
+    assert torch.equal(model.weight.grad, unscaled)
+    scaler.step(optimizer)
+    scaler.update()
+    assert not {"scale"} & vars(scaler).keys()
+
+
+@pytest.mark.parametrize("begins", ["optimizer", "model"])
+def test_what_fsdp_has_accumulated_is_forgotten_with_its_gradients_after_a_failure(begins: str) -> None:
+    model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    _step(model)
+    wanted = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    optimizer.zero_grad()
+    model.set_requires_gradient_sync(False)
+    _step(model)
+    assert not model_reset.look_after_failure()  # the next cell may go on accumulating
+    {"optimizer": optimizer, "model": model}[begins].zero_grad()
+    model.set_requires_gradient_sync(True)
+    _step(model)
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), grad)
+
+
+def test_a_static_graph_that_failed_in_its_first_forward_pass_is_recorded_by_the_next() -> None:
+    inner = Breaks()
+    model = DistributedDataParallel(inner, static_graph=True)
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 3))
+    assert not model_reset.look_after_failure()
+    for _ in range(3):
+        model.zero_grad()
+        _step(model)
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_model_that_cannot_be_reset_is_named_and_the_others_are_reset() -> None:
+    odd, inner = DistributedDataParallel(nn.Linear(4, 4)), Breaks()
+    model = DistributedDataParallel(inner)
+    for each in (odd, model):
+        _step(each)
+    _broken_step(model, inner)
+    survey = model_reset.Survey()
+    odd._build_params_for_reducer = odd._comm_hooks = 3
+    notes = survey.reset([*survey.half_done, *survey.progress])
+    assert notes == (
+        "gradients of the step that failed are dropped (DDP)",
+        "DDP could not be reset, make it anew (TypeError)",
+    )
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,0 +1,139 @@
+"""A kind of object that keeps state across a step, and what resetting the kinds has in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...static_lookup import held_by
+from ..blueprint import Progress as Progress
+
+MAY_HAVE_UPDATED = (
+    "what updates parameters within the backward pass may have updated some: %dist_check tells whether "
+    "replicas still agree"
+)
+
+
+class Kind:
+    """A kind of object that keeps state between operations.
+
+    Attributes:
+        where: module and name of its class.
+        label: what users know it as.
+        drops_grads: whether resetting a dirty one forgets gradients.
+    """
+
+    where: tuple[str, str]
+    label: str
+    drops_grads = True
+
+    def concerns(self, found: Any) -> bool:
+        """Whether a live instance of the class is to be looked at by itself; runs none of its code."""
+        raise NotImplementedError
+
+    def names(self, found: Any) -> Iterable[str]:
+        """What identifies it on all ranks."""
+        raise NotImplementedError
+
+    def is_dirty(self, found: Any) -> bool:
+        """Whether a step stopped inside it."""
+        raise NotImplementedError
+
+    def progress(self, found: Any) -> tuple[int, ...]:
+        """How far what is done once, or counted, has got; it is the same on all ranks between two steps."""
+        return ()
+
+    def align(self, found: Any, progress: Sequence[Progress]) -> None:
+        """Ranks differ in how far they have got, as `progress` tells for each: go on alike."""
+
+    def arm(self, found: Any) -> None:
+        """A cell has failed on this rank: have what is begun and not ended forgotten when a step begins anew.
+
+        That cannot be done at once: what the failed cell left may be wanted by the next cell as it is.
+        """
+
+    def reset(self, found: Any, dirty: bool) -> Iterable[str]:
+        """Make it as between two steps; with `dirty`, forget the step's gradients.
+
+        Returns:
+            What the user must know, as what was forgotten, or could not be reset.
+        """
+        raise NotImplementedError
+
+
+def drop_grads(module: Any) -> None:
+    """Forget the gradients of a module, those that FSDP2 keeps for itself included."""
+    for parameter in module.parameters():
+        parameter.grad = None
+    for each in module.modules():
+        if (find_state := getattr(each, "_get_fsdp_state", None)) is not None:
+            for group in param_groups(find_state()):
+                drop_unsharded_grads(group)
+
+
+def param_groups(state: Any) -> list[Any]:
+    """The groups of parameters of a state of FSDP2; torch 2.11 has one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    group = state._fsdp_param_group
+    return [] if group is None else [group]
+
+
+def has_unsharded_grads(group: Any) -> bool:
+    """Whether one of FSDP2's groups has accumulated gradients without reducing them."""
+    return group._partial_reduce_output is not None or any(
+        vars(parameter).get("unsharded_accumulated_grad") is not None
+        or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
+        for parameter in group.fsdp_params
+    )
+
+
+def drop_unsharded_grads(group: Any) -> None:
+    """Forget what one of FSDP2's groups has accumulated without reducing it."""
+    group._partial_reduce_output = None
+    for parameter in group.fsdp_params:
+        parameter.sharded_param.grad = None
+        if "unsharded_accumulated_grad" in vars(parameter):  # before torch 2.15
+            parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
+
+
+def clear(owner: Any, *names: str) -> None:
+    """Empty those containers of an object that this version of torch has."""
+    for name in names:
+        if (container := getattr(owner, name, None)) is not None:
+            container.clear()
+
+
+def set_all(owner: Any, value: Any, *names: str) -> None:
+    """Set those attributes of an object that this version of torch has."""
+    for name in names:
+        if hasattr(owner, name):
+            setattr(owner, name, value)
+
+
+def before_next(owner: Any, method: str, action: Callable[[], None]) -> None:
+    """Have `action` done right before a method of an object is called the next time."""
+    if method not in held_by(owner):
+        object.__setattr__(owner, method, functools.partial(_act_and_call, owner, method, action))
+
+
+def _act_and_call(owner: Any, method: str, action: Callable[[], None], /, *args: Any, **kwargs: Any) -> Any:
+    object.__delattr__(owner, method)
+    action()
+    return getattr(owner, method)(*args, **kwargs)
+
+
+def may_update_in_backward(module: Any) -> bool:
+    """Whether something is called when a gradient of the module is there, as an optimizer may be."""
+    return any(
+        parameter._post_accumulate_grad_hooks or hasattr(parameter, "_in_backward_optimizers")
+        for parameter in module.parameters()
+    )
+
+
+def leave_join(joinable: Any) -> None:
+    """Have no `Join` expect anything of an object; one that is entered later does."""
+    joinable._join_config = joinable._join_config._replace(enable=False)
