@@ -319,6 +319,27 @@ def test_a_picture_has_its_ranks_above_it() -> None:
     assert data["text/plain"] == "[2] <Figure>"
 
 
+def test_figures_of_ranks_stand_side_by_side_until_something_else_is_shown() -> None:
+    front = Recorder()
+    sink = CellSink(front)
+    sink.show([rich(1, png="BBBB", plain="<Figure>"), rich(0, png="AAAA", plain="<Figure>")])
+    sink.show([rich(2, 3, png="CCCC")])  # later
+    [data] = front.area
+    places = [data["text/html"].index(text) for text in ("[0]", "AAAA", "[1]", "BBBB", "[2-3]", "CCCC")]
+    assert places == sorted(places)
+    assert data["text/plain"] == "[0] <Figure>\n[1] <Figure>\n[2-3]"
+    sink.show([rich(1, png="DDDD"), line(0), rich(0, png="EEEE")])  # rank 1's next one; below other output
+    assert len(front.area) == 4
+    assert front.area[1]["image/png"] == "DDDD"
+    assert front.area[3]["image/png"] == "EEEE"
+
+
+def test_a_row_of_figures_is_bounded() -> None:
+    front = Recorder()
+    CellSink(front).show([rich(rank, png=str(rank) * 10) for rank in range(20)])
+    assert len(front.area) == 3
+
+
 def test_a_drawing_has_its_ranks_above_it() -> None:
     front = Recorder()
     CellSink(front).show([rich(2, svg="<svg/>")])

@@ -13,12 +13,12 @@ from typing import Any
 from ...wire.ranks import format_ranks
 from .fold import Ranks
 
-_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 # Front ends that prefer HTML show a picture under its label; those that know no HTML (LaTeX, PDF) take the
 # picture itself. Beyond this it is not sent twice.
 _TWICE_BYTES = 1_000_000
 # What may stand in the bundle beside a label in HTML or text. Front ends prefer any other type to these.
-_ROOMY = {"text/html", "text/plain", "text/markdown", "text/latex", "image/svg+xml", *_PICTURES}
+_ROOMY = {"text/html", "text/plain", "text/markdown", "text/latex", "image/svg+xml", *PICTURES}
 _VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr",
 }  # fmt: skip
@@ -57,10 +57,10 @@ def labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     data = dict(content["data"])
     if not has_room(content):
         # Who knows none of its types, as a viewer without the extension, is told what is missing.
-        if not any(kind in data for kind in ("text/plain", "text/html", *_PICTURES)):
+        if not any(kind in data for kind in ("text/plain", "text/html", *PICTURES)):
             data["text/plain"] = f"{mark} <{', '.join(data)}>"
         return {**content, "data": data}
-    pictures = [kind for kind in _PICTURES if isinstance(data.get(kind), str)]
+    pictures = [kind for kind in PICTURES if isinstance(data.get(kind), str)]
     if "text/html" in data:
         data["text/html"] = f"{html_label(ranks)}{data['text/html']}"
     elif pictures:
@@ -79,8 +79,8 @@ def labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     return {**content, "data": data}
 
 
-def picture(content: Mapping[str, Any], kind: str) -> str:
-    """A picture of a bundle as HTML, in the size that its metadata asks for."""
+def picture(content: Mapping[str, Any], kind: str, style: str = "") -> str:
+    """A picture of a bundle as HTML, in the size that its metadata asks for, with this style."""
     metadata = content.get("metadata", {}).get(kind, {})
     sizes = "".join(
         f' {name}="{int(metadata[name])}"'
@@ -90,7 +90,8 @@ def picture(content: Mapping[str, Any], kind: str) -> str:
         and math.isfinite(metadata[name])
     )
     text = "".join(str(content["data"][kind]).split())
-    return f'<img src="data:{kind};base64,{html.escape(text)}"{sizes}/>'
+    styled = f' style="{style}"' if style else ""
+    return f'<img src="data:{kind};base64,{html.escape(text)}"{sizes}{styled}/>'
 
 
 def still(content: Mapping[str, Any]) -> str:
@@ -99,7 +100,7 @@ def still(content: Mapping[str, Any]) -> str:
     written = str(data.get("text/html", ""))
     if written and not any(mark in written.lower() for mark in _RUNNING):
         return balance(written)
-    for kind in _PICTURES:
+    for kind in PICTURES:
         if isinstance(data.get(kind), str):
             return picture(content, kind)
     if "image/svg+xml" in data:

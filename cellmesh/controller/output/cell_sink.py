@@ -12,6 +12,7 @@ from ...wire.ranks import describe_ranks
 from ..bars.board import Bars
 from ..bars.drawing import as_html, as_lines
 from .bundles import has_room, heading, label, labelled
+from .figure_row import FigureRow, is_figure
 from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
 from .pane import Pane
@@ -94,7 +95,8 @@ class CellSink:
     """
 
     def __init__(self, publish: Publish, displays: Displays | None = None, has_tabs: bool = False) -> None:
-        self._publish = publish
+        self._send = publish
+        self._row: FigureRow | None = None  # figures that stand at the end of the area
         self._live_id = ""
         self._status_id = ""
         self._live: Live | None = None
@@ -167,6 +169,11 @@ class CellSink:
         # Without text: in a console, where it would have nothing to switch, it is not shown.
         content = {"data": {"text/html": text}, "metadata": {}, "transient": {"display_id": identity}}
         self._publish(kind, content)
+
+    def _publish(self, kind: str, content: dict[str, Any]) -> None:
+        if kind != "update_display_data":
+            self._row = None  # a figure that comes now stands below this
+        self._send(kind, content)
 
     def _flush(self, texts: list[tuple[str, str]]) -> None:
         self._write(texts)
@@ -244,11 +251,23 @@ class CellSink:
         self._record.add(Entry(block.ranks, rich, ours))
 
     def _display(self, ranks: Ranks, content: dict[str, Any], display_id: str) -> None:
+        if not display_id and is_figure(content):
+            self._show_figure(ranks, content)
+            return
         if not has_room(content):
             self._publish("display_data", heading(ranks, ""))
         if display_id:
             content = {**content, "transient": {"display_id": display_id}}
         self._publish("display_data", labelled(content, ranks))
+
+    def _show_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
+        row = self._row
+        if row is not None and row.has_room(ranks, content):
+            self._publish("update_display_data", row.add(ranks, content))
+            return
+        row = FigureRow()
+        self._publish("display_data", row.add(ranks, content))
+        self._row = row
 
     def _show_widget(self, ranks: Ranks, class_name: str, content: dict[str, Any]) -> None:
         """Show the lowest rank's, which it answers; of the others it is told that they have one, too."""
