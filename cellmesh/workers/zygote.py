@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -76,9 +77,10 @@ class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The processes forked, in the order asked for."""
+    """The processes forked, in the order asked for; `problem` says why there are fewer."""
 
     pids: list[int]
+    problem: str = ""
 
 
 Request = ForkRanks | ForkStore
@@ -173,43 +175,52 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
             continue
         if not data:
             return
-        match decoder.decode(data):
-            case ForkRanks(options):
-                each = [
-                    descriptors[i : i + DESCRIPTORS_A_RANK]
-                    for i in range(0, len(descriptors), DESCRIPTORS_A_RANK)
-                ]
-                starts = [
-                    _rank_starter(raw, own, shell, agent) for raw, own in zip(options, each, strict=True)
-                ]
-                pids = _fork_orphans(starts)
-            case ForkStore(port, agent_pid):
-                pids = _fork_orphans([_store_starter(port, descriptors[0], agent_pid, agent)])
+        try:
+            match decoder.decode(data):
+                case ForkRanks(options):
+                    each = [
+                        descriptors[i : i + DESCRIPTORS_A_RANK]
+                        for i in range(0, len(descriptors), DESCRIPTORS_A_RANK)
+                    ]
+                    starts = [
+                        _rank_starter(raw, own, shell, agent) for raw, own in zip(options, each, strict=True)
+                    ]
+                    forked = _fork_orphans(starts)
+                case ForkStore(port, agent_pid):
+                    forked = _fork_orphans([_store_starter(port, descriptors[0], agent_pid, agent)])
+        except Exception as error:  # no process or memory left: the next request may find some
+            traceback.print_exc(file=sys.__stderr__)
+            forked = Forked([], f"{type(error).__name__}: {error}")
         for number in descriptors:
             os.close(number)
-        _tell(agent, Forked(pids))
+        _tell(agent, forked)
 
 
-def _fork_orphans(starts: Sequence[Callable[[], None]]) -> list[int]:
-    """Run each start in a process whose parent is gone; returns their pids."""
+def _fork_orphans(starts: Sequence[Callable[[], None]]) -> Forked:
+    """Run each start in a process whose parent is gone."""
     read_end, write_end = os.pipe()
     middle = os.fork()
     if middle == 0:
-        pids = []
-        for start in starts:
-            pid = os.fork()
-            if pid == 0:
-                os.close(read_end)
-                os.close(write_end)
-                _run_in_child(start)
-            pids.append(pid)
-        os.write(write_end, msgspec.msgpack.encode(pids))
-        os._exit(0)
+        pids: list[int] = []
+        problem = ""
+        try:  # it may not return: there would be a second zygote
+            for start in starts:
+                pid = os.fork()
+                if pid == 0:
+                    os.close(read_end)
+                    os.close(write_end)
+                    _run_in_child(start)
+                pids.append(pid)
+        except OSError as error:
+            problem = str(error)
+        finally:
+            os.write(write_end, msgspec.msgpack.encode(Forked(pids, problem)))
+            os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
         data = pipe.read()  # to its end, which comes when the middle process has gone
     os.waitpid(middle, 0)
-    return msgspec.msgpack.decode(data, type=list[int])
+    return msgspec.msgpack.decode(data, type=Forked)
 
 
 def _run_in_child(start: Callable[[], None]) -> NoReturn:
@@ -221,8 +232,6 @@ def _run_in_child(start: Callable[[], None]) -> NoReturn:
         start()
         status = 0
     except BaseException:
-        import traceback
-
         traceback.print_exc(file=sys.__stderr__)
     finally:
         os._exit(status)

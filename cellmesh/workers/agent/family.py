@@ -148,6 +148,9 @@ class Family:
         for link in links[len(pids) :]:
             link.close()
         self._act(self._supervisor.forked(dict(zip(order.ranks, pids, strict=False))))
+        if self._zygote.problem:
+            text = f"only {len(pids)} of {len(order.ranks)} ranks could be forked: {self._zygote.problem}"
+            self._act(self._supervisor.fork_failed(text))
 
     def kill(self, ranks: Sequence[int]) -> None:
         """SIGKILL ranks."""

@@ -24,6 +24,9 @@ _MAX_MESSAGE_BYTES = 1 << 20
 class ZygoteClient:
     """A zygote's process and the socketpair to it.
 
+    Attributes:
+        problem: why it could not fork all that it was asked for last, "" if it could.
+
     Args:
         ticket: the mesh's.
 
@@ -51,6 +54,7 @@ class ZygoteClient:
         os.close(log)
         theirs.close()
         self._socket = ours
+        self.problem = ""
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when it has something to say."""
@@ -118,4 +122,6 @@ class ZygoteClient:
             return []
         finally:
             self._socket.settimeout(None)
-        return msgspec.msgpack.decode(data, type=Forked).pids if data else []
+        forked = msgspec.msgpack.decode(data, type=Forked) if data else Forked([])
+        self.problem = forked.problem
+        return forked.pids
