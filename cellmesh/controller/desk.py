@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ..errors import RanksInterrupted
+from ..stdlib import time
 from ..wire.messages import Ask
 from ..wire.ranks import describe_ranks
 from .asking import Prompt, Prompts, ask_user

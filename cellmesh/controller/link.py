@@ -6,7 +6,6 @@ import collections
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import zmq
 
 from ..errors import MeshUsageError, NoMeshError, ProtocolError
+from ..stdlib import time
 from ..wire.faults import Faults
 from ..wire.framing import Parcel
 from ..wire.messages import AgentFault, Ask, AskEnded, Died, Done, Failed, Welcome

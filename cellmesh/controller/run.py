@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ..errors import MeshUsageError, RankFailure, RanksInterrupted
+from ..stdlib import time
 from ..wire import payload
 from ..wire.framing import Frame, Parcel
 from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState, Timing

@@ -12,13 +12,13 @@ import functools
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import CellmeshError, HostError, MeshUsageError, NoMeshError
+from ..stdlib import time
 from ..wire.framing import Frame
 from ..wire.messages import (
     Detached,

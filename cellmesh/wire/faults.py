@@ -47,7 +47,7 @@ class Faults:
         except Exception as error:
             self.take(error)
 
-    def take(self, error: Exception) -> None:
+    def take(self, error: BaseException) -> None:
         """Report an exception, unless its place has been reported often enough."""
         path = tuple((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
         self._counts[path] += 1

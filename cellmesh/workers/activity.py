@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .calls import call_of, is_user_code, waits_for_work
+from .exceptions import traceback_of
 from .shell import RankShell
 from .thread_stacks import stack_of_main_thread
 
@@ -90,7 +91,7 @@ def describe_interruption(tb: types.TracebackType | None, handled: BaseException
     """
     collective, where = _places(tb)
     if handled is not None and not collective:
-        collective, _ = _places(handled.__traceback__)
+        collective, _ = _places(traceback_of(handled))
     return f"interrupted in {collective or where}".replace("<module>", "the cell")
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import builtins
 import getpass
-import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..stdlib import os, threading
 from ..wire.framing import Parcel
 from ..wire.messages import Ask, AskEnded
 from .shell import RankShell

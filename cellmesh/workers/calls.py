@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import Work
 
-from .thread_stacks import local_value
+from .thread_stacks import local_value, module_of
 
 _MAX_TEXT = 60
 # What a `with` begins by, and what ends it after an exception.
@@ -30,7 +30,7 @@ def is_user_code(frame: types.FrameType) -> bool:
         return False
     if name.startswith(_LIBRARIES):
         return False
-    return not str(frame.f_globals.get("__name__", "")).startswith("cellmesh.")
+    return not module_of(frame).startswith("cellmesh.")
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
-import os
-import signal
-import sys
-import threading
-import time
+import queue
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import ProtocolError, Released
+from ..stdlib import os, signal, threading, time
 from ..wire import payload
+from ..wire.faults import Faults
 from ..wire.framing import Parcel, at_rank_for_control, encode
-from ..wire.looks import Found, Pixels
+from ..wire.looks import Found, Pixels, Refusal
 from ..wire.messages import (
     Blueprint,
     Describe,
@@ -40,13 +40,17 @@ from .metering import MemoryMeter
 from .processes import main_thread_sleeps, signal_own_group
 from .shell import RankShell
 from .stacks import format_stacks
+from .threads import start_thread
 from .travel import refusal
 
 if TYPE_CHECKING:
     from .looking.answering import Looker
 
-# How long an interrupted run may unwind before its collectives are cut.
-_UNWIND_S = 0.4
+# How long an interrupted run may unwind before its collectives are cut; how long a handler of the user's for
+# SIGINT may take, and the description of a failure; when an interrupt that Python has dropped is tried again.
+_UNWIND_S, _HANDLER_S, _DESCRIBE_S, _AGAIN_S = 0.4, 1.0, 3.0, 0.01
+_LOOK_S = 0.02
+_NO_THREAD = "nothing more can be looked at beside a cell: the limit on processes and threads is reached"
 
 
 class ControlThread:
@@ -83,19 +87,45 @@ class ControlThread:
         self._device = device
         self._meter = meter
         self._looker = looker
+        self._faults = Faults("a rank's control thread", _write)
         self._last_stop: tuple[int, Stop | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0
+        # Runs that were told to stop: with what, and after how long they are signalled (None: they were).
+        self._stops: queue.SimpleQueue[tuple[int, type[KeyboardInterrupt], float | None]] = (
+            queue.SimpleQueue()
+        )
+        interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
 
-    def serve(self) -> None:
-        """Answer until the process ends."""
+    def start(self) -> None:
+        """Start the control thread, and the one that sees to stops: later there may be no thread left."""
+        threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
+        threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
+
+    def _serve(self) -> None:
         codec = at_rank_for_control()
         while True:
             try:
-                for verb, _ in codec.decode(self._channel.receive()):
-                    self._handle(verb)
+                frames = self._channel.receive()
+            except (EOFError, OSError):  # closed by user code: the agent notices, and ends the rank
+                return
+            except BaseException as error:  # user code can raise in any thread (PyThreadState_SetAsyncExc)
+                self._take(error)
+                continue
+            try:
+                verbs = codec.decode(frames)
             except ProtocolError as error:
-                print(error, file=sys.__stderr__)
+                _write(str(error))
+                continue
+            for verb, _ in verbs:
+                try:
+                    self._handle(verb)
+                except BaseException as error:  # of user code that was looked at, or of a lack of anything
+                    self._take(error)
+
+    def _take(self, error: BaseException) -> None:
+        with contextlib.suppress(BaseException):  # of the error's own code
+            self._faults.take(error)
 
     def stop_of(self, run: int) -> Stop | None:
         """How this run was interrupted or released, None if it was not; from any thread."""
@@ -122,13 +152,21 @@ class ControlThread:
             case Probe():
                 self._answer(Parcel(self._state(verb.request)))
             case Look():  # beside: statistics may take their time
-                threading.Thread(target=lambda: self._answer(self._look(verb)), daemon=True).start()
+                if not start_thread(self._answer_look, verb):
+                    pickled, _ = payload.dumps(Refusal("RuntimeError", _NO_THREAD), "the answer")
+                    self._answer(Parcel(Done(verb.run, pickled)))
             case Leave():
                 _leave()
 
     def _answer(self, parcel: Parcel[Any]) -> None:
         with self._lock:
             self._channel.send(encode([parcel]))
+
+    def _answer_look(self, verb: Look) -> None:
+        try:
+            self._answer(self._look(verb))
+        except BaseException as error:
+            self._take(error)
 
     def _stop(self, run: int, kind: type[KeyboardInterrupt]) -> None:
         if self._interrupts.running != run:
@@ -139,14 +177,8 @@ class ControlThread:
         if waited is not None and self._groups.release():
             # The collective raises by itself, and unwinds as any error does. A signal would be pending then,
             # and strike in the first ``__exit__`` on the way: `torch.no_grad()` would stay in force.
-            threading.Thread(target=self._insist, args=(run, kind), daemon=True).start()
+            self._stops.put((run, kind, _UNWIND_S))
         else:
-            self._signal(run, kind)
-
-    def _insist(self, run: int, kind: type[KeyboardInterrupt]) -> None:
-        """The collective has raised, and the code may have gone on all the same."""
-        time.sleep(_UNWIND_S)
-        if self._interrupts.running == run:
             self._signal(run, kind)
 
     def _signal(self, run: int, kind: type[KeyboardInterrupt]) -> None:
@@ -154,23 +186,49 @@ class ControlThread:
             # What it started and waits for (`os.system`, a pipeline) is to end as well; its terminal
             # would tell the whole group.
             signal_own_group(signal.SIGINT)
-            threading.Thread(target=self._free_if_stuck, args=(run,), daemon=True).start()
+            self._stops.put((run, kind, None))
+
+    def _see_to_stops(self) -> None:
+        """Signal runs that go on after their collective has raised; free those that ignore their signal."""
+        while True:
+            try:
+                run, kind, after_s = self._stops.get()
+                if after_s is None:
+                    self._free_if_stuck(run)
+                elif self._is_over(run, after_s):
+                    continue
+                else:
+                    self._signal(run, kind)
+            except BaseException as error:
+                self._take(error)
+
+    def _is_over(self, run: int, after_s: float) -> bool:
+        """Wait for so long, and no longer than a run executes; whether it has ended."""
+        until = time.monotonic() + after_s
+        while self._interrupts.running == run and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return self._interrupts.running != run
 
     def _free_if_stuck(self, run: int) -> None:
         """The main thread may sit in C++ and not see its signal: then cut what it waits for.
 
         What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is its own
-        affair, unless that waits in a collective again; and C++ that computes is waited for.
+        affair, unless that waits in a collective again; and C++ that computes is waited for. Where user code
+        handles, ignores or blocks SIGINT, a signal of our own follows.
         """
-        while self._interrupts.running == run:
-            waits = self._is_in_collective()
-            if not waits:
-                time.sleep(_UNWIND_S)
-                waits = self._is_in_collective() or (
-                    self._interrupts.is_pending(run) and main_thread_sleeps()
-                )
-            if waits and self._interrupts.running == run and self._groups.release():
+        asked_at = time.monotonic()
+        while not (self._is_in_collective() and self._groups.release()):
+            if self._is_over(run, _UNWIND_S):
                 return
+            if self._interrupts.is_pending(run):
+                may_take_s = _HANDLER_S if self._interrupts.is_handled_by_user() else 0.0
+                grace_s = _DESCRIBE_S if self._interrupts.is_describing else may_take_s
+                if time.monotonic() - asked_at > grace_s:
+                    self._interrupts.insist(run)
+                    if self._is_over(run, _LOOK_S):
+                        return
+                if self._interrupts.is_pending(run) and main_thread_sleeps() and self._groups.release():
+                    return
 
     def _is_in_collective(self) -> bool:
         return self._waits(look_at_main_thread(self._shell)) is not None
@@ -240,9 +298,12 @@ class ControlThread:
         return Parcel(Done(verb.run, pickled), tuple(buffers))
 
 
-def _leave() -> None:
-    import atexit
+def _write(text: str) -> None:
+    """Write to descriptor 2; the agent shows it with the rank's number."""
+    os.write(2, f"cellmesh: {text}\n".encode(errors="replace"))
 
+
+def _leave() -> None:
     try:
         atexit._run_exitfuncs()
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 from IPython.core.debugger import Pdb
 
 from ..errors import CellmeshError
+from .exceptions import traceback_of
 from .thread_stacks import is_machinery, stack_of, user_part
 from .tracing import stop_tracing
 
@@ -111,7 +112,7 @@ def post_mortem() -> None:
         CellmeshError: there was none.
     """
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is None or error.__traceback__ is None:
+    if error is None or traceback_of(error) is None:
         raise CellmeshError("nothing has been raised on this rank that could be debugged")
     debugger = RankPdb()
     debugger.reset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -55,6 +55,14 @@ if TYPE_CHECKING:
     from .looking.answering import Looker
     from .profiling import CellProfiler
     from .timing import Stopwatch
+
+
+# What Python begins with; user code may set one that neither a heal nor a description gets along with.
+_MIN_RECURSION = 1000
+
+
+def _allow_recursion() -> None:
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), _MIN_RECURSION))
 
 
 async def _await(value: Any) -> Any:
@@ -130,15 +138,8 @@ class Executor:
                 self._interrupts.end()
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
             outcome = error
-            if type(work) is RunCall:
-                remember_error(error)
         if isinstance(outcome, BaseException):
-            seen = self._failures.as_seen(work.run, outcome)
-            self._on_end(work.run, seen)
-            if isinstance(seen, KeyboardInterrupt):
-                end_children(work.run)
-            answer: Parcel[Any] = self._failures.describe(work.run, seen)
-            self._look_after_failure()
+            answer: Parcel[Any] = self._describe_failure(work, outcome)
         else:
             self._on_end(work.run, None)
             answer = self._with_counts(outcome)
@@ -149,6 +150,49 @@ class Executor:
         self._tracker.enter(-1)
         self._pump.send(answer, ends_run=True, more_follows=more_follows)
         return type(answer.verb) is Done
+
+    def _describe_failure(self, work: Work, error: BaseException) -> Parcel[Any]:
+        try:
+            _allow_recursion()
+            self._interrupts.describe(work.run)
+            if type(work) is RunCall:
+                remember_error(error)
+            error = self._failures.as_seen(work.run, error)
+            self._on_end(work.run, error)
+            if issubclass(type(error), KeyboardInterrupt):
+                end_children(work.run)
+            answer = self._failures.describe(work.run, error)
+            self._look_after_failure()
+        finally:
+            self._interrupts.end()
+        return answer
+
+    def rescue(self, run: int, error: BaseException, more_follows: bool) -> bool:
+        """Answer a run of which an exception has left `execute`.
+
+        User code can have any line of ours raise: by a profile function, a recursion limit that is too low,
+        a signal's handler, an exception for this thread. The first two are taken back.
+        """
+        sys.setprofile(None)
+        sys.settrace(None)
+        _allow_recursion()
+        self._interrupts.describe(run)
+        self._on_end(run, error)
+        self._groups.mark_broken()
+        answer = self._failures.describe(run, error)
+        self._interrupts.end()
+        self._tracker.enter(-1)
+        if self._pump.has_answered(run):
+            self._pump.flush()
+        else:
+            self._pump.send(answer, ends_run=True, more_follows=more_follows)
+        return False
+
+    def end_as_child(self, end: Callable[[BaseException | None], NoReturn]) -> None:
+        """This process was forked from the rank's: what it executes is its last."""
+        self._on_end = lambda run, error: end(error)
+        for callbacks in self._shell.events.callbacks.values():
+            callbacks.clear()  # what they show and send is the rank's
 
     def _with_counts(self, answer: Parcel[Done]) -> Parcel[Done]:
         """Tell on which groups the run has begun collectives."""
@@ -212,7 +256,11 @@ class Executor:
         return self._value(work.run, answer, "the answer")
 
     def _look_after_failure(self) -> None:
-        if model_reset.look_after_failure():
+        try:
+            is_dirty = model_reset.look_after_failure()
+        except BaseException:  # an interrupt, since code of a model's does not end
+            is_dirty = True
+        if is_dirty:
             self._groups.mark_broken()
 
     def _begin_run(self, work: RunCall | RunCell) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 import types
 from collections.abc import Callable
 
@@ -10,18 +10,18 @@ import msgspec
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from ..errors import CellmeshError, GroupDown, Released, UnpicklableError
+from ..errors import CellmeshError, GroupDown, Released
+from ..stdlib import time
 from ..wire import payload
 from ..wire.framing import Parcel
 from ..wire.messages import Failed
 from .activity import Stop, Waited, describe_interruption
+from .exceptions import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .groups.groups import Groups
 from .groups.stopping import lost_its_peers
 from .shell import RankShell
 from .travel import reduce_for_notebook
 
-_MAX_TEXT = 10_000
-_MAX_NAME = 200
 # A larger exception stays on its rank: one of all ranks would come to the notebook at once.
 EXCEPTION_BYTES = 4 << 20
 # How errors of torch's begin that come of how ranks live on, and what to do here.
@@ -54,48 +54,50 @@ class Failures:
         """As `_failure`, whatever the exception's own code does when it is looked at."""
         try:
             return self._failure(run, error)
-        except BaseException as why:  # the run has ended: nobody interrupts this
-            kind = type(error).__name__[:_MAX_NAME]
-            text = f"(not shown: {type(why).__name__}: {_text_of(why)})"
+        except BaseException as why:
+            kind = name_of(error)
+            text = f"(not shown: {name_of(why)}: {text_of(why)})"
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
     def as_seen(self, run: int, error: BaseException) -> BaseException:
         """The error as its user should see it: interrupts, and connections that were cut, as such."""
         seen = _as_interrupt(error)
         stop = self._stop_of(run)  # None: others may have cut the connections before this rank was told
+        # By their types: ``isinstance`` would ask an exception for its ``__class__``.
         was_cut = lost_its_peers(error) or (
-            stop is not None and isinstance(error, GroupDown | dist.DistError)
+            stop is not None and issubclass(type(error), GroupDown | dist.DistError)
         )
-        if isinstance(seen, KeyboardInterrupt) or not was_cut or not self._groups.is_broken:
+        if issubclass(type(seen), KeyboardInterrupt) or not was_cut or not self._groups.is_broken:
             return seen
-        stopped = (Released if stop is None else stop.kind)().with_traceback(error.__traceback__)
+        stopped = (Released if stop is None else stop.kind)().with_traceback(traceback_of(error))
         stopped.__cause__ = error
         return stopped
 
     def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
-        text = _text_of(error)
-        line = self._shell.line_in_cell(error.__traceback__)
+        text, tb = text_of(error), traceback_of(error)
+        line = self._shell.line_in_cell(tb)
         hint = next((hint for begin, hint in _HINTS.items() if text.startswith(begin)), None)
-        if hint is not None and hint not in getattr(error, "__notes__", ()):
-            error.add_note(hint)
-        if isinstance(error, Released):
+        with contextlib.suppress(BaseException):  # of the exception's own code
+            if hint is not None and hint not in getattr(error, "__notes__", ()):
+                error.add_note(hint)
+        if type(error) is Released:
             return self._release(run, error, line)
-        if isinstance(error, KeyboardInterrupt):
-            text = text or describe_interruption(error.__traceback__, error.__context__)
+        kind = name_of(error)
+        if issubclass(type(error), KeyboardInterrupt):
+            text = text or describe_interruption(tb, handled_by(error))
             text += _describe_handled(error)
-            traceback = f"{type(error).__name__}: {text}" + (f" at line {line}" if line else "")
-        elif isinstance(error, CellmeshError):
-            traceback = f"{type(error).__name__}: {text}"
+            traceback = f"{kind}: {text}" + (f" at line {line}" if line else "")
+        elif issubclass(type(error), CellmeshError):
+            traceback = f"{kind}: {text}"
         else:
             traceback = self._shell.render_traceback(error)
-            if len(traceback) > 4 * _MAX_TEXT:
-                traceback = f"{traceback[: 2 * _MAX_TEXT]}\n…\n{traceback[-2 * _MAX_TEXT :]}"
-        kind = type(error).__name__[:_MAX_NAME]
-        verb = Failed(run, kind, text, traceback, line, in_step=interrupted_step(error.__traceback__))
+            if len(traceback) > 4 * MAX_TEXT:
+                traceback = f"{traceback[: 2 * MAX_TEXT]}\n…\n{traceback[-2 * MAX_TEXT :]}"
+        verb = Failed(run, kind, text, traceback, line, in_step=interrupted_step(tb))
         try:
             pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
-        except UnpicklableError as why:
-            return Parcel(msgspec.structs.replace(verb, why_no_payload=str(why)))
+        except BaseException as why:  # of an `UnpicklableError`, or of the exception's own code
+            return Parcel(msgspec.structs.replace(verb, why_no_payload=text_of(why)))
         num_bytes = len(pickled.stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
         if num_bytes > EXCEPTION_BYTES:
             why_not = (
@@ -115,7 +117,7 @@ class Failures:
         text = (
             f"waited in {waited.collective}"
             if waited.collective
-            else describe_interruption(error.__traceback__, error.__context__).replace(
+            else describe_interruption(traceback_of(error), handled_by(error)).replace(
                 "interrupted in", "ran"
             )
         )
@@ -133,48 +135,29 @@ class Failures:
             True,
             waited.collective,
             waited.waited_s,
-            interrupted_step(error.__traceback__),
+            interrupted_step(traceback_of(error)),
         )
         return Parcel(verb, tuple(buffers))
 
 
 def _as_interrupt(error: BaseException) -> BaseException:
     """The KeyboardInterrupt that an error came from, where library code met it unprepared."""
-    cause: BaseException | None = error
-    seen: set[int] = set()  # user code can make a circle of causes
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, KeyboardInterrupt):
-            return cause
-        seen.add(id(cause))
-        cause = cause.__context__ if cause.__cause__ is None else cause.__cause__
-    return error
+    return next((each for each in chain_of(error) if issubclass(type(each), KeyboardInterrupt)), error)
 
 
 def _describe_handled(error: BaseException) -> str:
     """The error of the user's own code that was being handled when this one struck, as in a ``finally``."""
-    cause: BaseException | None = error
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, Exception) and not lost_its_peers(cause):
-            return f", while handling {type(cause).__name__}: {_text_of(cause)}"
-        seen.add(id(cause))
-        cause = cause.__context__ if cause.__cause__ is None else cause.__cause__
+    for each in chain_of(error):
+        if issubclass(type(each), Exception) and not lost_its_peers(each):
+            return f", while handling {name_of(each)}: {text_of(each)}"
     return ""
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        text = str.__str__(str(error))  # a subclass of str would not be encoded
-    except BaseException as e:  # SystemExit would end the rank
-        return f"<its str() raised {type(e).__name__}>"
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({len(text):,} characters)"
 
 
 def interrupted_step(traceback: types.TracebackType | None) -> bool:
     """Whether an exception left an optimizer's ``step``: some parameters may have stepped, others not."""
     while traceback is not None:
         frame = traceback.tb_frame
-        if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), Optimizer):
+        if frame.f_code.co_name == "step" and issubclass(type(frame.f_locals.get("self")), Optimizer):
             return True
         traceback = traceback.tb_next
     return False

@@ -3,40 +3,54 @@
 SIGINT alone cannot say whom it means: it may arrive between two runs. So the control thread names the run
 first, then signals; the handler raises only while that very run executes. A run that is still queued is
 cancelled by its number.
+
+User code may handle SIGINT itself, ignore or block it: `Interrupts.insist` sends a signal of our own.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import sys
-import threading
 import types
+from collections.abc import Callable
+
+from ..stdlib import os, signal, threading
+from .processes import ignore_from_any_thread
 
 # Answers to interrupts of runs that never come are forgotten beyond this.
 _MAX_CANCELLED = 1000
-_AGAIN_S = 0.01
+# A real-time signal of our own. Those at both ends of the range are taken by libc, debuggers and profilers.
+_OWN_SIGNAL = signal.SIGRTMIN + 11
 
 
 class Interrupts:
-    """Who is to be interrupted. `begin`, `end` and the handler belong to the main thread."""
+    """Who is to be interrupted. `begin`, `end` and the handler belong to the main thread.
+
+    Attributes:
+        running: the run that executes, -1 if none does.
+        num_begun: how many runs have begun.
+        is_describing: its code has failed, and what the failure was is being found out.
+        on_dropped: given a run and what it was to end with, where Python has dropped that: in a finalizer.
+    """
 
     def __init__(self) -> None:
         self.running = -1
-        self.num_begun = 0  # runs so far
+        self.num_begun = 0
         self._wanted = -1
         self._kind: type[KeyboardInterrupt] = KeyboardInterrupt
         self._cancelled: dict[int, type[KeyboardInterrupt]] = {}
         self._shields = 0
         self._held_back = False
         self._pid = os.getpid()
+        self.is_describing = False
+        self.on_dropped: Callable[[int, type[KeyboardInterrupt]], None] = lambda run, kind: None
+        self._handler = self._on_signal
         self._main = threading.main_thread().ident
         self._report_unraisable = sys.unraisablehook
 
     def install(self) -> None:
         """Take over SIGINT; call it on the main thread."""
-        signal.signal(signal.SIGINT, self._on_signal)
+        self._handle_signals()
         self._report_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
@@ -46,10 +60,8 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: the run was interrupted while it waited.
         """
-        if signal.getsignal(signal.SIGINT) != self._on_signal:
-            signal.signal(
-                signal.SIGINT, self._on_signal
-            )  # an earlier run's code has put another in its place
+        if signal.getsignal(signal.SIGINT) is not self._handler:
+            self._handle_signals()  # an earlier run's code has put another handler in its place
         # In this order, and the other way round in `request`: one of the two sees what the other has done.
         self.running = run
         self.num_begun += 1
@@ -61,7 +73,15 @@ class Interrupts:
     def end(self) -> None:
         """The main thread is done with its run."""
         self.running = self._wanted = -1
-        self._held_back = False
+        self._held_back = self.is_describing = False
+
+    def _handle_signals(self) -> None:
+        for number in (signal.SIGINT, _OWN_SIGNAL):
+            signal.signal(number, self._handler)
+
+    def describe(self, run: int) -> None:
+        """The code of a run has failed, and code of its exception runs now: only `insist` interrupts that."""
+        self.running, self.is_describing = run, True
 
     def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
         """Interrupt a run, from any other thread.
@@ -83,8 +103,23 @@ class Interrupts:
         self._kind = kind
         self._wanted = run
         assert self._main is not None
-        signal.pthread_kill(self._main, signal.SIGINT)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # user code wants SIGINT to end the process
+            ignore_from_any_thread(signal.SIGINT)  # until the next run begins
+            self.insist(run)
+        else:
+            signal.pthread_kill(self._main, signal.SIGINT)
         return True
+
+    def insist(self, run: int) -> None:
+        """Interrupt a run that has not seen `request`: whatever SIGINT does there now."""
+        if self._wanted == run and self._main is not None:
+            signal.pthread_kill(self._main, _OWN_SIGNAL)
+            signal.raise_signal(_OWN_SIGNAL)  # here: the main thread may block all signals
+
+    def is_handled_by_user(self) -> bool:
+        """Whether user code has a function of its own for SIGINT."""
+        handler = signal.getsignal(signal.SIGINT)
+        return callable(handler) and handler not in (self._handler, signal.default_int_handler)
 
     def is_pending(self, run: int) -> bool:
         """Whether a run has been asked to end and the main thread has not seen it yet."""
@@ -96,6 +131,8 @@ class Interrupts:
                 signal.default_int_handler(signum, frame)
             return
         if self.running < 0 or self.running != self._wanted:
+            return
+        if self.is_describing and signum != _OWN_SIGNAL:
             return
         while frame is not None:
             if frame.f_code is Interrupts.end.__code__:
@@ -114,13 +151,9 @@ class Interrupts:
         """
         kind = unraisable.exc_type
         if issubclass(kind, KeyboardInterrupt) and self.running >= 0:
-            threading.Timer(_AGAIN_S, self._request_again, [self.running, kind]).start()
+            self.on_dropped(self.running, kind)
         else:
             self._report_unraisable(unraisable)
-
-    def _request_again(self, run: int, kind: type[KeyboardInterrupt]) -> None:
-        if self.running == run:
-            self.request(run, kind)
 
     # A context manager for the few lines of ours that user code calls and that must not be cut in half.
     def __enter__(self) -> None:

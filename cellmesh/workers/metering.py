@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import os
 import resource
 from dataclasses import dataclass
 
 import torch
 
+from ..stdlib import os
 from ..wire.messages import MemoryUse
 from .gpu_load import UNKNOWN, GpuLoad
 

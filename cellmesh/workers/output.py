@@ -8,10 +8,10 @@ descriptors 1 and 2.
 from __future__ import annotations
 
 import collections
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..stdlib import os
 from ..wire.messages import Output, Skipped, StreamName
 
 BURST_BYTES = 256 * 1024

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import resource
 import signal
-import time
 from collections.abc import Collection, Iterable, Iterator
 
+from ..stdlib import open, os, time
 from ..wire.place import process_stat
 
 _PR_SET_PDEATHSIG = 1
@@ -131,6 +130,11 @@ def signal_own_group(number: int) -> None:
         os.killpg(os.getpgrp(), number)
     except ProcessLookupError:
         return
+
+
+def ignore_from_any_thread(number: int) -> None:
+    """Ignore a signal; Python's own function for this works on the main thread only."""
+    _libc.signal(number, ctypes.c_void_p(int(signal.SIG_IGN)))
 
 
 def read_limits(pid: int) -> str:

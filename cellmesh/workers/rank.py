@@ -14,6 +14,7 @@ import random
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,15 @@ import torch.distributed as dist
 from ..errors import ProtocolError
 from ..wire import marks
 from ..wire.framing import Parcel, at_rank_for_work, encode
-from ..wire.messages import Display, DisplayKind, Heal, RankReady, RankUnready, Resume, ToMainThread
+from ..wire.messages import (
+    Display,
+    DisplayKind,
+    Heal,
+    RankReady,
+    RankUnready,
+    Resume,
+    ToMainThread,
+)
 from ..wire.stream import Channel
 from .asking import Asker
 from .child_processes import follow_children
@@ -33,6 +42,7 @@ from .cuda_context import find_lost_context, report_lost_context
 from .executor import Executor
 from .failures import Failures
 from .features import late, load, load_or_say, once
+from .forked import guard_forks
 from .groups.groups import Groups, choose_placement
 from .groups.remote_calls import let_waits_be_interrupted
 from .groups.stopping import raise_as_stops
@@ -43,6 +53,7 @@ from .processes import die_with, name_command, name_process
 from .reporting import Reporter
 from .shell import RankShell, Show
 from .streams import Pump, RankStream, RunTracker
+from .threads import bound_switch_interval
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +121,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     sys.breakpointhook = late("debugger", "break_here")
     tracker.follow_threads()
     interrupts.install()
+    bound_switch_interval()
     let_waits_be_interrupted()
     follow_children(tracker.current)
     pump.start()
@@ -123,7 +135,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     control_thread = ControlThread(
         Channel(control), shell, groups, interrupts, asker, placement.device, meter, looker
     )
-    threading.Thread(target=control_thread.serve, name="cellmesh-control", daemon=True).start()
+    control_thread.start()
     shell.user_ns.update(
         rank=options.rank,
         local_rank=options.local_rank,
@@ -157,10 +169,13 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     )
     if comms is not None:
         comms.install()
-    _work(work_channel, executor, pump, options.rank)
+    guard_forks(options.rank, (work, control), executor.end_as_child, shell.render_traceback)
+    _work(work_channel, executor, pump, options.rank, shell.render_traceback)
 
 
-def _work(channel: Channel, executor: Executor, pump: Pump, rank: int) -> None:
+def _work(
+    channel: Channel, executor: Executor, pump: Pump, rank: int, render: Callable[[BaseException], str]
+) -> None:
     """Run what comes, in order; after a failure, nothing before the groups are known to be in order again.
 
     What was queued behind a failed run would meet other ranks' collectives of that run in its own.
@@ -179,10 +194,15 @@ def _work(channel: Channel, executor: Executor, pump: Pump, rank: int) -> None:
                 os._exit(1)
             except KeyboardInterrupt:  # its run had just ended
                 continue
+            except BaseException as error:  # the handler of a signal that user code has asked for (SIGALRM)
+                os.write(2, f"{render(error)}\n".encode(errors="replace"))
         elif isinstance(parcel.verb, Resume):
             holds_back = False
         else:
-            is_done = executor.execute(parcel, more_follows=bool(inbox))
+            try:
+                is_done = executor.execute(parcel, more_follows=bool(inbox))
+            except BaseException as error:
+                is_done = executor.rescue(parcel.verb.run, error, more_follows=bool(inbox))
             if not is_done and (loss := find_lost_context()):
                 report_lost_context(rank, loss)
                 pump.flush()

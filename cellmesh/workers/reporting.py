@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ..errors import MeshUsageError
+from ..stdlib import threading, time
 from ..wire.framing import Parcel
 from ..wire.messages import Logged
 from .travel import is_dtensor

@@ -31,6 +31,7 @@ from traitlets.config import Config
 from ..errors import CellmeshError
 from ..wire import sources
 from ..wire.messages import DisplayKind
+from .exceptions import plain_traceback, traceback_of
 from .features import load
 from .thread_stacks import is_machinery
 from .tracing import remember_error, stop_tracing
@@ -227,7 +228,8 @@ class RankShell(InteractiveShell):
             error = self._run_plainly(source, transformed)
         if error is not None:
             remember_error(error)
-            if self.call_pdb and isinstance(error, Exception) and not isinstance(error, BdbQuit):  # %pdb
+            kind = type(error)
+            if self.call_pdb and issubclass(kind, Exception) and not issubclass(kind, BdbQuit):  # %pdb
                 try:
                     load("debugger").post_mortem()
                 except BaseException as instead:
@@ -281,23 +283,28 @@ class RankShell(InteractiveShell):
 
     def render_traceback(self, error: BaseException) -> str:
         """An exception's traceback as a notebook shows it, with ANSI colours; user code's frames only."""
-        if isinstance(error, UsageError):
+        kind, tb = type(error), _skip_machinery(traceback_of(error))
+        if issubclass(kind, UsageError):
             return f"UsageError: {error}"
-        if isinstance(error, BdbQuit):
+        if issubclass(kind, BdbQuit):
             return "BdbQuit: the debugger was left"
-        tb = _skip_machinery(error.__traceback__)
-        if isinstance(error, SyntaxError) and tb is None:
-            return self.InteractiveTB.stb2text(self.SyntaxTB.structured_traceback(type(error), error, None))
-        # IPython's rendering takes seconds for a thousand frames.
-        if isinstance(error, BaseExceptionGroup) or _depth(tb) > _MAX_RENDERED_FRAMES:
-            return "".join(traceback.format_exception(type(error), error, tb))
         try:
-            lines = self.InteractiveTB.structured_traceback(type(error), error, tb, tb_offset=0)
-            return str(self.InteractiveTB.stb2text(lines))
+            if issubclass(kind, SyntaxError) and tb is None:
+                return self.InteractiveTB.stb2text(self.SyntaxTB.structured_traceback(kind, error, None))
+            # IPython's rendering takes seconds for a thousand frames.
+            if not issubclass(kind, BaseExceptionGroup) and _depth(tb) <= _MAX_RENDERED_FRAMES:
+                lines = self.InteractiveTB.structured_traceback(kind, error, tb, tb_offset=0)
+                return str(self.InteractiveTB.stb2text(lines))
         except Exception:
-            return "".join(traceback.format_exception(type(error), error, tb))
+            pass  # rendered as Python does it
+        except BaseException:  # of the exception's own code
+            return plain_traceback(error, tb)
         finally:
             _forget_syntax_trees()
+        try:
+            return "".join(traceback.format_exception(kind, error, tb))
+        except BaseException:  # also a group too deep to be walked
+            return plain_traceback(error, tb)
 
     def line_in_cell(self, tb: types.TracebackType | None) -> int:
         """The innermost line of a cell in a traceback, 0 if there is none."""

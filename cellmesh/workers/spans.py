@@ -10,11 +10,11 @@ from __future__ import annotations
 import collections
 import math
 import struct
-import time
 from array import array
 from time import monotonic
 from typing import Any
 
+from ..stdlib import time
 from ..wire.looks import History
 from ..wire.past import CellSpan, Operations, Past, What
 

@@ -12,15 +12,13 @@ import collections
 import contextlib
 import contextvars
 import io
-import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ..stdlib import os, threading, time
 from ..wire.framing import Parcel
-from ..wire.messages import Display, StreamName
+from ..wire.messages import Display, Done, Failed, StreamName
 from .output import Gate, Log
 
 # How long text is gathered before it is sent, so that a loop of prints makes few messages.
@@ -141,6 +139,10 @@ class Pump:
             else:
                 self._flush()
 
+    def has_answered(self, run: int) -> bool:
+        """Whether the answer to a run is among what has yet to be posted."""
+        return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
+
     def flush(self) -> None:
         """Send everything that has been gathered and deferred."""
         with self._shield, self._lock:
@@ -198,11 +200,12 @@ class Pump:
             self._due.wait()
             time.sleep(GATHER_S if self._pieces else _MORE_FOLLOWS_S)
             self._due.clear()
-            with self._lock:
+            with contextlib.suppress(BaseException), self._lock:  # else this rank would be silent for good
                 self._flush()
 
     def _note_fork(self) -> None:
         self._forked = True
+        self._lock = threading.RLock()  # a thread that is not there any more may have held it
 
 
 def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, StreamName, str]]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-import threading
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from ..stdlib import threading
 
 _MACHINERY = ("IPython.core.", "cellmesh.")
 
@@ -63,6 +64,12 @@ def stack_of_main_thread() -> list[types.FrameType]:
         return stack_of(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
+def module_of(frame: types.FrameType | None) -> str:
+    """The module that a frame's code says it is of, "" if none; globals may be a mapping of the user's."""
+    name = None if frame is None else dict.get(frame.f_globals, "__name__")
+    return name if type(name) is str else ""
+
+
 def local_value(frame: types.FrameType, name: str) -> object:
     """What a name means in a frame of a thread that runs; None if nothing."""
     with collector_off():
@@ -71,7 +78,7 @@ def local_value(frame: types.FrameType, name: str) -> object:
 
 def is_machinery(frame: types.FrameType) -> bool:
     """Whether a frame is of IPython's or our own machinery around user code."""
-    return str(frame.f_globals.get("__name__", "")).startswith(_MACHINERY)
+    return module_of(frame).startswith(_MACHINERY)
 
 
 def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch._C._distributed_c10d import Work
 
+from ..stdlib import time
 from ..wire.messages import Timing
 from .groups.groups import Groups
 from .groups.ledger import Ledger

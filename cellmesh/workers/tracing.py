@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from bdb import BdbQuit
 
+from .exceptions import traceback_of
+
 
 def stop_tracing() -> None:
     """The cell is over: what comes next is not stepped through."""
@@ -13,8 +15,8 @@ def stop_tracing() -> None:
 
 def remember_error(error: BaseException | None) -> None:
     """Keep what a cell or call has raised, for `post_mortem`; None forgets it."""
-    if isinstance(error, BdbQuit):
+    if issubclass(type(error), BdbQuit):
         return
     sys.last_type = None if error is None else type(error)
     sys.last_value = sys.last_exc = error  # type: ignore[attr-defined]
-    sys.last_traceback = None if error is None else error.__traceback__
+    sys.last_traceback = None if error is None else traceback_of(error)

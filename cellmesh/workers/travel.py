@@ -10,6 +10,7 @@ import torch
 
 from ..errors import UnpicklableError
 from ..wire.looks import Refusal
+from .exceptions import name_of, text_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -38,11 +39,4 @@ def is_dtensor(value: Any) -> TypeGuard[DTensor]:
 
 def refusal(error: BaseException) -> Refusal:
     """What is told of an error, whatever its own code does."""
-    return Refusal(type(error).__name__, _text_of(error))
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str.__str__(str(error))[:10_000].encode("utf-8", "replace").decode()
-    except BaseException as e:
-        return f"<its str() raised {type(e).__name__}>"
+    return Refusal(name_of(error), text_of(error).encode("utf-8", "replace").decode())

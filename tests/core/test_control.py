@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from cellmesh.workers import control
 from cellmesh.workers.activity import Activity
 from cellmesh.workers.control import ControlThread
 from cellmesh.workers.groups.ledger import Operation
@@ -22,8 +22,8 @@ class Clocked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.last: Operation | None = None
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        groups = SimpleNamespace(current=lambda: None, last_operation=lambda: self.last)
+        monkeypatch.setattr(control.time, "monotonic", lambda: self.now)
+        groups = SimpleNamespace(current=lambda: None, last_operation=lambda: self.last, missing=lambda: "")
         device = torch.device("cpu")
         parts = cast(Any, [None, None, groups, SimpleNamespace(running=7), None, device, None, None])
         self.thread = ControlThread(*parts)

@@ -17,9 +17,10 @@ PACKAGE = Path(cellmesh.__file__).parent
 ALLOWED = {
     "errors": set(),
     "reporting": set(),
+    "stdlib": set(),
     "wire": {"errors"},
-    "workers": {"wire", "errors"},
-    "controller": {"wire", "errors"},
+    "workers": {"wire", "errors", "stdlib"},
+    "controller": {"wire", "errors", "stdlib"},
     "magics": {"controller", "wire", "errors"},
     "cli": {"magics", "controller", "workers", "wire", "errors", "__init__"},
     "__init__": {"controller", "magics", "reporting", "errors"},

@@ -21,6 +21,8 @@ def interrupts() -> Iterator[Interrupts]:
     before = signal.getsignal(signal.SIGINT), sys.unraisablehook
     interrupts = Interrupts()
     interrupts.install()
+    # As the control thread has it done: what is raised in the hook that calls this would be dropped, too.
+    interrupts.on_dropped = lambda run, kind: threading.Timer(0.01, interrupts.request, [run, kind]).start()
     try:
         yield interrupts
     finally:
@@ -370,4 +372,77 @@ def test_a_request_that_meets_the_begin_of_its_run_is_not_lost(
     monkeypatch.setattr(interrupts, "_cancelled", Meeting())
     with pytest.raises(KeyboardInterrupt):
         interrupts.request(5)
+    interrupts.end()
+
+
+# ---- where user code has SIGINT for itself
+
+
+def blocked() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+@pytest.fixture
+def insist(interrupts: Interrupts) -> Iterator[Callable[[], None]]:
+    """Have run 5, which has not seen a first interrupt, interrupted from a thread that is there already."""
+    go = threading.Event()
+    thread = threading.Thread(target=lambda: go.wait(WAIT_S) and interrupts.insist(5), daemon=True)
+    thread.start()
+
+    def be_insisted_on() -> None:
+        assert interrupts.is_pending(5)
+        go.set()
+        thread.join(WAIT_S)
+        do_something()
+
+    yield be_insisted_on
+    go.set()
+    thread.join(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        lambda: signal.signal(signal.SIGINT, lambda *_: None),
+        blocked,
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()),
+    ],
+    ids=["ignored", "handled", "blocked", "all blocked"],
+)
+def test_insisting_interrupts_whatever_sigint_does(
+    take: Callable[[], Any], interrupts: Interrupts, insist: Callable[[], None]
+) -> None:
+    interrupts.begin(5)
+    take()
+    try:
+        from_beside(lambda: interrupts.request(5))
+        do_something()
+        with pytest.raises(KeyboardInterrupt):
+            insist()
+        assert not interrupts.is_pending(5)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    interrupts.end()
+    interrupts.begin(6)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 6)
+
+
+def test_where_sigint_would_end_the_process_none_is_sent(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    interrupts.end()
+
+
+def test_only_insisting_interrupts_the_description_of_a_failure(
+    interrupts: Interrupts, insist: Callable[[], None]
+) -> None:
+    interrupts.describe(5)
+    from_beside(lambda: interrupts.request(5))
+    do_something()
+    with pytest.raises(KeyboardInterrupt):
+        insist()
     interrupts.end()

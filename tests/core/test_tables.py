@@ -97,7 +97,9 @@ def test_the_status_tells_what_each_rank_does() -> None:
         "rank": "0", "host": "node", "pid": "100", "device": "cpu", "state": "idle", "memory": "123.5 MB",
     }  # fmt: skip
     assert row_of(table, 1)["state"] == "In[3]: in all_reduce at line 5"
-    assert row_of(table, 2)["state"] == "running, does not answer"
+    assert (
+        row_of(table, 2)["state"] == "running; its control thread does not answer, so a stop may not reach it"
+    )
     dead = row_of(table, 3)
     assert (dead["pid"], dead["state"], dead["memory"]) == ("-", "dead: killed by SIGKILL", "-")
 

@@ -23,6 +23,15 @@ def mesh() -> Iterator[cm.Mesh]:
         check_nothing_left(directory)
 
 
+@pytest.fixture(scope="module")
+def quick() -> Iterator[cm.Mesh]:
+    """Two ranks, which are released soon after a failure, shared by a module's tests."""
+    with own_runtime_dir() as directory:
+        with cm.start(2, settle_s=0.1) as started:
+            yield started
+        check_nothing_left(directory)
+
+
 @pytest.fixture
 def own_mesh(runtime_dir: Path) -> Iterator[cm.Mesh]:
     """Two ranks for one test that harms them."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...stdlib import time
 from ...wire.looks import AnySubject, Refusal
 from ...wire.messages import Look
 

@@ -168,7 +168,7 @@ def doing(info: RankInfo, state: RankState | None) -> str:
     if info.phase == "dead":
         return f"dead: {info.ending}"
     if state is None:
-        return f"{info.phase}, does not answer"
+        return f"{info.phase}; its control thread does not answer, so a stop may not reach it"
     cell = f"In[{state.execution_count}]: " if state.execution_count else ""
     new = f"; new and empty: its predecessor {info.predecessor_ending}" if info.predecessor_ending else ""
     return f"{cell}{describe_state(state)}{new}"

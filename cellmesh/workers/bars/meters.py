@@ -10,17 +10,18 @@ from __future__ import annotations
 import collections
 import dis
 import itertools
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...stdlib import os, threading, time
 from ...wire.framing import Parcel
 from ...wire.messages import Bar, BarState
+from ..exceptions import chain_of, traceback_of
+from ..thread_stacks import module_of
+from ..threads import start_thread
 
 GATHER_S = 0.1
 # So many bars are opened at once, and so many a second, without having to wait for the others.
@@ -106,7 +107,7 @@ class Meters:
         self._num_openings = _MAX_OPENINGS
         self._opened_at = 0.0
         self._due = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = 0
 
     @property
     def is_usable(self) -> bool:
@@ -238,9 +239,8 @@ class Meters:
         if is_due:
             self.flush()
         elif self.is_usable:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._send_gathered, name="cellmesh-bars", daemon=True)
-                self._thread.start()
+            if not self._thread:
+                self._thread = start_thread(self._send_gathered)
             self._due.set()
 
     def _send_gathered(self) -> None:
@@ -306,7 +306,7 @@ def _text(text: str) -> str:
 def spot_outside() -> Spot | None:
     """Where user code is that ends a bar by leaving it: a loop's ``break``, or an exception on its way."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_machinery(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and _is_machinery(module_of(frame)):
         frame = frame.f_back
     at = frame.f_lasti
     if at < 0:
@@ -319,15 +319,11 @@ def spot_outside() -> Spot | None:
 def spots_of(error: BaseException) -> set[Spot]:
     """The places in user code that an exception, or what it came of, has gone through."""
     spots: set[Spot] = set()
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        tb = current.__traceback__
+    for each in chain_of(error):
+        tb = traceback_of(each)
         while tb is not None:
             spots |= {(id(tb.tb_frame), tb.tb_lasti), (id(tb.tb_frame), -1)}
             tb = tb.tb_next
-        current = current.__cause__ or current.__context__
     return spots
 
 

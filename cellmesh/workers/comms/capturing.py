@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextvars
 import json
-import threading
-import time
 from typing import Any
 
+from ...stdlib import threading, time
 from ...wire.messages import DisplayKind, StreamName
 
 # What one widget holds at most; the oldest goes.

@@ -10,11 +10,11 @@ import base64
 import contextlib
 import json
 import numbers
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+
+from ...stdlib import threading, time
 
 # How long updates are gathered, so that a loop that counts in a label makes few messages.
 GATHER_S = 0.05

@@ -18,18 +18,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import os
-import select
-import socket
 import struct
 import termios
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any
 
 import torch
+
+from ...stdlib import os, select, socket, threading, time
+from ..threads import start_thread
 
 # A descriptor and the inode behind it: the number alone may have come to mean something else.
 Sockets = Mapping[int, int]
@@ -134,7 +132,7 @@ def _traffic(descriptor: int) -> tuple[int, bytes]:
 
 def _time_out(group: Any) -> None:
     """Let a receive run into its time-out: gloo gives up all connections then, and tells all operations."""
-    nothing = torch.zeros(1)
+    nothing = torch.zeros(1, device="cpu")  # whatever the default device is
     for backend in _backends(group, "gloo"):
         for peer in set(range(backend.size())) - {backend.rank()}:
             with contextlib.suppress(RuntimeError):
@@ -142,20 +140,22 @@ def _time_out(group: Any) -> None:
 
 
 class Drain:
-    """Keeps connections open that gloo has given up, and reads what still comes, until peers give them up."""
+    """Keeps connections open that gloo has given up, and reads what still comes, until peers give them up.
+
+    Its thread is there from the beginning: when it is needed there may be none left.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._descriptors: dict[int, float] = {}  # -> until when
-        self._thread: threading.Thread | None = None
+        self._holds = threading.Event()
+        start_thread(self._serve)
 
     def take(self, descriptors: Iterable[int]) -> None:
         """Keep these, which become ours, for `_HOLD_S` or until `let_go`."""
         with self._lock:
             self._descriptors.update(dict.fromkeys(descriptors, time.monotonic() + _HOLD_S))
-            if self._thread is None and self._descriptors:
-                self._thread = threading.Thread(target=self._serve, name="cellmesh-drain", daemon=True)
-                self._thread.start()
+            self._holds.set()
 
     @property
     def num_held(self) -> int:
@@ -169,12 +169,13 @@ class Drain:
 
     def _serve(self) -> None:
         while True:
+            self._holds.wait()
             with self._lock:
                 now = time.monotonic()
                 self._close([one for one, until in self._descriptors.items() if until < now])
                 if not self._descriptors:
-                    self._thread = None
-                    return
+                    self._holds.clear()
+                    continue
                 poll = select.poll()
                 for descriptor in self._descriptors:
                     poll.register(descriptor, select.POLLIN)

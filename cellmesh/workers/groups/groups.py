@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ...stdlib import os
 from ...wire.messages import GroupCount
 from ..spans import Spans
 from . import cutting, descriptors, remote_calls

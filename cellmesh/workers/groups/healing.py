@@ -7,7 +7,6 @@ plain ``ProcessGroup``, which is replaced when the group is healed; see `passing
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,10 +22,14 @@ from torch.futures import Future
 from ...errors import GroupDown
 from ...wire.messages import GroupCount
 from ...wire.past import What
+from ..threads import start_thread
 from . import cutting
 from .blueprint import GroupPlan
 from .ledger import Ledger, has_ended_well
 from .passing import pass_on_everything
+
+# Groups that were taken down where there was no thread to end them in.
+_kept: list[Any] = []
 
 
 class _Down:
@@ -106,8 +109,9 @@ class HealableGroup(ProcessGroup):
         self.is_up = False
         # Its end waits for gloo's threads, and one of them may wait without end for a rank that died.
         retired, self._inner = [self._inner], _Down(text)
-        if type(retired[0]) is not _Down and retired[0] is not None:
-            threading.Thread(target=retired.clear, name="cellmesh-retire", daemon=True).start()
+        has_ended = type(retired[0]) is _Down or retired[0] is None or start_thread(retired.clear)
+        if not has_ended:
+            _kept.append(retired)
         self.sockets = {}
         self._reset_counts()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import Work
 
+from ...stdlib import threading
 from ..spans import Spans
 from .cutting import Drain
 from .patience import Patience

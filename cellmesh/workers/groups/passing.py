@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
-import time
 import types
 import weakref
 from collections.abc import Callable
@@ -22,6 +20,8 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._dynamo import eval_frame
 
+from ...stdlib import threading, time
+from ..thread_stacks import module_of
 from .patience import NotedMessage, PatientCollective, PatientReceive
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _begin(
         return work
     if not group.is_gloo:
         spans.end(number)  # the launch: the GPU does the rest by itself
-    caller = _module_of(sys._getframe(1).f_back)
+    caller = module_of(sys._getframe(1).f_back)
     if caller == c10d.__name__ and not _is_of_join(sys._getframe(1)):
         if group.is_gloo:
             if is_message:  # it has no future
@@ -130,12 +130,8 @@ def _is_of_join(method: types.FrameType) -> bool:
     function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
     wrapper = function and function.f_back
     caller = wrapper and wrapper.f_back
-    is_of_join = _module_of(caller) == "torch.distributed.algorithms.join"
+    is_of_join = module_of(caller) == "torch.distributed.algorithms.join"
     return is_of_join and function is not None and bool(function.f_locals.get("async_op"))
-
-
-def _module_of(frame: types.FrameType | None) -> str:
-    return "" if frame is None else frame.f_globals.get("__name__", "")
 
 
 def _collective(method: str) -> Callable[..., Any]:

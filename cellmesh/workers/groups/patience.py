@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,7 +10,9 @@ from typing import Any
 from torch._C._distributed_c10d import Work
 
 from ...errors import GroupDown
+from ...stdlib import threading, time
 from ..spans import Spans
+from ..threads import start_thread
 from .store import Waits
 
 _STEP_S = 0.02
@@ -96,18 +96,20 @@ class Patience:
 
         num_ends = self._num_ends
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
-        thread = threading.Thread(target=call, name="cellmesh-wait", daemon=True)
+        thread = 0
         self._num_waiting += 1
         try:
-            thread.start()
+            thread = start_thread(call)
+            if not thread:
+                raise GroupDown("the limit on processes and threads is reached, and this needs a thread")
             while not done.wait(_STEP_S):
                 if self._num_ends != num_ends:
                     raise GroupDown("the wait for other ranks was ended: they will not come")
                 if time.monotonic() > deadline:
                     raise GroupDown(f"the wait for other ranks was given up after {limit_s:g} s")
         except BaseException:
-            if thread.ident is not None and not done.is_set():
-                self._waits.stop_thread(thread.ident)
+            if thread and not done.is_set():
+                self._waits.stop_thread(thread)
             raise
         finally:
             self._num_waiting -= 1

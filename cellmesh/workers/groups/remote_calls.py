@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
+
+from ...stdlib import threading
 
 
 def begin(number: int) -> None:

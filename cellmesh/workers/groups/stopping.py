@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import c10d_logger
+
+from ...stdlib import threading, time
+from ..exceptions import args_of
 
 # What gloo and NCCL say when a connection ends under an operation.
 _LOST = re.compile(
@@ -30,9 +31,9 @@ _LOOK_S = 0.02
 
 def lost_its_peers(error: BaseException) -> bool:
     """Whether an operation failed only as a connection ended."""
-    if not isinstance(error, RuntimeError):
+    if not issubclass(type(error), RuntimeError):
         return False
-    texts = [part for part in error.args if type(part) is str]  # its own `__str__` may do anything
+    texts = [part for part in args_of(error) if type(part) is str]  # its own `__str__` may do anything
     return _LOST.search(" ".join(texts)) is not None
 
 

@@ -7,10 +7,6 @@ asks again in short steps, from Python; so a signal gets the main thread out, an
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -18,6 +14,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
+from ...stdlib import os, socket, threading, time
 from ..processes import renew_resolver
 
 _CONNECT_S = 10.0
@@ -236,7 +233,9 @@ class MeshStore(InterruptibleStore):
 
     def _connect(self) -> TCPStore:
         try:  # torch's client would try for long, and write a stack a time
-            socket.create_connection((self._host, self._port), timeout=_CONNECT_S).close()
+            with socket.socket() as connection:  # what `socket.create_connection` calls may be patched
+                connection.settimeout(_CONNECT_S)
+                connection.connect((self._host, self._port))
         except OSError as error:
             raise DistNetworkError(
                 f"the c10d store at {self._host}:{self._port} cannot be reached: {error}"

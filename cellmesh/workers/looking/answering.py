@@ -64,7 +64,7 @@ class Looker:
         except NeedsCode as why:
             return Refusal("CellmeshError", _why_not(subject, why, is_beside), needs_code=True)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and not is_beside:
+            if issubclass(type(error), KeyboardInterrupt) and not is_beside:
                 raise
             return refusal(error)
 

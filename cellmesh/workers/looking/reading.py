@@ -63,7 +63,7 @@ class Copier(Reader):
 
     def __init__(self) -> None:
         self._file = -1
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def close(self) -> None:
         """Let go of the file. What was read last stays good."""

@@ -50,7 +50,7 @@ def make_storage(data: Any, is_on_cpu: bool) -> torch.UntypedStorage:
         is_on_cpu: whether it was on the CPU where it came from.
     """
     source = memoryview(data).cast("B")
-    held = torch.empty(source.nbytes, dtype=torch.uint8)
+    held = torch.empty(source.nbytes, dtype=torch.uint8, device="cpu")
     if source.nbytes:
         memory_of(held.untyped_storage())[:] = source
     return (held if is_on_cpu else held.to(find_device())).untyped_storage()

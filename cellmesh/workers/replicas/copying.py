@@ -31,6 +31,7 @@ from ...errors import CellmeshError, UnpicklableError
 from ...wire import payload
 from ...wire.framing import Frame
 from ...wire.messages import Pickled
+from ..exceptions import text_of
 from ..inspection import is_dtensor
 from . import arriving
 from .memory import memory_of
@@ -107,8 +108,10 @@ def _why_not(namespace: Mapping[str, Any], name: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             payload.check_dumps(namespace[name], name, reducer)
-    except CellmeshError as error:
-        text = str(error).removeprefix(f"{name!r}: ").removeprefix(f"{name!r} ")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the value's own code: it costs no other its place
+        text = text_of(error).removeprefix(f"{name!r}: ").removeprefix(f"{name!r} ")
         return _SHARD if text.startswith(_SHARD) else text
     return ""
 

@@ -1,0 +1,280 @@
+"""User code that changes what Python has, forks, or takes all threads: stop, release and heal work on."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any
+
+import pytest
+
+import cellmesh as cm
+from cellmesh.magics.still.tables import status_table
+
+from .conftest import Recorder
+
+WAIT_S = 60.0
+RAISE = 'def no(*args, **kwargs): raise RuntimeError("can\'t start new thread")\n'
+
+
+def replace(**names: str) -> tuple[str, str]:
+    """Have these names of modules (``os__kill``) be something else, and back."""
+    dotted = {name.replace("__", "."): value for name, value in names.items()}
+    imports = "import " + ", ".join({name.partition(".")[0] for name in dotted}) + "\n"
+    kept = "; ".join(f"kept[{name!r}] = {name}" for name in dotted)
+    changed = "; ".join(f"{name} = {value}" for name, value in dotted.items())
+    back = "; ".join(f"{name} = kept[{name!r}]" for name in dotted)
+    return f"{imports}{RAISE}kept = {{}}; {kept}\n{changed}", f"{imports}{back}"
+
+
+# As freezegun does it: whatever is a clock in any module is exchanged.
+FREEZE = """
+import sys, time
+clocks = [time.monotonic, time.time, time.perf_counter, time.monotonic_ns, time.time_ns, time.perf_counter_ns]
+froze = []
+for module in list(sys.modules.values()):
+    for name, value in list(getattr(module, "__dict__", {}).items()):
+        if any(value is clock for clock in clocks) and module.__name__ not in ("threading", "__main__"):
+            froze.append((module, name, value))
+for module, name, value in froze:
+    setattr(module, name, lambda: 0.0)
+"""
+THAW = "for module, name, value in froze: setattr(module, name, value)"
+SIGNAL = "import signal, os\n"
+DEFAULT = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+UNBLOCK = "signal.pthread_sigmask(signal.SIG_SETMASK, [])"
+
+OF_OS = ["kill", "killpg", "getpgrp", "dup", "fstat", "readlink", "listdir", "open"]
+OF_OS += ["write", "read", "pread", "close"]
+
+# What a cell does, and what another takes back.
+CHANGES = {
+    "a clock that stands": (FREEZE, THAW),
+    "a patched clock": replace(time__monotonic="lambda: 0.0", time__sleep="no", time__time="no"),
+    "hooks of threads": (
+        f"import threading\n{RAISE}threading.settrace(no); threading.setprofile(no)",
+        "threading.settrace(None); threading.setprofile(None)",
+    ),
+    "no thread left": replace(threading__Thread__start="no", _thread__start_new_thread="no"),
+    "no Thread": replace(threading__Thread="None", threading__Timer="None", threading__current_thread="no"),
+    "no sockets": replace(socket__socket="None", select__poll="None", select__select="no"),
+    "no os": replace(**{f"os__{name}": "no" for name in OF_OS}),
+    "no builtins": replace(builtins__print="no", builtins__open="no", builtins__input="no"),
+    "slow switches": ("import sys; sys.setswitchinterval(1000)", "sys.setswitchinterval(0.005)"),
+    "SIGINT ignored": (f"{SIGNAL}signal.signal(signal.SIGINT, signal.SIG_IGN)", DEFAULT),
+    "SIGINT ends": (f"{SIGNAL}signal.signal(signal.SIGINT, signal.SIG_DFL)", DEFAULT),
+    "SIGINT handled": (f"{SIGNAL}signal.signal(signal.SIGINT, lambda *a: None)", DEFAULT),
+    "SIGINT raises": (f"{SIGNAL}{RAISE}signal.signal(signal.SIGINT, no)", DEFAULT),
+    "SIGINT blocked": (f"{SIGNAL}signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])", UNBLOCK),
+    "signals blocked": (
+        f"{SIGNAL}signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())", UNBLOCK
+    ),
+    "a full wakeup descriptor": (
+        f"{SIGNAL}pipe = os.pipe(); os.set_blocking(pipe[1], False); os.write(pipe[1], bytes(65536))\n"
+        "signal.set_wakeup_fd(pipe[1])",
+        "signal.set_wakeup_fd(-1); os.close(pipe[0]); os.close(pipe[1])",
+    ),
+    "no collector": ("import gc; gc.disable()", "gc.enable()"),
+    "no streams": (
+        "import sys; streams = sys.stdout, sys.stderr; sys.stdout = sys.stderr = None",
+        "import sys; sys.stdout, sys.stderr = streams",
+    ),
+    "warnings are errors": ("import warnings; warnings.simplefilter('error')", "warnings.resetwarnings()"),
+    "no log": ("import logging; logging.disable(1000)", "logging.disable(0)"),
+    "nowhere": (
+        "import os, tempfile; here = os.getcwd(); os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())",
+        "os.chdir(here)",
+    ),
+    "no path": (
+        "import sys; paths = sys.path[:], sys.meta_path[:]; sys.path.clear(); sys.meta_path.clear()",
+        "import sys; sys.path[:], sys.meta_path[:] = paths",
+    ),
+    "names taken": (
+        "held = rank, dist, torch, mesh, device\nrank = mesh = device = get_ipython = display = None",
+        "rank, dist, torch, mesh, device = held; del get_ipython, display",
+    ),
+    "another default": ("torch.set_default_device('meta')", "torch.set_default_device(None)"),
+    "a low limit": (
+        "import sys\nfor limit in range(10, 200):\n    try: sys.setrecursionlimit(limit)\n"
+        "    except RecursionError: continue\n    break",
+        "import sys; sys.setrecursionlimit(1000)",
+    ),
+    "a profile that raises": (
+        f"import sys\n{RAISE}sys.setprofile(no)", "import sys; sys.setprofile(None)",
+    ),
+    "a trace that raises": (
+        f"import sys, threading\n{RAISE}sys.settrace(no)", "import sys; sys.settrace(None)",
+    ),
+}  # fmt: skip
+# The rank itself raises then, wherever it is: the cell may fail.
+HEALS_LATER = ("no thread left",)
+MAY_FAIL = ("a low limit", "a profile that raises", "a trace that raises")
+ALL_REDUCE = "t = T.ones(1, device='cpu'); D.all_reduce(t)"
+
+
+def steps(mesh: cm.Mesh) -> None:
+    mesh.submit_cell("import torch as T, torch.distributed as D").result(timeout_s=WAIT_S)
+    mesh.submit_cell(ALL_REDUCE).result(timeout_s=WAIT_S)
+    mesh.submit_cell("assert t.item() == 2").result(timeout_s=WAIT_S)
+
+
+def wait_until_runs(mesh: Any) -> None:
+    """Wait until every rank is in a cell."""
+    deadline = time.monotonic() + WAIT_S
+    while not all(state.run >= 0 for state in mesh.states().values()):
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_stop_release_and_heal_work_all_the_same(name: str, quick: cm.Mesh) -> None:
+    quick.cell("import torch as T, torch.distributed as D, time as C; sleep = C.sleep")
+    pids = quick.run(os.getpid).list
+    try:
+        change_and_fail(name, quick)
+    finally:
+        quick.submit_cell(CHANGES[name][1]).result(timeout_s=WAIT_S)
+    steps(quick)
+    assert quick.run(os.getpid).list == pids
+
+
+def change_and_fail(name: str, mesh: cm.Mesh) -> None:
+    try:
+        mesh.submit_cell(CHANGES[name][0]).result(timeout_s=WAIT_S)
+    except cm.RankFailure:
+        assert name in MAY_FAIL
+    with pytest.raises(cm.RankFailure) as caught:
+        mesh.submit_cell(f"if D.get_rank() == 0: 1 / 0\n{ALL_REDUCE}").result(timeout_s=WAIT_S)
+    assert "ZeroDivisionError" in str(caught.value)
+    assert "released" in str(caught.value)
+    if name not in HEALS_LATER:
+        steps(mesh)
+    for waits in ("sleep(1000)", "while True: pass", f"if D.get_rank() == 0: {ALL_REDUCE}\nsleep(1000)"):
+        if name == "signals blocked" and "sleep" in waits:
+            continue  # nothing reaches a thread that blocks all signals and sleeps
+        run = mesh.submit_cell(waits)
+        wait_until_runs(mesh)
+        run.interrupt()
+        with pytest.raises((cm.RankFailure, KeyboardInterrupt)):
+            run.result(timeout_s=WAIT_S)
+
+
+# What a child does after ``pid = os.fork()``; its exit code; what is shown of it.
+CHILDREN = {
+    "returns": ("pass", 0, None),
+    "raises": ("if not pid: 1 / 0", 1, "ZeroDivisionError"),
+    "raises oddly": ("if not pid: raise type('X', (BaseException,), {'__str__': 3})", 1, ""),
+    "exits": ("import sys\nif not pid: sys.exit(7)", 7, None),
+    "exits with a text": ("import sys\nif not pid: sys.exit('a last word')", 1, "a last word"),
+    "is interrupted": ("if not pid: raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
+    "forks and returns": ("child = pid or os.fork()\nif pid == 0 and child: os.waitpid(child, 0)", 0, None),
+    "forks and raises": (
+        "if not pid:\n    if not os.fork(): 1 / 0\n    exit_code = os.waitstatus_to_exitcode(os.wait()[1])\n"
+        "    raise SystemExit(exit_code + 4)",
+        5, "ZeroDivisionError",
+    ),
+    "has a display and figures": ("display(3)", 0, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+@pytest.mark.parametrize("way", ["cell", "call", "async cell"])
+def test_a_forked_child_that_returns_is_no_second_rank(way: str, name: str, quick: cm.Mesh) -> None:
+    body, code, shown = CHILDREN[name]
+    pids = quick.run(os.getpid).list
+    source = f"import os, atexit\natexit.register(print, 'exit handler')\npid = os.fork()\n{body}"
+    if way == "call":
+        fork = eval("lambda source: (exec(source, names := {}), names['pid'])[1]", {})
+        source = f"pid = {quick[1].submit(fork, source).result(timeout_s=WAIT_S)}"
+    elif way == "async cell":
+        source = f"import asyncio; await asyncio.sleep(0)\n{source}"
+    quick[1].submit_cell(source).result(timeout_s=WAIT_S)
+    quick[1].cell(f"import os\nassert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == {code}")
+    if shown is not None:
+        who = rf"process \d+, forked from rank 1 \(process {pids[1]}\), raised:\s"
+        wait_for_log(quick, rf"(?s){'' if 'exits' in name else who}.*{shown}")
+    for _ in range(3):
+        steps(quick)
+    assert quick.run(os.getpid).list == pids
+
+
+def wait_for_log(mesh: cm.Mesh, pattern: str) -> None:
+    """Wait until rank 1's log has this in what was written last."""
+    deadline = time.monotonic() + WAIT_S
+    while not ((log := mesh.read_log(1, 20_000)) and re.search(pattern, log.text)):
+        assert time.monotonic() < deadline, log and log.text
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [("pass", 0), ("if not pid: 1 / 0", 1), ("if not pid: exit_()", 3)]
+)
+def test_a_child_forked_in_a_thread_ends_with_its_function(body: str, code: int, quick: cm.Mesh) -> None:
+    quick[1].cell(
+        "import os, threading, sys\ndef exit_(): os._exit(3)\npids = []\n"
+        f"def work():\n    pid = os.fork()\n    pids.append(pid)\n    {body}\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
+        f"assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == {code}"
+    )
+    steps(quick)
+
+
+def test_processes_of_multiprocessing_are_left_alone(quick: cm.Mesh) -> None:
+    quick[1].cell(
+        "import multiprocessing as mp, os\ncontext = mp.get_context('fork')\n"
+        "with context.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]\n"
+        "process = context.Process(target=print, args=('child',)); process.start(); process.join()\n"
+        "assert process.exitcode == 0"
+    )
+    steps(quick)
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "MemoryError"])
+def test_an_exception_does_not_end_the_control_thread(kind: str, quick: cm.Mesh, recorder: Recorder) -> None:
+    quick[1].cell(
+        "import ctypes, threading\n"
+        "for thread in threading.enumerate():\n    if thread.name.startswith('cellmesh-'):\n"
+        "        ctypes.pythonapi.PyThreadState_SetAsyncExc(\n"
+        f"            ctypes.c_ulong(thread.ident), ctypes.py_object({kind}))"
+    )
+    while set(quick.states()) != {0, 1}:  # a question that was being read may be lost
+        pass
+    run = quick.submit_cell("print('begun')\nimport time; time.sleep(1000)", sink=recorder)
+    recorder.wait_for_line("begun")
+    run.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run.result(timeout_s=WAIT_S)
+    steps(quick)
+
+
+@pytest.mark.parametrize("name", ["__str__", "__reduce__"])
+def test_the_end_of_a_failure_whose_own_code_does_not_end_can_be_interrupted(
+    name: str, quick: cm.Mesh
+) -> None:
+    pids = quick.run(os.getpid).list
+    run = quick[1].submit_cell(
+        f"def endless(self):\n    while True: pass\nraise type('X', (Exception,), {{'{name}': endless}})"
+    )
+    wait_until_runs(quick[1])
+    run.interrupt()
+    with pytest.raises((cm.RankFailure, KeyboardInterrupt), match="X"):
+        run.result(timeout_s=WAIT_S)
+    steps(quick)
+    assert quick.run(os.getpid).list == pids
+
+
+def test_a_rank_whose_control_thread_answers_no_more_is_told_of_and_replaced(own_mesh: cm.Mesh) -> None:
+    own_mesh[1].cell(
+        "import threading\nfrom cellmesh.workers.control import ControlThread\n"
+        "ControlThread._handle = lambda *_: threading.Event().wait()"
+    )
+    run = own_mesh.submit_cell("while True: pass")
+    states = own_mesh.states()
+    assert set(states) == {0}
+    rows = status_table("", own_mesh.report(), states).rows
+    assert "its control thread does not answer" in str(rows[1])
+    for _ in range(2):
+        run.interrupt()
+    with pytest.raises(cm.RankFailure, match="rank 1 did not stop when interrupted: killed"):
+        run.result(timeout_s=WAIT_S)
+    own_mesh.heal()
+    steps(own_mesh)
