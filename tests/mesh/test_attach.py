@@ -51,7 +51,7 @@ def controller(then: str = "", lease_s: float = 60) -> Iterator[subprocess.Popen
     )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline().strip() == "up"
+        assert "up\n" in iter(process.stdout.readline, "")  # what its cell prints may come before
         yield process
     finally:
         process.kill()
