@@ -78,7 +78,7 @@ def _describe_failure(verb: Any, exc: BaseException) -> str:
     line = f" (line {verb.line})" if verb.line else ""
     if verb.type_name == "BdbQuit":
         return f"left the debugger{line}"
-    first_line = verb.text.partition("\n")[0][:_MAX_LINE]
+    first_line = verb.text.lstrip().partition("\n")[0][:_MAX_LINE]
     return f"raised {verb.type_name}" + (f": {first_line}" if first_line else "") + line
 
 

@@ -33,6 +33,13 @@ def summary(outcomes: dict[int, Any]) -> str:
             "rank 3 raised ValueError: boom (line 4); ranks 0-2,4 waited in all_reduce at line 5 for 1.0 s "
             "and were released",
         ),
+        (  # as torch's ProcessRaisedException
+            {
+                0: failed("ProcessRaisedException", "\n\n-- Process 1:\nTraceback"),
+                1: failed("E", " \n"),
+            },
+            "rank 0 raised ProcessRaisedException: -- Process 1: (line 4); rank 1 raised E (line 4)",
+        ),
         (
             {0: released("barrier", waited_s=2.04), 1: Died(1, "was killed by SIGKILL", "")},
             "rank 1 was killed by SIGKILL; rank 0 waited in barrier at line 5 for 2.0 s and was released",
