@@ -30,7 +30,7 @@ _HINTS = {
         "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` in a cell on all "
         "ranks brings the mesh's groups back, and `mesh` with them"
     ),
-    "Container is already initialized with a different worker_id": (
+    "Container is already initialized with worker_id": (
         "torch lets a process be one RPC worker, and this rank was another: %dist_restart makes new ranks"
     ),
 }
