@@ -248,7 +248,8 @@ class Rendezvous:
 
     def _begin(self, number: int, members: tuple[int, ...], prefix: str) -> Session:
         keys: list[str] = []
-        store = InterruptibleStore(PrefixStore(prefix, self._store), self._store.waits)
+        kind = InterruptibleStore if self.for_group else remote_calls.RemoteCallsStore
+        store = kind(PrefixStore(prefix, self._store), self._store.waits)
         store.note_all_keys(keys)
         return Session(number, members, store, keys)
 
