@@ -141,7 +141,8 @@ class Interrupts:
         if self._shields:
             self._held_back = True
             return
-        self._wanted = -1
+        if not self.is_describing:  # else its text is asked for several times, and each may not end
+            self._wanted = -1
         raise self._kind
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:

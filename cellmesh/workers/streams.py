@@ -197,11 +197,12 @@ class Pump:
 
     def _post_gathered(self) -> None:
         while True:
-            self._due.wait()
-            time.sleep(GATHER_S if self._pieces else _MORE_FOLLOWS_S)
-            self._due.clear()
-            with contextlib.suppress(BaseException), self._lock:  # else this rank would be silent for good
-                self._flush()
+            with contextlib.suppress(BaseException):  # else this rank would be silent for good
+                self._due.wait()
+                time.sleep(GATHER_S if self._pieces else _MORE_FOLLOWS_S)
+                self._due.clear()
+                with self._lock:
+                    self._flush()
 
     def _note_fork(self) -> None:
         self._forked = True

@@ -5,11 +5,11 @@ They are counted before, and the connection is refused where they may not do.
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
-import time
 from collections.abc import Iterable
+
+from ...stdlib import os, time
 
 # Of each group, besides a connection to each member: gloo's listening socket, its loop's, its rendezvous'.
 A_GROUP = 8
