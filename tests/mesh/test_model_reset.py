@@ -86,6 +86,12 @@ TRAINERS: dict[str, Callable[[], Any]] = {
     "DDP, checkpointed": partial(Trainer, ddp, is_checkpointed=True),
     "DDP, scaled": partial(Trainer, ddp, is_scaled=True),
     "DDP, joined": partial(Trainer, ddp, is_joined=True),
+    "DDP, compressed": partial(Trainer, partial(ddp, hook="compress")),
+    "DDP, hook of one's own": partial(Trainer, partial(ddp, hook="own")),
+    "DDP, compiled": partial(Trainer, compiled(partial(ddp, bucket_cap_mb=25))),
+    "DDP, compiled, compressed, no_sync": partial(
+        Trainer, compiled(partial(ddp, hook="compress", bucket_cap_mb=25)), without_sync=training.no_sync
+    ),
     "DDP, ZeRO": partial(Trainer, ddp, make_optimizer=training.zero),
     "FSDP1": partial(Trainer, fsdp1),
     "FSDP1, no_sync": partial(Trainer, partial(fsdp1, use_orig_params=True), without_sync=training.no_sync),
@@ -119,6 +125,8 @@ def test_trainers(quick: cm.Mesh, name: str) -> None:
 DROPPED = "gradients of the step that failed are dropped"
 NOTES = {
     "dropped": (partial(Trainer, ddp), f"{DROPPED} (DDP)"),
+    # In one bucket: in several, its callbacks wait for each other, under torchrun as well (gloo).
+    "PowerSGD": (partial(Trainer, partial(ddp, hook="PowerSGD", bucket_cap_mb=25)), "PowerSGD starts over"),
     "optimizers in hooks": (partial(InBackward, training.with_hooks), "may have updated some: %dist_check"),
 }
 

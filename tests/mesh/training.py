@@ -228,7 +228,7 @@ class OwnState:
     num_buckets = 0
 
 
-def _reduce_and_count(state: OwnState, bucket: dist.GradBucket) -> Any:
+def _reduce_and_count(state, bucket):  # type: ignore[no-untyped-def] # torch reads no annotation in quotes
     state.num_buckets += 1
     return default_hooks.allreduce_hook(None, bucket)
 

@@ -25,8 +25,7 @@ PROGRAMS = [
     Program("gpt_argparse", argv=("--n-layer=2", "--max-iters=4"), count=9),
     Program("gpt_configurator", argv=("--max_iters=4", "--n_layer=2")),
     Program("compile_ddp", fault="between"),
-    # After a failure between forward and backward, its next step waits without end.
-    Program("compile_comm_hook", fault=""),
+    Program("compile_comm_hook", fault="between"),
     Program("pipelines", fault="forward", count=6),
     Program("join"),
     Program("zero"),

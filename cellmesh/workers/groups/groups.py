@@ -31,7 +31,7 @@ from .init_process_group import DefaultGroup, torch_init_process_group
 from .ledger import Ledger, Operation
 from .making import TIMEOUT, Maker, call_for, call_of_split, plan_of, set_timeouts, timeouts_of
 from .meeting import Meeting
-from .model_reset import Survey
+from .model_reset import Survey, note_comm_hooks
 from .patience import Patience
 from .placement import Placement as Placement
 from .placement import choose_placement as choose_placement
@@ -96,6 +96,7 @@ class Groups:
             torch.cuda.set_device(self.placement.device)
         self._maker.intercept(self._new_group)
         self._default.take_over()
+        note_comm_hooks()
 
     def _init_process_group(self) -> None:
         torch_init_process_group(

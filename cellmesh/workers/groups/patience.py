@@ -151,6 +151,13 @@ class PatientCollective(_NotedWork):
         self._spans.end(self._number)
         return done
 
+    def get_future(self) -> Any:
+        future: Any = self._work.get_future()
+        # Who waits for the future (DDP, for that of a communication hook) may hold nothing else of this
+        # operation, which is found to be under way as long as this object lives.
+        future.add_done_callback(lambda _: self)
+        return future
+
 
 class NotedMessage(_NotedWork):
     """A message whose wait is noted."""

@@ -25,7 +25,8 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
     ),
     "torch._C._distributed_c10d": (
         "PrefixStore", "ProcessGroup", "ProcessGroupGloo", "TCPStore", "Work", "_create_work_from_future",
-        "_register_process_group", "_resolve_process_group", "_unregister_process_group",
+        "_register_comm_hook", "_register_process_group", "_resolve_process_group",
+        "_unregister_process_group",
     ),
     "torch.distributed.c10d_logger": ("_get_msg_dict",),
     "torch._C": ("DisableTorchFunctionSubclass", "Future.wait"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch._C._distributed_c10d as _c10d
@@ -25,6 +26,56 @@ from .kinds import (
     set_all,
 )
 
+Hook = Callable[[Any, Any], Any]
+_register = _c10d._register_comm_hook
+
+
+class NotedHook:
+    """A communication hook of DDP, which keeps what it returned in the last backward pass.
+
+    DDP's reducer waits for these futures last of all, and holds the backward pass for done if one fails.
+    """
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+        self._futures: list[Any] = []
+
+    def __call__(self, state: Any, bucket: Any) -> Any:
+        if bucket.index() == 0:
+            self._futures.clear()
+        self._futures.append(self._hook(state, bucket))
+        return self._futures[-1]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether some gradients have not been reduced."""
+        return any(not future.done() or _failed(future) for future in self._futures)
+
+    def forget(self) -> None:
+        """The model has been reset."""
+        self._futures.clear()
+
+
+def _failed(future: Any) -> bool:
+    try:
+        future.value()
+    except Exception:
+        return True
+    return False
+
+
+_noted_hooks: weakref.WeakKeyDictionary[Any, NotedHook] = weakref.WeakKeyDictionary()
+
+
+def note_comm_hooks() -> None:
+    """Have the hooks that DDP is given from now on noted."""
+    dist._register_comm_hook = _register_noted  # type: ignore[assignment, attr-defined]
+
+
+def _register_noted(reducer: Any, state: Any, hook: Hook) -> None:
+    _noted_hooks[reducer] = noted = NotedHook(hook)
+    _register(reducer, state, noted)
+
 
 class Ddp(Kind):
     where = "torch.nn.parallel.distributed", "DistributedDataParallel"
@@ -39,6 +90,8 @@ class Ddp(Kind):
     def is_dirty(self, found: Any) -> bool:
         if getattr(found.process_group, "has_failed_in_backward", False):
             return True  # the reducer holds its work for done then
+        if (noted := _noted_hooks.get(found.reducer)) is not None and noted.has_failed:
+            return True
         try:
             found.reducer._check_reducer_finalized()
         except RuntimeError:
@@ -72,6 +125,8 @@ class Ddp(Kind):
             return
         found.require_forward_param_sync = True
         found.reducer._reset_state()
+        if (noted := _noted_hooks.get(found.reducer)) is not None:
+            noted.forget()
         if found._join_config.enable:
             found.reducer._set_forward_pass_work_handle(ended_work(), True)
         drop_grads(found.module)
@@ -81,7 +136,7 @@ class Ddp(Kind):
             set_all(state, False, "wait_for_stream_enqueued", "wait_for_optim_stream_enqueued")
             if hasattr(state, "error_dict") and hasattr(state, "rng"):  # PowerSGD
                 if state.error_dict or state.p_memory_dict:
-                    yield "PowerSGD begins anew, without the error that it was to feed back"
+                    yield "PowerSGD starts over, without the error that it was to feed back"
                 clear(state, "error_dict", "p_memory_dict", "q_memory_dict")
                 state.rng.seed(state.iter)  # alike on all ranks
             elif not isinstance(state, (dist.ProcessGroup, type(None))) and not _is_of_torch(type(state)):
@@ -121,7 +176,7 @@ def restart_buckets(found: Any) -> None:
         parameters, sparse, found._build_debug_param_to_name_mapping(parameters), found.static_graph
     )
     for hook, state in found._comm_hooks:
-        _c10d._register_comm_hook(found.reducer, state, hook)
+        _register_noted(found.reducer, state, hook)
     if found.static_graph:
         found._static_graph_delay_allreduce_enqueued = False
         found.reducer._set_static_graph()
