@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(200)
 
 PROGRAMS = [
     Program("ddp_example"),
+    Program("ddp_spawn", fault="", by_hand=1),  # a test cannot reach into the processes that it spawns
     Program("snapshot_trainer", count=14),
     Program("fsdp1"),
     Program("fsdp2", fault="forward", count=6),
@@ -31,7 +32,7 @@ PROGRAMS = [
     Program("zero"),
     Program("dcp_checkpoint"),
     Program("rpc_parameter_server", fault="forward", count=1),
-    Program("rpc_rnn", fault="forward", count=1),
+    Program("rpc_rnn", fault="forward", count=1, by_hand=2),
     Program("fsdp_tp", num_ranks=4, count=5),
     Program("hsdp", num_ranks=4),
     # A trainer runs in a thread of RPC: where it fails, the other one waits for it as in any script.

@@ -52,6 +52,9 @@ class RNNModel(nn.Module):
     def __init__(self, ps, ntoken, ninp, nhid):
         super().__init__()
         self.emb_table_rref = rpc.remote(ps, EmbeddingTable, args=(ntoken, ninp))
+        _remote_method(
+            _values, self.emb_table_rref
+        )  # is made now: the decoder draws from one generator with it
         torch.manual_seed(3)
         self.rnn = nn.LSTM(ninp, nhid)
         self.decoder_rref = rpc.remote(ps, Decoder, args=(ntoken, nhid))
@@ -67,8 +70,8 @@ class RNNModel(nn.Module):
 
 
 # %%
-os.environ.setdefault("MASTER_ADDR", "localhost")
-os.environ.setdefault("MASTER_PORT", "29500")
+os.environ["MASTER_ADDR"] = "localhost"
+os.environ["MASTER_PORT"] = os.environ["PROGRAM_PORT"]
 rank = int(os.environ["RANK"])
 rpc.init_rpc("trainer" if rank == 1 else "ps", rank=rank, world_size=2)
 if rank == 1:
