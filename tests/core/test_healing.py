@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch._C._distributed_c10d as _c10d
 from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch.futures import Future
 
 from cellmesh.errors import GroupDown
 from cellmesh.workers.groups import cutting
 from cellmesh.workers.groups.healing import HealableGroup
 from cellmesh.workers.groups.ledger import Ledger
-from cellmesh.workers.groups.patience import Patience
+from cellmesh.workers.groups.patience import Patience, PatientCollective
 from cellmesh.workers.groups.store import MeshStore
+from cellmesh.workers.spans import Spans
 
 
 class FakeBackend:
@@ -222,3 +226,18 @@ def test_a_collective_that_ends_as_it_is_looked_at_has_not_failed(store: MeshSto
             return True
 
     assert Patience(store.waits).follow(EndsLate())
+
+
+def _work_of(future: Future[Any]) -> Any:
+    return _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+
+
+def test_an_operation_whose_future_alone_is_held_is_under_way_until_it_ends(store: MeshStore) -> None:
+    future: Future[Any] = Future()
+    work = PatientCollective(_work_of(future), Patience(store.waits), Spans(), -1)
+    find, held = weakref.ref(work), work.get_future()
+    del work
+    assert find() is not None
+    future.set_result([])
+    assert held.done()
+    assert find() is None
