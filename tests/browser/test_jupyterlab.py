@@ -226,8 +226,8 @@ def test_restart_leaves_the_mesh_and_shut_down_ends_it(notebook: Notebook, serve
     attached = notebook.run("%load_ext cellmesh\n%dist_attach", timeout_s=60)
     assert "4 ranks (dp=4), ready" in "\n".join(attached.texts())
     assert notebook.run("%%dist\nprint(kept)").texts() == ["[0] 0\n[1] 1\n[2] 2\n[3] 3"]
-    ended = processes_of(server.runtime / "cellmesh")
-    assert len(ended) == 7  # the agent, the zygote, the store, four ranks
+    ended = [each for each in processes_of(server.runtime) if each.name().startswith("cellmesh-")]
+    assert len(ended) == 8  # the guardian, the agent, the zygote, the store, four ranks
     notebook.command("kernelmenu:shutdown")
     _, running = psutil.wait_procs(ended, timeout=20)
     assert running == []
