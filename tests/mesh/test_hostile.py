@@ -186,7 +186,7 @@ def test_the_store_stands_garbage_and_is_bound_to_loopback(mesh: cm.Mesh) -> Non
 
 
 def test_user_code_that_writes_into_our_socket_costs_its_own_rank_only(own_mesh: cm.Mesh) -> None:
-    with pytest.raises(cm.RankFailure, match="wrote into its connection.*killed"):
+    with pytest.raises(cm.RankFailure, match=r"wrote into its connection.*killed"):
         own_mesh[1].submit_cell(
             "import os, time; os.write(3, b'\\x01\\0\\0\\0\\x05' + b'\\0' * 7 + b'junk!'); time.sleep(1000)"
         ).result(timeout_s=20)

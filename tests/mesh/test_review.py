@@ -26,7 +26,7 @@ WAIT_S = 40.0
 )
 def test_no_rank_can_take_the_agent_along(written: str, own_mesh: cm.Mesh) -> None:
     source = f"import os, struct, time; os.write(3, {written}); time.sleep(1000)"
-    with pytest.raises(cm.RankFailure, match="wrote into its connection.*killed"):
+    with pytest.raises(cm.RankFailure, match=r"wrote into its connection.*killed"):
         own_mesh[1].submit_cell(source).result(timeout_s=WAIT_S)
     assert own_mesh[0].run(lambda: 1) == 1
 
