@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import MeshUsageError, RanksInterrupted
-from tests.conftest import check_nothing_left
+from tests.conftest import check_nothing_left, process_named
 
 WAIT_S = 20.0
 
@@ -33,8 +32,7 @@ def _start() -> cm.Mesh:
 
 def _kill_agent() -> None:
     mesh = _start()
-    process = subprocess.run(["pgrep", "-f", f"agent.*{mesh.name}/ticket"], capture_output=True, check=True)
-    os.kill(int(process.stdout.split()[0]), signal.SIGKILL)
+    process_named(Path(os.environ["JUPYTER_RUNTIME_DIR"]), "cellmesh-agent").kill()
     _await(lambda: not mesh.alive)
 
 
