@@ -64,7 +64,8 @@ class Growth:
             early, late = (_middle(quarter) for quarter in _quarters(samples))
             bound = early.rss_bytes + max(memory_bytes, memory_share * early.rss_bytes)
             assert late.rss_bytes <= bound, f"memory of the {role} grew from {early} to {late}"
-            slack = {"zygote": 0, "store": 0, "rank": num_rank_fds}.get(role, 4)
+            # The agent, the store and the controller may have a connection more at one time than at another.
+            slack = {"zygote": 0, "rank": num_rank_fds}.get(role, 4)
             assert late.num_fds <= early.num_fds + slack, f"descriptors of the {role}: {early} to {late}"
             assert late.num_threads <= early.num_threads + slack, f"threads of the {role}: {early} to {late}"
 
