@@ -7,7 +7,7 @@ import dataclasses
 from .board import Board
 from .effects import Answer, Effect, HealReport, tell_busy
 
-# How long a heal waits for a run that has failed, from when its ranks are released.
+# How long a heal waits for a run that has failed, from when its ranks are released, and for ranks' answers.
 PATIENCE_S = 5.0
 
 
@@ -39,6 +39,10 @@ class HealRequests:
     def can_wait_for(self, ranks: set[int], now: float) -> bool:
         """Whether these ranks are about to leave what they run: somebody has failed in it."""
         return bool(ranks) and now < self._patience_ends and self._board.in_failed_runs(ranks)
+
+    def can_ask_again(self, silent: set[int], now: float) -> bool:
+        """Whether ranks that have not answered are asked once more: a busy machine may keep a rank from it."""
+        return bool(self._requests and silent) and now < self._patience_ends
 
     def deadline(self) -> float | None:
         """Until when they wait, where there is nothing else to wait for."""

@@ -290,6 +290,8 @@ class Recovery:
         if step != self._step:
             return []
         living, held = self._board.living(), self._board.held
+        if self._requests.can_ask_again(living - states.keys(), now):
+            return self._examine(now)
         idle = {rank for rank, state in states.items() if state.run < 0} & living
         unsure = {rank for rank, run in held.items() if run < 0}
         for rank in unsure & (states.keys() - idle):

@@ -258,11 +258,12 @@ def test_work_for_a_rank_that_could_not_be_replaced_has_it_tried_again() -> None
     core = ready_core(2)
     effects = healed_by_user(core)
     effects += die(core, 0)
-    effects = [*core.tick(ANSWER_S), *core.tick(2 * ANSWER_S)]  # rank 1 does not answer
+    late = PATIENCE_S + 2 * ANSWER_S
+    effects = [effect for now in range(1, int(late)) for effect in core.tick(now)]  # rank 1 does not answer
     assert asked_of_agent(effects, Respawn) == []
-    effects = submit(core, 1, (0,), 5.0)
+    effects = submit(core, 1, (0,), late)
     assert started(effects) == []
-    assert started(drive(core, effects, 5.0)) == [((0,), 1)]
+    assert started(drive(core, effects, late)) == [((0,), 1)]
 
 
 def test_work_for_a_rank_that_cannot_be_replaced_ends() -> None:
@@ -436,6 +437,16 @@ def test_ranks_that_do_not_end_a_failed_run_are_not_waited_for_without_end() -> 
     assert core.dead
 
 
+def test_a_rank_that_is_late_to_answer_is_asked_again() -> None:
+    core = ready_core(2)
+    die(core, 1)
+    asked = healed_by_user(core, 1.0)
+    assert len(of(Answer, asked)) == 0
+    again = core.tick(1.0 + ANSWER_S)
+    [report] = reports(drive(core, again, 2.5))
+    assert (report.respawned, report.failure) == ((1,), "")
+
+
 def test_ranks_that_nobody_releases_are_not_waited_for() -> None:
     core = ready_core(2, on_error="wait")
     submit(core, 1, (0, 1))
@@ -491,7 +502,13 @@ def test_who_does_not_answer_is_named() -> None:
     core = ready_core(2)
     _, probe = only(Probe, healed_by_user(core))
     hear(core, (0,), state(probe.request))
-    [report] = reports(core.tick(ANSWER_S))
+    effects, now = core.tick(ANSWER_S), ANSWER_S
+    while not reports(effects):  # it is asked again, but not without end
+        assert now < PATIENCE_S + 2 * ANSWER_S
+        now += ANSWER_S
+        request = only(Probe, effects)[1].request
+        effects = hear(core, (0,), state(request)) + core.tick(now)
+    [report] = reports(effects)
     assert "rank 1" in report.failure
 
 
