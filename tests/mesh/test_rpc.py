@@ -43,6 +43,17 @@ def test_rpc_starts_again_on_new_ranks(own_mesh: cm.Mesh) -> None:
     own_mesh.cell("rpc.shutdown()")
 
 
+def test_init_rpc_is_refused_where_rpc_runs_and_costs_nothing(own_mesh: cm.Mesh) -> None:
+    own_mesh.cell(START)
+    again = "rpc.init_rpc(f'rank{rank}', rank=rank, world_size=world_size)"
+    for ranks in (own_mesh, own_mesh[0]):  # one rank alone does not wait for the others
+        with pytest.raises(cm.RankFailure, match="RPC is already initialized"):
+            ranks.cell(again)
+    add = "\nanswer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()"
+    own_mesh.cell(f"answer = None\nrpc.shutdown()\n{again}{add}")
+    assert own_mesh.pull("answer").list == [3, 3]
+
+
 def test_rpc_starts_again_beside_a_replaced_rank(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START + "rpc.shutdown()")
     with pytest.raises(cm.RankFailure, match="SIGKILL"):

@@ -55,6 +55,16 @@ class RemoteCallsStore(InterruptibleStore):
         return super().check([self._name(key) for key in keys])
 
 
+def refuse_if_running() -> None:
+    """Raise what ``init_rpc`` raises later where RPC runs already, before other ranks are waited for.
+
+    Raises:
+        RuntimeError: it does.
+    """
+    if rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        raise RuntimeError("RPC is already initialized")
+
+
 def begin(number: int) -> None:
     """Let the ``init_rpc`` that is under way count as all who call it have agreed.
 
@@ -62,8 +72,7 @@ def begin(number: int) -> None:
         number: the same on all of them.
     """
     rpc._init_counter = number
-    if not rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
-        forget_gatherings()
+    forget_gatherings()
 
 
 def forget_gatherings() -> None:

@@ -163,6 +163,8 @@ class Rendezvous:
             if os.getpid() != self._pid or not known:  # torch says what is missing
                 yield from in_torch(url, timeout=timeout, **kwargs)
                 return
+            if not self.for_group:
+                remote_calls.refuse_if_running()  # before the store that the running RPC uses is forgotten
             session = self._meet(call, timeout)
             if self.for_group:
                 self.session = session
