@@ -63,7 +63,7 @@ def digest_of(owner: int) -> str:
 def measure_losses(num_steps: int = NUM_STEPS) -> Losses:
     """Losses of a mesh to which nothing happens."""
     with own_runtime_dir() as directory:
-        with deadline(directory, 120, "the undisturbed run"), cm.start(NUM_RANKS, mesh=DIMS) as mesh:
+        with deadline(directory, 240, "the undisturbed run"), cm.start(NUM_RANKS, mesh=DIMS) as mesh:
             mesh.submit_cell(SETUP, sink=Shown()).result()
             # All losses first: a forward pass of `tp` does not depend on the step before.
             found = [

@@ -253,7 +253,7 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("%%dist --rnks 1\npass", "Did you mean '--ranks'"),
+        ("%%dist --rnks 1\npass", "Did you mean --ranks"),
         ("%%dist --ranks 9\npass", "no rank 9: the mesh has 3, 0-2"),
         ("%%dist --ranks x\npass", "is no set of ranks"),
         ("%%dist --at pp=0\npass", "no dim 'pp'"),
@@ -272,7 +272,8 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
 def test_wrong_calls_say_what_to_type(notebook: Notebook, code: str, words: str) -> None:
     outcome = notebook.run(code)
     assert outcome.status == "error"
-    assert words in outcome.errors()[-1]["evalue"]
+    evalue = outcome.errors()[-1]["evalue"]
+    assert words in evalue or words in evalue.replace("'", "")  # not every version of click has the quotes
     assert len(outcome.errors()[-1]["traceback"]) == 1
 
 
