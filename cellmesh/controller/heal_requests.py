@@ -41,7 +41,7 @@ class HealRequests:
         return bool(ranks) and now < self._patience_ends and self._board.in_failed_runs(ranks)
 
     def can_ask_again(self, silent: set[int], now: float) -> bool:
-        """Whether ranks that have not answered are asked once more: a busy machine may keep a rank from it."""
+        """Whether to ask ranks again that have not answered: a busy machine may keep them from it."""
         return bool(self._requests and silent) and now < self._patience_ends
 
     def deadline(self) -> float | None:
