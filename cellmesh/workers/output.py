@@ -7,11 +7,15 @@ descriptors 1 and 2.
 
 from __future__ import annotations
 
+import base64
 import collections
+import json
+import mimetypes
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ..stdlib import os
+from ..stdlib import open, os
 from ..wire.messages import Output, Skipped, StreamName
 
 BURST_BYTES = 256 * 1024
@@ -155,6 +159,34 @@ class Log:
         except OSError:
             return
 
+    def keep(self, bundle: bytes) -> Path | None:
+        """Write a display that was not shown into a file of its own; the oldest go, for `limit_bytes` in all.
+
+        Args:
+            bundle: a MIME bundle as JSON; its largest form is written.
+
+        Returns:
+            The file; None if the display is larger than all may be, or the disk is full.
+        """
+        try:
+            mime, content = _largest_form(json.loads(bundle)["data"])
+            stem = f"{self._path.stem}-display-"
+            kept = {int(each.stem[len(stem) :]): each for each in self._path.parent.glob(f"{stem}*")}
+            left = self._limit - len(content)
+            for _, path in sorted(kept.items(), reverse=True) if left >= 0 else ():
+                left -= path.stat().st_size
+                if left < 0:
+                    path.unlink()
+            suffix = mimetypes.guess_extension(mime) or ".json"
+            path = self._path.with_name(f"{stem}{max(kept, default=0) + 1}{suffix}")
+            if len(content) <= self._limit:
+                with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    file.write(content)
+                return path
+        except (OSError, ValueError, LookupError):
+            pass
+        return None
+
     def _open(self) -> None:
         has_dropped = False
         if self._descriptor >= 0:
@@ -177,6 +209,14 @@ class Log:
             return os.stat(self._path).st_ino == facts.st_ino
         except FileNotFoundError:
             return False
+
+
+def _largest_form(data: dict[str, Any]) -> tuple[str, bytes]:
+    """The MIME type with the largest value, and that as a file has it."""
+    forms = {mime: form if isinstance(form, str) else json.dumps(form) for mime, form in data.items()}
+    mime = max(forms, key=lambda each: len(forms[each]))
+    is_binary = mime.startswith(("image/", "application/pdf")) and not mime.endswith("xml")
+    return mime, base64.b64decode(forms[mime]) if is_binary else forms[mime].encode(errors="replace")
 
 
 def read_log(path: Path, num_bytes: int) -> tuple[str, int]:

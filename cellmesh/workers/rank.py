@@ -106,7 +106,7 @@ def run_rank(options: RankOptions, shell: RankShell, work: socket.socket, contro
     sys.stderr = RankStream("stderr", pump, tracker)
     show, comms = _shower(pump, tracker), None
     if hub := load_or_say("comms.hub", ("comm",)):
-        comms = hub.Comms(shell, pump.send, tracker, interrupts, options.rank)
+        comms = hub.Comms(shell, pump, tracker, interrupts, options.rank)
     shell.connect(comms.showing(show) if comms is not None else show)
     asker = Asker(pump.send, tracker)
     asker.install(shell)

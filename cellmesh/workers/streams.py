@@ -18,7 +18,7 @@ from typing import Any
 
 from ..stdlib import os, threading, time
 from ..wire.framing import Parcel
-from ..wire.messages import Display, Done, Failed, StreamName
+from ..wire.messages import Display, Done, Failed, StreamName, ToFrontEnd
 from .output import Gate, Log
 
 # How long text is gathered before it is sent, so that a loop of prints makes few messages.
@@ -27,9 +27,14 @@ _INLINE_FLUSH_BYTES = 1 << 20
 # Displays pass at this rate, after this many at once; a front end chokes on thousands.
 _DISPLAYS_PER_S = 20
 _MAX_DISPLAYS = 200
-# So much of displays passes at once, and in the long run; a kernel and a page hold what has passed.
+# So much of displays and of widgets' messages passes at once, and in the long run; a kernel and a page hold
+# what has passed.
 DISPLAY_BYTES = 32 << 20
 _DISPLAY_BYTES_PER_S = 2 << 20
+DISPLAY_BOUND = (
+    f"a rank's displays and widgets pass up to {DISPLAY_BYTES >> 20} MiB at once "
+    f"and {_DISPLAY_BYTES_PER_S >> 20} MiB/s"
+)
 _MAX_TEXT = 1000
 # How long an answer waits for those of the runs behind it.
 _MORE_FOLLOWS_S = 0.002
@@ -151,17 +156,16 @@ class Pump:
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
         """Send a display, or, where they come in floods or are too large, print what it is as text instead.
 
+        A display that is too large is written into a file beside the log.
+
         Args:
             parcel: the display.
             describe: gives what it is without a front end.
         """
-        now, verb = time.monotonic(), parcel.verb
+        verb = parcel.verb
         counts = verb.kind == "display"  # a cell has one value, and updates replace each other
         with self._shield, self._lock:
-            passed_s = now - self._displayed_at
-            self._num_displays = min(_MAX_DISPLAYS, self._num_displays + passed_s * _DISPLAYS_PER_S)
-            self._display_bytes = min(DISPLAY_BYTES, self._display_bytes + passed_s * _DISPLAY_BYTES_PER_S)
-            self._displayed_at = now
+            self._refill()
             fits = len(verb.bundle) <= self._display_bytes
             may_show = fits and (self._num_displays >= 1 or not counts) and not self._forked
             if may_show:
@@ -173,13 +177,28 @@ class Pump:
         text = describe()
         if not fits:
             text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
-            where = ", as `_`" if verb.kind == "result" else ""
-            text += (
-                f" ({len(verb.bundle):,} bytes, not shown: displays of a rank are shown up to "
-                f"{DISPLAY_BYTES >> 20} MiB at once and {_DISPLAY_BYTES_PER_S >> 20} MiB/s; "
-                f"what was displayed is whole on the rank{where})"
-            )
+            path = self._log.keep(verb.bundle)
+            where = f"the whole is in {path}" if path else "too large for a file beside the log, too"
+            where += "; on the rank it is `_`" if verb.kind == "result" else ""
+            text += f" ({len(verb.bundle):,} bytes, not shown: {DISPLAY_BOUND}; {where})"
         self.write(verb.run, "stdout", text + "\n")
+
+    def send_to_widget(self, parcel: Parcel[ToFrontEnd], num_bytes: int) -> bool:
+        """Send a widget's message of so many bytes, if it may pass; gives whether it was sent."""
+        with self._shield, self._lock:
+            self._refill()
+            if num_bytes > self._display_bytes:
+                return False
+            self._display_bytes -= num_bytes
+        self.send(parcel)
+        return True
+
+    def _refill(self) -> None:
+        """Let more displays pass, for the time since the last."""
+        now = time.monotonic()
+        passed_s, self._displayed_at = now - self._displayed_at, now
+        self._num_displays = min(_MAX_DISPLAYS, self._num_displays + passed_s * _DISPLAYS_PER_S)
+        self._display_bytes = min(DISPLAY_BYTES, self._display_bytes + passed_s * _DISPLAY_BYTES_PER_S)
 
     def _flush(self, and_post: bool = True) -> None:
         self._is_due = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -352,3 +355,26 @@ def test_a_character_cut_in_two_does_not_stop_the_reading(tmp_path: Path) -> Non
     text, before = read_log(path, 2)
     assert text.endswith("b")
     assert before == 2
+
+
+def test_displays_that_are_not_shown_are_kept_in_files_the_newest_within_the_bound(tmp_path: Path) -> None:
+    log = Log(tmp_path / "rank0.log", limit_bytes=100)
+
+    def keep(**data: Any) -> Path | None:
+        names = {"html": "text/html", "png": "image/png", "json": "application/x-ours"}
+        return log.keep(json.dumps({"data": {names[name]: value for name, value in data.items()}}).encode())
+
+    first, image = keep(html="x" * 40, json={}), keep(html="x", png=base64.b64encode(b"p" * 40).decode())
+    assert first is not None
+    assert image is not None
+    assert (first.name, first.read_text()) == ("rank0-display-1.html", "x" * 40)
+    assert (image.name, image.read_bytes()) == ("rank0-display-2.png", b"p" * 40)
+    assert keep(html="x" * 101) is None
+    assert first.exists()
+    third = Log(tmp_path / "rank0.log", limit_bytes=100).keep(b'{"data": {"application/x-ours": [0, 1]}}')
+    assert third is not None
+    assert (third.name, third.read_text()) == ("rank0-display-3.json", "[0, 1]")
+    last = keep(html="x" * 60)
+    assert sorted(tmp_path.iterdir()) == [third, last]
+    shutil.rmtree(tmp_path)
+    assert keep(html="x") is None

@@ -123,11 +123,14 @@ def test_a_flood_of_displays_goes_on_as_text(rank: Rank) -> None:
     assert rank.text(1).endswith(f"<Figure {num_displays - 1}>\n")
 
 
-@pytest.mark.parametrize(("kind", "where"), [("display", ""), ("update", ""), ("result", ", as `_`")])
+@pytest.mark.parametrize(
+    ("kind", "where"), [("display", ""), ("update", ""), ("result", "; on the rank it is `_`")]
+)
 @pytest.mark.parametrize("sizes", [[DISPLAY_BYTES + 1], [DISPLAY_BYTES // 20] * 60])
 def test_displays_are_bounded_by_bytes(rank: Rank, kind: DisplayKind, where: str, sizes: list[int]) -> None:
     for size in sizes:
-        rank.pump.display(Parcel(Display(1, kind, bytes(size))), lambda: "<Figure>" + "x" * 10_000)
+        bundle = b'{"data":{"text/plain":"a","text/html":"%s"}}' % (b"x" * size)
+        rank.pump.display(Parcel(Display(1, kind, bundle)), lambda: "<Figure>" + "x" * 10_000)
     rank.end(1)
     shown = [verb for verb in rank.verbs if isinstance(verb, Display)]
     assert sum(len(verb.bundle) for verb in shown) <= 1.5 * DISPLAY_BYTES
@@ -135,8 +138,12 @@ def test_displays_are_bounded_by_bytes(rank: Rank, kind: DisplayKind, where: str
     log = rank.log_path.read_text()
     assert log.count("<Figure>") == len(sizes) - len(shown)
     assert len(log) < 1300 * len(sizes)
-    assert log.endswith(f"is whole on the rank{where})\n")
-    assert f"({sizes[0]:,} bytes, not shown: displays of a rank are shown up to 32 MiB at once" in log
+    path = rank.log_path.with_name(f"rank0-display-{len(sizes) - len(shown)}.html")
+    assert log.endswith(f"the whole is in {path}{where})\n")
+    assert path.read_bytes() == b"x" * sizes[-1]
+    assert (
+        f"({len(bundle):,} bytes, not shown: a rank's displays and widgets pass up to 32 MiB at once" in log
+    )
 
 
 def test_everything_is_in_the_log(rank: Rank) -> None:

@@ -32,10 +32,11 @@ def mesh() -> Iterator[cm.Mesh]:
 @pytest.mark.parametrize(
     ("cell", "told"),
     [
-        ("display(shown)", r"bytes, not shown: .* whole on the rank\)"),
-        ("for _ in range(40): display(HTML(large[:1 << 20]))", r"bytes, not shown: .* whole on the rank\)"),
-        ("shown", r"bytes, not shown: .* whole on the rank, as `_`\)"),
-        ("handle.update(shown)", r"bytes, not shown: .* whole on the rank\)"),
+        ("display(shown)", r"bytes, not shown: .* the whole is in \S+/rank1-display-1\.html\)"),
+        ("for _ in range(40): display(HTML(large[:1 << 20]))", r"bytes, not shown: .* in \S+\.html\)"),
+        ("shown", r"bytes, not shown: .* the whole is in \S+\.html; on the rank it is `_`\)"),
+        ("handle.update(shown)", r"bytes, not shown: .* the whole is in \S+\.html\)"),
+        ("display(HTML(large + large))", r"bytes, not shown: .*; too large for a file beside the log, too\)"),
         ("raise ValueError(large)", r"characters\)|…"),
         ("error = ValueError('no')\nerror.large = large\nraise error", "ValueError: no"),
         ("error = ValueError('no')\nerror.add_note(large)\nraise error", "ValueError: no|…"),

@@ -452,3 +452,68 @@ def test_the_number_of_widgets_is_bounded(notebook: Notebook, tmp_path: Path) ->
     front.wait_until(lambda: "more than 300 widgets" in front.outcome.text("stderr"))
     assert len([kind for kind, _ in front.outcome.messages if kind == "comm_open"]) <= 300
     notebook.run("comms.MAX_OPEN = limit")
+
+
+SIZE = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "name"),
+    [
+        ("x = w.HTML()", f"x.value = str(i % 10) * {SIZE}", "HTML"),
+        ("x = w.Image(value=b'')", f"x.value = bytes([i]) * {SIZE}", "Image"),
+        ("x = w.Output()", f"with x: i or display('a' * 40 * {SIZE})", "Output"),
+        ("x = w.Box()", f"x.children = [w.HTML('a' * {SIZE})]", "HTML"),
+        ("x = w.Label('')", f"x.send('a' * {SIZE})", "Label"),
+        (
+            "import comm; x = comm.create_comm('mine')",
+            f"x.send({{}}, buffers=[bytes({SIZE})])",
+            "the comm 'mine'",
+        ),
+    ],
+)
+def test_what_widgets_send_is_bounded_by_bytes(notebook: Notebook, make: str, change: str, name: str) -> None:
+    assert notebook.run("%dist_restart").status == "ok"
+    sizes: list[int] = []
+    get = notebook.client.get_iopub_msg
+
+    def count(**keys: Any) -> Any:
+        message = get(**keys)
+        sizes.append(len(str(message["content"])) + sum(map(len, message.get("buffers", ()))))
+        return message
+
+    notebook.client.get_iopub_msg = count
+    try:
+        front = Front(
+            notebook,
+            f"%%dist --ranks 0\n{BEGIN}{make}\nif hasattr(x, 'layout'): display(x)\n"
+            f"import time\nfor i in range(60):\n    {change}\n    time.sleep(0.01)",
+        )
+        said = re.findall(
+            r"cellmesh: a message of [\d,]+ bytes of (.*) was not sent: ", front.outcome.text("stderr")
+        )
+        assert len(said) == 1, front.outcome.text("stderr")
+        assert re.fullmatch(name, said[0])
+        assert sum(sizes) < 60 << 20
+    finally:
+        notebook.client.get_iopub_msg = get
+    if "HTML()" in make or "Image" in make:
+        (model,) = front.views
+        assert notebook.run("%%dist --ranks 0\ntime.sleep(1)").status == "ok"
+        front.wait_until(lambda: front.state(model).get("value", "9")[:1] in ("9", b";"[:1]))
+
+
+def test_a_widget_that_is_too_large_is_text_and_lives_on(notebook: Notebook) -> None:
+    assert notebook.run("%dist_restart").status == "ok"
+    front = Front(
+        notebook,
+        f"%%dist --ranks 0\n{BEGIN}x = w.Image(value=bytes(50 << 20))\nbox = w.VBox([x])\ndisplay(x, box)",
+    )
+    assert front.views == []
+    shown = [data["text/plain"] for data in front.outcome.data()]
+    assert any("Image(value=b" in text for text in shown), shown
+    assert any("VBox(children=(Image" in text for text in shown), shown
+    assert re.search("a message of 52,4[0-9,]* bytes of Image was not", front.outcome.text("stderr"))
+    again = Front(notebook, "%%dist --ranks 0\nx.value = b'small'\ndisplay(box)")
+    assert again.models("VBoxModel") == again.views
+    assert len(again.models("ImageModel")) == 1

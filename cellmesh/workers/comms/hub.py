@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ...wire.framing import Frame, Parcel
 from ...wire.messages import CommKind, DisplayKind, FromFrontEnd, StreamName, ToFrontEnd
 from ..after_import import AfterImport
-from ..streams import RankStream, RunTracker
+from ..streams import DISPLAY_BOUND, Pump, RankStream, RunTracker
 from .coalescing import Updates, pack
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 VIEW = b"application/vnd.jupyter.widget-view+json"
 # Of how many runs it is known that this rank leads them.
 _MAX_LED = 1000
+# What Jupyter's headers add to a message.
+_HEADERS_BYTES = 1000
+# The audience of a comm whose opening was too large to be sent.
+_REFUSED = -1
 
 
 class Comms:
@@ -36,7 +40,7 @@ class Comms:
 
     Args:
         shell: shows what callbacks raise.
-        send: sends a message, after what has been printed before it.
+        pump: sends messages, after what has been printed before them.
         tracker: told whose output a callback's is: the cell's that made the widget.
         shield: entered around what an interrupt must not cut in half.
         rank: who this is.
@@ -45,19 +49,21 @@ class Comms:
     def __init__(
         self,
         shell: RankShell,
-        send: Callable[[Parcel[Any]], None],
+        pump: Pump,
         tracker: RunTracker,
         shield: AbstractContextManager[Any, Any],
         rank: int,
     ) -> None:
         self._shell = shell
-        self._send = send
+        self._pump = pump
         self._tracker = tracker
         self._rank = rank
         self._led: dict[int, int] = {}  # run -> the audience that it was for
         self._audience = 0
         self._updates = Updates(self._send_update, shield)
         self._comms: dict[str, RankComm] = {}
+        self._outdated: set[str] = set()  # comms of whose updates one was not sent
+        self._noted_run = -1
         self._is_installed = False
 
     def install(self) -> None:
@@ -83,7 +89,11 @@ class Comms:
                 from .capturing import captured
 
                 if VIEW in bundle and self._audience_of(self._tracker.current()) == self._audience:
-                    self._speak_up(json.loads(bundle)["data"].get(VIEW.decode(), {}).get("model_id", ""))
+                    content = json.loads(bundle)
+                    view = content["data"].get(VIEW.decode(), {})
+                    if not self._speak_up(view.get("model_id", "")):
+                        del content["data"][VIEW.decode()]
+                        bundle = json.dumps(content).encode()
                 if captured(self._tracker.current(), kind, bundle, display_id):
                     return
             show(kind, bundle, display_id)
@@ -119,8 +129,8 @@ class Comms:
         except Exception:
             self._shell.showtraceback()
         finally:
+            self._catch_up()
             self._tracker.enter(verb.run)
-            self._updates.flush()
 
     # ---- for the comms
 
@@ -152,10 +162,7 @@ class Comms:
             self._updates.add(comm, data["state"])
             return
         self._updates.flush()
-        packed = pack(content)
-        self._open_referred(packed, {comm.comm_id})
-        verb = ToFrontEnd(comm.run, comm.comm_id, kind, packed.encode(), len(buffers))
-        self._send(Parcel(verb, _as_frames(buffers)))
+        self._post(comm, kind, pack(content), buffers, {comm.comm_id})
 
     # ---- inside
 
@@ -165,7 +172,7 @@ class Comms:
         take_over(self)
         if not self._is_installed:
             self._is_installed = True
-            self._shell.events.register("post_execute", self._updates.flush)
+            self._shell.events.register("post_execute", self._catch_up)
             RankStream.divert = self._divert
 
     def _divert(self, stream: StreamName, text: str) -> bool:
@@ -181,37 +188,78 @@ class Comms:
         """Send an update; the values are JSON already."""
         values = ",".join(f"{json.dumps(name)}:{value}" for name, value in state.items())
         packed = f'{{"data":{{"method":"update","state":{{{values}}},"buffer_paths":[]}}}}'
-        self._open_referred(packed, {comm.comm_id})
-        self._send(Parcel(ToFrontEnd(comm.run, comm.comm_id, "message", packed.encode())))
+        self._post(comm, "message", packed, (), {comm.comm_id})
 
-    def _speak_up(self, model_id: str) -> None:
-        """A widget is about to be displayed by the rank that leads: what is quiet is opened."""
+    def _post(
+        self, comm: RankComm, kind: CommKind, packed: str, buffers: Sequence[Any], opened: set[str]
+    ) -> bool:
+        """Send a comm's message, after opening the models that it refers to.
+
+        Returns:
+            Whether it was sent: not if it, or one of these models, is larger than what may pass.
+        """
+        content, frames = packed.encode(), _as_frames(buffers)
+        num_bytes = len(content) + sum(map(len, frames)) + _HEADERS_BYTES
+        verb = ToFrontEnd(comm.run, comm.comm_id, kind, content, len(frames))
+        if kind == "close":
+            self._pump.send(Parcel(verb))
+            return True
+        if self._open_referred(packed, opened) and self._pump.send_to_widget(Parcel(verb, frames), num_bytes):
+            return True
+        if kind == "open":
+            comm.audience = _REFUSED
+        else:
+            self._outdated.add(comm.comm_id)
+        run = self._tracker.current()
+        if self._noted_run != run:
+            self._noted_run = run
+            later = "; its state on the rank is shown after a later cell, as soon as it may pass"
+            follows = later if comm.is_widget and kind == "message" else ""
+            what = f"a message of {num_bytes:,} bytes of {comm.describe_kind()}"
+            text = f"cellmesh: {what} was not sent: {DISPLAY_BOUND}{follows}\n"
+            self._pump.write(run, "stderr", text)
+        return False
+
+    def _catch_up(self) -> None:
+        """After a cell or a callback, send the state of widgets of whose updates one was not sent."""
+        self._updates.flush()
+        outdated, self._outdated = self._outdated, set()
+        for comm in (self._comms[comm_id] for comm_id in outdated if comm_id in self._comms):
+            if comm.is_widget and comm.audience == self._audience:
+                content, buffers = comm.describe()
+                data = {"method": "update", **content["data"]}
+                self._post(comm, "message", pack({"data": data}), buffers, {comm.comm_id})
+
+    def _speak_up(self, model_id: str) -> bool:
+        """A widget is about to be displayed by the rank that leads: what is quiet is opened.
+
+        Returns:
+            Whether the front end knows the widget.
+        """
         displayed = self._comms.get(model_id)
         if displayed is None or displayed.audience == self._audience:
-            return
+            return True
         opened: set[str] = set()
         for comm_id in list(self._comms):
             self._open_again(comm_id, opened)
+        return displayed.audience == self._audience
 
-    def _open_again(self, comm_id: str, opened: set[str]) -> None:
+    def _open_again(self, comm_id: str, opened: set[str]) -> bool:
         """Open a comm, after the models that its state refers to: the front end wants them first."""
         comm = self._comms.get(comm_id)
         if comm is None or comm_id in opened:
-            return
+            return comm is None or comm.audience != _REFUSED
         opened.add(comm_id)
         if comm.audience == self._audience:
-            return
+            return True
         content, buffers = comm.describe()
-        packed = pack(content)
-        self._open_referred(packed, opened)
         comm.run, comm.audience = self._tracker.current(), self._audience
-        verb = ToFrontEnd(comm.run, comm_id, "open", packed.encode(), len(buffers))
-        self._send(Parcel(verb, _as_frames(buffers)))
+        return self._post(comm, "open", pack(content), buffers, opened)
 
-    def _open_referred(self, packed: str, opened: set[str]) -> None:
-        """Open the models that a message names and the front end does not know."""
-        for part in packed.split('"IPY_MODEL_')[1:]:
-            self._open_again(part.partition('"')[0], opened)
+    def _open_referred(self, packed: str, opened: set[str]) -> bool:
+        """Open the models that a message names and the front end does not know; False if one is refused."""
+        names = [part.partition('"')[0] for part in packed.split('"IPY_MODEL_')[1:]]
+        return all(self._open_again(name, opened) for name in names)
 
 
 _SHORT = {"open": "open", "message": "msg", "close": "close"}

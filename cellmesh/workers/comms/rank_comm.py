@@ -87,6 +87,11 @@ class RankComm(BaseComm):
             state["msg_id"] = ""
         return {**content, "data": {"state": state, "buffer_paths": buffer_paths}}, buffers
 
+    def describe_kind(self) -> str:
+        """What it is, for messages to the user: a widget's class, or the comm's target."""
+        name = self._opened[0].get("data", {}).get("state", {}).get("_model_name", "")
+        return str(name).removesuffix("Model") or f"the comm {self.target_name!r}"
+
     def close_from_front_end(self, message: dict[str, Any]) -> None:
         """The front end has closed it."""
         comm.get_comm_manager().comms.pop(self.comm_id, None)
