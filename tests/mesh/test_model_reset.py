@@ -86,11 +86,14 @@ TRAINERS: dict[str, Callable[[], Any]] = {
     "DDP, checkpointed": partial(Trainer, ddp, is_checkpointed=True),
     "DDP, scaled": partial(Trainer, ddp, is_scaled=True),
     "DDP, joined": partial(Trainer, ddp, is_joined=True),
-    "DDP, compressed": partial(Trainer, partial(ddp, hook="compress")),
+    "DDP, fp16": partial(Trainer, partial(ddp, hook="fp16")),
+    "DDP, bf16": partial(Trainer, partial(ddp, hook="bf16")),
+    "DDP, hook in C++": partial(Trainer, partial(ddp, hook="ALLREDUCE")),
+    "DDP, fp16 in C++, static graph": partial(Trainer, partial(ddp, hook="FP16_COMPRESS", static_graph=True)),
     "DDP, hook of one's own": partial(Trainer, partial(ddp, hook="own")),
     "DDP, compiled": partial(Trainer, compiled(partial(ddp, bucket_cap_mb=25))),
-    "DDP, compiled, compressed, no_sync": partial(
-        Trainer, compiled(partial(ddp, hook="compress", bucket_cap_mb=25)), without_sync=training.no_sync
+    "DDP, compiled, fp16, no_sync": partial(
+        Trainer, compiled(partial(ddp, hook="fp16", bucket_cap_mb=25)), without_sync=training.no_sync
     ),
     "DDP, ZeRO": partial(Trainer, ddp, make_optimizer=training.zero),
     "FSDP1": partial(Trainer, fsdp1),
@@ -116,6 +119,8 @@ def test_trainers(quick: cm.Mesh, name: str) -> None:
     ]
     if "no_sync" in name or "accumulated" in name or "HSDP" in name:
         faults += [("backward", (2,), 4), ("loss", ALL, 1), ("forward", (1,), 7)]
+    if "one's own" in name:
+        faults += [("hook", (2,), 1), ("hook", ALL, 0)]
     # Each of the first three strikes some trainers' first step. None that lets DDP end its first backward
     # pass does: buckets are put in another order then, and the step taken again sums up in another order.
     first = list(TRAINERS).index(name) % 3
@@ -126,6 +131,7 @@ DROPPED = "gradients of the step that failed are dropped"
 NOTES = {
     "dropped": (partial(Trainer, ddp), f"{DROPPED} (DDP)"),
     # In one bucket: in several, its callbacks wait for each other, under torchrun as well (gloo).
+    # (batched_powerSGD_hook raises an AssertionError in each step that it is to compress, as it does alone.)
     "PowerSGD": (partial(Trainer, partial(ddp, hook="PowerSGD", bucket_cap_mb=25)), "PowerSGD starts over"),
     "optimizers in hooks": (partial(InBackward, training.with_hooks), "may have updated some: %dist_check"),
 }

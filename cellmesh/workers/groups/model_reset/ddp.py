@@ -28,6 +28,7 @@ from .kinds import (
 
 Hook = Callable[[Any, Any], Any]
 _register = _c10d._register_comm_hook
+_register_builtin = _c10d._register_builtin_comm_hook
 
 
 class NotedHook:
@@ -65,16 +66,24 @@ def _failed(future: Any) -> bool:
 
 
 _noted_hooks: weakref.WeakKeyDictionary[Any, NotedHook] = weakref.WeakKeyDictionary()
+# By reducer: a DDP model itself does not know that it has one of those.
+_builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def note_comm_hooks() -> None:
     """Have the hooks that DDP is given from now on noted."""
     dist._register_comm_hook = _register_noted  # type: ignore[assignment, attr-defined]
+    dist._register_builtin_comm_hook = _register_builtin_noted  # type: ignore[assignment, attr-defined]
 
 
 def _register_noted(reducer: Any, state: Any, hook: Hook) -> None:
     _noted_hooks[reducer] = noted = NotedHook(hook)
     _register(reducer, state, noted)
+
+
+def _register_builtin_noted(reducer: Any, hook_type: Any) -> None:
+    _builtin_hooks[reducer] = hook_type
+    _register_builtin(reducer, hook_type)
 
 
 class Ddp(Kind):
@@ -171,12 +180,15 @@ class Ddp(Kind):
 def restart_buckets(found: Any) -> None:
     """Give a DDP model a reducer as it had before the first step."""
     parameters, sparse = found._build_params_for_reducer()
+    builtin_hook = _builtin_hooks.get(found.reducer)
     found.reducer._remove_autograd_hooks()
     found._ddp_init_helper(
         parameters, sparse, found._build_debug_param_to_name_mapping(parameters), found.static_graph
     )
     for hook, state in found._comm_hooks:
         _register_noted(found.reducer, state, hook)
+    if builtin_hook is not None:
+        found._register_builtin_comm_hook(builtin_hook)
     if found.static_graph:
         found._static_graph_delay_allreduce_enqueued = False
         found.reducer._set_static_graph()
