@@ -66,10 +66,8 @@ def is_released(verb: Any) -> bool:
 
 
 def _place(verb: Failed) -> tuple[str, str]:
-    where = f"waited in {verb.collective}" if verb.collective else ""
-    if not where and verb.text != "ran the cell":
-        where = verb.text
-    return where or "ran", f" at line {verb.line}" if verb.line else ""
+    where = verb.text.partition("\n")[0][:_MAX_LINE] if verb.text != "ran the cell" else "ran"
+    return where, f" at line {verb.line}" if verb.line else ""
 
 
 def _describe_failure(verb: Any, exc: BaseException) -> str:

@@ -69,6 +69,7 @@ class Run(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._interrupted = False
+        self._num_waiting = 0  # callers to whom its failure will be raised
         self._desk = Desk(self.waiting_ranks, self.interrupt, reply, printer.note, title, condemned)
         self._is_live = False
         self.is_look = False  # it takes a moment, and makes no rank busy
@@ -131,7 +132,8 @@ class Run(Generic[T]):
             RanksInterrupted: the run was interrupted.
             TimeoutError: it has not ended in time.
         """
-        ended = self._wait_for_end(timeout_s)
+        with self._raising():
+            ended = self._wait_for_end(timeout_s)
         if not ended:
             raise TimeoutError(
                 f"{self.title} has not ended on {describe_ranks(self.waiting_ranks())} after {timeout_s} s"
@@ -181,7 +183,8 @@ class Run(Generic[T]):
             MeshUsageError: the rank answered without a value.
             RankFailure, RanksInterrupted: as `result`.
         """
-        self._wait_for_end()
+        with self._raising():
+            self._wait_for_end()
         self.raise_failure()
         verb, buffers = self._outcomes[rank]
         if verb.payload is None:
@@ -283,7 +286,7 @@ class Run(Generic[T]):
         """Every rank has ended it."""
         try:
             self.clear_live()
-            self.printer.finish(now)
+            self.printer.finish(now, is_raised=self._num_waiting > 0)
         finally:
             self._call_back()
 
@@ -303,11 +306,23 @@ class Run(Generic[T]):
             self._on_wait()
         return self._desk.wait_until(self._ended.is_set, timeout_s)
 
+    @contextlib.contextmanager
+    def _raising(self) -> Iterator[None]:
+        """Within, a caller waits to whom the failure of the run's ranks will be raised."""
+        with self._lock:
+            self._num_waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+
     def _has_arrived(self, position: int) -> Callable[[], bool]:
         return lambda: len(self._arrived) > position
 
     async def _wait_async(self) -> Any:
-        await self._desk.await_until(self._ended.is_set)
+        with self._raising():
+            await self._desk.await_until(self._ended.is_set)
         return self.result()
 
     def _next_value(self, rank: int) -> tuple[int, Any]:

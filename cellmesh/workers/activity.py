@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ _COLLECTIVES = (
     "torch/distributed/rpc/__init__.py",
     "cellmesh/workers/groups/init_process_group.py",
 )
+# Files whose frames on a rank's stack mean that it waits for RPC's other workers.
+_WAITS_FOR_WORKERS = ("torch/distributed/rpc/api.py", "cellmesh/workers/groups/remote_calls.py")
 # Where functional collectives wait for what has been begun elsewhere.
 _WAITERS = frozenset({"__torch_dispatch__", "trigger_wait", "wait", "wait_tensor", "_maybe_wrap_tensor"})
 _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
@@ -93,6 +96,13 @@ def describe_interruption(tb: types.TracebackType | None, handled: BaseException
     if handled is not None and not collective:
         collective, _ = _places(traceback_of(handled))
     return f"interrupted in {collective or where}".replace("<module>", "the cell")
+
+
+def describe_release(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
+    """What a rank did that was released in no collective, as `describe_interruption` puts it."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb))
+    verb = "waited in" if any(each.endswith(_WAITS_FOR_WORKERS) for each in files) else "ran"
+    return describe_interruption(tb, handled).replace("interrupted in", verb)
 
 
 def _places(tb: types.TracebackType | None) -> tuple[str, str]:

@@ -15,16 +15,16 @@ from ..stdlib import time
 from ..wire import payload
 from ..wire.framing import Parcel
 from ..wire.messages import Failed
-from .activity import Stop, Waited, describe_interruption
+from .activity import Stop, Waited, describe_interruption, describe_release
 from .exceptions import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .groups.groups import Groups
 from .groups.stopping import lost_its_peers
 from .shell import RankShell
 from .travel import reduce_for_notebook
 
-# A larger exception stays on its rank: one of all ranks would come to the notebook at once.
+# A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of them.
 EXCEPTION_BYTES = 4 << 20
-# How errors of torch's begin that come of how ranks live on, and what to do here.
+# How errors of torch begin that a script would not meet, as its processes end; and what to do on ranks.
 _HINTS = {
     "Default process group has not been initialized": (
         "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` in a cell on all "
@@ -101,8 +101,8 @@ class Failures:
         num_bytes = len(pickled.stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
         if num_bytes > EXCEPTION_BYTES:
             why_not = (
-                f"its pickle has {num_bytes:,} bytes, and at most {EXCEPTION_BYTES >> 20} MiB come to the "
-                "notebook; it is whole on the rank, as sys.last_value until something else fails"
+                f"its pickle has {num_bytes:,} bytes, and at most {EXCEPTION_BYTES >> 20} MiB are sent to "
+                "the notebook; it is whole on the rank, as sys.last_value until something else fails"
             )
             return Parcel(msgspec.structs.replace(verb, why_no_payload=why_not))
         return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
@@ -117,9 +117,7 @@ class Failures:
         text = (
             f"waited in {waited.collective}"
             if waited.collective
-            else describe_interruption(traceback_of(error), handled_by(error)).replace(
-                "interrupted in", "ran"
-            )
+            else describe_release(traceback_of(error), handled_by(error))
         )
         text += _describe_handled(error)
         traceback = f"Released: {text}" + (f" at line {line}" if line else "")

@@ -17,9 +17,8 @@ from cellmesh.controller.output.fold import (
     Folder,
     Line,
     Rich,
-    Trace,
 )
-from cellmesh.wire.messages import Display, Failed, Output
+from cellmesh.wire.messages import Display, Output
 
 from .screen import ALL, LONG_S, SHORT_S, Screen, display
 
@@ -202,13 +201,9 @@ def test_each_line_is_held_from_when_it_came() -> None:
     assert screen.text == ["[0] first", "[0-1] second"]
 
 
-@pytest.mark.parametrize(
-    "last",
-    [display("42", "result"), Failed(1, "Released", "waited in barrier", "Released: waited in barrier", 4)],
-    ids=["result", "released"],
-)
-def test_what_ends_a_cell_waits_longer_for_its_like(last: Display | Failed) -> None:
+def test_a_result_waits_longer_for_its_like() -> None:
     screen = Screen((0, 1))
+    last = display("42", "result")
     screen.say(0, last)
     screen.leave(0)
     screen.wait(HOLD_RESULT_S * 0.8)
@@ -217,7 +212,7 @@ def test_what_ends_a_cell_waits_longer_for_its_like(last: Display | Failed) -> N
     screen.leave(1)
     screen.finish()
     assert [block.ranks for block in screen.blocks] == [(0, 1)]
-    assert isinstance(screen.blocks[0].item, Rich if isinstance(last, Display) else Trace)
+    assert isinstance(screen.blocks[0].item, Rich)
 
 
 def test_a_result_does_not_wait_for_ever() -> None:

@@ -16,6 +16,7 @@ def failed(type_name: str = "ValueError", text: str = "boom", line: int = 4, **r
 
 
 def released(collective: str, line: int = 5, waited_s: float = 1.0, text: str = "") -> Failed:
+    text = text or f"waited in {collective}"
     return failed("Released", text, line, released=True, collective=collective, waited_s=waited_s)
 
 
@@ -48,6 +49,11 @@ def summary(outcomes: dict[int, Any]) -> str:
             {0: failed(), 1: released("", 2, 0.0, "ran time.sleep"), 2: Done(1)},
             "rank 0 raised ValueError: boom (line 4); rank 1 ran time.sleep at line 2 and was released; "
             "rank 2 finished",
+        ),
+        (
+            {0: failed(), 1: released("barrier", text="waited in barrier, while handling KeyError: 1\n2")},
+            "rank 0 raised ValueError: boom (line 4); rank 1 waited in barrier, while handling KeyError: 1 "
+            "at line 5 for 1.0 s and was released",
         ),
         (
             {0: failed(), 1: released("", 0, 0.0, "ran the cell")},

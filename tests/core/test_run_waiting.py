@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.run import Run
 from cellmesh.errors import RankFailure, RanksInterrupted
 from cellmesh.wire.framing import Parcel
-from cellmesh.wire.messages import Done, Output, RankState
+from cellmesh.wire.messages import Done, Failed, Output, RankState
 
 from .cases import WAIT_S, Case, Sink, beside, press_stop_once_main_waits_in
 
@@ -328,6 +328,53 @@ def test_blocks_reach_the_sink_in_order() -> None:
     run.settle((0,), Parcel(Done(1)), 0.0)
     run.finish(0.0)
     assert [block.item.text for block in shown] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("read", "is_raised"),
+    [
+        (lambda run: run.result(), True),
+        (lambda run: run.payload_of(0), True),
+        (lambda run: asyncio.run(run._wait_async()), True),
+        (lambda run: run.gather(), False),
+        (lambda run: list(run), False),
+        (lambda run: run.wait(0), False),
+        (lambda run: run.result(0), False),
+    ],
+    ids=["result", "payload", "await", "gather", "iterate", "wait", "too early"],
+)
+def test_released_ranks_stand_in_the_failure_that_is_raised_or_else_in_a_block(
+    read: Callable[[Run[Any]], Any], is_raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(3)
+    text = "waited in barrier"
+    released = Failed(1, "Released", text, f"Released: {text} at line 4", 4, None, "", True, "barrier", 1.0)
+
+    def settle(is_over: Callable[[], bool] = bool, timeout_s: float | None = None) -> bool:
+        if timeout_s != 0 and not case.run.done():
+            case.fail(1, ValueError("no"))
+            for rank in (2, 0):
+                case.settle((rank,), released)
+        return is_over()
+
+    async def settle_async(is_over: Callable[[], bool]) -> None:
+        settle()
+
+    monkeypatch.setattr(case.run._desk, "wait_until", settle)
+    monkeypatch.setattr(case.run._desk, "await_until", settle_async)
+    failure: Exception | None = None
+    try:
+        read(case.run)
+    except (RankFailure, TimeoutError) as error:
+        failure = error
+    if not case.run.done():
+        settle()
+    if is_raised:
+        assert isinstance(failure, RankFailure)
+        assert "ranks 0,2 waited in barrier at line 4" in str(failure)
+        assert failure.exceptions_by_rank.keys() == failure.tracebacks.keys() == {0, 1, 2}
+    block = "" if is_raised else "[0,2] Released: waited in barrier at line 4\n"
+    assert case.sink.text == f"[1] Traceback ValueError\n{block}"
 
 
 # ---- cancelling

@@ -361,8 +361,6 @@ def _show_by(queued: _Queued) -> float:
     item = queued.item
     if isinstance(item, WidgetView) or (isinstance(item, Rich) and item.kind == "result"):
         return queued.arrived_at + HOLD_RESULT_S
-    if isinstance(item, Trace) and item.type_name == "Released":  # ranks are freed one after another
-        return queued.arrived_at + HOLD_RESULT_S
     is_drawn = isinstance(item, Rich) and item.kind == "display"
     return queued.arrived_at + (HOLD_DISPLAY_S if is_drawn else HOLD_S)
 

@@ -34,6 +34,7 @@ class Printer:
         self._folder: Folder | None = None  # most calls print nothing
         self._bars: BarBoard | None = None
         self._lost: dict[int, str] = {}  # rank -> how it died
+        self._released: list[tuple[Ranks, Failed]] = []
         self._frames = Frames()
         self._has_ended = False
         self._late_s = _LATE_S
@@ -56,7 +57,10 @@ class Printer:
     def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
         """These ranks have ended the run, in this way."""
         if type(verb) is Failed and self._shows_traces:
-            self.feed(ranks, verb, now)
+            if verb.released:  # the summary that is raised in the end says the same
+                self._released.append((ranks, verb))
+            else:
+                self.feed(ranks, verb, now)
         if self._folder is None:
             self._left += ranks
         else:
@@ -98,9 +102,18 @@ class Printer:
         if self._switch_at is not None and now >= self._switch_at:
             self._show_switch()
 
-    def finish(self, now: float) -> None:
-        """All ranks have ended the run; more may come."""
+    def finish(self, now: float, is_raised: bool = False) -> None:
+        """All ranks have ended the run; threads may still print.
+
+        Args:
+            now: seconds.
+            is_raised: a caller gets the ranks' failures as one exception, which names those released.
+        """
         self.show(now, everything=True)
+        if self._released and not is_raised:
+            for ranks, verb in self._released:
+                self.feed(ranks, verb, now)
+            self.show(now, everything=True)
         self._has_ended = True
         if self._folder is not None:
             self._show_switch()
