@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-# How soon after its interrupt a kernel is told to end when it is restarted (`KernelManager.shutdown_kernel`).
+# How soon after its interrupt a kernel that is restarted is asked to end (`KernelManager.shutdown_kernel`).
 _LEAVE_S = 0.2
 
 
@@ -31,7 +31,7 @@ def is_terminal() -> bool:
 
 
 def is_leaving() -> bool:
-    """Whether a press of the stop button is only Jupyter's way to end its kernel: that follows at once."""
+    """Whether Jupyter sent the interrupt because it is about to end the kernel: it asks for that at once."""
     kernel = own_kernel()
     if not hasattr(kernel, "_shutdown_message"):
         return False
@@ -43,13 +43,13 @@ def is_leaving() -> bool:
 
 
 def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
-    """Have something called when the kernel is asked to end for good: a shutdown request, and no restart.
+    """Register a function for when the kernel is asked to shut down, and not to restart.
 
-    It is called on the kernel's control thread, before the kernel answers: the kernel's main thread, its
+    The function runs on the kernel's control thread, before the kernel answers: the kernel's main thread, its
     threads and its exit handlers may take longer than the seconds after which Jupyter kills the kernel.
 
     Returns:
-        What takes the call back.
+        A function that unregisters it.
     """
     kernel = own_kernel()
     if kernel is None:

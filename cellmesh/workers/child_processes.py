@@ -1,7 +1,7 @@
 """Processes that user code starts with multiprocessing: what they are given, and how a stop ends them.
 
-A spawned process imports the main module for the functions and classes that it is given. A rank's is no file
-but its namespace: what a cell has defined travels by value.
+A spawned process imports the main module for the functions and classes that it is given. On a rank the
+main module is no file but the namespace of its cells: what a cell has defined travels by value.
 
 A cell that is stopped takes the processes along that it has started and that are no daemons, as a script that
 is stopped at the keyboard does: one that waits for others in C++ sees no SIGINT, and keeps its port.
@@ -38,7 +38,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def follow_children(current_run: Callable[[], int]) -> None:
-    """Look after the processes that user code starts from now on.
+    """Give spawned processes what cells have defined, and note which run has started each.
 
     Args:
         current_run: the run that the caller's thread belongs to.
@@ -54,7 +54,7 @@ def follow_children(current_run: Callable[[], int]) -> None:
 
 
 def end_children(run: int) -> None:
-    """End the processes that a run has started, which was stopped, and they with it, by SIGINT."""
+    """After a stop, wait for the processes that the run has started, and kill those that go on."""
     children = [child for child in active_children() if vars(child).get("_cellmesh_run") == run]
     children = [child for child in children if not child.daemon]
     for number in (signal.SIGTERM, signal.SIGKILL):

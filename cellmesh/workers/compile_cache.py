@@ -20,7 +20,7 @@ _MODULE = "torch._inductor.cpp_builder"
 
 
 def build_whole_files() -> None:
-    """Have C++ be built so on this rank, and in the processes that compile for it."""
+    """Patch inductor so that this rank and its compile workers build C++ under another name."""
     if _MODULE in sys.modules:  # preloaded
         _patch(sys.modules[_MODULE])
     else:
@@ -39,7 +39,9 @@ def _patch(module: types.ModuleType) -> None:
             plain(builder)
             return
         part = f"{target}.{os.getpid()}.part"
-        for left in glob.glob(f"{glob.escape(target)}.*.part"):  # whoever builds holds the target's lock
+        for left in glob.glob(
+            f"{glob.escape(target)}.*.part"
+        ):  # the builder holds the target's lock, so nobody else builds it
             os.unlink(left)
         builder._output = f"{output.removesuffix(target)}{part}"
         try:

@@ -91,14 +91,14 @@ class ControlThread:
         self._last_stop: tuple[int, Stop | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0
-        # Runs that were told to stop: with what, and after how long they are signalled (None: they were).
+        # Runs to be stopped: by which exception, and how many seconds later to signal (None: they were).
         self._stops: queue.SimpleQueue[tuple[int, type[KeyboardInterrupt], float | None]] = (
             queue.SimpleQueue()
         )
         interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
 
     def start(self) -> None:
-        """Start the control thread, and the one that sees to stops: later there may be no thread left."""
+        """Start the control thread and the one that stops runs, while there are threads to be had."""
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
 
@@ -120,7 +120,9 @@ class ControlThread:
             for verb, _ in verbs:
                 try:
                     self._handle(verb)
-                except BaseException as error:  # of user code that was looked at, or of a lack of anything
+                except (
+                    BaseException
+                ) as error:  # of the user's objects that a look reads, or for lack of memory
                     self._take(error)
 
     def _take(self, error: BaseException) -> None:

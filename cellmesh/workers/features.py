@@ -1,4 +1,4 @@
-"""What a rank does without where it is broken: widgets, bars, the inspector, the debugger.
+"""Parts of a rank that it can do without if they cannot be imported: widgets, bars, inspector, debugger.
 
 A feature leans on libraries, and on parts of Python, that change with their versions. The zygote imports the
 features for all ranks, but nothing that a rank needs to start or to run a cell does: a module that cannot be
@@ -20,12 +20,12 @@ from .after_import import AfterImport
 
 T = TypeVar("T")
 
-# What ranks use, as modules beside this one; they import the rest. Those that few use are imported then.
+# The features that many ranks use, by module beside this one; other features are imported when they are used.
 PREIMPORTED = ("bars.hooks", "comms.hub", "debugger", "looking.answering", "looking.paths")
 
 
 def preimport() -> None:
-    """Import, in the zygote, what many ranks will use; of what is broken, leave the reason in its log."""
+    """Import `PREIMPORTED` in the zygote; why one cannot be imported is written into the zygote's log."""
     for module in PREIMPORTED:
         try:
             load(module)
@@ -51,7 +51,7 @@ def load(module: str) -> Any:
                 name = frame.f_globals["__name__"]
         raise CellmeshError(
             f"{name} cannot be imported ({type(error).__name__}: {error}), so what needs it does not work: "
-            "`cellmesh doctor` tells which versions are installed"
+            "`cellmesh doctor` shows which versions are installed"
         ) from error
 
 

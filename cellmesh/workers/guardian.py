@@ -1,8 +1,8 @@
 """The guardian: the agent's parent, which ends what is left of a mesh when the agent could not.
 
-The agent is killed, and its ranks end with it; what user code has started in sessions of its own, however it
-hides its parentage, becomes the guardian's then, which is a subreaper. If the guardian is killed instead, the
-agent goes on without; with both, the zygote ends what carries the mesh's mark.
+When the agent is killed, its ranks end with it. Processes that user code has started in sessions of their own
+become children of the guardian, a subreaper, even if they have removed the mesh's mark. If the guardian is
+killed, the agent goes on without it; if both are, the zygote ends the processes that carry the mark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import processes
 
 
 def main(ticket_path: str) -> int:
-    """Fork the agent, say its number on descriptor 1, and wait for its end.
+    """Fork the agent, write its process number to descriptor 1, and wait for its end.
 
     Args:
         ticket_path: the mesh's ticket.

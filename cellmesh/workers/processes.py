@@ -38,7 +38,7 @@ def name_process(name: str) -> None:
 
 
 def name_command(text: str) -> None:
-    """Have ``/proc/PID/cmdline`` say this of the process, in place of the command that it was forked from."""
+    """Replace what ``/proc/PID/cmdline`` shows of this process, which is its parent's command."""
     fields = process_stat("self")
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
     if begin < end:

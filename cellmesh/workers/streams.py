@@ -154,7 +154,7 @@ class Pump:
             self._flush()
 
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
-        """Send a display, or, where they come in floods or are too large, print what it is as text instead.
+        """Send a display, or, where there are too many or it is too large, print what it is as text instead.
 
         A display that is too large is written into a file beside the log.
 

@@ -90,7 +90,7 @@ def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
     """
     cells = (index for index, frame in enumerate(frames) if shell.cell_of(frame.f_code.co_filename))
     start = next(cells, None)
-    if start is None:  # a call: what comes after the outermost machinery
+    if start is None:  # a call: the frames below the outermost ones, which are Python's and ours
         start = 0
         while start < len(frames) and not is_machinery(frames[start]):
             start += 1

@@ -1,4 +1,4 @@
-"""Threads of our own on a rank, started while user code has changed whatever it likes."""
+"""Threads of cellmesh's own on a rank, which start even if user code has patched `threading`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from .exceptions import traceback_of
 
 
 def stop_tracing() -> None:
-    """The cell is over: what comes next is not stepped through."""
+    """At a cell's end: the code that runs next is not the user's, and is not stepped through."""
     sys.settrace(None)
 
 

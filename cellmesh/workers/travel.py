@@ -38,5 +38,5 @@ def is_dtensor(value: Any) -> TypeGuard[DTensor]:
 
 
 def refusal(error: BaseException) -> Refusal:
-    """What is told of an error, whatever its own code does."""
+    """An error's name and text for a message, whatever the error's own code does."""
     return Refusal(name_of(error), text_of(error).encode("utf-8", "replace").decode())

@@ -284,7 +284,7 @@ def _tidy_up(ticket: Ticket) -> None:
     Its guardian does that as well, unless it was killed, too.
     """
     with contextlib.suppress(HostError, ProcessLookupError):  # somebody else was faster
-        ticket = read_ticket(ticket.path)  # which the agent has signed meanwhile
+        ticket = read_ticket(ticket.path)  # the agent has signed it since
         select.select([os.pidfd_open(ticket.agent_pid)], [], [], _AGENT_END_S)
     marks.end_mesh_if_dead(ticket)
 

@@ -227,6 +227,6 @@ def test_a_model_that_cannot_be_reset_is_named_and_the_others_are_reset() -> Non
     notes = survey.reset([*survey.half_done, *survey.progress])
     assert notes == (
         "gradients of the step that failed are dropped (DDP)",
-        "DDP could not be reset, make it anew (TypeError)",
+        "DDP could not be reset, construct it again (TypeError)",
     )
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -82,5 +82,5 @@ def test_a_large_exception_stays_on_its_rank_and_says_so(mesh: cm.Mesh) -> None:
         mesh.cell("error = ValueError('no')\nerror.large = large\nraise error")
     for error in caught.value.exceptions_by_rank.values():
         assert "its pickle has 52,4" in str(error)
-        assert "at most 4 MiB come to the notebook" in str(error)
+        assert "at most 4 MiB are sent to the notebook" in str(error)
     assert mesh.pull("len(sys.last_value.large)") == {0: _LARGE, 1: _LARGE}

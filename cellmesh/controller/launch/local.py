@@ -68,7 +68,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
     return ticket
 
 
-# How long a guardian may take to end what its agent has left.
+# How long a guardian may take to end the processes that its agent has left.
 _GUARDIAN_S = 5.0
 
 
@@ -90,7 +90,7 @@ class AgentProcess:
         self._lock = threading.Lock()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for its end; whether it came, or we have left."""
+        """Wait for the process's end; False if it has not ended in time. After `leave`, True at once."""
         with self._lock:  # another thread may leave while this one waits
             if self._pidfd < 0:
                 return True

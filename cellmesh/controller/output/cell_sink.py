@@ -172,7 +172,7 @@ class CellSink:
 
     def _publish(self, kind: str, content: dict[str, Any]) -> None:
         if kind != "update_display_data":
-            self._row = None  # a figure that comes now stands below this
+            self._row = None  # the next figure stands below this
         self._send(kind, content)
 
     def _flush(self, texts: list[tuple[str, str]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from .bundles import PICTURES, html_label, label, labelled, picture
 from .fold import Ranks
 
-# A row is sent again with each figure that it gets; what comes after so many begins another.
+# A row is sent again with each figure that it gets: after so many the next figure begins another.
 _MAX_FIGURES, _MAX_BYTES = 8, 2_000_000
 _ROW = '<div style="display:flex;flex-wrap:wrap;gap:4px 12px;align-items:flex-start">'
 _FITTING = "max-width:100%;height:auto"

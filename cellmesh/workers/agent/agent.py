@@ -48,7 +48,7 @@ from .attachment import Attachment, Dims
 from .family import Family
 from .supervisor import Supervisor
 
-# Before what has just failed is tried again because it is still due.
+# How long to wait before an action that has failed is tried again.
 _PAUSE_S = 0.1
 
 

@@ -36,8 +36,9 @@ _LAST_LINES = 40
 _LAST_BYTES = 8 * 1024
 # faulthandler lists every extension module that is loaded, in one line of 5 kB.
 _NOISE = ("Extension modules:", "The hostname of the client socket cannot be retrieved")
-# What ends is replaced at once, so that a heal finds it there; what ends this often in so many seconds, only
-# when ranks are forked. A store that cannot live ends ten times a second, a zygote once in some seconds.
+# A store or zygote that ends is replaced at once, so that a heal finds it; one that ends this often in so
+# many seconds is replaced only when ranks are forked. A store that cannot live ends ten times a second, a
+# zygote once in some seconds.
 _MAX_STORES, _STORES_S = 10, 10.0
 _MAX_ZYGOTES, _ZYGOTES_S = 3, 60.0
 
@@ -191,19 +192,19 @@ class Family:
         now = time.monotonic()
         for parcel in self._decode(frames):
             if type(parcel.verb) is RankUnready and self._is_start_lost():
-                continue  # an effect; the cause is told by a pidfd
+                continue  # an effect: the cause, the end of another process, is reported by its pidfd
             try:
                 self._act(self._supervisor.from_rank(rank, parcel, now))
-            except Exception as error:  # what else the rank has said is heard
+            except Exception as error:  # the rank's other messages are handled
                 self._faults.take(error)
 
     def _rank_broke(self, rank: int, error: Exception | None) -> None:
-        """A rank can be spoken to no longer: user code wrote into its sockets (`error`) or closed them."""
+        """A rank's connection is broken: user code wrote into its sockets (`error`) or closed them."""
         pid = self._supervisor.pids().get(rank, 0)
         if error is not None:
             why = f"wrote into its connection to the agent what is no message ({error})"
         elif processes.is_ending(pid):
-            return  # its pidfd tells how
+            return  # its pidfd will report how it ended
         elif processes.has_own_name(pid):
             why = "closed its connection to the agent (os.closerange, os.close?)"
         else:
@@ -212,7 +213,7 @@ class Family:
         self._act(self._supervisor.kill((rank,), f"{why}: killed"))
 
     def _is_start_lost(self) -> bool:
-        """Whether what ranks need to start has begun to end: the store, or another rank."""
+        """Whether a process without which ranks cannot start has begun to end: the store, or another rank."""
         needed = (self._store_pid, *self._supervisor.pids().values())
         return self._supervisor.state == "starting" and any(processes.is_ending(pid) for pid in needed if pid)
 

@@ -15,7 +15,7 @@ from .healing import HealableGroup
 
 @dataclass
 class World:
-    """All that torch has written down of process groups, taken out of its books."""
+    """All of torch's records of process groups, removed from torch."""
 
     entries: list[dict[Any, Any]]
     default: Any
@@ -23,7 +23,7 @@ class World:
 
 
 class Books:
-    """Changes what torch has written down of process groups.
+    """Changes torch's records of process groups.
 
     Attributes:
         aside: the mesh's groups while a program has others, or none.
@@ -55,7 +55,7 @@ class Books:
         return taken
 
     def put_in(self, world: World) -> None:
-        """Give torch, which has no groups, those that were taken out."""
+        """Give torch, which has no groups now, those that `take_out` has removed."""
         for book, entries in zip([*self._by_group(), c10d._world.tags_to_pg], world.entries, strict=True):
             book.clear()
             book.update(entries)
@@ -63,23 +63,23 @@ class Books:
         c10d._world.group_count = world.group_count
 
     def set_aside(self) -> None:
-        """Put the mesh's groups aside."""
+        """Remove the mesh's groups from torch, and keep them in `aside`."""
         self.aside = self.take_out()
 
     def put_back(self) -> None:
-        """Have the mesh's groups in use again."""
+        """Give torch the mesh's groups again, which were set aside."""
         assert self.aside is not None
         self.put_in(self.aside)
         self.aside = None
 
     def register_aside(self) -> None:
-        """Let C++ know the names of the groups set aside again, all of which torch has made it forget."""
+        """Register the names of the groups set aside in C++ again: torch has unregistered all names there."""
         for group, name in self.aside.entries[1].items() if self.aside else ():
             _register_process_group(name, group)
 
     @contextlib.contextmanager
     def with_meshs(self) -> Iterator[None]:
-        """The mesh's groups are in use meanwhile."""
+        """A context in which torch has the mesh's groups, also where a program has set them aside."""
         if self.aside is None:
             yield
             return
@@ -93,7 +93,7 @@ class Books:
 
     @contextlib.contextmanager
     def having(self, group: Any) -> Iterator[None]:
-        """The groups among which a group was made are in use meanwhile."""
+        """A context in which torch has this group, be it the mesh's or a program's."""
         is_aside = self.aside is not None and group in self.aside.entries[1]
         with self.with_meshs() if is_aside else contextlib.nullcontext():
             yield

@@ -140,7 +140,7 @@ def _time_out(group: Any) -> None:
 
 
 class Drain:
-    """Keeps connections open that gloo has given up, and reads what still comes, until peers give them up.
+    """Keeps connections open that gloo has given up, and reads what peers still send, until they give up too.
 
     Its thread is there from the beginning: when it is needed there may be none left.
     """

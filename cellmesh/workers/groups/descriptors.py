@@ -1,6 +1,6 @@
 """How many descriptors are left: gloo ends the process where it finds none while it connects.
 
-They are counted before, and the connection is refused where they may not do.
+So they are counted before, and where there may be too few, groups are not connected.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ...stdlib import os, time
 
 # Of each group, besides a connection to each member: gloo's listening socket, its loop's, its rendezvous'.
 A_GROUP = 8
-# Python's own, and those of user threads that open files meanwhile.
+# For Python itself, and for files that user threads open while groups are connected.
 _SPARE = 16
 # What retired groups hold is closed in the background.
 _PATIENCE_S, _LOOK_S = 1.0, 0.02
 
 
 def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
-    """What hinders a rank that connects groups of these sizes; "" if nothing does.
+    """Why this rank has too few descriptors to connect groups of these sizes; "" if it has enough.
 
     Args:
         sizes: numbers of members.

@@ -113,7 +113,7 @@ class Groups:
             return self._replay_group(asked)
         session = None if self._default.is_the_meshs else self._rendezvous.session
         if session is not None and not asked["global_ranks_in_group"]:
-            # By its name a program's group is told from the mesh's, and from that of an earlier program.
+            # Names differ from those of the mesh's groups, and of an earlier program's.
             count = session.number * _GROUPS_A_PROGRAM
             asked["group_name"], c10d._world.group_count = c10d.GroupName(str(count)), count + 1
         try:

@@ -45,7 +45,7 @@ class _Down:
 
 
 def ended_work() -> Work:
-    """An operation that is over."""
+    """An operation that has ended already."""
     done: Future[None] = Future()
     done.set_result(None)
     work: Work = _c10d._create_work_from_future(done)  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def ended_work() -> Work:
 
 
 class _Silent:
-    """Stands in for the inner group of a rank that is to believe itself."""
+    """Stands in for the inner group where a rank is to keep its own value, and not take rank 0's."""
 
     def broadcast(self, *args: Any, **kwargs: Any) -> Work:
         return ended_work()

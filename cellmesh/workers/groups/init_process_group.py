@@ -175,7 +175,7 @@ class DefaultGroup:
             torch_destroy_process_group()  # which says what is wrong
 
     def restore(self) -> None:
-        """Have the mesh's groups in use again."""
+        """Make the mesh's groups the ones in use again."""
         if not self.is_the_meshs:
             if dist.is_initialized():
                 self.destroy(None)

@@ -43,7 +43,7 @@ class Maker:
         self._sockets_before: dict[int, int] | None = None
 
     def intercept(self, new_group: Callable[[Asked], Any]) -> None:
-        """Have every call of torch's helper in this process answered by `new_group`, from now on."""
+        """Redirect torch's ``_new_process_group_helper`` in this process to `new_group`."""
         signature, pid = inspect.signature(self._helper), os.getpid()
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ def _timeout_for(asked: Asked) -> timedelta:
 
 
 def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
-    """What is written down of a call of torch's helper.
+    """What the mesh records of a call of ``_new_process_group_helper``, to make the group on a new rank.
 
     Args:
         asked: its arguments by name.
@@ -157,7 +157,7 @@ def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
 
 
 def call_of_split(group: Any, ranks: Sequence[int]) -> Asked:
-    """The call of torch's helper that makes a group as NCCL has split it off another."""
+    """The arguments of ``_new_process_group_helper`` for a group that NCCL has split off another."""
     default = c10d._get_default_group()
     return {
         "group_size": group.size(),

@@ -39,10 +39,10 @@ class Meeting:
         self.present: dict[int, Presence] = {}
 
     def tell_presence(self, ours: Presence) -> None:
-        """Tell the others what we have, and learn what they have.
+        """Send the other participants what this rank has, and receive what they have.
 
         Raises:
-            GroupDown: one does not come, or cannot connect.
+            GroupDown: one does not answer, or cannot connect.
         """
         told = self.exchange("present", msgspec.msgpack.encode(ours))
         self.present = {rank: msgspec.msgpack.decode(data, type=Presence) for rank, data in told.items()}
@@ -76,7 +76,7 @@ class Meeting:
         if missing:
             return f"{_ranks(missing)} missing"
         if not plan.ranks:
-            return ""  # who had destroyed the default group has made it anew
+            return ""  # ranks that had destroyed the default group have made it again
         wanted = (plan.name, plan.ranks)
         without = [
             rank
@@ -86,7 +86,7 @@ class Meeting:
         return f"{_ranks(without)} without it" if without else ""
 
     def reset(self, models: Survey) -> tuple[str, ...]:
-        """Have the models alike on all ranks, as between two steps; returns what the user must know of it."""
+        """Reset the models to a state between two steps, alike on all ranks; returns remarks for the user."""
         progress: dict[str, set[Progress]] = {}
         for other in self.present.values():
             for signature, found in other.progress.items():
@@ -95,9 +95,9 @@ class Meeting:
         if unsettled := with_unsettled_buckets(differing):
             orders: dict[str, set[tuple[str, ...]]] = {}
             ours = msgspec.msgpack.encode(models.finish_buckets(unsettled))
-            for told in self.exchange("buckets", ours).values():
+            for received in self.exchange("buckets", ours).values():
                 for signature, digests in msgspec.msgpack.decode(
-                    told, type=dict[str, tuple[str, ...]]
+                    received, type=dict[str, tuple[str, ...]]
                 ).items():
                     orders.setdefault(signature, set()).add(digests)
             models.restart_buckets({signature for signature, found in orders.items() if len(found) > 1})

@@ -152,7 +152,7 @@ class Rendezvous:
 
         ProgramsTCPStore.waits = self._store.waits
         vars(dist)["TCPStore"] = ProgramsTCPStore
-        vars(dist)["_create_store_from_options"] = create_store  # of RPC whose workers come and go
+        vars(dist)["_create_store_from_options"] = create_store  # of RPC whose workers may join and leave
 
     def _handler(self, in_torch: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def handle(url: str, timeout: timedelta = default_pg_timeout, **kwargs: Any) -> Iterator[Any]:
@@ -189,7 +189,7 @@ class Rendezvous:
         assert rank is not None
         assert size is not None
         place = f"{self._prefix}/{self._generation:x}/{address}"
-        if size < 0:  # RPC whose workers come and go
+        if size < 0:  # RPC whose workers may join and leave
             number = self._num_open[address] = self._num_open.get(address, 0) + 1
             return self._begin(number, (), f"{place}/open")
         if not 0 <= rank < size:

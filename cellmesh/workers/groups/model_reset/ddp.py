@@ -71,7 +71,7 @@ _builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary(
 
 
 def note_comm_hooks() -> None:
-    """Have the hooks that DDP is given from now on noted."""
+    """Wrap the communication hooks that DDP is given from now on (`NotedHook`)."""
     dist._register_comm_hook = _register_noted  # type: ignore[assignment, attr-defined]
     dist._register_builtin_comm_hook = _register_builtin_noted  # type: ignore[assignment, attr-defined]
 
@@ -140,7 +140,7 @@ class Ddp(Kind):
             found.reducer._set_forward_pass_work_handle(ended_work(), True)
         drop_grads(found.module)
         if found.static_graph and not found._get_ddp_logging_data().get("iteration"):
-            restart_buckets(found)  # the first backward pass was to tell how often each gradient is ready
+            restart_buckets(found)  # the first backward pass was to count how often each gradient is ready
         for hook, state in found._comm_hooks:
             set_all(state, False, "wait_for_stream_enqueued", "wait_for_optim_stream_enqueued")
             if hasattr(state, "error_dict") and hasattr(state, "rng"):  # PowerSGD
@@ -162,13 +162,13 @@ class Ddp(Kind):
         """Bring the buckets into their final order, if that was not done yet."""
         if found._has_rebuilt_buckets:
             return
-        # What rank 0 tells the others is the order of its own first step, the same as ours.
+        # Rank 0 broadcasts the order of its own first step, which is the same as this rank's.
         with found.process_group.silenced(), contextlib.suppress(RuntimeError):
             if found.reducer._rebuild_buckets():
                 found._has_rebuilt_buckets = True
 
     def digest_buckets(self, found: Any) -> str:
-        """Tells which parameters are in which bucket."""
+        """A digest of which parameters are in which bucket."""
         names = {parameter.data_ptr(): name for name, parameter in found.module.named_parameters()}
         buckets = [
             [names.get(parameter.data_ptr(), "?") for parameter in bucket.parameters()]
@@ -199,7 +199,7 @@ def restart_buckets(found: Any) -> None:
 
 
 def _restart_static_graph(found: Any) -> None:
-    # The first backward pass may have come since.
+    # The first backward pass may have run since `arm`.
     if not found._static_graph_delay_allreduce_enqueued:
         restart_buckets(found)
 

@@ -10,7 +10,7 @@ from ...static_lookup import held_by
 from ..blueprint import Progress as Progress
 
 MAY_HAVE_UPDATED = (
-    "what updates parameters within the backward pass may have updated some: %dist_check tells whether "
+    "what updates parameters within the backward pass may have updated some: %dist_check shows whether "
     "replicas still agree"
 )
 
@@ -45,12 +45,12 @@ class Kind:
         return ()
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
-        """Ranks differ in how far they have got, as `progress` tells for each: go on alike."""
+        """Bring ranks that differ in `progress`, which holds each rank's, to the same state."""
 
     def arm(self, found: Any) -> None:
-        """A cell has failed on this rank: have what is begun and not ended forgotten when a step begins anew.
+        """After a failed cell: let the object's next step first drop what the failed step has left in it.
 
-        That cannot be done at once: what the failed cell left may be wanted by the next cell as it is.
+        Dropping it at once would be wrong: the next cell may go on with the step, by a backward pass.
         """
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
@@ -115,7 +115,7 @@ def set_all(owner: Any, value: Any, *names: str) -> None:
 
 
 def before_next(owner: Any, method: str, action: Callable[[], None]) -> None:
-    """Have `action` done right before a method of an object is called the next time."""
+    """Run `action` right before the next call of a method of an object."""
     if method not in held_by(owner):
         object.__setattr__(owner, method, functools.partial(_act_and_call, owner, method, action))
 
@@ -135,5 +135,5 @@ def may_update_in_backward(module: Any) -> bool:
 
 
 def leave_join(joinable: Any) -> None:
-    """Have no `Join` expect anything of an object; one that is entered later does."""
+    """Detach an object from the `Join` that it is in; a `Join` that is entered later includes it."""
     joinable._join_config = joinable._join_config._replace(enable=False)

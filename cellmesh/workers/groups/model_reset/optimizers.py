@@ -49,7 +49,7 @@ def _overlap(found: Any) -> Any:
 
 
 def _forget_buckets(info: Any) -> None:
-    """Have the next passes tell what DDP's buckets are, as the first ones did."""
+    """Forget DDP's buckets, so that the next passes record them as the first ones did."""
     info.status = type(info.status).UNINITIALIZED
     clear(info, "params_per_bucket", "offsets", "assigned_ranks_per_bucket")
     for parameters in info.params_per_rank:

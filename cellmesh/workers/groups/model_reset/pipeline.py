@@ -43,7 +43,7 @@ class Pipeline(Kind):
         return tuple(int(getattr(found, name, False)) for name in _SETUP)
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
-        _settle_shapes_anew(found)
+        _forget_shapes(found)
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
         clear(
@@ -60,14 +60,14 @@ class Pipeline(Kind):
             if dirty and stage.has_backward:
                 drop_grads(stage.submod)
         if not any(self.progress(found)):
-            _settle_shapes_anew(found)  # as far as it has got, other ranks may not have
+            _forget_shapes(found)  # other ranks may have got less far in the exchange of shapes
         elif dirty:
             set_all(found, False, *_SETUP)  # the first exchange of messages connects NCCL's communicators
         return ()
 
 
-def _settle_shapes_anew(schedule: Any) -> None:
-    """Have the next step begin as the first one did."""
+def _forget_shapes(schedule: Any) -> None:
+    """Let the next step exchange shapes and connect, as the first one did."""
     set_all(schedule, False, *_SETUP)
     for stage in _stages(schedule):
         if hasattr(stage, "inputs_meta"):  # until torch 2.12; it does not send shapes that it knows

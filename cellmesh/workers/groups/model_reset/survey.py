@@ -5,8 +5,8 @@ with microbatches on the way; the next step on the same objects would raise or, 
 that other ranks do not begin. The models are found through the garbage collector, as nobody registers them.
 
 Ranks differ in what they find: the one that raised is often clean, while the others stopped in the middle of
-a backward pass. Since all must go on alike, each tells the others which models it has found half done, by
-a signature that is the same on all ranks, and `Survey.reset` treats what any of them has named.
+a backward pass. Since all must go on alike, each sends the others which models it has found half done, by a
+signature that is the same on all ranks, and `Survey.reset` resets the models that any of them has named.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Survey:
         }
 
     def arm(self) -> None:
-        """Have what is begun and not ended forgotten when a step begins anew."""
+        """Let the next step of each model drop first what the failed step has left in it (`Kind.arm`)."""
         for signature, kind, one in self._found:
             if signature not in self.half_done:
                 kind.arm(one)
@@ -89,7 +89,7 @@ class Survey:
                     kind.align(one, progress[signature])
                 notes.update(dict.fromkeys(kind.reset(one, signature in half_done)))
             except Exception as error:  # of a torch that keeps it elsewhere, or of the user's code in it
-                notes[f"{kind.label} could not be reset, make it anew ({type(error).__name__})"] = None
+                notes[f"{kind.label} could not be reset, construct it again ({type(error).__name__})"] = None
                 continue
             if signature in half_done and kind.drops_grads:
                 dropped.add(kind.label)
