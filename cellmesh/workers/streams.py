@@ -12,6 +12,7 @@ import collections
 import contextlib
 import contextvars
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -178,7 +179,9 @@ class Pump:
         if not fits:
             text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
             path = self._log.keep(verb.bundle)
-            where = f"the whole is in {path}" if path else "too large for a file beside the log, too"
+            where = "too large for a file beside the log, too"
+            if path is not None:  # without the rank's number: the texts of ranks are to be folded
+                where = f"the whole is in {path.parent}/{re.sub('^rank[0-9]+', 'rank*', path.name)}"
             where += "; on the rank it is `_`" if verb.kind == "result" else ""
             text += f" ({len(verb.bundle):,} bytes, not shown: {DISPLAY_BOUND}; {where})"
         self.write(verb.run, "stdout", text + "\n")

@@ -32,7 +32,7 @@ def mesh() -> Iterator[cm.Mesh]:
 @pytest.mark.parametrize(
     ("cell", "told"),
     [
-        ("display(shown)", r"bytes, not shown: .* the whole is in \S+/rank1-display-1\.html\)"),
+        ("display(shown)", r"bytes, not shown: .* the whole is in \S+/logs/rank\*-display-1\.html\)"),
         ("for _ in range(40): display(HTML(large[:1 << 20]))", r"bytes, not shown: .* in \S+\.html\)"),
         ("shown", r"bytes, not shown: .* the whole is in \S+\.html; on the rank it is `_`\)"),
         ("handle.update(shown)", r"bytes, not shown: .* the whole is in \S+\.html\)"),
@@ -75,6 +75,8 @@ def test_what_comes_to_the_notebook_is_bounded(
     assert re.search(told, shown), shown[-2000:]
     assert len(shown) < 2_000_000
     assert len(recorder.items(Rich)) <= 64
+    if told.endswith(r"-1\.html\)"):
+        assert [ranks for ranks, line in recorder.lines() if "not shown" in line] == [(0, 1)]
 
 
 def test_a_large_exception_stays_on_its_rank_and_says_so(mesh: cm.Mesh) -> None:
