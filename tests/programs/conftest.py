@@ -15,6 +15,11 @@ from tests.exactness.launching import Job
 from tests.mesh.test_kernel import Notebook, open_notebook
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "program" in metafunc.fixturenames:
+        metafunc.parametrize("program", metafunc.module.PROGRAMS, ids=str)
+
+
 @pytest.fixture(scope="package", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What all ways of running a program share."""

@@ -29,7 +29,8 @@ class Program:
     Attributes:
         name: of its file.
         fault: where the failure strikes, of `FAULTS`; "" if the test cannot reach into its processes.
-        count: at which call of that kind.
+        counts: at which call of that kind, for each run of the cell that fails, one after the other.
+        rank: on which it strikes.
         num_ranks: how many it runs on.
         argv: what it is given.
         by_hand: it says itself where its ranks meet, as each is started by hand; with 1, it starts them.
@@ -37,10 +38,14 @@ class Program:
 
     name: str
     fault: str = "backward"
-    count: int = 2
+    counts: tuple[int, ...] = (2,)
+    rank: int = 1
     num_ranks: int = 2
     argv: tuple[str, ...] = ()
     by_hand: int = 0
+
+    def __str__(self) -> str:
+        return " ".join((self.name, *self.argv))
 
     @property
     def script(self) -> Path:
@@ -95,14 +100,14 @@ def fail_between(count):
 """
 
 
-def run_as_cells(program: Program, notebook: Notebook, folder: Path, rank: int | None = None) -> Losses:
+def run_as_cells(program: Program, notebook: Notebook, folder: Path, is_disturbed: bool = False) -> Losses:
     """Run a program's cells on fresh ranks, in a folder.
 
     Args:
         program: which.
         notebook: with a mesh of its size.
         folder: the ranks' working directory.
-        rank: on which the failure strikes, None for none.
+        is_disturbed: whether the failures strike.
     """
     folder.mkdir()
     begin(notebook, f"%dist_restart\nimport os\nmesh.run(os.chdir, {str(folder)!r})\n{FAULTS}")
@@ -111,8 +116,8 @@ def run_as_cells(program: Program, notebook: Notebook, folder: Path, rank: int |
         if program.argv:
             options += f" --argv '{' '.join(program.argv)}'"
         cell = f"%%dist {options}\n{text}"
-        if mark == STEPS and rank is not None:
-            begin(notebook, f"mesh[{rank}].run(fail_{program.fault}, {program.count})")
+        for count in program.counts if mark == STEPS and is_disturbed else ():
+            begin(notebook, f"mesh[{program.rank}].run(fail_{program.fault}, {count})")
             outcome = notebook.run(cell)
             assert outcome.status == "error", "the failure did not strike"
             assert "injected" in json.dumps(outcome.messages), outcome.errors()
@@ -166,7 +171,17 @@ def check(program: Program, notebook: Notebook, launch: Callable[[Job], Losses],
     job = Job(str(exported), str(where / "exported"), program.num_ranks, in_folder=True)
     differences.append(against("as the exported script", launched(job)))
     if program.fault:
-        disturbed = run_as_cells(program, notebook, where / "disturbed", rank=1)
+        disturbed = run_as_cells(program, notebook, where / "disturbed", is_disturbed=True)
         differences.append(against("after a failure", disturbed))
     assert any(by_cells.values()), "the program left no losses"
     assert not any(differences), "\n".join(filter(None, differences))
+
+
+# Of each module that imports this and has `PROGRAMS` (see conftest).
+def test_program(
+    program: Program,
+    notebook_of: Callable[[int], Notebook],
+    launch: Callable[[Job], Losses],
+    tmp_path: Path,
+) -> None:
+    check(program, notebook_of(program.num_ranks), launch, tmp_path)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from tests.exactness.comparing import Losses
-from tests.exactness.launching import Job
-from tests.mesh.test_kernel import Notebook
-from tests.programs.running import Program, check
+from tests.programs.running import Program
+from tests.programs.running import test_program as test_program
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -19,16 +14,6 @@ MODULES = ("lightning", "accelerate", "transformers")
 PROGRAMS = [
     Program("lightning_trainer"),
     Program("fabric"),
-    Program("accelerate_example", fault=""),
+    Program("accelerate_example"),
     Program("hf_trainer"),
 ]
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=[program.name for program in PROGRAMS])
-def test_a_program_computes_the_same_in_every_way(
-    program: Program,
-    notebook_of: Callable[[int], Notebook],
-    launch: Callable[[Job], Losses],
-    tmp_path: Path,
-) -> None:
-    check(program, notebook_of(program.num_ranks), launch, tmp_path)

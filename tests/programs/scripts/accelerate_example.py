@@ -30,7 +30,7 @@ model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, load
 
 # %% steps
 losses = []
-accelerator.step = 0  # of an accumulation: what was begun before is not gone on with
+accelerator.step, accelerator.sync_gradients = 0, True  # an accumulation that was begun is not gone on with
 model.train()
 optimizer.zero_grad()
 for x, y in loader:

@@ -39,23 +39,25 @@ rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 pipelines = {
     name: build(name, rank, size) for name in (*SINGLE, *LOOPED, *V_SHAPED) if hasattr(schedules, name)
 }
-losses, parameters, done = [], [], set()
+computed = {}
 
 # %% steps
 for name, (schedule, modules, is_first, is_last) in pipelines.items():
-    if name in done:
+    if name in computed:
         continue
+    found, grads = [], []
     for step in range(2):
         for module in modules:
             module.zero_grad()
         torch.manual_seed(step)
-        x, target, found = torch.randn(8, 6), torch.randn(8, 6), []
+        x, target = torch.randn(8, 6), torch.randn(8, 6)
         args = (x,) if is_first else ()
         kwargs = {"target": target, "losses": found} if is_last else {}
         schedule.step(*args, **kwargs)
-        losses += [loss.item() for loss in found]
-        parameters += [p.grad.clone() for module in modules for p in module.parameters()]
-    done.add(name)
+        grads += [p.grad.clone() for module in modules for p in module.parameters()]
+    computed[name] = found, grads
 
 # %%
+losses = [loss.item() for found, _ in computed.values() for loss in found]
+parameters = [grad for _, grads in computed.values() for grad in grads]
 dist.destroy_process_group()

@@ -25,6 +25,10 @@ class HybridModel(nn.Module):
         return self.fc(self.remote_emb_module.forward(indices, offsets))
 
 
+def _seed():
+    torch.manual_seed(4)
+
+
 def _run_trainer(remote_emb_module, rank):
     model = HybridModel(remote_emb_module)
     parameter_rrefs = model.remote_emb_module.remote_parameters()
@@ -54,18 +58,12 @@ dist.init_process_group("gloo", rank=rank, world_size=4)
 trainers = dist.new_group(list(range(NUM_TRAINERS)))
 names = {2: "master", 3: "ps"}
 rpc.init_rpc(names.get(rank, f"trainer{rank}"), rank=rank, world_size=4)
-torch.manual_seed(0)
-
-
-def make_embedding():
-    torch.manual_seed(4)
-    return RemoteModule("ps", nn.EmbeddingBag, args=(10, 6), kwargs={"mode": "sum"})
-
 
 # %% steps
 losses = []
 if rank == 2:
-    emb = make_embedding()
+    rpc.rpc_sync("ps", _seed)  # which makes the embedding
+    emb = RemoteModule("ps", nn.EmbeddingBag, args=(10, 6), kwargs={"mode": "sum"})
     futures = [rpc.rpc_async(f"trainer{i}", _run_trainer, args=(emb, i)) for i in range(NUM_TRAINERS)]
     losses = [value for future in futures for value in future.wait()]
 
