@@ -76,7 +76,8 @@ def test_what_comes_to_the_notebook_is_bounded(
     assert len(shown) < 2_000_000
     assert len(recorder.items(Rich)) <= 64
     if told.endswith(r"-1\.html\)"):
-        assert [ranks for ranks, line in recorder.lines() if "not shown" in line] == [(0, 1)]
+        texts = {line for _, line in recorder.lines() if "not shown" in line}
+        assert len(texts) == 1  # it folds where ranks show it at the same time
 
 
 def test_a_large_exception_stays_on_its_rank_and_says_so(mesh: cm.Mesh) -> None:
