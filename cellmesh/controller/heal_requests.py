@@ -38,7 +38,9 @@ class HealRequests:
 
     def can_wait_for(self, ranks: set[int], now: float) -> bool:
         """Whether these ranks are about to leave what they run: somebody has failed in it."""
-        return bool(ranks) and now < self._patience_ends and self._board.in_failed_runs(ranks)
+        held, pending = self._board.held, self._board.pending
+        left = {rank for rank in ranks if held.get(rank) in pending}  # their run, but others have not
+        return bool(ranks) and now < self._patience_ends and self._board.in_failed_runs(ranks - left)
 
     def can_ask_again(self, silent: set[int], now: float) -> bool:
         """Whether to ask ranks again that have not answered: a busy machine may keep them from it."""

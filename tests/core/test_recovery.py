@@ -422,6 +422,19 @@ def test_a_heal_that_waits_is_not_answered_by_a_look_at_others() -> None:
     assert report.respawned == (1,)
 
 
+def test_a_heal_that_waits_is_not_answered_while_ranks_hold_back() -> None:
+    core = ready_core(4)
+    submit(core, 1, (0, 1, 2))
+    die(core, 1)
+    assert healed_by_user(core, 0.1) == []
+    hear(core, (2,), FAILED, 0.15)  # rank 2 has left the run, and rank 0 is yet to
+    submit(core, 3, (3,), 0.2)
+    effects = hear(core, (3,), Failed(3, "E", "", "", 0), 0.3)
+    assert reports(drive(core, effects, 0.3)) == []
+    [report] = reports(drive(core, hear(core, (0,), FAILED, 0.9), 0.9))
+    assert (report.respawned, report.failure) == ((1,), "")
+
+
 def test_ranks_that_do_not_end_a_failed_run_are_not_waited_for_without_end() -> None:
     core = ready_core(2)
     core.submit(1, (0, 1), FRAMES, title="cell 3")
