@@ -290,7 +290,9 @@ class Recovery:
         if step != self._step:
             return []
         living, held = self._board.living(), self._board.held
-        if self._requests.can_ask_again(living - states.keys(), now):
+        # A rank may answer between the end of a run, which it has sent, and its next wait for work.
+        ended = {r for r, state in states.items() if state.run >= 0 and state.run not in self._board.pending}
+        if self._requests.can_ask_again((living - states.keys()) | (living & ended), now):
             return self._examine(now)
         idle = {rank for rank, state in states.items() if state.run < 0} & living
         unsure = {rank for rank, run in held.items() if run < 0}
