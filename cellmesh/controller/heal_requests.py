@@ -46,6 +46,10 @@ class HealRequests:
         """Whether to ask ranks again that have not answered: a busy machine may keep them from it."""
         return bool(self._requests and silent) and now < self._patience_ends
 
+    def stop_asking_again(self) -> None:
+        """Nobody wants to wait for ranks' answers any longer."""
+        self._patience_ends = 0.0
+
     def deadline(self) -> float | None:
         """Until when they wait, where there is nothing else to wait for."""
         return self._patience_ends if self._requests else None

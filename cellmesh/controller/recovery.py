@@ -220,6 +220,7 @@ class Recovery:
         """The user no longer wants to wait for a heal."""
         if self.phase == "calm":
             return self._refuse(now)
+        self._requests.stop_asking_again()
         pending = self._board.pending.get(self._heal_run)
         if pending is None:
             return []

@@ -69,7 +69,7 @@ class Run(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._interrupted = False
-        self._num_waiting = 0  # callers to whom its failure will be raised
+        self._callers: set[object] = set()  # to whom its failure will be raised
         self._desk = Desk(self.waiting_ranks, self.interrupt, reply, printer.note, title, condemned)
         self._is_live = False
         self.is_look = False  # it takes a moment, and makes no rank busy
@@ -132,8 +132,7 @@ class Run(Generic[T]):
             RanksInterrupted: the run was interrupted.
             TimeoutError: it has not ended in time.
         """
-        with self._raising():
-            ended = self._wait_for_end(timeout_s)
+        ended = self._wait_for_end(timeout_s, raises=True)
         if not ended:
             raise TimeoutError(
                 f"{self.title} has not ended on {describe_ranks(self.waiting_ranks())} after {timeout_s} s"
@@ -183,8 +182,7 @@ class Run(Generic[T]):
             MeshUsageError: the rank answered without a value.
             RankFailure, RanksInterrupted: as `result`.
         """
-        with self._raising():
-            self._wait_for_end()
+        self._wait_for_end(raises=True)
         self.raise_failure()
         verb, buffers = self._outcomes[rank]
         if verb.payload is None:
@@ -286,7 +284,7 @@ class Run(Generic[T]):
         """Every rank has ended it."""
         try:
             self.clear_live()
-            self.printer.finish(now, is_raised=self._num_waiting > 0)
+            self.printer.finish(now, is_raised=bool(self._callers))
         finally:
             self._call_back()
 
@@ -301,28 +299,28 @@ class Run(Generic[T]):
 
     # ---- inside
 
-    def _wait_for_end(self, timeout_s: float | None = None) -> bool:
-        if timeout_s is None and not self.done():
-            self._on_wait()
-        return self._desk.wait_until(self._ended.is_set, timeout_s)
-
-    @contextlib.contextmanager
-    def _raising(self) -> Iterator[None]:
-        """Within, a caller waits to whom the failure of the run's ranks will be raised."""
-        with self._lock:
-            self._num_waiting += 1
+    def _wait_for_end(self, timeout_s: float | None = None, raises: bool = False) -> bool:
+        """Wait; `raises`: the failure of the run's ranks will be raised to the caller."""
+        caller = object()
+        if raises:
+            self._callers.add(caller)
         try:
-            yield
+            if timeout_s is None and not self.done():
+                self._on_wait()
+            return self._desk.wait_until(self._ended.is_set, timeout_s)
         finally:
-            with self._lock:
-                self._num_waiting -= 1
+            self._callers.discard(caller)
 
     def _has_arrived(self, position: int) -> Callable[[], bool]:
         return lambda: len(self._arrived) > position
 
     async def _wait_async(self) -> Any:
-        with self._raising():
+        caller = object()
+        self._callers.add(caller)
+        try:
             await self._desk.await_until(self._ended.is_set)
+        finally:
+            self._callers.discard(caller)
         return self.result()
 
     def _next_value(self, rank: int) -> tuple[int, Any]:

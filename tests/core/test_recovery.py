@@ -460,6 +460,24 @@ def test_a_rank_that_is_late_to_answer_is_asked_again() -> None:
     assert (report.respawned, report.failure) == ((1,), "")
 
 
+def test_a_rank_that_has_ended_its_run_and_does_not_say_so_yet_is_asked_again() -> None:
+    core = ready_core(2)
+    lose_rank(core, Died(1, KILLED, ""))
+    _, probe = only(Probe, healed_by_user(core, 1.0))
+    again = hear(core, (0,), state(probe.request, run=7), 1.1)
+    [report] = reports(drive(core, again, 1.2))
+    assert (report.respawned, report.failure) == ((1,), "")
+
+
+def test_a_rank_is_not_asked_again_for_who_has_given_the_heal_up() -> None:
+    core = ready_core(2)
+    lose_rank(core, Died(1, KILLED, ""))
+    healed_by_user(core, 1.0)
+    core.abandon_heal()
+    [report] = reports(core.tick(1.0 + ANSWER_S))
+    assert "rank 0 did not say so" in report.failure
+
+
 def test_ranks_that_nobody_releases_are_not_waited_for() -> None:
     core = ready_core(2, on_error="wait")
     submit(core, 1, (0, 1))
