@@ -76,22 +76,28 @@ class Desk:
         for wake in wakers:
             wake()
 
-    def add(self, ranks: Sequence[int], ask: Ask, now: float) -> bool:
+    def add(
+        self, ranks: Sequence[int], ask: Ask, now: float, before: Callable[[], None] = lambda: None
+    ) -> None:
         """These ranks ask the user.
 
-        Returns:
-            Whether all ranks that run now ask the same: it will be put to the user at once.
+        Args:
+            ranks: the ranks.
+            ask: what they ask.
+            now: seconds.
+            before: called before the question is put to the user, if that is at once, as all ranks that run
+                now ask the same; a thread that waits sees no question until it has returned.
         """
         with self._news:
             self._prompts.add(ranks, ask, now)
-            is_due = self._prompts.due_at(self._running()) == float("-inf")
+            if self._prompts.due_at(self._running()) == float("-inf"):
+                before()
             is_attended = self._num_attending > 0
         if not is_attended:
             timer = threading.Timer(_UNATTENDED_S, self._note_unattended)
             timer.daemon = True
             timer.start()
         self.tell_news()
-        return is_due
 
     def withdraw(self, ranks: Sequence[int], request: int | None = None) -> None:
         """These ranks no longer ask (this, where it is named); an empty box is taken from the user."""

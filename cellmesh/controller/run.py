@@ -249,8 +249,8 @@ class Run(Generic[T]):
         if type(verb) is Ask:
             self.clear_live()
             self.printer.feed(ranks, verb, now)
-            if self._desk.add(ranks, verb, now):
-                self.printer.show(now, everything=True)  # what was said before the question
+            # What was said before the question stands before it.
+            self._desk.add(ranks, verb, now, before=lambda: self.printer.show(now, everything=True))
         elif type(verb) is AskEnded:
             self._desk.withdraw(ranks, verb.request)
 

@@ -149,10 +149,33 @@ class Case:
 def test_the_main_thread_answers_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     case, keyboard = Case(), Keyboard(lambda: "Ada")
     monkeypatch.setattr("builtins.input", keyboard)
-    with beside(lambda: bool(case.desk.add([0, 1], ask(5), 0.0)) or None):
+    with beside(lambda: case.desk.add([0, 1], ask(5), 0.0)):
         assert case.wait()
     assert keyboard.prompts == ["[0-1] name? "]
     assert case.replies == [({0: 5, 1: 5}, "Ada", False)]
+
+
+def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, keyboard = Case(), Keyboard(lambda: "Ada")
+    monkeypatch.setattr("builtins.input", keyboard)
+    case.running, looks = [0], []
+    until_look = threading.Event()
+
+    def is_over() -> bool:
+        looks.append(len(keyboard.prompts))
+        until_look.set()
+        return case.over.is_set()
+
+    def show() -> None:  # slowly, while the user's thread is awake
+        until_look.clear()
+        case.desk.tell_news()
+        assert not until_look.wait(0.7), "looked for a question while the output was shown"
+
+    with beside(lambda: case.desk.add([0], ask(5), 0.0, before=show)):
+        assert case.desk.wait_until(is_over, WAIT_S)
+    assert case.replies == [({0: 5}, "Ada", False)]
 
 
 def test_awaiting_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
