@@ -12,6 +12,7 @@ Whoever may read the ticket may run code on the ranks.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -32,6 +33,7 @@ from .place import Place, own_python, own_torch, own_version, this_place
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
 # A directory without a ticket may be that of a mesh which just starts.
 _STARTING_S = 60.0
+_FILE = "ticket.json"
 # A ticket has some kilobytes: the notebook's sys.path is the longest of it.
 _MAX_FILE_BYTES = 1 << 20
 
@@ -99,7 +101,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def path(self) -> Path:
         """The ticket's own file."""
-        return Path(self.directory) / "ticket.json"
+        return Path(self.directory) / _FILE
 
     @property
     def holder_path(self) -> Path:
@@ -257,11 +259,11 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
     strange = []
     for directory in sorted(root.iterdir()) if root.is_dir() else []:
         try:
-            read_ticket(directory / "ticket.json")
+            read_ticket(directory / _FILE)
         except HostError as error:
             try:
                 age_s = time.time() - directory.stat().st_mtime
-                is_there = os.path.lexists(directory / "ticket.json")
+                is_there = os.path.lexists(directory / _FILE)
             except OSError:  # it has gone meanwhile
                 continue
             if is_there or age_s > _STARTING_S:
@@ -272,7 +274,7 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
 def find_tickets(root: Path) -> list[Ticket]:
     """The tickets under a root, oldest first; `find_strange` tells of those that cannot be used here."""
     by_key = {}  # a mesh may be found twice, by a link
-    for path in root.glob("*/ticket.json"):
+    for path in root.glob(f"*/{_FILE}"):
         try:
             ticket = read_ticket(path)
         except HostError:
@@ -282,7 +284,16 @@ def find_tickets(root: Path) -> list[Ticket]:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a mesh's directory and what is in it."""
+    """Remove a mesh's directory and what is in it.
+
+    The ticket goes last: a process that finds it takes up a removal whose process was killed.
+    """
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _FILE:
+                path.unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 

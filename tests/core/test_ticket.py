@@ -28,6 +28,7 @@ from cellmesh.wire.ticket import (
     read_holder,
     read_ticket,
     remove_directory,
+    remove_own_directory,
     runtime_root,
     write_holder,
     write_ticket,
@@ -160,6 +161,35 @@ def test_removing_leaves_the_root(root: Path) -> None:
     assert root.is_dir()
     assert not directory.exists()
     remove_directory(directory)  # once more does nothing
+
+
+def test_a_removal_that_was_killed_can_be_taken_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_directory(root, "one")
+    ticket = ticket_in(directory)
+    unlink, num_left = os.unlink, 0
+
+    class Killed(BaseException):
+        pass
+
+    def unlink_some(*args: Any, **kwargs: Any) -> None:
+        nonlocal num_left
+        if num_left == 0:
+            raise Killed
+        num_left -= 1
+        unlink(*args, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", unlink_some)
+    for num_before in range(4):
+        (directory / "logs").mkdir(exist_ok=True)
+        write_ticket(ticket)
+        for name in ("a", "z", "logs/rank0.log", "logs/rank1.log"):
+            (directory / name).touch()
+        num_left = num_before
+        with pytest.raises(Killed):
+            remove_directory(directory)
+        assert read_ticket(ticket.path) == ticket
+    num_left = 10
+    assert remove_own_directory(ticket)
 
 
 # ---- tickets
