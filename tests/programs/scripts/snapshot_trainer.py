@@ -79,16 +79,16 @@ def prepare_dataloader(dataset, batch_size):
 
 
 def main(save_every, total_epochs, batch_size, snapshot_path="snapshot.pt"):
-    init_process_group(backend="gloo")
     dataset, model, optimizer = load_train_objs()
     trainer = Trainer(model, prepare_dataloader(dataset, batch_size), optimizer, save_every, snapshot_path)
     trainer.train(total_epochs)
-    destroy_process_group()
     return trainer
 
 
 # %%
 losses_of: dict[int, list[float]] = {}
+# Once: under torchrun, a second group on the same store may read the addresses of the first one.
+init_process_group(backend="gloo")
 main(1, 2, 4)
 
 # %% steps
@@ -97,3 +97,4 @@ trainer = main(1, 5, 4)
 # %%
 losses = [loss for epoch in sorted(losses_of) for loss in losses_of[epoch]]
 parameters = list(trainer.model.parameters())
+destroy_process_group()
