@@ -17,6 +17,10 @@ import pytest
 from traitlets.config import Config
 
 LEFTOVER_S = 15.0
+# How long output waits for its like of other ranks: on a machine with more to do than cores, what ranks say
+# after a barrier is some tenths of a second apart.
+FOLD = "cellmesh.controller.output.fold"
+PATIENCE_S = {"HOLD_S": 2.0, "HOLD_RESULT_S": 4.0, "HOLD_DISPLAY_S": 3.0}
 ROOT = Path(__file__).resolve().parents[1]
 # What makes a tier's tests run that did not.
 TO_RUN = {
@@ -86,9 +90,23 @@ def kernel_config() -> Config:
     return Config({"KernelManager": {"transport": "ipc", "ip": str(name)}})
 
 
+def write_ipython_profile(directory: Path) -> None:
+    """Have kernels with this IPYTHONDIR wait `PATIENCE_S`; no name of a notebook is used for it."""
+    startup = directory / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    line = f"__import__({FOLD!r}, fromlist=['']).__dict__.update({PATIENCE_S!r})\n"
+    (startup / "00-patience.py").write_text(line)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _no_runtime_dir_of_the_users() -> Iterator[None]:
-    with own_runtime_dir():
+def _no_directories_of_the_users() -> Iterator[None]:
+    with (
+        own_runtime_dir(),
+        tempfile.TemporaryDirectory(dir="/tmp") as ipython,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        write_ipython_profile(Path(ipython))
+        patch.setenv("IPYTHONDIR", ipython)
         yield
 
 

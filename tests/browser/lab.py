@@ -22,6 +22,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from tests.conftest import write_ipython_profile
+
 PICTURES = Path(__file__).resolve().parents[2] / "artifacts" / "browser"
 START_S = 60.0
 END_S = 30.0
@@ -169,6 +171,7 @@ def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
     home, application = server.home, server.application
     config = home / "config" / f"{application.config}.json"
     config.parent.mkdir()
+    write_ipython_profile(home / "ipython")
     config.write_text(json.dumps({**application.options, **_KERNELS}))
     process = subprocess.Popen(
         [

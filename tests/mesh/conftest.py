@@ -11,7 +11,15 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.bars.board import Bars
 from cellmesh.controller.output.fold import Block, Gap, Line, Live, Rich, Trace
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import FOLD, PATIENCE_S, check_nothing_left, own_runtime_dir
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patience() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in PATIENCE_S.items():
+            patch.setattr(f"{FOLD}.{name}", seconds)
+        yield
 
 
 @pytest.fixture(scope="module")
