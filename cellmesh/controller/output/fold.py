@@ -20,6 +20,8 @@ from .canvas import Canvas, has_controls, moves_up, strip_controls
 from .packed import unpack_bundle
 
 HOLD_S = 0.1
+# How long an unfinished line waits for its end, before it is shown as it is and redrawn.
+OPEN_S = 0.1
 # The value of a last expression ends its rank's cell: it may wait longer for its like.
 HOLD_RESULT_S = 1.0
 # A plot takes ranks that share cores unequally long to draw.
@@ -188,7 +190,7 @@ class Folder:
         if self._queues and self._all_agree():
             return 0.0
         times = [_show_by(queue[0]) for queue in self._queues.values()]
-        times += [since + HOLD_S for key, since in self._partial_since.items() if self._may_open(key)]
+        times += [since + OPEN_S for key, since in self._partial_since.items() if self._may_open(key)]
         return min(times, default=None)
 
     # ---- text
@@ -265,7 +267,7 @@ class Folder:
 
     def _update_live(self, now: float, everything: bool) -> None:
         opening = [
-            key for key, since in self._partial_since.items() if self._may_open(key) and now >= since + HOLD_S
+            key for key, since in self._partial_since.items() if self._may_open(key) and now >= since + OPEN_S
         ]
         if opening and self._is_buried:
             # The block stands above lines that came later: what is unfinished moves below them.
