@@ -167,14 +167,14 @@ def test_a_display_is_updated_from_a_later_cell(notebook: Notebook) -> None:
 
 def test_late_output_goes_to_the_cell_that_caused_it(notebook: Notebook) -> None:
     first = notebook.send(
-        "%%dist\nimport threading\ngo = threading.Event()\n"
+        "%%dist --ranks 1\nimport threading\ngo = threading.Event()\n"
         "t = threading.Thread(target=lambda: (go.wait(), print('late')))\nt.start()"
     )
     notebook.finish(first)
-    second = notebook.run("%%dist\nprint('now'); go.set(); t.join()")
+    second = notebook.run("%%dist --ranks 1\nprint('now'); go.set(); t.join()")
     notebook.read_until(first, lambda outcome: "late" in outcome.text())
-    assert notebook.cells[first].text() == "[0-2] late\n"
-    assert second.text() == "[0-2] now\n"
+    assert notebook.cells[first].text() == "[1] late\n"
+    assert second.text() == "[1] now\n"
 
 
 def test_nowait_returns_a_run_and_output_follows(notebook: Notebook) -> None:
