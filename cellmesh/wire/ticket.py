@@ -334,7 +334,9 @@ def remove_own_directory(ticket: Ticket) -> bool:
     try:
         if read_ticket(ticket.path).mark != ticket.mark:
             return False
-    except HostError:  # somebody else has removed it
+    except HostError:  # another process has removed it, and may have been killed before the last step
+        with contextlib.suppress(OSError):  # that is done here, if nothing else is in the directory
+            os.rmdir(ticket.directory)
         return False
     remove_directory(Path(ticket.directory))
     return not os.path.lexists(ticket.directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -178,6 +179,13 @@ def test_a_removal_that_was_killed_can_be_taken_up(root: Path, monkeypatch: pyte
         num_left -= 1
         unlink(*args, **kwargs)
 
+    def remove_files(path: Path, ignore_errors: bool) -> None:
+        for each in path.iterdir():
+            each.unlink()
+        if path == directory:
+            raise Killed
+        path.rmdir()
+
     monkeypatch.setattr(os, "unlink", unlink_some)
     for num_before in range(4):
         (directory / "logs").mkdir(exist_ok=True)
@@ -189,7 +197,12 @@ def test_a_removal_that_was_killed_can_be_taken_up(root: Path, monkeypatch: pyte
             remove_directory(directory)
         assert read_ticket(ticket.path) == ticket
     num_left = 10
-    assert remove_own_directory(ticket)
+    monkeypatch.setattr(shutil, "rmtree", remove_files)
+    with pytest.raises(Killed):
+        remove_directory(directory)
+    assert list(directory.iterdir()) == []
+    remove_own_directory(ticket)
+    assert not directory.exists()
 
 
 # ---- tickets
