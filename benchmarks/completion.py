@@ -1,8 +1,10 @@
-"""How long Tab takes: from a front end's request to a kernel's answer, for names that live on ranks.
+"""How long Tab takes: from a front end's request to a kernel's answer, for names that live on
+ranks.
 
-``python -m benchmarks.completion``: a real kernel and a mesh of `NUM_RANKS`, on idle ranks, on ranks that
-sleep in a cell, that compute in torch, and that run Python without a pause. The floor is the same kernel's
-answer for names of its own, in a plain cell. Above `LIMIT_S` the notebook would complete alone.
+``python -m benchmarks.completion``: a real kernel and a mesh of `NUM_RANKS`, on idle ranks, on
+ranks that sleep in a cell, that compute in torch, and that run Python without a pause. The floor is
+the same kernel's answer for names of its own, in a plain cell. Above `LIMIT_S` the notebook would
+complete alone.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Kernel:
         Raises:
             RuntimeError: it failed.
         """
-        content: dict[str, Any] = self._client.execute(source, reply=True, timeout=_WAIT_S)["content"]
+        content: dict[str, Any] = self._client.execute(source, reply=True, timeout=_WAIT_S)[
+            "content"
+        ]
         if content["status"] != "ok":
             raise RuntimeError("\n".join(content.get("traceback", [content["status"]])))
 
@@ -79,8 +83,9 @@ class Kernel:
 def _show(what: str, seconds: Sequence[float], num_answered: int) -> None:
     late = sum(each > LIMIT_S for each in seconds)
     print(
-        f"{what:<46} median {MILLISECONDS.show(statistics.median(seconds)):>10}   "
-        f"slowest {MILLISECONDS.show(max(seconds)):>10}   answered {num_answered}/{len(seconds)}, late {late}"
+        f"{what:<46} median {MILLISECONDS.show(statistics.median(seconds)):>10}   slowest "
+        f"{MILLISECONDS.show(max(seconds)):>10}   answered {num_answered}/{len(seconds)}, late "
+        f"{late}"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import version
 
-# Peers get the torch that cellmesh is measured with; what a build is called after "+" differs by index.
+# Peers get the torch that cellmesh is measured with; what a build is called after "+" differs by
+# index.
 TORCH = "torch==" + version("torch").partition("+")[0]
 
 
@@ -30,8 +31,8 @@ class Contestant:
         name: in results and for ``--only``.
         title: in tables.
         driver: a module of `benchmarks.drivers`.
-        imports: modules to import once, unmeasured, right before: their files are then in the page cache, for
-            whoever has just run and whoever has not.
+        imports: modules to import once, unmeasured, right before: their files are then in the page
+            cache, for whoever has just run and whoever has not.
         num_ranks: how many it starts.
         peer: whose environment it needs; None for our own.
     """
@@ -46,15 +47,20 @@ class Contestant:
 
 MONARCH = Peer("monarch", ("torchmonarch==0.7.0", TORCH, "numpy"))
 IPYPARALLEL = Peer("ipyparallel", ("ipyparallel==9.2.0", TORCH, "numpy"))
+RAY = Peer("ray", ("ray==2.60.0", TORCH, "numpy"))
 
 _OURS = "torch, zmq, msgspec, cloudpickle, ipykernel"
 
 CONTESTANTS = (
     Contestant("torch-import", "one `import torch`", "torch_import"),
     Contestant("zeromq-hop", "bare ZeroMQ hop", "zeromq_hop"),
+    Contestant("lean-call", "lean call", "lean_call", _OURS),
+    Contestant("memory", "memory", "memory", "numpy"),
     Contestant("cellmesh", "cellmesh", "cellmesh_mesh", _OURS),
+    Contestant("cellmesh-starts", "cellmesh, started in a kernel", "cellmesh_starts", _OURS),
     Contestant("cellmesh-cells", "cellmesh, cells in a kernel", "cellmesh_cells", _OURS),
     Contestant("cellmesh-64", "cellmesh, 64 ranks", "cellmesh_mesh", _OURS, num_ranks=64),
+    Contestant("cellmesh-bulk", "cellmesh, bulk data", "cellmesh_bulk", _OURS),
     Contestant("monarch", "Monarch 0.7.0", "monarch_mesh", "torch, monarch.actor", peer=MONARCH),
     Contestant(
         "ipyparallel",
@@ -63,4 +69,5 @@ CONTESTANTS = (
         "torch, ipyparallel, ipykernel",
         peer=IPYPARALLEL,
     ),
+    Contestant("ray", "Ray 2.60.0", "ray_mesh", "torch, ray", peer=RAY),
 )

@@ -1,8 +1,9 @@
 """`python -m benchmarks.cpu_profile`: where the CPU time of a no-op call goes.
 
-With more ranks than cores, a call takes about as long as the cores need for what all processes spend on
-it: that is what there is to save. Linux counts it by the thread (/proc/<pid>/task/<tid>/schedstat, in ns), so
-nothing is instrumented and the calls run at their usual speed.
+With more ranks than cores, a call takes about as long as the cores need for what all processes
+spend on it: that is what there is to save. Linux counts it by the thread
+(/proc/<pid>/task/<tid>/schedstat, in ns), so nothing is instrumented and the calls run at their
+usual speed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def read_usage(pid: int, tid: int) -> Usage:
         with open(f"{base}/schedstat") as file:
             cpu_ns, delay_ns, _ = map(int, file.read().split())
         with open(f"{base}/status") as file:
-            sleeps = next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt"))
+            sleeps = next(
+                int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt")
+            )
         with open(f"{base}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -111,15 +114,17 @@ def profile(title: str, work: Callable[[int], None], num_calls: int) -> str:
     after = read_tree()
     used = {where: after[where] - before.get(where, Usage()) for where in after}
     whole = sum(used.values(), Usage())
-    lines = [["process", "thread", "CPU us", "share", "in the kernel", "waited for a core us", "wakeups"]]
+    lines = [
+        ["process", "thread", "CPU us", "share", "in the kernel", "waited for a core us", "wakeups"]
+    ]
     for (process, thread), usage in sorted(used.items(), key=lambda item: -item[1].cpu_ns):
         if usage.cpu_ns / num_calls >= 100:
             lines.append(_line(process, thread, usage, whole, num_calls))
     lines.append(_line("all", "", whole, whole, num_calls))
     num_cores = len(os.sched_getaffinity(0))
     return (
-        f"{title}, a call on average: {wall_us:.0f} us on the clock, {whole.cpu_ns / num_calls / 1e3:.0f} us "
-        f"of CPU on {num_cores} cores.\n\n{table(lines)}\n"
+        f"{title}, a call on average: {wall_us:.0f} us on the clock, "
+        f"{whole.cpu_ns / num_calls / 1e3:.0f} us of CPU on {num_cores} cores.\n\n{table(lines)}\n"
     )
 
 
@@ -146,7 +151,9 @@ _stats = pstats.Stats(_profiler, stream=_text).sort_stats("tottime").print_stats
 
 
 def profile_functions(mesh: Mesh, work: Callable[[int], None], num_calls: int) -> str:
-    """The functions that rank 0's main thread spends its time in; the profiler makes calls look dearer."""
+    """The functions that rank 0's main thread spends its time in; the profiler makes calls look
+    dearer.
+    """
     mesh[0].cell(_BEGIN)
     work(num_calls)
     mesh[0].cell(_END)

@@ -39,7 +39,9 @@ def ensure_environment(peer: Peer, folder: Path) -> Path:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *peer.requirements], check=True)
         lacking = _lacks(python, peer)
         if lacking:
-            raise RuntimeError(f"{python.parents[1]} has not what was installed: {', '.join(lacking)}")
+            raise RuntimeError(
+                f"{python.parents[1]} has not what was installed: {', '.join(lacking)}"
+            )
     return python
 
 

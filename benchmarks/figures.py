@@ -36,4 +36,6 @@ class Figures:
 
     def rounds(self, contestant: str, measure: str) -> list[float]:
         """A measure's values, round by round."""
-        return [sample[measure] for sample in self._samples.get(contestant, ()) if measure in sample]
+        return [
+            sample[measure] for sample in self._samples.get(contestant, ()) if measure in sample
+        ]

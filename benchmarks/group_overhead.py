@@ -1,8 +1,8 @@
 """What an all_reduce costs through our group object, beside torch's own.
 
-``python -m benchmarks.group_overhead``: four ranks on gloo; with ``--nccl``, one rank on a GPU. Both kinds of
-group are there at once, in the same processes, and are measured in turn, a batch each, so that what else the
-machine does meets both alike. What is told is the difference.
+``python -m benchmarks.group_overhead``: four ranks on gloo; with ``--nccl``, one rank on a GPU.
+Both kinds of group are there at once, in the same processes, and are measured in turn, a batch
+each, so that what else the machine does meets both alike. What is told is the difference.
 """
 
 from __future__ import annotations
@@ -138,8 +138,12 @@ def _run(backend: str) -> tuple[list[tuple[int, list[tuple[float, float]]]], flo
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.group_overhead", description=__doc__)
-    parser.add_argument("--nccl", action="store_true", help="one rank on a GPU, instead of four on gloo")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.group_overhead", description=__doc__
+    )
+    parser.add_argument(
+        "--nccl", action="store_true", help="one rank on a GPU, instead of four on gloo"
+    )
     options = parser.parse_args(arguments)
     rows, alone_s = _run("nccl" if options.nccl else "gloo")
     print(", ".join(describe_machine().values()))

@@ -1,9 +1,11 @@
-"""How long a person waits for a heatmap: from the request in JupyterLab's page to the painted canvas.
+"""How long a person waits for a heatmap: from the request in JupyterLab's page to the painted
+canvas.
 
 ``python -m benchmarks.painted``: JupyterLab in headless Chromium, one rank with a float32 tensor of
-4096 x 4096, the inspector open at its heatmap. Each round changes how the whole tensor is reduced, which asks
-the rank anew, and waits for the frame after the one in which the canvas was drawn. Beside it the floor of the
-same page: the same for a tensor of 496 x 496, of which every element is sent as it is.
+4096 x 4096, the inspector open at its heatmap. Each round changes how the whole tensor is reduced,
+which asks the rank anew, and waits for the frame after the one in which the canvas was drawn.
+Beside it the floor of the same page: the same for a tensor of 496 x 496, of which every element is
+sent as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tests.browser.test_inspector import open_heatmap, opened
 
 SIDES = {"4096 x 4096, reduced": 4096, "496 x 496, as it is": 496}
 REDUCTIONS = ("mean", "absmax", "stride")
-# Changes the reduction as a person would, and tells the milliseconds until the canvas has been painted.
+# Changes the reduction as a person would, and tells the milliseconds until the canvas has been
+# painted.
 _CHANGE = """
 async (canvas, reduction) => {
   const select = document.querySelector('select[aria-label="reduce by"]');
@@ -47,7 +50,9 @@ def _time(canvas: Locator, num_rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def _measure(browser: Browser, server: Server, side: int, num_rounds: int) -> dict[str, list[float]]:
+def _measure(
+    browser: Browser, server: Server, side: int, num_rounds: int
+) -> dict[str, list[float]]:
     with open_notebook(browser, server, f"{side}.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 1", 60)
         notebook.run(f"%%dist\nx = torch.randn({side}, {side})")

@@ -1,8 +1,8 @@
 """Finds the processes of one driver, wherever they have been moved to, and weighs them.
 
-Runtimes start sessions of their own, daemonize and let init adopt: parentage does not tell what belongs to
-whom. An environment variable that only this driver and what it starts have does. Standard library only, as
-drivers import it in every environment.
+Runtimes start sessions of their own, daemonize and let init adopt: parentage does not tell what
+belongs to whom. An environment variable that only this driver and what it starts have does.
+Standard library only, as drivers import it in every environment.
 """
 
 from __future__ import annotations
@@ -60,10 +60,14 @@ def process_name(pid: int) -> str:
 
 
 def pss_bytes(pid: int) -> int:
-    """Memory of a process, shared pages counted by their share (Pss of smaps_rollup); 0 if it is gone."""
+    """Memory of a process, shared pages counted by their share (Pss of smaps_rollup); 0 if it is
+    gone.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0)
+            return next(
+                (int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")), 0
+            )
     except OSError:
         return 0
 

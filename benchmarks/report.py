@@ -3,82 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from .contestants import CONTESTANTS
 from .figures import Figures
+from .measures import GROUPS, Group, Row
 from .targets import TARGETS, Target
-from .units import MEGABYTES, MILLISECONDS, PER_SECOND, SECONDS, TIMES, Unit
+from .units import TIMES
 
 
-@dataclass(frozen=True)
-class Row:
-    """A measure, and who has it.
-
-    Args:
-        title: what it is.
-        measure: its name in samples.
-        unit: how it is shown.
-        own: who of ours has it.
-        floor: the contestant that nothing can go under, if there is one.
-        more_is_better: what a ratio above 1 means; ratios are always "times better".
-        has_ratios: whether ratios say anything.
+def measures_tables(figures: Figures) -> str:
+    """Medians of all measures, the floors' and the peers' beside them; without what was not
+    measured.
     """
-
-    title: str
-    measure: str
-    unit: Unit
-    own: str = "cellmesh"
-    floor: str = ""
-    more_is_better: bool = False
-    has_ratios: bool = True
+    return "\n\n".join(
+        f"## {group.title}\n\n{lines}\n\n{group.note}"
+        for group in GROUPS
+        if (lines := _measures_table(group, figures))
+    )
 
 
-ROWS = (
-    Row("import of the package", "import_s", MILLISECONDS, has_ratios=False),
-    Row("start of 8 ranks, torch imported (*)", "start_s", SECONDS, floor="torch-import"),
-    Row("restart of 8 ranks", "restart_s", SECONDS),
-    Row("no-op call on 8, median", "call_s", MILLISECONDS, floor="zeromq-hop"),
-    Row("no-op call on 8, p99", "call_p99_s", MILLISECONDS, floor="zeromq-hop"),
-    Row("cell `pass` on 8 in a kernel, median", "cell_s", MILLISECONDS, own="cellmesh-cells"),
-    Row("cell `pass` on 8 in a kernel, p99", "cell_p99_s", MILLISECONDS, own="cellmesh-cells"),
-    Row("pipelined no-op calls on 8", "calls_per_s", PER_SECOND, floor="zeromq-hop", more_is_better=True),
-    Row("memory of the tree, 8 ranks (PSS)", "pss_bytes", MEGABYTES),
-    Row("start of 64 ranks (*)", "start_s", SECONDS, own="cellmesh-64"),
-    Row("restart of 64 ranks", "restart_s", SECONDS, own="cellmesh-64"),
-    Row("no-op call on 64, median", "call_s", MILLISECONDS, own="cellmesh-64"),
-    Row("no-op call on 64, p99", "call_p99_s", MILLISECONDS, own="cellmesh-64"),
-    Row("pipelined no-op calls on 64", "calls_per_s", PER_SECOND, own="cellmesh-64", more_is_better=True),
-    Row("memory of the tree, 64 ranks (PSS)", "pss_bytes", MEGABYTES, own="cellmesh-64"),
-)
-
-FOOTNOTE = (
-    "(*) From the call that starts, the package already imported, until every rank has answered with torch "
-    "imported; for cellmesh the process group and the DeviceMesh are up then as well, the peers have none."
-)
-
-
-def measures_table(figures: Figures) -> str:
-    """Medians of all measures, with the peers' and the floors' beside them."""
-    who = ["cellmesh", "Monarch 0.7.0", "ipyparallel 9.2.0", "floor"]
-    lines = [["", *who, *(f"vs {other}" for other in who[1:])]]
-    for row in ROWS:
+def _measures_table(group: Group, figures: Figures) -> str:
+    titles = {contestant.name: contestant.title for contestant in CONTESTANTS}
+    lines = [["", "cellmesh", *(titles[name] for name in group.columns)]]
+    for row in group.rows:
         own = figures.get(row.own, row.measure)
-        if own is None:
-            continue
-        has_peers = row.own != "cellmesh-64"
-        monarch = figures.get("monarch", row.measure) if has_peers else None
-        ipyparallel = figures.get("ipyparallel", row.measure) if has_peers else None
-        floor = figures.get(row.floor, row.measure)
-        ratios = [_times_better(row, own, other) for other in (monarch, ipyparallel, floor)]
-        lines.append([row.title, *map(row.unit.show, (own, monarch, ipyparallel, floor)), *ratios])
-    return table(lines)
+        if own is not None:
+            others = [figures.get(name, row.measure_of(name)) for name in group.columns]
+            lines.append(
+                [row.title, row.unit.show(own), *(_beside(row, own, other) for other in others)]
+            )
+    return table(lines) if len(lines) > 1 else ""
 
 
-def _times_better(row: Row, own: float, other: float | None) -> str:
+def _beside(row: Row, own: float, other: float | None) -> str:
+    """Another one's figure, and how many times better ours is."""
     if other is None or not row.has_ratios:
-        return "-"
-    return TIMES.show(own / other if row.more_is_better else other / own)
+        return row.unit.show(other)
+    return (
+        f"{row.unit.show(other)} ({TIMES.show(own / other if row.more_is_better else other / own)})"
+    )
 
 
 def targets_table(figures: Figures, targets: Sequence[Target] = TARGETS) -> str:
@@ -94,7 +57,10 @@ def targets_table(figures: Figures, targets: Sequence[Target] = TARGETS) -> str:
 def rounds_table(figures: Figures) -> str:
     """Every round's values: how far a median is to be believed."""
     lines = [["contestant", "measure", "rounds"]]
-    units = {row.measure: row.unit for row in ROWS}
+    rows = [row for group in GROUPS for row in group.rows]
+    units = {
+        measure: row.unit for row in rows for measure in (row.measure, *(row.beside or {}).values())
+    }
     for contestant in CONTESTANTS:
         for measure, unit in units.items():
             rounds = figures.rounds(contestant.name, measure)
@@ -107,12 +73,16 @@ def _verdict(figures: Figures) -> str:
     """How many targets are met, and which are missed, in words."""
     judged = [(target, *target.judge(figures)) for target in TARGETS]
     verdicts = [verdict for _, _, verdict in judged]
-    lines = [", ".join(f"{verdicts.count(name)} {name}" for name in ("met", "missed", "not measured")) + "."]
+    lines = [
+        ", ".join(f"{verdicts.count(name)} {name}" for name in ("met", "missed", "not measured"))
+        + "."
+    ]
     for target, value, verdict in judged:
         if verdict == "missed":
             bound = target.unit.show(target.bound)
             lines.append(
-                f"- missed: {target.what} is {target.unit.show(value)}, to be at {target.at} {bound}"
+                f"- missed: {target.what} is {target.unit.show(value)}, to be at {target.at} "
+                f"{bound}"
             )
     return "\n".join(lines)
 
@@ -142,9 +112,8 @@ def document(
         "# Results",
         "\n".join(f"- {name}: {fact}" for name, fact in facts.items()),
         method,
-        measures_table(figures),
-        FOOTNOTE,
-        "Ratios say how many times better cellmesh is: above 1 it is ahead.",
+        "In brackets, how many times better cellmesh is: above 1 it is ahead.",
+        measures_tables(figures),
         "## Targets",
         targets_table(figures),
         _verdict(figures),
@@ -160,7 +129,9 @@ def table(lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns; the first line is its head."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     head, *body = (
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
         for line in lines
     )
     return "\n".join([head, "|" + "|".join("-" * (width + 2) for width in widths) + "|", *body])

@@ -1,7 +1,7 @@
 """`python -m benchmarks.run`: measure everything in turn, compare, and write `results.md`.
 
-A round runs every contestant once, each alone in a process of its own; the next round begins with the next
-contestant. So what changes on the machine in the course of a run changes it for all.
+A round runs every contestant once, each alone in a process of its own; the next round begins with
+the next contestant. So what changes on the machine in the course of a run changes it for all.
 """
 
 from __future__ import annotations
@@ -50,11 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     counts = QUICK if arguments.quick else FULL
     method = (
-        f"Medians of {arguments.rounds} round(s); in a round, {counts.num_calls} calls or cells after "
-        f"{counts.num_warmups} to warm up, and {counts.num_pipelined} pipelined calls, the same for all. "
-        "Contestants run in turn, each alone in a process of its own."
+        f"Medians of {arguments.rounds} round(s); in a round, {counts.num_calls} calls or cells "
+        f"after {counts.num_warmups} to warm up, and {counts.num_pipelined} pipelined calls, the "
+        "same for all. Contestants run in turn, each alone in a process of its own."
     )
-    command = shlex.join(["python", "-m", "benchmarks.run", *(sys.argv[1:] if argv is None else argv)])
+    # Of folders, which are this machine's, the name will do.
+    words = (
+        Path(word).name if "/" in word else word
+        for word in (sys.argv[1:] if argv is None else argv)
+    )
+    command = shlex.join(["python", "-m", "benchmarks.run", *words])
     text = report.document(
         figures, machine, began.strftime("%Y-%m-%d %H:%M %Z"), command, method, profile, notes
     )
@@ -71,9 +76,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [contestant.name for contestant in CONTESTANTS]
     parser.add_argument("--quick", action="store_true", help="one round, fewer repetitions")
     parser.add_argument("--rounds", type=int, help=f"default {_NUM_ROUNDS}")
-    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--envs", type=Path, default=DEFAULT_FOLDER, help="where peers' environments are")
-    parser.add_argument("--out", type=Path, help="default results.md, of a run neither --quick nor --only")
+    parser.add_argument(
+        "--only", action="append", choices=names, metavar="NAME", help=", ".join(names)
+    )
+    parser.add_argument(
+        "--envs", type=Path, default=DEFAULT_FOLDER, help="where peers' environments are"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="default results.md, of a run neither --quick nor --only"
+    )
     arguments = parser.parse_args(argv)
     if arguments.rounds is None:
         arguments.rounds = 1 if arguments.quick else _NUM_ROUNDS
@@ -88,8 +99,12 @@ def _environment(contestant: Contestant) -> str:
     return contestant.peer.name if contestant.peer else ""
 
 
-def _interpreters(contestants: Sequence[Contestant], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The interpreter of each environment by its name, ours without one; and which could not be made."""
+def _interpreters(
+    contestants: Sequence[Contestant], folder: Path
+) -> tuple[dict[str, str], list[str]]:
+    """The interpreter of each environment by its name, ours without one; and which could not be
+    made.
+    """
     interpreters, notes = {"": sys.executable}, []
     peers: dict[str, Peer] = {one.peer.name: one.peer for one in contestants if one.peer}
     for name, peer in peers.items():
@@ -134,7 +149,12 @@ def _profile(notes: list[str]) -> str:
     command = [sys.executable, "-m", "benchmarks.cpu_profile"]
     try:
         done = subprocess.run(
-            command, cwd=RESULTS.parents[1], check=True, capture_output=True, text=True, timeout=_PROFILE_S
+            command,
+            cwd=RESULTS.parents[1],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_PROFILE_S,
         )
     except subprocess.CalledProcessError as error:
         notes.append(f"the profile failed: {error.stderr.strip().splitlines()[-1:]}")

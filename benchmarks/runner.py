@@ -16,7 +16,7 @@ from .drivers.protocol import Sample
 from .processes import MARK, find_marked, kill, wait_for_end
 
 _ROOT = Path(__file__).parents[1]
-_DRIVER_S = 240.0
+_DRIVER_S = 600.0
 _LEAVE_S = 5.0
 
 
@@ -32,7 +32,9 @@ class Outcome:
     num_left_behind: int
 
 
-def run_driver(contestant: Contestant, python: Path | str = sys.executable, quick: bool = False) -> Outcome:
+def run_driver(
+    contestant: Contestant, python: Path | str = sys.executable, quick: bool = False
+) -> Outcome:
     """Measure one contestant once.
 
     Args:
@@ -45,11 +47,21 @@ def run_driver(contestant: Contestant, python: Path | str = sys.executable, quic
     """
     _warm(contestant, python)
     mark = secrets.token_hex(8)
-    command = [str(python), "-m", f"benchmarks.drivers.{contestant.driver}", str(contestant.num_ranks)]
+    command = [
+        str(python),
+        "-m",
+        f"benchmarks.drivers.{contestant.driver}",
+        str(contestant.num_ranks),
+    ]
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
         # Files, not pipes: what a driver leaves behind would hold a pipe open, and us with it.
         out, err = Path(scratch, "stdout"), Path(scratch, "stderr")
-        environment = {**os.environ, MARK: mark, "IPYTHONDIR": f"{scratch}/ipython", "TMPDIR": scratch}
+        environment = {
+            **os.environ,
+            MARK: mark,
+            "IPYTHONDIR": f"{scratch}/ipython",
+            "TMPDIR": scratch,
+        }
         with out.open("wb") as stdout, err.open("wb") as stderr:
             driver = subprocess.Popen(
                 [*command, *(["--quick"] if quick else [])],
@@ -79,7 +91,11 @@ def run_driver(contestant: Contestant, python: Path | str = sys.executable, quic
 def _warm(contestant: Contestant, python: Path | str) -> None:
     """A machine that reclaims what lies idle would else have the start measure its disk."""
     try:
-        subprocess.run([str(python), "-c", f"import {contestant.imports}"], check=True, capture_output=True)
+        subprocess.run(
+            [str(python), "-c", f"import {contestant.imports}"], check=True, capture_output=True
+        )
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace")[-3000:]
-        raise DriverFailed(f"{contestant.name}: cannot import {contestant.imports}\n{said}") from error
+        raise DriverFailed(
+            f"{contestant.name}: cannot import {contestant.imports}\n{said}"
+        ) from error

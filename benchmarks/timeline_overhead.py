@@ -1,10 +1,10 @@
 """What it costs that ranks note what they do, for the timeline.
 
-``python -m benchmarks.timeline_overhead``: ranks on gloo, one thread each. A batch with notes and one without
-take turns, in the same processes and over the same connections; what is judged is the median of the pairs'
-ratios, in time and in the CPU time of a rank with gloo's threads. At the end, what the notes of one operation
-cost by themselves, where the group does nothing; and, where it has one member, those of an asynchronous one,
-whose end gloo's thread tells.
+``python -m benchmarks.timeline_overhead``: ranks on gloo, one thread each. A batch with notes and
+one without take turns, in the same processes and over the same connections; what is judged is the
+median of the pairs' ratios, in time and in the CPU time of a rank with gloo's threads. At the end,
+what the notes of one operation cost by themselves, where the group does nothing; and, where it has
+one member, those of an asynchronous one, whose end gloo's thread tells.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from torch._C._distributed_c10d import FakeWork
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = DistributedDataParallel(
-    nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 16))
+    nn.Sequential(
+        nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 16)
+    )
 )
 optimizer = torch.optim.AdamW(model.parameters())
 inputs, targets = torch.randn(32, 256), torch.randn(32, 16)

@@ -1,8 +1,10 @@
-"""Steps of DDP, FSDP2 and tensor parallel programs on a mesh and under torchrun, and the step after an edit.
+"""Steps of DDP, FSDP2 and tensor parallel programs on a mesh and under torchrun, and the step after
+an edit.
 
-``python -m benchmarks.training``: both have four ranks that are there at once, with one thread each, and run
-the same source; they are measured in turn, a batch of steps each, while the others wait. Of each batch the
-ratio or the difference is kept, so that what else the machine does meets both alike.
+``python -m benchmarks.training``: both have four ranks that are there at once, with one thread
+each, and run the same source; they are measured in turn, a batch of steps each, while the others
+wait. Of each batch the ratio or the difference is kept, so that what else the machine does meets
+both alike.
 """
 
 from __future__ import annotations
@@ -38,7 +40,14 @@ LAST_CELL = "first"  # of the notebook's, before the first step after an edit
 EDIT = ("max_norm, norm)", "0.5 * max_norm, norm)")  # a line of its training step
 NUM_RANKS, NUM_MODEL_RANKS = 4, 8
 NUM_WARMUPS, NUM_EDITS = 10, 5
-_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
+_TORCHRUN = (
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--local-addr",
+    "127.0.0.1",
+)
 _LEAVE_S = 30.0
 _CONNECT_S = 120.0
 
@@ -46,7 +55,9 @@ _CONNECT_S = 120.0
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the batches; one round of edits")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the batches; one round of edits"
+    )
     parser.add_argument("--only", choices=(*PROGRAMS, "edit"), action="append", help="repeatable")
     parser.add_argument("--out", type=Path, help="write the tables here as well, as Markdown")
     arguments = parser.parse_args(argv)
@@ -59,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in chosen:
         print(f"{name} ... ", end="", flush=True)
         began = time.monotonic()
-        samples[name] = _measure_edits(num_rounds) if name == "edit" else _measure_steps(name, num_batches)
+        samples[name] = (
+            _measure_edits(num_rounds) if name == "edit" else _measure_steps(name, num_batches)
+        )
         print(f"{time.monotonic() - began:.0f} s")
     figures = Figures(samples)
     facts = "\n".join(f"- {name}: {fact}" for name, fact in machine.items())
@@ -67,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "\n\n".join([facts, *(each.strip() for each in tables)]) + "\n"
     print("\n" + text)
     if arguments.out is not None:
-        arguments.out.write_text(f"# Training\n\nWritten by `python -m benchmarks.training`.\n\n{text}")
+        arguments.out.write_text(
+            f"# Training\n\nWritten by `python -m benchmarks.training`.\n\n{text}"
+        )
 
 
 # ---- steps
@@ -116,7 +131,10 @@ def _measure_steps(name: str, num_batches: int) -> list[Sample]:
 def _under_torchrun(program: Path) -> Iterator[list[Connection]]:
     """Connections to the ranks of a program that torchrun has started, by rank."""
     rank_file = Path(__file__).parent / "drivers" / "torchrun_rank.py"
-    with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/socket", "AF_UNIX") as listener:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Listener(f"{folder}/socket", "AF_UNIX") as listener,
+    ):
         # A rank that fails to start never connects: accepting must not wait for ever.
         listener._listener._socket.settimeout(_CONNECT_S)  # type: ignore[attr-defined]
         command = [*_TORCHRUN, "--nproc-per-node", str(NUM_RANKS), str(rank_file), str(program)]
@@ -148,7 +166,9 @@ def _end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 
 
 def _measure_edits(num_rounds: int) -> list[Sample]:
-    """The language model: a changed line and the step after it, against the script started again."""
+    """The language model: a changed line and the step after it, against the script started
+    again.
+    """
     cells = _cells_of_the_model()
     edits = [cells["step"].replace(*EDIT), cells["step"]]
     assert edits[0] != edits[1], "the notebook's step has no such line any more"
@@ -170,7 +190,9 @@ def _measure_edits(num_rounds: int) -> list[Sample]:
                 scratch_s = _first_step_from_scratch_s()
                 first = 1 + number * NUM_EDITS
                 edit_s = statistics.median(map(edit_and_step_s, range(first, first + NUM_EDITS)))
-                samples.append({"scratch_s": scratch_s, "edit_s": edit_s, "edit_ratio": scratch_s / edit_s})
+                samples.append(
+                    {"scratch_s": scratch_s, "edit_s": edit_s, "edit_ratio": scratch_s / edit_s}
+                )
             return samples
     finally:
         os.chdir(here)
@@ -212,11 +234,15 @@ def _first_step_from_scratch_s() -> float:
 
 def steps_table(figures: Figures) -> str:
     """Medians of a step, and what a mesh adds."""
-    lines = [["program", "torchrun", "loop in a cell", "its speed", "one step a cell", "more a step"]]
+    lines = [
+        ["program", "torchrun", "loop in a cell", "its speed", "one step a cell", "more a step"]
+    ]
     for name in PROGRAMS:
         if figures.get(name, "torchrun_s") is None:
             continue
-        shown = [MILLISECONDS.show(figures.get(name, way)) for way in ("torchrun_s", "loop_s", "cell_s")]
+        shown = [
+            MILLISECONDS.show(figures.get(name, way)) for way in ("torchrun_s", "loop_s", "cell_s")
+        ]
         ratio = TIMES.show(figures.get(name, "loop_ratio"))
         extra = MILLISECONDS.show(figures.get(name, "cell_extra_s"))
         lines.append([name, shown[0], shown[1], ratio, shown[2], extra])
@@ -227,7 +253,9 @@ def edits_table(figures: Figures) -> str:
     """The first step after an edit."""
     lines = [["", "torchrun from scratch", "cell again, and a step", "times faster"]]
     shown = [SECONDS.show(figures.get("edit", measure)) for measure in ("scratch_s", "edit_s")]
-    return table([*lines, ["language model", *shown, TIMES.show(figures.get("edit", "edit_ratio"))]])
+    return table(
+        [*lines, ["language model", *shown, TIMES.show(figures.get("edit", "edit_ratio"))]]
+    )
 
 
 if __name__ == "__main__":

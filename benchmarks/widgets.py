@@ -1,10 +1,10 @@
 """What it costs to look at a tensor: time to its picture, and bytes over the wire, by its size.
 
-``python -m benchmarks.widgets``: one rank holds float32 tensors of 1 thousand, 16 million and 1 billion
-elements (4 GB: ``--max-elements`` leaves that out). Each is pictured whole (496 x 496 pixels, as many as the
-inspector asks for; three reductions), then a corner of it, pixel by element, then described (statistics and
-digest). Beside each stands the floor of the same run: one pass over the tensor's memory (``tensor.sum()``) on
-the rank, one thread.
+``python -m benchmarks.widgets``: one rank holds float32 tensors of 1 thousand, 16 million and 1
+billion elements (4 GB: ``--max-elements`` leaves that out). Each is pictured whole (496 x 496
+pixels, as many as the inspector asks for; three reductions), then a corner of it, pixel by element,
+then described (statistics and digest). Beside each stands the floor of the same run: one pass over
+the tensor's memory (``tensor.sum()``) on the rank, one thread.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 import cellmesh as cm
 from benchmarks.machine import describe_machine
-from cellmesh.controller.looking.look import look
-from cellmesh.magics.widgets.closeups import MAX_PIXELS
-from cellmesh.wire.looks import AnySubject, Overview, Picture, Reduction
+from cellmesh.controller.inspect.query import look
+from cellmesh.magics.widgets.inspector.slices import MAX_PIXELS
+from cellmesh.wire.inspect import AnySubject, Overview, Picture, Reduction
 
 SIDES = (32, 4096, 32768)
 PIXELS = MAX_PIXELS
@@ -51,7 +51,9 @@ def _picture(side: int, region: int, reduction: Reduction) -> Picture:
 def _measure(mesh: cm.Mesh, side: int, rounds: int) -> None:
     mesh.cell(f"x = torch.randn({min(side, 4096)}, {side}).repeat({max(1, side // 4096)}, 1)")
     floor_ms = mesh[0].pull(f"time_sum({rounds})") * 1e3
-    print(f"\n## {side} x {side}: {side * side:,} elements; one pass over them: {floor_ms:.2f} ms\n")
+    print(
+        f"\n## {side} x {side}: {side * side:,} elements; one pass over them: {floor_ms:.2f} ms\n"
+    )
     print("| what | ms | of one pass | bytes |")
     print("|---|---|---|---|")
     views = [(f"whole, {reduction}", _picture(side, side, reduction)) for reduction in REDUCTIONS]

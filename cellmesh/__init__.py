@@ -1,7 +1,7 @@
 """Interactive distributed PyTorch from a notebook: persistent ranks, cell by cell.
 
-`start` gives a `Mesh`; ``%load_ext cellmesh`` gives the magics. Importing this package imports neither
-torch nor ZeroMQ: the names below are loaded when first used.
+`start` gives a `Mesh`; ``%load_ext cellmesh`` gives the magics. Importing this package imports
+neither torch nor ZeroMQ: the names below are loaded when first used.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ if TYPE_CHECKING:
     from .controller.mesh import Mesh as Mesh
     from .controller.results import Results as Results
     from .controller.run import Run as Run
-    from .controller.starting import attach as attach
-    from .controller.starting import start as start
+    from .controller.session.start import attach as attach
+    from .controller.session.start import start as start
+    from .controller.values.files import from_file as from_file
     from .errors import CellmeshError as CellmeshError
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
     from .errors import Released as Released
-    from .reporting import log as log
+    from .metrics import log as log
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Mesh": ".controller.mesh",
-    "start": ".controller.starting",
-    "attach": ".controller.starting",
+    "start": ".controller.session.start",
+    "attach": ".controller.session.start",
     "Results": ".controller.results",
     "Run": ".controller.run",
     "CellmeshError": ".errors",
     "RankDied": ".errors",
     "RankFailure": ".errors",
     "Released": ".errors",
-    "log": ".reporting",
+    "log": ".metrics",
+    "from_file": ".controller.values.files",
 }
 
 __all__ = [*_HOMES, "__version__", "load_ipython_extension", "unload_ipython_extension"]
@@ -52,7 +54,12 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register the magics (``%load_ext cellmesh``)."""
+    """Register the magics (``%load_ext cellmesh``), and have torch imported in the background."""
+    from .controller.session.launch import prestart
+
+    prestart.begin_prestart(
+        shell, prestart.KEEP_S
+    )  # which is at work while the magics are imported here
     from .magics.extension import load
 
     load(shell)
@@ -60,6 +67,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Remove the magics and stop the mesh that they started (``%unload_ext cellmesh``)."""
+    from .controller.session.launch.prestart import end_prestart
     from .magics.extension import unload
 
     unload(shell)
+    end_prestart(shell)

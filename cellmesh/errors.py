@@ -46,7 +46,9 @@ class UnpicklableError(MeshUsageError, TypeError):
 
 
 class GroupDown(CellmeshError, RuntimeError):
-    """An operation on a process group that is not connected; says who is missing and what to type."""
+    """An operation on a process group that is not connected; says who is missing and what to
+    type.
+    """
 
 
 class HostError(CellmeshError):
@@ -70,7 +72,9 @@ class RankDied(CellmeshError):
         self.rank, self.reason, self.last_output = rank, reason, last_output
         text = f"rank {rank} {reason}"
         if last_output:
-            text += "; its last lines:\n" + "\n".join(f"    {line}" for line in last_output.splitlines())
+            text += "; its last lines:\n" + "\n".join(
+                f"    {line}" for line in last_output.splitlines()
+            )
         super().__init__(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,9 +101,10 @@ class RemoteError(Exception):
 class RankFailure(CellmeshError, ExceptionGroup[Exception]):
     """Some ranks did not finish a cell or a call.
 
-    An ``ExceptionGroup``: ``except* ValueError`` finds the ranks' own exceptions. Exceptions that are
-    no ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) stand in the group as `RemoteError` and, as
-    themselves, in `exceptions_by_rank`. Ranks that were only released are in the group where no other is.
+    An ``ExceptionGroup``: ``except* ValueError`` finds the ranks' own exceptions. Exceptions that
+    are no ``Exception`` (``KeyboardInterrupt``, ``SystemExit``) stand in the group as `RemoteError`
+    and, as themselves, in `exceptions_by_rank`. Ranks that were only released are in the group
+    where no other is.
 
     Attributes:
         exceptions_by_rank: rank -> the original exception, for each rank that did not finish.
@@ -117,8 +122,11 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
         exceptions_by_rank: Mapping[int, BaseException],
         tracebacks: Mapping[int, str] | None = None,
     ) -> RankFailure:
-        # Who was released has not failed: ``except* ValueError`` is to have them all, where all were that.
-        own = {rank: exc for rank, exc in exceptions_by_rank.items() if not isinstance(exc, Released)}
+        # Who was released has not failed: ``except* ValueError`` is to have them all, where all
+        # were that.
+        own = {
+            rank: exc for rank, exc in exceptions_by_rank.items() if not isinstance(exc, Released)
+        }
         members: list[Exception] = [
             exc if isinstance(exc, Exception) else RemoteError(type(exc).__name__, str(exc))
             for _, exc in sorted((own or exceptions_by_rank).items())

@@ -1,8 +1,9 @@
 """Modules of the standard library as they are when cellmesh is imported.
 
-User code replaces their functions, for a test or for good: freezegun stops `time.monotonic`, ``mock.patch``
-exchanges `os.kill` or `socket.socket`. What interrupts, releases and heals calls these copies instead.
-``from time import monotonic`` would not do: freezegun replaces such names in every module.
+User code replaces their functions, for a test or for good: freezegun stops `time.monotonic`,
+``mock.patch`` exchanges `os.kill` or `socket.socket`. What interrupts, releases and heals calls
+these copies instead. ``from time import monotonic`` would not do: freezegun replaces such names in
+every module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Run a notebook (by default the quickstart) in a kernel of its own and show what it prints as it comes.
+"""Run a notebook (by default the quickstart) in a kernel of its own and show what it prints as it
+comes.
 
-``make demo`` runs it. The executed notebook is written as HTML; ``--save`` also writes the new outputs into
-the notebook itself, for a commit.
+``make demo`` runs it. The executed notebook is written as HTML; ``--save`` also writes the new
+outputs into the notebook itself, for a commit.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def show_displays(cell: NotebookNode, cell_index: int, execute_reply: dict[str, 
 
 
 def execute(notebook: NotebookNode, directory: Path) -> None:
-    """Execute a notebook in a real kernel, in place; the meshes that it starts end with it, however it ends.
+    """Execute a notebook in a real kernel, in place; the meshes that it starts end with it, however
+    it ends.
 
     Args:
         notebook: gets the outputs, also those of a cell that fails.
@@ -75,7 +77,8 @@ def execute(notebook: NotebookNode, directory: Path) -> None:
         # On loopback others could listen; older versions of Jupyter pass over this option.
         config=Config({"KernelManager": {"transport_encryption": "auto"}}),
     )
-    # A mesh outlives its kernel, under its lease; those of this kernel have a directory to themselves.
+    # A mesh outlives its kernel, under its lease; those of this kernel have a directory to
+    # themselves.
     with tempfile.TemporaryDirectory(prefix="cm-") as runtime:
         env = {**os.environ, "JUPYTER_RUNTIME_DIR": runtime}
         try:
@@ -123,7 +126,9 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m notebooks.demo", description=__doc__)
     parser.add_argument("notebook", nargs="?", type=Path, default=NOTEBOOK)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="default: artifacts/<notebook>.html")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="default: artifacts/<notebook>.html"
+    )
     parser.add_argument("--save", action="store_true", help="write the outputs into the notebook")
     options = parser.parse_args(arguments)
     page = options.html or ARTIFACTS / f"{options.notebook.stem}.html"

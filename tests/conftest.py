@@ -1,4 +1,6 @@
-"""What all tiers share: a runtime directory of the tests' own, and the check that nothing is left over."""
+"""What all tiers share: a runtime directory of the tests' own, and the check that nothing is left
+over.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,12 +20,17 @@ import psutil
 import pytest
 from traitlets.config import Config
 
+from cellmesh.wire import marks
+
 LEFTOVER_S = 15.0
-# How long output waits for its like of other ranks: on a machine with more to do than cores, what ranks say
-# after a barrier is some tenths of a second apart.
+# How long output waits for its like of other ranks: on a machine with more to do than cores, what
+# ranks say after a barrier is some tenths of a second apart.
 FOLD = "cellmesh.controller.output.fold"
 PATIENCE_S = {"HOLD_S": 1.0, "HOLD_RESULT_S": 3.0, "HOLD_DISPLAY_S": 2.0}
+PRESTART = "cellmesh.controller.session.launch.prestart"
 ROOT = Path(__file__).resolve().parents[1]
+# By runtime directory, of meshes that were forked from a zygote which waited in another directory.
+FORKED_MARKS: dict[Path, set[str]] = collections.defaultdict(set)
 # What makes a tier's tests run that did not.
 TO_RUN = {
     "browser": "apt-get install chromium && .venv/bin/pytest tests/browser",
@@ -29,13 +38,16 @@ TO_RUN = {
     "gpu": "make gpu, on a machine with a GPU",
 }
 
-# A shell that runs a job in the background has it ignore SIGINT, and what the job starts: kernels, which
-# Jupyter starts with the default, scripts and their children. Tests that press the stop button need it.
+# A shell that runs a job in the background has it ignore SIGINT, and what the job starts: kernels,
+# which Jupyter starts with the default, scripts and their children. Tests that press the stop
+# button need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def tiers_left_out(reports: Mapping[str, Iterable[pytest.TestReport]], tiers: Iterable[str]) -> list[str]:
+def tiers_left_out(
+    reports: Mapping[str, Iterable[pytest.TestReport]], tiers: Iterable[str]
+) -> list[str]:
     """A line for each tier of which some test did not run, with the command that makes it run.
 
     Args:
@@ -43,7 +55,9 @@ def tiers_left_out(reports: Mapping[str, Iterable[pytest.TestReport]], tiers: It
         tiers: the folders of tests.
     """
     ran, skipped = (
-        collections.Counter(report.nodeid.split("/")[1] for kind in kinds for report in reports.get(kind, ()))
+        collections.Counter(
+            report.nodeid.split("/")[1] for kind in kinds for report in reports.get(kind, ())
+        )
         for kinds in (("passed", "failed", "error", "xfailed"), ("skipped",))
     )
     lines = []
@@ -57,17 +71,22 @@ def tiers_left_out(reports: Mapping[str, Iterable[pytest.TestReport]], tiers: It
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     if [Path(argument).resolve() for argument in config.args] != [ROOT / "tests"]:
         return  # a part was asked for
-    tiers = sorted(path.name for path in (ROOT / "tests").iterdir() if (path / "__init__.py").exists())
+    folders = [path for path in (ROOT / "tests").iterdir() if (path / "__init__.py").exists()]
+    tiers = sorted(path.name for path in folders if path.name != "support")
     for line in tiers_left_out(terminalreporter.stats, tiers):
         terminalreporter.write_line(line, yellow=True)
 
 
 @contextlib.contextmanager
 def own_runtime_dir() -> Iterator[Path]:
-    """A runtime directory for one mesh or test; a short path, as a socket's address holds 108 bytes."""
+    """A runtime directory for one mesh or test; a short path, as a socket's address holds 108
+    bytes.
+    """
     directory = Path(tempfile.mkdtemp(prefix="cm", dir="/tmp"))
     before = os.environ.get("JUPYTER_RUNTIME_DIR")
     os.environ["JUPYTER_RUNTIME_DIR"] = str(directory)
@@ -84,18 +103,27 @@ def own_runtime_dir() -> Iterator[Path]:
 def kernel_config() -> Config:
     """What a kernel's manager is to be given: its sockets have names in the runtime directory.
 
-    Ports are chosen before the kernel binds them, and what else runs may be given one of them meanwhile.
+    Ports are chosen before the kernel binds them, and what else runs may be given one of them
+    meanwhile.
     """
     name = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4().hex[:8]}"
     return Config({"KernelManager": {"transport": "ipc", "ip": str(name)}})
 
 
-def write_ipython_profile(directory: Path) -> None:
-    """Have kernels with this IPYTHONDIR wait `PATIENCE_S`; no name of a notebook is used for it."""
+def write_ipython_profile(directory: Path, prestart_s: float = 0.0) -> None:
+    """Have kernels with this IPYTHONDIR wait `PATIENCE_S`; no name of a notebook is used for it.
+
+    Their zygotes wait `prestart_s` for a mesh; by default there are none: a kernel whose mesh has
+    ended has no process then.
+    """
     startup = directory / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    line = f"__import__({FOLD!r}, fromlist=['']).__dict__.update({PATIENCE_S!r})\n"
-    (startup / "00-patience.py").write_text(line)
+    values = {FOLD: PATIENCE_S, PRESTART: {"KEEP_S": prestart_s}}
+    lines = [
+        f"__import__({name!r}, fromlist=['']).__dict__.update({new!r})\n"
+        for name, new in values.items()
+    ]
+    (startup / "00-patience.py").write_text("".join(lines))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,22 +146,31 @@ def runtime_dir() -> Iterator[Path]:
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Processes of meshes under a directory: the ticket is in their command lines, or, of ranks and what they
-    forked, the directory in their environment."""
+    """Processes of meshes under a directory: the ticket is in their command lines, or, of ranks and
+    what they forked, the directory or a mesh's mark in their environment."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or [""]
         with contextlib.suppress(psutil.Error):  # it has just ended, or is not ours
             if any(f"{directory}/" in word for word in words) or (
                 words[0].startswith("cellmesh-r")
-                and process.environ().get("JUPYTER_RUNTIME_DIR") == str(directory)
+                and _is_started_under(directory, process.environ())
             ):
                 found.append(process)
     return [process for process in found if process.pid != os.getpid()]
 
 
+def _is_started_under(directory: Path, environment: Mapping[str, str]) -> bool:
+    mark = environment.get(marks.VARIABLE, "").partition(":")[0]
+    return (
+        environment.get("JUPYTER_RUNTIME_DIR") == str(directory) or mark in FORKED_MARKS[directory]
+    )
+
+
 def processes_named(directory: Path, name: str) -> list[psutil.Process]:
-    """Of these the ones of that name: ``cellmesh-agent``, ``cellmesh-zygote``, ``cellmesh-store``."""
+    """Of these the ones of that name: ``cellmesh-agent``, ``cellmesh-zygote``,
+    ``cellmesh-store``.
+    """
     found = []
     for process in processes_of(directory):
         with contextlib.suppress(psutil.Error):  # it has just ended
@@ -146,6 +183,17 @@ def process_named(directory: Path, name: str) -> psutil.Process:
     """The one of that name."""
     (found,) = processes_named(directory, name)
     return found
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP, until the process has stopped: a thread of it may run on for a moment on a busy
+    machine.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    stopped, deadline = psutil.Process(pid), time.monotonic() + LEFTOVER_S
+    while stopped.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline, f"process {pid} has not stopped: {stopped.status()}"
+        threading.Event().wait(0.001)
 
 
 def check_nothing_left(directory: Path) -> None:

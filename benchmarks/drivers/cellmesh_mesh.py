@@ -6,7 +6,16 @@ import statistics
 import time
 
 from ..processes import own_tree_pss_bytes
-from .protocol import Counts, Sample, calls_per_s, elapsed_s, main, summarize, time_calls
+from .protocol import (
+    SMALL_ARGUMENT,
+    Counts,
+    Sample,
+    calls_per_s,
+    elapsed_s,
+    main,
+    summarize,
+    time_calls,
+)
 
 _NUM_RESTARTS = 3
 
@@ -15,8 +24,14 @@ def noop() -> None:
     """What every rank is asked to do."""
 
 
+def take(argument: bytes) -> None:
+    """The same, with an argument."""
+
+
 def measure(num_ranks: int, counts: Counts) -> Sample:
-    """Ready means: torch imported and the process group up on every rank, each of which has answered."""
+    """Ready means: torch imported and the process group up on every rank, each of which has
+    answered.
+    """
     began = time.perf_counter()
     import cellmesh
 
@@ -31,6 +46,9 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
             **summarize("call", time_calls(lambda: mesh.run(noop), counts)),
             "pss_bytes": own_tree_pss_bytes(),
             "calls_per_s": calls_per_s(lambda: mesh.submit(noop), lambda run: run.result(), counts),
+            "calls_1kb_per_s": calls_per_s(
+                lambda: mesh.submit(take, SMALL_ARGUMENT), lambda run: run.result(), counts
+            ),
             "restart_s": statistics.median(elapsed_s(mesh.restart) for _ in range(_NUM_RESTARTS)),
         }
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from jupyter_client.manager import start_new_kernel
 
@@ -17,7 +20,8 @@ _TIMING = """
 import json
 from benchmarks.drivers.protocol import Counts, time_calls
 _shell = get_ipython()
-_durations = json.dumps(time_calls(lambda: _shell.run_cell_magic({magic!r}, "", "pass"), {counts!r}))
+_run = lambda: _shell.run_cell_magic({magic!r}, "", "pass")
+_durations = json.dumps(time_calls(_run, {counts!r}))
 """
 
 
@@ -33,20 +37,38 @@ def time_cells(setup: str, magic: str, teardown: str, counts: Counts) -> Sample:
     Raises:
         RuntimeError: a cell failed.
     """
-    manager, client = start_new_kernel(startup_timeout=_START_S)
-    try:
-        _execute(client, setup)
-        durations = _execute(client, _TIMING.format(magic=magic, counts=counts), "_durations")
-        _execute(client, teardown)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
+    with open_kernel() as execute:
+        execute(setup)
+        durations = execute(_TIMING.format(magic=magic, counts=counts), "_durations")
+        execute(teardown)
     return summarize("cell", json.loads(durations))
 
 
+class Execute(Protocol):
+    """Runs a cell, and returns the string that an expression has afterwards."""
+
+    def __call__(self, source: str, name: str = "''") -> str: ...
+
+
+@contextlib.contextmanager
+def open_kernel() -> Iterator[Execute]:
+    """A kernel of this environment, in the working directory.
+
+    Raises:
+        RuntimeError: from what it gives: a cell failed.
+    """
+    manager, client = start_new_kernel(startup_timeout=_START_S)
+    try:
+        yield functools.partial(_execute, client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+
+
 def _execute(client: Any, source: str, name: str = "''") -> str:
-    """Run a cell; returns the string that an expression has afterwards."""
-    content = client.execute(source, user_expressions={"value": name}, reply=True, timeout=_CELL_S)["content"]
+    content = client.execute(source, user_expressions={"value": name}, reply=True, timeout=_CELL_S)[
+        "content"
+    ]
     if content["status"] != "ok":
         raise RuntimeError("\n".join(content.get("traceback", [content["status"]])))
     return str(ast.literal_eval(content["user_expressions"]["value"]["data"]["text/plain"]))

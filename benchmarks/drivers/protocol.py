@@ -26,10 +26,12 @@ class Counts:
     num_warmups: int
     num_calls: int
     num_pipelined: int
+    num_transfers: int  # of bulk data
 
 
-FULL = Counts(num_warmups=50, num_calls=300, num_pipelined=1000)
-QUICK = Counts(num_warmups=20, num_calls=100, num_pipelined=300)
+FULL = Counts(num_warmups=50, num_calls=300, num_pipelined=1000, num_transfers=7)
+QUICK = Counts(num_warmups=20, num_calls=100, num_pipelined=300, num_transfers=3)
+SMALL_ARGUMENT = bytes(1024)
 
 
 def elapsed_s(action: Callable[[], object]) -> float:
@@ -40,14 +42,18 @@ def elapsed_s(action: Callable[[], object]) -> float:
 
 
 def time_calls(call: Callable[[], object], counts: Counts) -> list[float]:
-    """Durations of a call made again and again, each after the one before has ended; warm-ups left out."""
+    """Durations of a call made again and again, each after the one before has ended; warm-ups left
+    out.
+    """
     for _ in range(counts.num_warmups):
         call()
     return [elapsed_s(call) for _ in range(counts.num_calls)]
 
 
 def summarize(name: str, durations_s: Iterable[float]) -> Sample:
-    """The median and the 99th percentile (nearest rank) as the measures `<name>_s` and `<name>_p99_s`."""
+    """The median and the 99th percentile (nearest rank) as the measures `<name>_s` and
+    `<name>_p99_s`.
+    """
     ordered = sorted(durations_s)
     return {
         f"{name}_s": statistics.median(ordered),
@@ -55,22 +61,28 @@ def summarize(name: str, durations_s: Iterable[float]) -> Sample:
     }
 
 
-def calls_per_s(submit: Callable[[], Handle], wait: Callable[[Handle], object], counts: Counts) -> float:
-    """The rate of calls that are all submitted before the first is waited for."""
+def calls_per_s(
+    submit: Callable[[], Handle], wait: Callable[[Handle], object], counts: Counts
+) -> float:
+    """The rate of calls that are all submitted before the first is waited for; warm-ups left
+    out.
+    """
 
-    def run() -> None:
-        handles = [submit() for _ in range(counts.num_pipelined)]
+    def run(num_calls: int) -> None:
+        handles = [submit() for _ in range(num_calls)]
         for handle in handles:
             wait(handle)
 
-    return counts.num_pipelined / elapsed_s(run)
+    run(counts.num_warmups)
+    return counts.num_pipelined / elapsed_s(lambda: run(counts.num_pipelined))
 
 
 def main(measure: Callable[[int, Counts], Sample]) -> None:
     """The command line of a driver: measure, and print the sample as the last line of stdout.
 
     Args:
-        measure: given the number of ranks and the counts, returns the sample and leaves nothing running.
+        measure: given the number of ranks and the counts, returns the sample and leaves nothing
+            running.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("num_ranks", type=int, nargs="?", default=8)

@@ -18,7 +18,9 @@ def measure(num_ranks: int, counts: Counts) -> Sample:
 
 
 def _import_s() -> float:
-    return float(subprocess.run([sys.executable, "-c", _CODE], check=True, stdout=subprocess.PIPE).stdout)
+    return float(
+        subprocess.run([sys.executable, "-c", _CODE], check=True, stdout=subprocess.PIPE).stdout
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A rank under torchrun: runs a program once, and times its steps when it is told to.
 
-``python -m torch.distributed.run ... torchrun_rank.py PROGRAM SOCKET``. It waits between batches, as the
-ranks of a mesh do, so that both can be there at once and be measured in turn.
+``python -m torch.distributed.run ... torchrun_rank.py PROGRAM SOCKET``. It waits between batches,
+as the ranks of a mesh do, so that both can be there at once and be measured in turn.
 """
 
 from __future__ import annotations

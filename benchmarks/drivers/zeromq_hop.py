@@ -1,7 +1,7 @@
 """A floor: bare ZeroMQ from a controller over one agent to the ranks and back, over ipc.
 
-A call is one byte down, which the agent passes to every rank, and one byte up when all ranks have answered.
-Nothing is encoded, checked, run or remembered.
+A call is one byte down, which the agent passes to every rank, and one byte up when all ranks have
+answered. Nothing is encoded, checked, run or remembered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _END = b"e"
 
 
 def measure(num_ranks: int, counts: Counts) -> Sample:
-    """All processes are forked before the first ZeroMQ context is made: contexts do not survive a fork."""
+    """All processes are forked before the first ZeroMQ context is made: contexts do not survive a
+    fork.
+    """
     with tempfile.TemporaryDirectory(prefix="hop-") as directory:
         up, down = f"ipc://{directory}/up", f"ipc://{directory}/down"
         agent = _fork(lambda: _serve_agent(up, down, num_ranks))

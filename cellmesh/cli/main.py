@@ -15,11 +15,12 @@ from .. import __version__
 from ..controller.options import MAX_RANKS, did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
+from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
-from .doctor import examine
-from .ending import PATIENCE_S, end_mesh, sweep
-from .findings import format_bytes, plural
-from .meshes import Found, find_meshes, memory_bytes
+from .doctor.doctor import examine
+from .doctor.findings import format_bytes, plural
+from .kill import PATIENCE_S, end_mesh, end_waiting, sweep
+from .meshes import Found, find_meshes, find_waiting, memory_bytes
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress
 
 
@@ -37,12 +38,16 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             known = self.list_commands(ctx)
-            ctx.fail(f"there is no command {args[0]!r} ({', '.join(known)}){did_you_mean(args[0], known)}")
+            ctx.fail(
+                f"there is no command {args[0]!r} "
+                f"({', '.join(known)}){did_you_mean(args[0], known)}"
+            )
         return super().resolve_command(ctx, args)
 
 
 @click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="cellmesh %(version)s")
 @click.pass_context
@@ -70,8 +75,11 @@ def ps(wants_json: bool) -> None:
     """List your meshes on this machine.
 
     Each with its ranks, mesh dims, the processes of its agent and of its controller (the notebook's
-    kernel or the script that holds it; of a mesh that nobody holds, how long its lease still lasts),
-    its age, and the memory of all its processes together, shared pages counted once.
+    kernel or the script that holds it; of a mesh that nobody holds, how long its lease still
+    lasts), its age, the memory of all its processes together, shared pages counted once, and how
+    much of it are segments: large values sent to ranks, and memory kept for the next ones.
+
+    A zygote that a notebook keeps for its next mesh is listed as waiting, without ranks.
 
     What a crash has left of a mesh that is dead is ended and removed, and said.
 
@@ -80,16 +88,21 @@ def ps(wants_json: bool) -> None:
       cellmesh ps
       cellmesh ps --json | jq -r '.[].name'
     """
-    found = find_meshes(runtime_root())
+    found = [*find_meshes(runtime_root()), *find_waiting(runtime_root())]
     swept = {mesh.ticket.name for mesh in found if sweep(mesh)}
-    rows = [(mesh, memory_bytes(mesh.pids)) for mesh in found]
+    rows = [(mesh, memory_bytes(mesh.pids), _segments_bytes(mesh)) for mesh in found]
     if wants_json:
-        click.echo(as_json([_describe(mesh, memory, swept) for mesh, memory in rows]))
+        click.echo(as_json([_describe(mesh, memory, held, swept) for mesh, memory, held in rows]))
     else:
         echo_meshes(rows, swept, [why for _, why in find_strange(runtime_root())])
 
 
-def _describe(mesh: Found, memory: int, swept: set[str]) -> dict[str, Any]:
+def _segments_bytes(mesh: Found) -> int:
+    pid = mesh.holder.controller_pid if mesh.holder is not None else mesh.ticket.controller_pid
+    return sum(held_bytes(pid, mesh.ticket.name))
+
+
+def _describe(mesh: Found, memory: int, held: int, swept: set[str]) -> dict[str, Any]:
     ticket, holder = mesh.ticket, mesh.holder
     return {
         "name": ticket.name,
@@ -106,19 +119,27 @@ def _describe(mesh: Found, memory: int, swept: set[str]) -> dict[str, Any]:
         "pids": mesh.pids,
         "age_s": round(mesh.age_s, 3),
         "memory_bytes": memory,
+        "segments_bytes": held,
         "cwd": ticket.cwd,
         "directory": ticket.directory,
     }
 
 
-def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_names(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     names = [mesh.ticket.name for mesh in find_meshes(runtime_root()) if mesh.living]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 @main.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)
-@click.option("--all", "wants_all", is_flag=True, help="Stop all your meshes on this machine.")
+@click.option(
+    "--all",
+    "wants_all",
+    is_flag=True,
+    help="Stop all your meshes on this machine, and what waits for more.",
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -131,7 +152,8 @@ def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str)
 def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
     """Stop meshes: end all their processes and remove their files.
 
-    What their ranks hold in memory is lost. The notebook lives on and may start another mesh.
+    What their ranks hold in memory is lost. The notebook lives on and may start another mesh. --all
+    also ends the zygotes that notebooks keep for their next meshes.
 
     \b
     Examples:
@@ -141,6 +163,7 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
     if wants_all == bool(names):
         raise click.UsageError("name the meshes to stop, or say --all (`cellmesh ps` lists them)")
     found = [mesh for mesh in find_meshes(runtime_root()) if mesh.state != "elsewhere"]
+    found += find_waiting(runtime_root())
     if wants_all and not found:
         click.echo("no mesh is running")
     failures = []
@@ -158,7 +181,9 @@ def _choose(names: tuple[str, ...], found: list[Found]) -> list[Found]:
     for name in names:
         if name not in by_name:
             there = f"running: {', '.join(by_name)}" if by_name else "no mesh is running"
-            raise click.ClickException(f"there is no mesh {name!r}{did_you_mean(name, by_name)} ({there})")
+            raise click.ClickException(
+                f"there is no mesh {name!r}{did_you_mean(name, by_name)} ({there})"
+            )
     return [by_name[name] for name in dict.fromkeys(names)]
 
 
@@ -168,6 +193,10 @@ def _stop(mesh: Found, timeout_s: float) -> None:
         click.echo(f"removed what was left of {name}; nothing of it was running")
         return
     memory = memory_bytes(mesh.pids)
+    if mesh.state == "waiting":
+        how = "stopped" if end_waiting(mesh, timeout_s) == "ended" else "killed"
+        click.echo(f"{how} {name}: it waited for the next mesh, {format_bytes(memory)}")
+        return
     how = "stopped" if end_mesh(mesh.ticket, timeout_s) == "ended" else "killed"
     click.echo(
         f"{how} {name}: {plural(mesh.ticket.num_ranks, 'rank')}, "
@@ -184,7 +213,9 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     metavar="N",
     help="How many ranks you mean to run here; by default one a GPU, or one a core.",
 )
-@click.option("--no-start", is_flag=True, help="Do not start a mesh of 2 ranks to see that it works.")
+@click.option(
+    "--no-start", is_flag=True, help="Do not start a mesh of 2 ranks to see that it works."
+)
 @click.option("--json", "wants_json", is_flag=True, help="Write findings and facts as JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json: bool) -> None:
@@ -192,8 +223,8 @@ def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json
 
     Looks at Python, torch and its backends, GPUs, cores, memory, limits, the runtime directory and
     the network, and starts a mesh of 2 ranks. Nothing is changed, but that what is left of a mesh
-    whose agent was killed is ended. The exit code is 1 if there is a problem, else 0; a warning is no
-    problem.
+    whose agent was killed is ended. The exit code is 1 if there is a problem, else 0; a warning is
+    no problem.
 
     \b
     Examples:
@@ -201,7 +232,7 @@ def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json
       cellmesh doctor -n 64           is there enough for 64 ranks?
       cellmesh doctor --json --no-start
     """
-    from .gathering import gather
+    from .doctor.gather import gather
 
     end_dead_meshes(runtime_root())
     try:

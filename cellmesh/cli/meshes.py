@@ -1,8 +1,8 @@
 """Meshes as others see them: found by their tickets, told apart by their processes.
 
-A mesh's guardian, agent, zygote and store have the ticket's path among their arguments (as forks of one
-another); ranks and what they start have the mesh's mark in their environment. A process counts as one of the
-mesh's by either, or by being below the agent, and never by its number alone.
+A mesh's guardian, agent, zygote and store have the ticket's path among their arguments (as forks of
+one another); ranks and what they start have the mesh's mark in their environment. A process counts
+as one of the mesh's by either, or by being below the agent, and never by its number alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Literal
 import psutil
 
 from ..wire import marks
-from ..wire.place import this_place
+from ..wire.host import this_place
+from ..wire.prestart import kernel_of
 from ..wire.ticket import Holder, Ticket, find_tickets, read_holder
 
 # An agent writes its number into the ticket within a second; a loaded machine may need longer.
@@ -26,13 +27,26 @@ STARTING_S = 60.0
 
 # Where another host may have put a ticket, whose processes cannot be seen from here.
 SHARED_FILESYSTEMS = frozenset(
-    ("9p", "afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "virtiofs")
+    (
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse.sshfs",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "virtiofs",
+    )
 )
 
 # What the agent's and the zygote's commands import from.
 _PACKAGE = "cellmesh.workers"
 
-State = Literal["running", "detached", "starting", "stale", "leftover", "elsewhere"]
+State = Literal["running", "detached", "starting", "stale", "leftover", "elsewhere", "waiting"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +55,11 @@ class Found:
 
     Attributes:
         ticket: its ticket.
-        state: ``running``; ``detached``: it runs, and nobody is attached; ``starting``: its agent has not
-            signed the ticket yet; ``stale``: nothing of it runs, only its directory is left; ``leftover``:
-            its agent is gone, but not all its processes; ``elsewhere``: its agent is not seen here, and it
-            may run on another host or in a container.
+        state: ``running``; ``detached``: it runs, and nobody is attached; ``starting``: its agent
+            has not signed the ticket yet; ``stale``: nothing of it runs, only its directory is
+            left; ``leftover``: its agent is gone, but not all its processes; ``elsewhere``: its
+            agent is not seen here, and it may run on another host or in a container; ``waiting``:
+            it is no mesh, but the zygote that a notebook keeps for its next one.
         pids: its processes; the agent first where it runs.
         age_s: seconds since it was started.
         holder: who holds it, or did last; None if that is not known.
@@ -62,7 +77,9 @@ class Found:
         return self.state in ("running", "starting", "detached")
 
     def lease_left_s(self, now: float) -> float | None:
-        """How long it still lives on without a controller, in seconds; None where one is attached."""
+        """How long it still lives on without a controller, in seconds; None where one is
+        attached.
+        """
         if self.state != "detached" or self.holder is None:
             return None
         return max(0.0, self.holder.since + self.ticket.lease_s - now)
@@ -100,6 +117,44 @@ def find_meshes(root: Path) -> list[Found]:
     return found
 
 
+def find_waiting(root: Path) -> list[Found]:
+    """The zygotes that wait for meshes of notebooks, as meshes without ranks and without a
+    directory.
+
+    Args:
+        root: as `runtime_root` gives.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            # A guardian that has just been forked has its parent's arguments for some milliseconds.
+            kernel_pid = (
+                kernel_of(root, process.cmdline()) if process.uids().real == os.getuid() else 0
+            )
+            if kernel_pid == 0 or process.ppid() != kernel_pid:
+                continue
+            ticket = Ticket(
+                name=f"zygote-of-{kernel_pid}",
+                key="",
+                directory="",
+                num_ranks=0,
+                backend="",
+                mesh_dim_names=(),
+                mesh_shape=(),
+                preload=(),
+                sys_path=(),
+                cwd=psutil.Process(kernel_pid).cwd(),
+                controller_pid=kernel_pid,
+                created_at=process.create_time(),
+            )
+        except psutil.Error:
+            continue
+        found.append(
+            Found(ticket, "waiting", (process.pid,), max(0.0, time.time() - ticket.created_at))
+        )
+    return found
+
+
 def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
     """Tell a mesh's state from what is seen of it here.
 
@@ -117,7 +172,8 @@ def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """Memory of processes, pages that several share counted once (PSS); RSS where that cannot be read.
+    """Memory of processes, pages that several share counted once (PSS); RSS where that cannot be
+    read.
 
     Args:
         pids: the processes; those that have gone count nothing.
@@ -135,7 +191,9 @@ def memory_bytes(pids: Iterable[int]) -> int:
 
 
 def filesystem_of(path: Path) -> str:
-    """The type of the file system that a path is on (``ext4``, ``tmpfs``, ``nfs4``); "" if unknown."""
+    """The type of the file system that a path is on (``ext4``, ``tmpfs``, ``nfs4``); "" if
+    unknown.
+    """
     real = Path(os.path.realpath(path))
     mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     for directory in (real, *real.parents):
@@ -151,7 +209,9 @@ def processes_of(ticket: Ticket) -> set[int]:
 
 
 def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
-    """Processes of this user by the ticket whose path is among their arguments, or whose mark they carry."""
+    """Processes of this user by the ticket whose path is among their arguments, or whose mark they
+    carry.
+    """
     wanted = {str(ticket.path) for ticket in tickets}
     carriers: dict[str, list[int]] = {
         str(ticket.path): marks.carriers(marks.value_of(ticket.mark)) for ticket in tickets
@@ -160,7 +220,9 @@ def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
     for process in psutil.process_iter():
         try:
             arguments = process.cmdline() if process.uids().real == uid else []
-            if any(_PACKAGE in argument for argument in arguments):  # and no editor that has the file open
+            if any(
+                _PACKAGE in argument for argument in arguments
+            ):  # and no editor that has the file open
                 for path in wanted.intersection(arguments):
                     if process.pid not in carriers[path]:
                         carriers[path].append(process.pid)
@@ -178,7 +240,9 @@ def _is_of_here(ticket: Ticket) -> bool:
 
 
 def _is_moved(ticket: Ticket, root: Path) -> bool:
-    """Whether a ticket found under a root speaks of another place, as one written in a container does."""
+    """Whether a ticket found under a root speaks of another place, as one written in a container
+    does.
+    """
     return os.path.realpath(root) != os.path.realpath(Path(ticket.directory).parent)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import msgspec
 
-from .findings import Finding, Status, format_bytes, format_seconds, plural
+from .doctor.findings import Finding, Status, format_bytes, format_seconds, plural
 from .meshes import Found
 
 _MAX_WIDTH = 110
@@ -23,7 +23,18 @@ _STYLES: dict[Status, dict[str, Any]] = {
     "warning": {"fg": "yellow"},
     "problem": {"fg": "red", "bold": True},
 }
-_HEADERS = ("NAME", "STATE", "RANKS", "MESH", "AGENT", "CONTROLLER", "AGE", "MEMORY", "STARTED IN")
+_HEADERS = (
+    "NAME",
+    "STATE",
+    "RANKS",
+    "MESH",
+    "AGENT",
+    "CONTROLLER",
+    "AGE",
+    "MEMORY",
+    "SEGMENTS",
+    "STARTED IN",
+)
 
 
 def as_json(value: Any) -> str:
@@ -32,25 +43,31 @@ def as_json(value: Any) -> str:
 
 
 def echo_meshes(
-    rows: Sequence[tuple[Found, int]], swept: Collection[str], strange: Sequence[str] = ()
+    rows: Sequence[tuple[Found, int, int]], swept: Collection[str], strange: Sequence[str] = ()
 ) -> None:
     """Write a table of meshes, and remarks on those that are not running.
 
     Args:
-        rows: each mesh with its memory in bytes.
+        rows: each mesh with its memory, and that of the segments which its controller holds, in
+            bytes.
         swept: names of those whose directories were removed.
         strange: what is wrong with tickets that cannot be used here.
     """
     shown = [row for row in rows if row[0].ticket.name not in swept]
-    if any(mesh.state != "elsewhere" for mesh, _ in shown):
-        lines = [_HEADERS, *(_row(mesh, memory) for mesh, memory in shown if mesh.state != "elsewhere")]
+    if any(mesh.state != "elsewhere" for mesh, *_ in shown):
+        lines = [
+            _HEADERS,
+            *(_row(mesh, *sizes) for mesh, *sizes in shown if mesh.state != "elsewhere"),
+        ]
         widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADERS))]
         for number, line in enumerate(lines):
-            text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            text = "  ".join(
+                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+            ).rstrip()
             click.echo(click.style(text, bold=True) if number == 0 else text)
     else:
         click.echo("no mesh is running")
-    for mesh, _ in rows:
+    for mesh, *_ in rows:
         remark = _remark(mesh, mesh.ticket.name in swept)
         if remark:
             click.secho(remark, fg="yellow", err=True)
@@ -58,7 +75,7 @@ def echo_meshes(
         click.secho(text, fg="yellow", err=True)
 
 
-def _row(mesh: Found, memory: int) -> tuple[str, ...]:
+def _row(mesh: Found, memory: int, held: int) -> tuple[str, ...]:
     ticket = mesh.ticket
     dims = zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
     return (
@@ -70,6 +87,7 @@ def _row(mesh: Found, memory: int) -> tuple[str, ...]:
         _holder(mesh),
         format_seconds(mesh.age_s),
         format_bytes(memory),
+        format_bytes(held) if held else "-",
         _short(ticket.cwd),
     )
 
@@ -79,19 +97,25 @@ def _holder(mesh: Found) -> str:
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
         return f"none, {format_seconds(left_s)} left"
-    return str(mesh.holder.controller_pid if mesh.holder is not None else mesh.ticket.controller_pid)
+    return str(
+        mesh.holder.controller_pid if mesh.holder is not None else mesh.ticket.controller_pid
+    )
 
 
 def _remark(mesh: Found, swept: bool) -> str:
     name, directory = mesh.ticket.name, mesh.ticket.directory
     if swept:
         return (
-            f"{name} is dead (its agent, process {mesh.ticket.agent_pid}, has gone): removed {directory}"
+            f"{name} is dead (its agent, process {mesh.ticket.agent_pid}, has gone): removed "
+            f"{directory}"
             + (f" and ended processes {', '.join(map(str, mesh.pids))}" if mesh.pids else "")
         )
     if mesh.state == "leftover":
         pids = ", ".join(map(str, mesh.pids))
-        return f"{name}: its agent has gone, but not processes {pids}: `cellmesh stop {name}` ends them"
+        return (
+            f"{name}: its agent has gone, but not processes "
+            f"{pids}: `cellmesh stop {name}` ends them"
+        )
     if mesh.state == "elsewhere":
         return (
             f"{name} is not seen from here; it may run on another host or in a container. If not: "
@@ -123,7 +147,8 @@ def echo_findings(findings: Sequence[Finding]) -> None:
         if finding.remedy:
             click.echo(" " * indent + _hang(f"mend: {finding.remedy}", indent, width))
     counts = [
-        (sum(finding.status == status for finding in findings), status) for status in ("problem", "warning")
+        (sum(finding.status == status for finding in findings), status)
+        for status in ("problem", "warning")
     ]
     said = [plural(count, status) for count, status in counts if count]
     worst: Status = "problem" if counts[0][0] else "warning" if counts[1][0] else "ok"

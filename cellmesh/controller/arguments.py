@@ -1,4 +1,6 @@
-"""What users give to be sent to ranks: checked and pickled; a refusal names the part that is wrong."""
+"""What users give to be sent to ranks: checked and pickled; a refusal names the part that is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 from ..errors import MeshUsageError
 from ..wire import payload
-from ..wire.framing import Frame
+from ..wire.codec import Frame
 from ..wire.modules import loaded
 
 
@@ -22,7 +24,7 @@ def dump_call(
         UnpicklableError: one of them cannot be pickled; says which.
     """
     try:
-        return payload.dumps((function, args, kwargs), name, loaded.reducer())
+        return payload.dumps((function, args, kwargs), name, loaded.reducer(), not (args or kwargs))
     except MeshUsageError:
         payload.dumps(function, name, loaded.reducer())  # say which part it was
         for position, value in enumerate(args):
@@ -32,22 +34,30 @@ def dump_call(
         raise
 
 
-def dump_names(names: Mapping[str, Any]) -> tuple[Any, list[Frame]]:
+def dump_names(
+    names: Mapping[str, Any], reducer: payload.Reducer | None = None
+) -> tuple[Any, list[Frame]]:
     """Pickle values with their names.
+
+    Args:
+        names: name -> value.
+        reducer: instead of the one that knows the notebook's modules; see `payload.dumps`.
 
     Raises:
         UnpicklableError: one of them cannot be pickled; says which.
     """
+    reducer = reducer or loaded.reducer()
     try:
-        return payload.dumps(dict(names), "push", loaded.reducer())
+        return payload.dumps(dict(names), "push", reducer)
     except MeshUsageError:
         for name, value in names.items():  # say which one it was
-            payload.dumps(value, name, loaded.reducer())
+            payload.dumps(value, name, reducer)
         raise
 
 
 def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Read what a cell is to find in `sys.argv`: one text, split as a shell would, or a list of words.
+    """Read what a cell is to find in `sys.argv`: one text, split as a shell would, or a list of
+    words.
 
     Raises:
         MeshUsageError: it is neither.

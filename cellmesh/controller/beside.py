@@ -1,4 +1,6 @@
-"""What a mesh has in the notebook beside its runs: numbers that ranks log, their widgets, displays."""
+"""What a mesh has in the notebook beside its runs: numbers that ranks log, their widgets,
+displays.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..wire.framing import Parcel
-from ..wire.messages import Died, Logged, ToFrontEnd
+from ..wire.codec import Parcel
+from ..wire.messages import Died, Freed, Logged, ToFrontEnd
 from .comms.hub import RankComms
 from .comms.inbox import Letter
-from .effects import Change
-from .looking.metrics import Metrics
-from .output.cell_sink import Displays
+from .core.effects import Change
+from .live_views import Shown
+from .metrics import Metrics
+from .output.cell import Displays
 from .run import Run
-from .shown import Shown
+from .values.pool import SegmentPool
 
 # What ranks say that is no run's output or answer.
-KINDS = (Logged, ToFrontEnd)
+KINDS = (Logged, ToFrontEnd, Freed)
 
 
 class Beside:
@@ -26,28 +29,38 @@ class Beside:
     Args:
         send_letter: passes what the front end told a widget on to its rank.
         why_ended: once there is no mesh any more, tells why.
+        name: the mesh's.
 
     Attributes:
         displays: those that can be updated.
         metrics: what ranks have logged.
         comms: the widgets of ranks.
         shown: what shows the mesh.
+        segments: the memory that large values travel in.
         gone_holds: what ranks kept for inspections that are gone: tokens and ranks (see `holding`).
     """
 
-    def __init__(self, send_letter: Callable[[int, Letter], Run[Any]], why_ended: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        send_letter: Callable[[int, Letter], Run[Any]],
+        why_ended: Callable[[], str],
+        name: str,
+    ) -> None:
         self._why_ended = why_ended
         self.displays = Displays()
         self.metrics = Metrics()
         self.comms = RankComms(send_letter)
         self.displays.widgets = self.comms
         self.shown = Shown()
+        self.segments = SegmentPool(name)
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
-        """These ranks said one of `KINDS`; called on the link's thread."""
+        """These ranks said one of `KINDS`; called in the link's loop."""
         if type(parcel.verb) is Logged:
             self.metrics.take(run, ranks, parcel)
+        elif type(parcel.verb) is Freed:
+            self.segments.freed(ranks, parcel.verb)
         else:
             self.comms.take(run, ranks, parcel)
 
@@ -63,16 +76,21 @@ class Beside:
             run.on_end(self.metrics.settle)
 
     def note(self, change: Change) -> None:
-        """The mesh's state has changed; called on the link's thread."""
+        """The mesh's state has changed; called in the link's loop."""
         if isinstance(change.cause, Died):
             rank, reason = change.cause.rank, change.cause.reason
+            self.segments.rank_ended(rank)
             self.comms.close({rank}, f"rank {rank} {reason}: its widgets are no more")
         if change.state == "restarting":
+            self.segments.clear()
             self.comms.close(None, "the mesh was restarted: this widget is no more")
         if change.state == "ended":
             self.end()
 
     def end(self) -> None:
         """The mesh has ended, or this notebook has left it."""
-        self.comms.close(None, "the mesh has ended, or this notebook has left it: the widget stands still")
+        self.segments.clear()
+        self.comms.close(
+            None, "the mesh has ended, or this notebook has left it: the widget stands still"
+        )
         self.shown.end(self._why_ended())

@@ -1,4 +1,6 @@
-"""Checkpoints of names of the ranks: asked of all ranks first, so that all of it is done or nothing."""
+"""Checkpoints of names of the ranks: asked of all ranks first, so that all of it is done or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ def save(ranks: Ranks, names: Sequence[str], path: str | os.PathLike[str], waits
     dead = sorted(ranks._session.dead_ranks)
     if dead:
         raise MeshUsageError(
-            f"{describe_ranks(dead)} died, and what was there cannot be saved: `%dist_heal`, then load what "
-            "was saved before"
+            f"{describe_ranks(dead)} died, and what was there cannot be saved: `%dist_heal`, then "
+            "load what was saved before"
         )
     _check(ranks, "check_save", names, target)
-    ranks._start(lambda number: Checkpoint(number, "save", names, target, waits), title="the save").result()
+    ranks._start(
+        lambda number: Checkpoint(number, "save", names, target, waits), title="the save"
+    ).result()
 
 
 def load(ranks: Ranks, names: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -36,7 +40,9 @@ def load(ranks: Ranks, names: Sequence[str], path: str | os.PathLike[str]) -> tu
     names = tuple(dict.fromkeys(names))
     everyone = Ranks(ranks._session, ranks.ranks)
     _check(everyone, "check_load", names, target)
-    run = everyone._start(lambda number: Checkpoint(number, "load", names, target), title="the load")
+    run = everyone._start(
+        lambda number: Checkpoint(number, "load", names, target), title="the load"
+    )
     loaded: Results[tuple[str, ...]] = run.result()
     return tuple(dict.fromkeys(name for theirs in loaded.values() for name in theirs))
 

@@ -15,22 +15,26 @@ def copy_names(
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Copy the names of one rank's namespace. Blocks.
 
-    The values travel as one pickle, so that what belongs together (a model and its optimizer) still does;
-    the notebook passes it on unread.
+    The values travel as one pickle, so that what belongs together (a model and its optimizer) still
+    does; the notebook passes it on unread.
 
     Args:
         source: one rank (``mesh[0]``).
         targets: those that get them.
-        others: those that have lived on, `source` among them: their DDP models are made to go on with the
-            copies.
+        others: those that have lived on, `source` among them: their DDP models are made to go on
+            with the copies.
 
     Returns:
         The names copied, and those that cannot be, with the reason.
     """
     names: tuple[str, ...]
-    names, refused = source._start(lambda number: SurveyNames(number), title="survey of names").result()
+    names, refused = source._start(
+        lambda number: SurveyNames(number), title="survey of names"
+    ).result()
     if names:
-        gathering = source._start(lambda number: GatherNames(number, tuple(names)), title="copy of names")
+        gathering = source._start(
+            lambda number: GatherNames(number, tuple(names)), title="copy of names"
+        )
         pickled, buffers = gathering.payload_of(source.ranks[0])
         targets._start(lambda number: PushNames(number, pickled), buffers, "copy of names").result()
         if others is not None:

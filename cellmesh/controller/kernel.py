@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-# How soon after its interrupt a kernel that is restarted is asked to end (`KernelManager.shutdown_kernel`).
+# How soon after its interrupt a kernel that is restarted is asked to end
+# (`KernelManager.shutdown_kernel`).
 _LEAVE_S = 0.2
 
 
@@ -31,7 +32,9 @@ def is_terminal() -> bool:
 
 
 def is_leaving() -> bool:
-    """Whether Jupyter sent the interrupt because it is about to end the kernel: it asks for that at once."""
+    """Whether Jupyter sent the interrupt because it is about to end the kernel: it asks for that at
+    once.
+    """
     kernel = own_kernel()
     if not hasattr(kernel, "_shutdown_message"):
         return False
@@ -45,8 +48,9 @@ def is_leaving() -> bool:
 def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
     """Register a function for when the kernel is asked to shut down, and not to restart.
 
-    The function runs on the kernel's control thread, before the kernel answers: the kernel's main thread, its
-    threads and its exit handlers may take longer than the seconds after which Jupyter kills the kernel.
+    The function runs on the kernel's control thread, before the kernel answers: the kernel's main
+    thread, its threads and its exit handlers may take longer than the seconds after which Jupyter
+    kills the kernel.
 
     Returns:
         A function that unregisters it.

@@ -14,11 +14,11 @@ from ..errors import HostError, MeshUsageError
 from ..wire.messages import HostReport, LogText, RankInfo, SetMesh
 from .checkpoint import finish_saving, save
 from .copying import copy_names
-from .effects import HealReport
+from .core.effects import HealReport
 from .options import check_mesh, parse_mesh
 from .ranks import Ranks
 from .run import Run
-from .session import Progress, Session
+from .session.session import Progress, Session
 
 
 class Mesh(Ranks):
@@ -78,7 +78,9 @@ class Mesh(Ranks):
         try:
             return self.dims[mesh_dim] if isinstance(mesh_dim, str) else self.shape[mesh_dim]
         except (KeyError, IndexError):
-            raise MeshUsageError(f"there is no dim {mesh_dim!r}: the mesh has {self.dims}") from None
+            raise MeshUsageError(
+                f"there is no dim {mesh_dim!r}: the mesh has {self.dims}"
+            ) from None
 
     @property
     def alive(self) -> bool:
@@ -120,16 +122,18 @@ class Mesh(Ranks):
         self._session.reshaped(shape)
 
     def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
-        """Save names of the ranks' namespace as one checkpoint (``torch.distributed.checkpoint``). Blocks.
+        """Save names of the ranks' namespace as one checkpoint (``torch.distributed.checkpoint``).
+        Blocks.
 
-        What was at `path` stays until the new one is whole on disk, and is then replaced in one step. An
-        earlier save that is still being written is waited for.
+        What was at `path` stays until the new one is whole on disk, and is then replaced in one
+        step. An earlier save that is still being written is waited for.
 
         Args:
-            names: modules, optimizers, anything with a ``state_dict``, DTensors, tensors, plain values.
+            names: modules, optimizers, anything with a ``state_dict``, DTensors, tensors, plain
+                values.
             path: a directory; made if need be.
-            wait: for the writing. Without, come back when the state is copied; the end or the failure is
-                printed where this call prints.
+            wait: for the writing. Without, come back when the state is copied; the end or the
+                failure is printed where this call prints.
 
         Raises:
             MeshUsageError: something cannot be saved; nothing has been written then.
@@ -161,12 +165,15 @@ class Mesh(Ranks):
         return self._session.ask_log(rank, num_bytes)
 
     def heal(self, source: int | None = None) -> HealReport:
-        """Replace dead ranks by new ones, and rebuild the process groups where that is needed. Blocks.
+        """Replace dead ranks by new ones, and rebuild the process groups where that is needed.
+        Blocks.
 
-        Living ranks keep everything. It happens by itself after a failed cell, as far as no rank is dead.
+        Living ranks keep everything. It happens by itself after a failed cell, as far as no rank is
+        dead.
 
         Args:
-            source: a living rank whose names are copied to ranks that are new; None leaves them empty.
+            source: a living rank whose names are copied to ranks that are new; None leaves them
+                empty.
 
         Returns:
             What was done, and which names were copied and which not.
@@ -205,9 +212,13 @@ class Mesh(Ranks):
                 f"rank {source} is dead, so nothing can be copied from it: choose a living rank"
             )
         if source in self._empty_ranks():
-            raise MeshUsageError(f"rank {source} is new itself and holds nothing: choose another rank")
+            raise MeshUsageError(
+                f"rank {source} is new itself and holds nothing: choose another rank"
+            )
 
-    def restart(self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def restart(
+        self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
         """Replace every rank by a new one, forked from the zygote. What they held is gone. Blocks.
 
         Args:
@@ -222,7 +233,8 @@ class Mesh(Ranks):
         self._session.restart(timeout_s, on_progress)
 
     def detach(self) -> None:
-        """Leave the mesh to itself; it lives on until its lease ends, and `attach` finds it again. Blocks.
+        """Leave the mesh to itself; it lives on until its lease ends, and `attach` finds it again.
+        Blocks.
 
         Raises:
             MeshUsageError: it has no lease.
@@ -231,7 +243,8 @@ class Mesh(Ranks):
         self._session.detach()
 
     def stop(self) -> None:
-        """End every process of the mesh and wait until they have gone. Calling it again does nothing.
+        """End every process of the mesh and wait until they have gone. Calling it again does
+        nothing.
 
         A checkpoint that is being written by idle ranks is waited for.
         """

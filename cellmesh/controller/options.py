@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,10 +34,13 @@ class Options:
         backend: ``auto``, ``gloo`` or ``nccl``.
         preload: modules imported once, before the ranks are forked.
         name: the mesh's name; "" for one of its own.
-        lease_s: how long the mesh lives on when its notebook has gone, in seconds; 0 ends it at once.
+        lease_s: how long the mesh lives on when its notebook has gone, in seconds; 0 ends it at
+            once.
         settle_s: how long the other ranks of a cell may take after one has failed, in seconds.
         on_error: what then happens to them: ``release``, or ``wait`` for the user.
         auto_heal: whether dead ranks are replaced without being asked.
+        prestart: whether a notebook has a zygote import torch in the background before the mesh is
+            started.
     """
 
     num_ranks: int
@@ -50,6 +52,7 @@ class Options:
     settle_s: float = 1.0
     on_error: Literal["release", "wait"] = "release"
     auto_heal: bool = False
+    prestart: bool = True
 
 
 def parse_duration(text: str) -> float:
@@ -110,13 +113,15 @@ def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]
         if not (isinstance(name, str) and name.isidentifier()):
             raise MeshUsageError(f"{name!r} is no mesh dim's name: name them like dp, tp")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise MeshUsageError(f"mesh dim {name!r} must have a whole number of ranks, not {size!r}")
+            raise MeshUsageError(
+                f"mesh dim {name!r} must have a whole number of ranks, not {size!r}"
+            )
     product = math.prod(dims.values())
     if num_ranks is not None and product != num_ranks:
         spelled = " x ".join(f"{name}={size}" for name, size in dims.items())
         raise MeshUsageError(
-            f"{spelled} makes {product} ranks, and the mesh has {num_ranks}: the dims' product must be "
-            "the number of ranks"
+            f"{spelled} makes {product} ranks, and the mesh has {num_ranks}: the dims' product "
+            "must be the number of ranks"
         )
     return dict(dims)
 
@@ -132,6 +137,7 @@ def make_options(
     settle_s: float | str = 1.0,
     on_error: str = "release",
     auto_heal: bool = False,
+    prestart: bool = True,
 ) -> Options:
     """Check what a user asked for.
 
@@ -145,6 +151,7 @@ def make_options(
         settle_s: likewise.
         on_error: ``release`` or ``wait``.
         auto_heal: true or false.
+        prestart: true or false.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -183,8 +190,9 @@ def make_options(
         )
     if on_error not in ("release", "wait"):
         raise MeshUsageError(f"on_error must be release or wait, not {on_error!r}")
-    if not isinstance(auto_heal, bool):
-        raise MeshUsageError(f"auto_heal must be true or false, not {auto_heal!r}")
+    for option, switch in (("auto_heal", auto_heal), ("prestart", prestart)):
+        if not isinstance(switch, bool):
+            raise MeshUsageError(f"{option} must be true or false, not {switch!r}")
     return Options(
         num_ranks,
         dims,
@@ -195,14 +203,20 @@ def make_options(
         settle_s=_check_duration("settle_s", settle_s),
         on_error="wait" if on_error == "wait" else "release",
         auto_heal=auto_heal,
+        prestart=prestart,
     )
 
 
 def _check_duration(option: str, value: Any) -> float:
     seconds = parse_duration(value) if isinstance(value, str) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _MAX_SPAN_S:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds <= _MAX_SPAN_S
+    ):
         raise MeshUsageError(
-            f"{option} must be a span of time, in seconds or like 30m, at most a year, and not {value!r}"
+            f"{option} must be a span of time, in seconds or like 30m, at most a year, and not "
+            f"{value!r}"
         )
     return float(seconds)
 
@@ -225,6 +239,8 @@ def read_project_options(start: Path) -> dict[str, Any]:
             break
     else:
         return {}
+    import tomllib  # only where there is such a file
+
     try:
         tool = tomllib.loads(path.read_text()).get("tool", {})
         table = tool.get("cellmesh", {}) if isinstance(tool, dict) else tool
@@ -259,10 +275,13 @@ def ranks_at(dims: Mapping[str, int], coordinate: Mapping[str, int]) -> tuple[in
         if name not in dims:
             raise MeshUsageError(
                 f"the mesh has no dim {name!r}: its dims are "
-                f"{', '.join(f'{dim}={size}' for dim, size in dims.items())}{did_you_mean(name, dims)}"
+                f"{', '.join(f'{dim}={size}' for dim, size in dims.items())}"
+                f"{did_you_mean(name, dims)}"
             )
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < dims[name]:
-            raise MeshUsageError(f"{name}={index}: dim {name!r} has {dims[name]} indices, 0-{dims[name] - 1}")
+            raise MeshUsageError(
+                f"{name}={index}: dim {name!r} has {dims[name]} indices, 0-{dims[name] - 1}"
+            )
     ranks = []
     for rank in range(math.prod(dims.values())):
         place, left = {}, rank
@@ -285,6 +304,8 @@ def parse_coordinate(text: str) -> dict[str, int]:
         if not (name.isidentifier() and equals and index.isdecimal()):
             raise MeshUsageError(f"{part!r} is no mesh coordinate: write it like tp=0 or dp=1,tp=0")
         if name in coordinate:
-            raise MeshUsageError(f"{text!r} gives {name!r} twice: write each dim once, like dp=1,tp=0")
+            raise MeshUsageError(
+                f"{text!r} gives {name!r} twice: write each dim once, like dp=1,tp=0"
+            )
         coordinate[name] = int(index)
     return coordinate

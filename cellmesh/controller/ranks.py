@@ -1,6 +1,8 @@
 """Some ranks of a mesh, and what can be done on them.
 
-``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of a mesh with the same methods.
+``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of a mesh with the same methods. A
+little long, and one class all the same: it is the list of what users can do; what a method does is
+in other modules.
 """
 
 from __future__ import annotations
@@ -10,25 +12,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from ..errors import MeshUsageError
-from ..wire.framing import Frame
-from ..wire.messages import Look, PostMortem, PullNames, PushNames, RankState, RunCall, RunCell, Work
-from .arguments import check_expression, dump_call, dump_names, read_argv
-from .core import encode_work
+from ..wire.bounds import SEGMENT_BYTES
+from ..wire.codec import Frame
+from ..wire.messages import (
+    Look,
+    Pickled,
+    PostMortem,
+    PullNames,
+    PushNames,
+    PushParts,
+    RankState,
+    RunCall,
+    RunCell,
+    Work,
+)
+from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
+from .arguments import check_expression, dump_call, read_argv
+from .core.core import encode_work
 from .options import ranks_at
 from .output.printer import Printer
 from .output.sinks import SilentSink, Sink, Unremarked, current_sink
 from .run import Run
-from .session import Session
+from .session.session import Session
 from .source import read_cell
 from .stacks import show_stacks
 
 if TYPE_CHECKING:
-    from .looking.history import History
-    from .looking.inspecting import Inspection
-    from .looking.plotting import Plot
-    from .profiling import Profile
+    from .inspect.inspection import Inspection
+    from .metrics_plot import Plot
     from .replicas import CheckReport, SyncSummary
+    from .trace.match import History
+    from .trace.profile import Profile
+    from .values.gather import Reduction
 
 
 class Ranks:
@@ -57,19 +75,21 @@ class Ranks:
                 return Ranks(self._session, (self.ranks[index],), single=True)
             except IndexError:
                 raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
-        if isinstance(index, str) or (isinstance(index, tuple) and index and isinstance(index[0], str)):
+        if isinstance(index, str) or (
+            isinstance(index, tuple) and index and isinstance(index[0], str)
+        ):
             dim = index if isinstance(index, str) else index[0]
             raise MeshUsageError(
-                f"mesh[{index!r}] chooses no ranks: it is a submesh, of which each rank has its own in its "
-                f"cells. Here `mesh.at({dim}=0)` chooses ranks by their coordinate"
+                f"mesh[{index!r}] chooses no ranks: it is a submesh, of which each rank has its "
+                f"own in its cells. Here `mesh.at({dim}=0)` chooses ranks by their coordinate"
             )
         try:
             positions = range(len(self))[index] if isinstance(index, slice) else list(index)
             chosen = tuple(dict.fromkeys(self.ranks[position] for position in positions))
         except (IndexError, TypeError):
             raise MeshUsageError(
-                f"{index!r} chooses no ranks: index a mesh of {len(self)} with numbers 0-{len(self) - 1}, a "
-                "slice or a list of them"
+                f"{index!r} chooses no ranks: index a mesh of {len(self)} with numbers "
+                f"0-{len(self) - 1}, a slice or a list of them"
             ) from None
         if not chosen:
             raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
@@ -98,8 +118,8 @@ class Ranks:
         """Call a function on every rank, and wait.
 
         Args:
-            function: anything that cloudpickle can pickle. Names that it and its helpers do not bring from
-                the notebook are the rank's, as they are when it is called.
+            function: anything that cloudpickle can pickle. Names that it and its helpers do not
+                bring from the notebook are the rank's, as they are when it is called.
             args, kwargs: its arguments.
 
         Returns:
@@ -119,14 +139,23 @@ class Ranks:
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         pickled, buffers = dump_call(name, function, args, kwargs)
-        return self._start(lambda number: RunCall(number, pickled, *self._shown), buffers, name)
+        num_bytes = len(pickled.stream)
+        if buffers or num_bytes >= MIN_BYTES:
+            pickled, buffers, num_bytes = self._lend(pickled, buffers)
+        return self._start(
+            lambda number: RunCall(number, pickled, *self._shown),
+            buffers,
+            name,
+            num_bytes=num_bytes,
+        )
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
         """Run source in the ranks' namespace, as a notebook's cell, and wait.
 
         Args:
             source: Python, with IPython's magics if wanted.
-            argv: what `sys.argv` has behind the program's name while it runs: ``"--lr 0.1"``, or a list.
+            argv: what `sys.argv` has behind the program's name while it runs: ``"--lr 0.1"``, or a
+                list.
 
         Raises:
             RankFailure: it raised on some ranks.
@@ -161,71 +190,108 @@ class Ranks:
         sink = sink or current_sink(self._session.beside.displays, has_tabs)
         return self._start(
             lambda number: RunCell(
-                number, cell.source, cell.transformed, cell.is_async, count, quiet, timed, *self._shown, words
+                number,
+                cell.source,
+                cell.transformed,
+                cell.is_async,
+                count,
+                quiet,
+                timed,
+                *self._shown,
+                words,
             ),
             title=f"cell {count}",
             sink=SilentSink(sink) if quiet else sink,
+            num_bytes=len(cell.source),
         )
 
     # ---- values
 
-    def push(self, **names: Any) -> None:
+    def push(
+        self,
+        mapping: Mapping[str, Any] | None = None,
+        /,
+        *,
+        shard: int | None = None,
+        placements: Sequence[Any] | str | None = None,
+        **more: Any,
+    ) -> None:
         """Bind names in the ranks' namespace, and wait.
 
         Args:
-            names: name -> value; the value is copied to each rank.
+            mapping: name -> value; for names such as ``shard`` that the arguments below have.
+            shard: give each rank a part of its own: split tensors and arrays along this dim, as
+                ``torch.tensor_split`` does, tensors on the rank's device.
+            placements: make DTensors on the ranks' DeviceMesh: ``[Shard(0), Replicate()]``, one for
+                each of its dims, or that as a text.
+            more: name -> value. Without the two above, each rank has a whole value of its own.
 
         Raises:
             UnpicklableError: a value cannot be pickled; says which, and which part of it.
+            MeshUsageError: a value cannot be split so, or is larger than memory. Nothing has been
+                sent then.
         """
-        for name in names:
-            if not name.isidentifier():
-                raise MeshUsageError(f"{name!r} is no name")
-        for name, value in names.items():
-            if isinstance(value, Ranks):
-                raise MeshUsageError(
-                    f"{name!r} is the notebook's handle of the mesh and stays there; on the ranks, `mesh` is "
-                    "the DeviceMesh"
-                )
-        pickled, buffers = dump_names(names)
-        self._start(lambda number: PushNames(number, pickled), buffers, "push").result()
+        from .values.pushing import push  # it is built on this module
 
-    def pull(self, expression: str) -> Any:
+        push(self, {**(mapping or {}), **more}, shard, placements)
+
+    def pull(
+        self,
+        expression: str,
+        *,
+        gather: bool = False,
+        reduce: Reduction | None = None,
+        dim: int = 0,
+    ) -> Any:
         """Evaluate an expression on every rank and bring the values here. Blocks.
 
         Args:
             expression: a name, or any Python expression.
+            gather: put the ranks' parts together to one: DTensors by their placements, plain
+                tensors and arrays by rank.
+            reduce: ``"mean"``, ``"sum"`` or ``"stack"`` of the ranks' values; of nests, part by
+                part.
+            dim: along which plain parts are gathered.
 
         Returns:
-            `Results`, or the value itself on ``mesh[i]``. CUDA tensors come as CPU tensors.
+            `Results`, or the value itself on ``mesh[i]`` and with `gather` or `reduce`. CUDA
+            tensors come as CPU tensors.
 
         Raises:
             RankFailure: a rank could not evaluate or pickle it.
+            MeshUsageError: the values make no whole, or cannot be reduced.
         """
         check_expression(expression)
+        if gather or reduce is not None:
+            from .values.pulling import pull_one  # it is built on this module
+
+            return pull_one(self, expression, gather, reduce, dim)
         return self._start(lambda number: PullNames(number, expression)).result()
 
     def inspect(self, expression: str) -> Inspection:
-        """Describe a value on every rank: shape, dtype, placements, statistics, whether replicas are equal.
+        """Describe a value on every rank: shape, dtype, placements, statistics, whether replicas
+        are equal.
 
-        A path of names, attributes and constant indices is followed, and runs no code; ranks that are busy
-        answer it from their control threads. Any other expression is evaluated once on each rank, if none of
-        them is busy, and its value kept there as long as the inspection lives. Blocks.
+        A path of names, attributes and constant indices is followed, and runs no code; ranks that
+        are busy answer it from their control threads. Any other expression is evaluated once on
+        each rank, if none of them is busy, and its value kept there as long as the inspection
+        lives. Blocks.
 
         Args:
             expression: a tensor, a module, an optimizer or any nest of them.
 
         Returns:
-            What there is, a Mapping rank -> `Facts`; ranks that have no such value are in its `refusals`. In
-            a notebook it shows itself as ``%dist_inspect`` does.
+            What there is, a Mapping rank -> `Facts`; ranks that have no such value are in its
+            `refusals`. In a notebook it shows itself as ``%dist_inspect`` does.
         """
-        from .looking.inspecting import inspect  # it is built on this module
+        from .inspect.inspection import inspect  # it is built on this module
 
         check_expression(expression)
         return inspect(self, expression)
 
     def stacks(self, native: bool = False, all_threads: bool = False) -> str:
-        """Where each rank is: its Python stack, equal ones once. Answered also while ranks are blocked.
+        """Where each rank is: its Python stack, equal ones once. Answered also while ranks are
+        blocked.
 
         Args:
             native: C and C++ frames as well, by py-spy.
@@ -237,7 +303,8 @@ class Ranks:
         return show_stacks(self._session, self.ranks, native, all_threads)
 
     def check(self, expression: str = "") -> CheckReport:
-        """Check that ranks which should hold the same do: parameters, buffers, optimizer and RNG state.
+        """Check that ranks which should hold the same do: parameters, buffers, optimizer and RNG
+        state.
 
         Runs no collective. Blocks.
 
@@ -260,20 +327,22 @@ class Ranks:
         return sync(self, expression, source)
 
     def load(self, *names: str, path: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Load a checkpoint into the ranks' objects, in place, on whatever number of ranks it was saved.
+        """Load a checkpoint into the ranks' objects, in place, on whatever number of ranks it was
+        saved.
 
         Waits for a save that is being written. Blocks.
 
         Args:
             names: which of those that were saved; none for all.
-            path: of the checkpoint, as `Mesh.save` or ``torch.distributed.checkpoint`` has written it.
+            path: of the checkpoint, as `Mesh.save` or ``torch.distributed.checkpoint`` has written
+                it.
 
         Returns:
             The names loaded.
 
         Raises:
-            MeshUsageError: there is no checkpoint, or a name is not there or not what was saved. Nothing has
-                been loaded then.
+            MeshUsageError: there is no checkpoint, or a name is not there or not what was saved.
+                Nothing has been loaded then.
         """
         from .checkpoint import load  # it is built on this module
 
@@ -293,12 +362,13 @@ class Ranks:
             RankFailure: the cell raised on some ranks; its `profile` has what ran until then.
             RanksInterrupted: it was interrupted; likewise.
         """
-        from .profiling import profile  # it is built on this module
+        from .trace.profile import profile  # it is built on this module
 
         return profile(self, source, trace)
 
     def plot(self, *names: str, mean: bool = False) -> Plot:
-        """Plot what these ranks report with `cellmesh.log`; in a notebook it is drawn on while they run.
+        """Plot what these ranks report with `cellmesh.log`; in a notebook it is drawn on while they
+        run.
 
         Args:
             names: what was, or will be, logged: ``mesh.plot("loss")``.
@@ -307,14 +377,18 @@ class Ranks:
         Raises:
             MeshUsageError: there are no names, or one is none.
         """
-        from .looking.plotting import plot  # rarely used
+        from .metrics_plot import plot  # rarely used
 
-        return plot(self._session.beside.metrics, names, self.ranks, mean, self._session.beside.shown)
+        return plot(
+            self._session.beside.metrics, names, self.ranks, mean, self._session.beside.shown
+        )
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:
-        """What these ranks did in the last cells: computed, or were in collectives, and waited for whom.
+        """What these ranks did in the last cells: computed, or were in collectives, and waited for
+        whom.
 
-        Ranks note that always, at a cost below a hundredth of a step. Answered also while they are busy.
+        Ranks note that always, at a cost below a hundredth of a step. Answered also while they are
+        busy.
 
         Args:
             num_cells: how many of the last cells; calls from Python count as cells.
@@ -328,7 +402,7 @@ class Ranks:
             NoMeshError: the mesh has ended.
             HostError: the trace could not be written.
         """
-        from .looking.timeline import remember  # it is built on this module
+        from .trace.timeline import remember  # it is built on this module
 
         return remember(self, num_cells, trace)
 
@@ -350,9 +424,7 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Interrupt what these ranks run and what waits behind it. Does not wait."""
-        # The newest first: an older one that ends would let the next begin.
-        for run in reversed(self._session.catalog.on(self.ranks)):
-            run.interrupt()
+        self._session.interrupt(self._session.catalog.on(self.ranks))
 
     def __repr__(self) -> str:
         return f"<ranks {self.ranks} of {self._session!r}>"
@@ -364,8 +436,21 @@ class Ranks:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "the notebook's handle of the mesh stays in the notebook; on the ranks, `mesh` is the DeviceMesh"
+            "the notebook's handle of the mesh stays in the notebook; on the ranks, `mesh` is the "
+            "DeviceMesh"
         )
+
+    def _lend(self, pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame], int]:
+        """Wait until there is room for these arguments, and put them where they are sent from.
+
+        Returns:
+            What to send, and how many bytes it counts.
+        """
+        num_bytes = num_bytes_of(pickled, buffers)
+        if num_bytes >= MIN_BYTES:
+            num_bytes = max(num_bytes, SEGMENT_BYTES)
+            self._session.make_room(self.ranks, num_bytes)
+        return *self._session.beside.segments.lend(pickled, buffers), num_bytes
 
     def _start(
         self,
@@ -374,21 +459,39 @@ class Ranks:
         title: str = "",
         sink: Sink | None = None,
         channel: Literal["work", "control"] = "work",
+        num_bytes: int = 0,
     ) -> Run[Any]:
         probe = verb(0)
-        # A value that cannot be had is told once, by the exception; user code's tracebacks as they come.
+        # A value that cannot be had is told once, by the exception; user code's tracebacks as they
+        # come.
         shows_traces = isinstance(probe, RunCell | RunCall)
         sink = sink or current_sink(self._session.beside.displays)
-        printer = Printer(self.ranks, Unremarked(sink) if isinstance(probe, Look) else sink, shows_traces)
-        return self._session.start_run(
-            self.ranks,
-            self._single,
-            printer,
-            title or "the call",
-            lambda number: encode_work(verb(number), buffers),
-            channel,
-            is_cell=isinstance(probe, RunCell),
-            execution_count=probe.execution_count if isinstance(probe, RunCell) else 0,
-            fills=shows_traces or isinstance(probe, PushNames) or getattr(probe, "action", "") == "load",
-            is_look=isinstance(probe, Look),
+        printer = Printer(
+            self.ranks, Unremarked(sink) if isinstance(probe, Look) else sink, shows_traces
         )
+        segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
+        try:
+            if segment is not None:
+                self._session.beside.segments.keep(segment, self.ranks)
+            run = self._session.start_run(
+                self.ranks,
+                self._single,
+                printer,
+                title or "the call",
+                lambda number: encode_work(msgspec.structs.replace(probe, run=number), buffers),
+                channel,
+                is_cell=isinstance(probe, RunCell),
+                execution_count=probe.execution_count if isinstance(probe, RunCell) else 0,
+                fills=shows_traces
+                or isinstance(probe, PushNames | PushParts)
+                or getattr(probe, "action", "") == "load",
+                is_look=isinstance(probe, Look),
+                num_bytes=num_bytes,
+            )
+            if segment is not None:
+                self._session.beside.segments.follow(run, segment)
+            return run
+        except BaseException:
+            if segment is not None:
+                self._session.beside.segments.forget(segment)
+            raise

@@ -1,4 +1,6 @@
-"""Whether replicas are equal across ranks: what the ranks tell, brought together and put into words."""
+"""Whether replicas are equal across ranks: what the ranks tell, brought together and put into
+words.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Difference:
         groups: ranks that agree with each other; the first is what most hold.
         what: in what they differ.
         missing: ranks that do not have it.
-        texts: one a group: its shape and dtype, or its value if it is plain; "" where only elements differ.
+        texts: one a group: its shape and dtype, or its value if it is plain; "" where only elements
+            differ.
         distances: first rank of a group -> how far that group is from the first; for the first few
             differences only.
     """
@@ -75,7 +78,8 @@ class CheckReport:
         num_alone: of which every rank holds a part of its own.
         differences: in the order in which they were found, the first one first.
         expected: differences that are normal (generators, statistics of BatchNorm), with why.
-        not_wrapped: models and optimizers that were left out, as nothing says who should hold the same.
+        not_wrapped: models and optimizers that were left out, as nothing says who should hold the
+            same.
         not_readable: tensors without a digest (sparse, meta).
     """
 
@@ -101,12 +105,18 @@ class CheckReport:
             num_paths = len({difference.path for difference in self.differences})
             return f"{what}: {num_paths:,} of {_count(self.num_compared)} differ{alone}"
         if self.num_compared:
-            return f"{what}: replicas are equal, bit for bit ({_count(self.num_compared)} compared{alone})"
+            return (
+                f"{what}: replicas are equal, bit for bit "
+                f"({_count(self.num_compared)} compared{alone})"
+            )
         if len(self.ranks) == 1:
             return f"{what}: one rank has nothing to be compared with"
         if self.num_alone:
             return f"{what}: every rank holds a part of its own; there are no replicas to compare"
-        return f"{what}: no wrapped model (DDP, FSDP, tensor parallel) is at top level: name what to check"
+        return (
+            f"{what}: no wrapped model (DDP, FSDP, tensor parallel) "
+            "is at top level: name what to check"
+        )
 
     def notes(self) -> list[str]:
         """What else there is to say."""
@@ -121,11 +131,16 @@ class CheckReport:
         if self.not_wrapped:
             notes.append(f"not wrapped: name it to compare it: {_list(self.not_wrapped)}")
         if self.not_readable:
-            notes.append(f"not compared, as its elements cannot be read: {_list(self.not_readable)}")
-        if self.differences:
-            name = self.expression if self.expression else self.differences[0].path.partition(".")[0]
             notes.append(
-                f"`%dist_sync {name} --from {self.differences[0].groups[0][0]}` makes replicas equal"
+                f"not compared, as its elements cannot be read: {_list(self.not_readable)}"
+            )
+        if self.differences:
+            name = (
+                self.expression if self.expression else self.differences[0].path.partition(".")[0]
+            )
+            notes.append(
+                f"`%dist_sync {name} --from {self.differences[0].groups[0][0]}` makes replicas "
+                "equal"
             )
         return notes
 
@@ -135,7 +150,9 @@ class CheckReport:
     def __repr__(self) -> str:
         rows = self._rows()
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-        lines = [f"  {path.ljust(widths[0])}  {who.ljust(widths[1])}  {far}" for path, who, far in rows]
+        lines = [
+            f"  {path.ljust(widths[0])}  {who.ljust(widths[1])}  {far}" for path, who, far in rows
+        ]
         return "\n".join([self.summary(), *lines, *self.notes()])
 
     def _repr_html_(self) -> str:
@@ -145,7 +162,11 @@ class CheckReport:
 
         rows = "".join(row(cells, "td") for cells in self._rows())
         head = row(("what", "ranks", "how far"), "th")
-        table = f'<table class="cellmesh"><thead>{head}</thead><tbody>{rows}</tbody></table>' if rows else ""
+        table = (
+            f'<table class="cellmesh"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+            if rows
+            else ""
+        )
         notes = "".join(f"<div>{html.escape(note)}</div>" for note in self.notes())
         return f"<div>{html.escape(self.summary())}</div>{table}{notes}"
 
@@ -171,7 +192,9 @@ class SyncSummary:
                 f"{_count(num_alone)} of each rank have no replica and were left as they were: if "
                 "their step was interrupted, load a checkpoint"
             )
-        left_out = list(dict.fromkeys(p for report in self.reports.values() for p in report.left_out))
+        left_out = list(
+            dict.fromkeys(p for report in self.reports.values() for p in report.left_out)
+        )
         if left_out:
             lines.append(f"not alike on all ranks, and left as they were: {_list(left_out)}")
         return "\n".join(lines)
@@ -182,8 +205,8 @@ def check(ranks: Ranks, expression: str = "") -> CheckReport:
 
     Args:
         ranks: whom to ask.
-        expression: a model, an optimizer, a tensor, or what holds them; ``rng`` for the generators; ""
-            for all wrapped models and the optimizers over them.
+        expression: a model, an optimizer, a tensor, or what holds them; ``rng`` for the generators;
+            "" for all wrapped models and the optimizers over them.
 
     Returns:
         What differs; the first few differences are measured.
@@ -217,7 +240,9 @@ def sync(ranks: Ranks, expression: str, source: int) -> SyncSummary:
     if not 0 <= source < num_ranks:
         raise MeshUsageError(f"there is no rank {source}: the mesh has 0-{num_ranks - 1}")
     if len(ranks) != num_ranks:
-        raise MeshUsageError("all ranks take part in making replicas equal: call it on the whole mesh")
+        raise MeshUsageError(
+            "all ranks take part in making replicas equal: call it on the whole mesh"
+        )
     everyone = Ranks(ranks._session, ranks.ranks)
     run = everyone._start(lambda number: Sync(number, expression, source), title="the sync")
     return SyncSummary(expression, source, run.result())
@@ -230,9 +255,9 @@ def _measure(ranks: Ranks, expression: str, difference: Difference) -> Differenc
     path = difference.path
     reference, *others = difference.groups
     holder = Ranks(ranks._session, reference[:1])
-    tensor, buffers = holder._start(lambda number: GatherTensor(number, expression, path)).payload_of(
-        reference[0]
-    )
+    tensor, buffers = holder._start(
+        lambda number: GatherTensor(number, expression, path)
+    ).payload_of(reference[0])
     far = Ranks(ranks._session, [group[0] for group in others])
     run = far._start(lambda number: Compare(number, expression, path, tensor), buffers, "the check")
     return dataclasses.replace(difference, distances=dict(run.result()))
@@ -257,7 +282,9 @@ def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> C
         if any(entry.kind == "not wrapped" for entry in entries.values()):
             left_out[path] = None
             continue
-        sets = {tuple(r for r in entry.ranks or asked if r in by_rank) for entry in entries.values()}
+        sets = {
+            tuple(r for r in entry.ranks or asked if r in by_rank) for entry in entries.values()
+        }
         for ranks in sorted(sets):
             if len(ranks) == 1:
                 continue

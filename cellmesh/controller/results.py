@@ -22,7 +22,9 @@ class Results(Mapping[int, T], Generic[T]):
         try:
             return self._by_rank[rank]
         except KeyError:
-            raise KeyError(f"no result of rank {rank}: there are results of {list(self._by_rank)}") from None
+            raise KeyError(
+                f"no result of rank {rank}: there are results of {list(self._by_rank)}"
+            ) from None
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._by_rank)

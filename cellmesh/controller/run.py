@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Generic, TypeVar
 
 from ..errors import MeshUsageError, RankFailure, RanksInterrupted
 from ..stdlib import time
 from ..wire import payload
-from ..wire.framing import Frame, Parcel
+from ..wire.codec import Frame, Parcel
 from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState, Timing
 from ..wire.ranks import describe_ranks
-from .desk import Desk, Reply
+from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
-from .reports import describe_live, describe_state, exception_of, is_released, summarize
 from .results import Results
+from .run_waiter import Desk, Reply, Serve
 
 T = TypeVar("T")
 
@@ -24,8 +32,8 @@ T = TypeVar("T")
 class Run(Generic[T]):
     """A cell or call in flight, or done.
 
-    Wait for it with `result`, ``await`` it, or iterate over ``(rank, value)`` as ranks finish. Made by
-    `Mesh`.
+    Wait for it with `result`, ``await`` it, or iterate over ``(rank, value)`` as ranks finish. Made
+    by `Mesh`.
 
     Args:
         number: its number.
@@ -35,9 +43,11 @@ class Run(Generic[T]):
         interrupt: interrupts it; again soon after kills what has not stopped.
         title: what to call it in errors.
         is_cell: it is a cell, not a call.
-        reply: answers ranks that ask, given rank -> request, the text, and whether it is the end of input.
+        reply: answers ranks that ask, given rank -> request, the text, and whether it is the end of
+            input.
         on_wait: told when the user begins to wait for its end and does nothing else.
         condemned: gives the ranks that are about to be killed; None for all that run it.
+        serve, hand_over: see `Desk`.
     """
 
     def __init__(
@@ -52,6 +62,8 @@ class Run(Generic[T]):
         reply: Reply = lambda requests, text, is_end: None,
         on_wait: Callable[[], None] = lambda: None,
         condemned: Callable[[], Collection[int]] | None = None,
+        serve: Serve | None = None,
+        hand_over: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = number
         self.ranks = tuple(ranks)
@@ -65,12 +77,21 @@ class Run(Generic[T]):
         self._outcomes: dict[int, Parcel[Any]] = {}
         self._values: dict[int, Any] = {}
         self._arrived: list[int] = []  # ranks, as they ended it
-        self._ended = threading.Event()
+        self._has_ended = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._interrupted = False
         self._callers: set[object] = set()  # to whom its failure will be raised
-        self._desk = Desk(self.waiting_ranks, self.interrupt, reply, printer.note, title, condemned)
+        self._desk = Desk(
+            self.waiting_ranks,
+            self.interrupt,
+            reply,
+            printer.note,
+            title,
+            condemned,
+            serve,
+            hand_over,
+        )
         self._is_live = False
         self.is_look = False  # it takes a moment, and makes no rank busy
 
@@ -78,7 +99,7 @@ class Run(Generic[T]):
 
     def done(self) -> bool:
         """Whether every rank has ended it."""
-        return self._ended.is_set()
+        return self._has_ended
 
     def waiting_ranks(self) -> list[int]:
         """The ranks that have not ended it."""
@@ -90,15 +111,17 @@ class Run(Generic[T]):
         return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
 
     def timings(self) -> dict[int, Timing]:
-        """How long the ranks took that have ended it, if they were to tell (see `Ranks.submit_cell`)."""
+        """How long the ranks took that have ended it, if they were to tell (see
+        `Ranks.submit_cell`).
+        """
         verbs = {rank: outcome.verb for rank, outcome in list(self._outcomes.items())}
         times = {rank: getattr(verb, "timing", None) for rank, verb in verbs.items()}
         return {rank: timing for rank, timing in sorted(times.items()) if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call back once every rank has ended it, on the link's thread, or now if that is so."""
+        """Call back once every rank has ended it, in the link's loop, or now if that is so."""
         with self._lock:
-            if not self._ended.is_set():
+            if not self._has_ended:
                 self._callbacks.append(callback)
                 return
         callback()
@@ -112,14 +135,15 @@ class Run(Generic[T]):
         Returns:
             Whether it ended in time.
         """
-        return self._ended.wait(timeout_s)
+        return self._desk.wait_beside(self.done, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait, and give what the ranks returned. Blocks.
 
-        Ctrl-C or the notebook's stop button, while this waits, interrupts the run on its ranks; a second
-        time, within 5 s, kills and replaces ranks that did not stop; a third gives up waiting. What ranks
-        ask (``input()``, the debugger) is asked here, if this waits in the main thread.
+        Ctrl-C or the notebook's stop button, while this waits, interrupts the run on its ranks; a
+        second time, within 5 s, kills and replaces ranks that did not stop; a third gives up
+        waiting. What ranks ask (``input()``, the debugger) is asked here, if this waits in the main
+        thread.
 
         Args:
             timeout_s: seconds; None waits as long as it takes. The run goes on after a time-out.
@@ -135,7 +159,8 @@ class Run(Generic[T]):
         ended = self._wait_for_end(timeout_s, raises=True)
         if not ended:
             raise TimeoutError(
-                f"{self.title} has not ended on {describe_ranks(self.waiting_ranks())} after {timeout_s} s"
+                f"{self.title} has not ended on {describe_ranks(self.waiting_ranks())} after "
+                f"{timeout_s} s"
             )
         self.raise_failure()
         values = {rank: self._value(rank) for rank in self.ranks}
@@ -143,11 +168,16 @@ class Run(Generic[T]):
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in it, on all ranks that have not ended it. Does not wait."""
-        self._interrupted = True
+        self.note_interrupted()
         self._interrupt()
 
+    def note_interrupted(self) -> None:
+        """The user has it interrupted."""
+        self._interrupted = True
+
     def cancel(self) -> bool:
-        """Interrupt this run and no other; one that still waits for its turn will not begin. Does not wait.
+        """Interrupt this run and no other; one that still waits for its turn will not begin. Does
+        not wait.
 
         Returns:
             Whether it had not ended yet.
@@ -157,12 +187,14 @@ class Run(Generic[T]):
         self.interrupt()
         return True
 
-    def gather(self, timeout_s: float | None = None) -> tuple[dict[int, T], dict[int, BaseException]]:
+    def gather(
+        self, timeout_s: float | None = None
+    ) -> tuple[dict[int, T], dict[int, BaseException]]:
         """Wait, and give the values of the ranks that have one, and why others have none. Blocks.
 
         Args:
-            timeout_s: seconds; ranks that have not ended it by then are in neither. None waits as long as it
-                takes.
+            timeout_s: seconds; ranks that have not ended it by then are in neither. None waits as
+                long as it takes.
 
         Raises:
             RanksInterrupted: the run was interrupted.
@@ -191,7 +223,11 @@ class Run(Generic[T]):
 
     def raise_failure(self) -> None:
         """Raise what happened on ranks that ended it with an exception; returns if none did."""
-        failed = {rank: outcome for rank, outcome in self._outcomes.items() if type(outcome.verb) is not Done}
+        failed = {
+            rank: outcome
+            for rank, outcome in self._outcomes.items()
+            if type(outcome.verb) is not Done
+        }
         if not failed:
             return
         exceptions = {rank: exception_of(rank, outcome) for rank, outcome in sorted(failed.items())}
@@ -204,7 +240,9 @@ class Run(Generic[T]):
         if self._interrupted and stopped:
             raise RanksInterrupted(summary)
         tracebacks = {
-            rank: outcome.verb.traceback for rank, outcome in failed.items() if type(outcome.verb) is Failed
+            rank: outcome.verb.traceback
+            for rank, outcome in failed.items()
+            if type(outcome.verb) is Failed
         }
         raise RankFailure(summary, exceptions, tracebacks)
 
@@ -236,13 +274,15 @@ class Run(Generic[T]):
 
     # ---- for the link, on its thread
 
-    def settle(self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> None:
-        """Some of its ranks have ended it, or died."""
+    def settle(
+        self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float, has_begun: bool = True
+    ) -> None:
+        """Some of its ranks have ended it, or died; whether they had begun it."""
         with self._lock:
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
         self._desk.withdraw(ranks)
-        self.printer.settle(ranks, parcel.verb, now)
+        self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
     def ask(self, ranks: tuple[int, ...], verb: Ask | AskEnded, now: float) -> None:
         """Some of its ranks ask the user something, or do so no longer."""
@@ -272,12 +312,14 @@ class Run(Generic[T]):
         spots: dict[str, list[int]] = {}
         for rank, state in states.items():
             spots.setdefault(describe_state(state), []).append(rank)
-        waits = "; ".join(f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items()))
+        waits = "; ".join(
+            f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items())
+        )
         gone = [rank for rank in self.ranks if rank in self._outcomes and rank not in states]
         verb = "has" if len(gone) == 1 else "have"
         self.printer.note(
-            f"{describe_ranks(gone)} {verb} ended; {waits}. The stop button (or %dist_interrupt) gets "
-            "them out."
+            f"{describe_ranks(gone)} {verb} ended; {waits}. The stop button (or %dist_interrupt) "
+            "gets them out."
         )
 
     def finish(self, now: float) -> None:
@@ -290,9 +332,12 @@ class Run(Generic[T]):
 
     def _call_back(self) -> None:
         with self._lock:
-            self._ended.set()
+            self._has_ended = True
             callbacks, self._callbacks = self._callbacks, []
-        self._desk.tell_news()
+        self._desk.end()
+        if len(callbacks) == 1:
+            callbacks[0]()
+            return
         with contextlib.ExitStack() as stack:  # each is called, whichever fails
             for callback in reversed(callbacks):
                 stack.callback(callback)
@@ -307,7 +352,7 @@ class Run(Generic[T]):
         try:
             if timeout_s is None and not self.done():
                 self._on_wait()
-            return self._desk.wait_until(self._ended.is_set, timeout_s)
+            return self._desk.wait_until(self.done, timeout_s)
         finally:
             self._callers.discard(caller)
 
@@ -318,7 +363,7 @@ class Run(Generic[T]):
         caller = object()
         self._callers.add(caller)
         try:
-            await self._desk.await_until(self._ended.is_set)
+            await self._desk.await_until(self.done)
         finally:
             self._callers.discard(caller)
         return self.result()
@@ -339,6 +384,10 @@ class Run(Generic[T]):
                 self._values[rank] = payload.loads(verb.payload, buffers)
             except Exception as e:
                 raise MeshUsageError(
-                    f"the value of rank {rank} cannot be loaded in the notebook: {type(e).__name__}: {e}"
+                    f"the value of rank {rank} cannot be loaded in the notebook: "
+                    f"{type(e).__name__}: {e}"
                 ) from e
+            self._outcomes[rank] = Parcel(
+                verb
+            )  # a segment has a descriptor; the value has what it needs
         return self._values[rank]

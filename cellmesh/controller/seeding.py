@@ -8,7 +8,8 @@ from .ranks import Ranks
 
 
 def seed_ranks(ranks: Ranks, seed: int, per_rank: bool = False) -> list[str]:
-    """Seed the generators of Python, numpy (where it is imported) and torch, on all devices. Blocks.
+    """Seed the generators of Python, numpy (where it is imported) and torch, on all devices.
+    Blocks.
 
     Args:
         ranks: whose.

@@ -27,8 +27,8 @@ class Cell:
 
     Attributes:
         source: as typed.
-        transformed: as Python, IPython's magics turned into calls; "" where only a rank can tell (a single
-            line may be a magic without its %, if no variable of the rank has its name).
+        transformed: as Python, IPython's magics turned into calls; "" where only a rank can tell (a
+            single line may be a magic without its %, if no variable of the rank has its name).
         is_async: whether it awaits at top level.
     """
 

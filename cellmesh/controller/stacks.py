@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import HostError
 from ..wire.messages import StackText
 from ..wire.ranks import describe_ranks
-from .session import Session
+from .session.session import Session
 
 _DUMP_S = 20.0
 
@@ -77,14 +77,18 @@ def _find_py_spy() -> str:
     program = str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
     if program is None:
         hint = "" if importlib.util.find_spec("pip") else " (with your installer)"
-        raise HostError(f"native stacks are read by py-spy, which is not installed: pip install py-spy{hint}")
+        raise HostError(
+            f"native stacks are read by py-spy, which is not installed: pip install py-spy{hint}"
+        )
     return program
 
 
 def _dump(program: str, pid: int) -> str:
     command = [program, "dump", "--native", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_DUMP_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_DUMP_S
+        )
     except subprocess.TimeoutExpired:
         return f"  py-spy had no answer within {_DUMP_S:.0f} s"
     if done.returncode != 0:

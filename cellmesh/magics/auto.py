@@ -1,4 +1,6 @@
-"""Which cells are for the ranks; ``%dist_auto on``: an input transformer that sends plain cells there."""
+"""Which cells are for the ranks; ``%dist_auto on``: an input transformer that sends plain cells
+there.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ def read_cell(code: str, is_auto: bool) -> CellForRanks | None:
 
 
 def read_help(source: str) -> tuple[str, int] | None:
-    """What a cell asks for help on, and in which detail (0, 1), if that is all it does: ``x?``, ``??x``."""
-    match = _HELP.match("\n".join(line for line in source.splitlines() if not line.lstrip().startswith("#")))
+    """What a cell asks for help on, and in which detail (0, 1), if that is all it does: ``x?``,
+    ``??x``.
+    """
+    match = _HELP.match(
+        "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("#"))
+    )
     if match is None or bool(match["before"]) == bool(match["after"]):
         return None
     return match["name"], len(match["before"] or match["after"]) - 1
@@ -75,8 +81,9 @@ def make_transformer(is_on: Callable[[], bool]) -> Callable[[list[str]], list[st
 def stays_here(lines: list[str]) -> bool:
     """Whether a cell runs in the notebook's own process even in auto mode.
 
-    Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help for magics (``%x?``), searches
-    (``x*?``), and cells that begin with one of our line magics or with what manages extensions.
+    Those do: empty cells, ``%%dist``, ``%%dist_profile`` and ``%%local``, help for magics
+    (``%x?``), searches (``x*?``), and cells that begin with one of our line magics or with what
+    manages extensions.
     """
     if read_help("\n".join(lines)) is not None:
         return False
@@ -86,7 +93,9 @@ def stays_here(lines: list[str]) -> bool:
         return True
     if first.startswith("%%"):
         return first.split()[0] in ("%%dist", "%%dist_profile", "%%local", f"%%{AUTO_MAGIC}")
-    return first.startswith(("%dist_", "%load_ext", "%reload_ext", "%unload_ext", "?")) or first.endswith("?")
+    return first.startswith(
+        ("%dist_", "%load_ext", "%reload_ext", "%unload_ext", "?")
+    ) or first.endswith("?")
 
 
 def magics_inside(source: str) -> list[str]:

@@ -9,26 +9,26 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
+from ..controller.core.news import describe_healing
 from ..controller.mesh import Mesh
-from ..controller.news import describe_healing
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
 from ..controller.output.sinks import Sink, current_sink
-from ..controller.profiling import Profiling
 from ..controller.ranks import Ranks
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
-from ..controller.session import Progress
-from ..controller.starting import attach, start
+from ..controller.session.session import Progress
+from ..controller.session.start import attach, start
+from ..controller.trace.profile import Profiling
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
-from .completing.help import show_help
+from .completion.help import show_help
 from .export.recording import Recorder
 from .export.script import export
 from .options import Given, parse, unquote
-from .still.profiles import ProfileView
-from .still.tables import Table, memory_table, status_table
-from .still.timings import describe_timings
+from .render.profiles import ProfileView
+from .render.tables import Table, memory_table, status_table
+from .render.timings import describe_timings
 
 
 class Commands:
@@ -55,7 +55,9 @@ class Commands:
             self.dist_stop({})  # one that has died
         sink = current_sink()
         chosen = {key: value for key, value in options.items() if value is not None}
-        self._adopt(start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen))
+        self._adopt(
+            start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen)
+        )
         sink.status(self._describe_mesh(), True)
 
     def dist_attach(self, options: Given) -> None:
@@ -76,7 +78,12 @@ class Commands:
 
     def dist(self, options: Given, source: str, line: str = "%%dist") -> Run[Any] | None:
         # The magic's own line counts as line 1 in the notebook: keep its place.
-        typed, mesh, count, timed = source, self._need_mesh(), self.execution_count(), options["timed"]
+        typed, mesh, count, timed = (
+            source,
+            self._need_mesh(),
+            self.execution_count(),
+            options["timed"],
+        )
         if self._help(source, self._choose(options)):
             return None
         if timed and options["nowait"]:
@@ -85,7 +92,12 @@ class Commands:
             source = f"# {line}\n{source}"
         quiet = options["quiet"]
         run = self._choose(options).submit_cell(
-            source, execution_count=count, quiet=quiet, timed=timed, argv=options["argv"], has_tabs=True
+            source,
+            execution_count=count,
+            quiet=quiet,
+            timed=timed,
+            argv=options["argv"],
+            has_tabs=True,
         )
         self.recorder.cell(count, typed, run, quiet, mesh, options["argv"])
         if options["nowait"]:
@@ -149,8 +161,14 @@ class Commands:
         for name in options["names"]:
             if name not in namespace:
                 known = [key for key in namespace if not key.startswith("_")]
-                raise MeshUsageError(f"the notebook has no name {name!r}{did_you_mean(name, known)}")
-        ranks.push(**{name: namespace[name] for name in options["names"]})
+                raise MeshUsageError(
+                    f"the notebook has no name {name!r}{did_you_mean(name, known)}"
+                )
+        ranks.push(
+            {name: namespace[name] for name in options["names"]},
+            shard=options["shard"],
+            placements=options["placements"],
+        )
 
     def dist_pull(self, options: Given) -> Any:
         mesh = self._need_mesh()
@@ -159,8 +177,19 @@ class Commands:
             raise MeshUsageError("%dist_pull: --rank and --all exclude each other")
         rank = options["rank"] or 0
         if not 0 <= rank < len(mesh):
-            raise MeshUsageError(f"there is no rank {rank}: the mesh has {len(mesh)}, 0-{len(mesh) - 1}")
-        value = mesh.pull(expression) if options["all"] else mesh[rank].pull(expression)
+            raise MeshUsageError(
+                f"there is no rank {rank}: the mesh has {len(mesh)}, 0-{len(mesh) - 1}"
+            )
+        if options["gather"] or options["reduce"]:
+            if options["all"] or options["rank"] is not None:
+                raise MeshUsageError(
+                    "%dist_pull: --gather and --reduce take all ranks: no --rank or --all"
+                )
+            value = mesh.pull(
+                expression, gather=options["gather"], reduce=options["reduce"], dim=options["dim"]
+            )
+        else:
+            value = mesh.pull(expression) if options["all"] else mesh[rank].pull(expression)
         target = options["target"] or (expression if expression.isidentifier() else "")
         if not target:
             return value
@@ -179,17 +208,17 @@ class Commands:
         print(export(self.recorder.history, path, options["with_locals"], options["force"]))
 
     def dist_inspect(self, options: Given) -> Any:
-        from .widgets.inspections import inspect_value
+        from .widgets.inspector.show import inspect_value
 
         return inspect_value(self._choose(options), " ".join(options["expression"]), options)
 
     def dist_who(self, options: Given) -> Table:
-        from .still.who import names_table
+        from .render.who import names_table
 
         return names_table(self._choose(options), options["pattern"] or "*")
 
     def dist_timeline(self, options: Given) -> Any:
-        from .widgets.timeline import show_timeline
+        from .widgets.timeline.timeline import show_timeline
 
         return show_timeline(self._choose(options), options["num_cells"], options["trace"])
 
@@ -199,7 +228,7 @@ class Commands:
     def dist_status(self, options: Given) -> Any:
         mesh = self._need_mesh()
         if options["live"]:
-            from .widgets.dashboard import show_dashboard
+            from .widgets.dashboard.dashboard import show_dashboard
 
             return show_dashboard(mesh)
         return status_table(repr(mesh), mesh.report(), mesh.states())
@@ -218,7 +247,8 @@ class Commands:
                 raise NoMeshError("the mesh has ended, and its logs with it")
             lines = log.text.splitlines()
             print(
-                f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of {mesh.log_path(rank)}"
+                f"---- rank {rank}: last {min(options['lines'], len(lines))} lines of "
+                f"{mesh.log_path(rank)}"
             )
             print("\n".join(lines[-options["lines"] :]))
 
@@ -241,7 +271,9 @@ class Commands:
     def dist_save(self, options: Given) -> None:
         *names, path = options["names"]
         if not names:
-            raise MeshUsageError("name what to save, and where: `%dist_save model optimizer runs/latest`")
+            raise MeshUsageError(
+                "name what to save, and where: `%dist_save model optimizer runs/latest`"
+            )
         self._need_mesh().save(*names, path=unquote(path), wait=not options["is_async"])
         if not options["is_async"]:
             print(f"saved {', '.join(names)}")
@@ -270,7 +302,9 @@ class Commands:
             self._drop()
 
     def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
-        """A cell that is being written as ranks would get it, and which they are; None if none would."""
+        """A cell that is being written as ranks would get it, and which they are; None if none
+        would.
+        """
         cell = read_cell(code, self.is_auto)
         if cell is None or self.mesh is None:
             return None
@@ -314,7 +348,9 @@ class Commands:
         return chosen
 
     def execution_count(self) -> int:
-        """The ``In[n]`` of the cell that runs. Some versions of IPython count up before it, some after."""
+        """The ``In[n]`` of the cell that runs. Some versions of IPython count up before it, some
+        after.
+        """
         count = int(self._shell.execution_count)
         history = self._shell.history_manager
         stored = len(history.input_hist_parsed) - 1 if history is not None else count
@@ -342,5 +378,6 @@ def _progress_shower(sink: Sink) -> Callable[[Progress], None]:
 
 def _no_mesh() -> NoMeshError:
     return NoMeshError(
-        "no mesh is running: start one with `%dist_start 4`, or find one that lives on with `%dist_attach`"
+        "no mesh is running: start one with `%dist_start 4`, or find one that lives on with "
+        "`%dist_attach`"
     )

@@ -12,12 +12,14 @@ _MESH = ("cellmesh.controller.mesh", "Mesh")
 
 
 class Displays:
-    """What draws the objects of one shell; a widget's module is imported when it is first needed."""
+    """What draws the objects of one shell; a widget's module is imported when it is first
+    needed.
+    """
 
     def __init__(self) -> None:
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
-            ("cellmesh.controller.looking.plotting", "Plot"): _show_plot,
-            ("cellmesh.controller.looking.inspecting", "Inspection"): _show_inspection,
+            ("cellmesh.controller.metrics_plot", "Plot"): _show_plot,
+            ("cellmesh.controller.inspect.inspection", "Inspection"): _show_inspection,
         }
 
     def register(self, formatter: DisplayFormatter) -> None:
@@ -32,14 +34,16 @@ class Displays:
         for (module, name), printers in {**own, _MESH: formatter.formatters["text/html"]}.items():
             printers.deferred_printers.pop((module, name), None)
             for kind in [
-                kind for kind in printers.type_printers if (kind.__module__, kind.__name__) == (module, name)
+                kind
+                for kind in printers.type_printers
+                if (kind.__module__, kind.__name__) == (module, name)
             ]:
                 printers.pop(kind)
 
 
 def _draw_mesh(mesh: Any) -> str | None:
     """The ranks in their places, and what each does; None of a mesh that has ended."""
-    from .still.tables import doing, mesh_table
+    from .render.tables import doing, mesh_table
 
     states = mesh.states() if mesh.alive else {}
     infos = sorted(mesh.report(), key=lambda info: info.rank) if mesh.alive else []
@@ -48,18 +52,18 @@ def _draw_mesh(mesh: Any) -> str | None:
 
 
 def _show_plot(plot: Any) -> None:
-    from .widgets.plots import LivePlot
+    from .widgets.plot.plot import LivePlot
 
     LivePlot(plot).view._ipython_display_()
 
 
 def _show_inspection(inspection: Any) -> None:
     if inspection.ranks is not None:
-        from .widgets.inspections import show_inspection
+        from .widgets.inspector.show import show_inspection
 
         show_inspection(inspection.ranks, inspection)._ipython_display_()
         return
-    from .still.inspections import static_of
+    from .render.inspections import static_of
 
     static = static_of(inspection)
     display({"text/plain": static.text, "text/html": static.html}, raw=True)  # type: ignore[no-untyped-call]

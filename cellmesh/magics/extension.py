@@ -11,8 +11,8 @@ from ..controller.source import CellSyntaxError
 from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
-from .completing.help import CellHelp
-from .completing.hooks import CellCompletion
+from .completion.help import CellHelp
+from .completion.hooks import CellCompletion
 from .displays import Displays
 from .options import COMMANDS, describe, parse, wants_help
 
@@ -31,7 +31,9 @@ class Extension:
         self.commands = Commands(shell)
         self._displays = Displays()
         self._transformer = make_transformer(lambda: self.commands.is_auto)
-        self._completion = CellCompletion(shell, lambda: self.commands.mesh, self.commands.read_cell)
+        self._completion = CellCompletion(
+            shell, lambda: self.commands.mesh, self.commands.read_cell
+        )
         self._help = CellHelp(shell, self.commands.read_cell)
 
     def register(self) -> None:
@@ -63,7 +65,9 @@ class Extension:
         self._shell.events.unregister("post_run_cell", self.commands.recorder.close_cell)
         self._shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]
         for kind in self._shell.magics_manager.magics.values():
-            for name in [name for name, function in kind.items() if getattr(function, "cellmesh", False)]:
+            for name in [
+                name for name, function in kind.items() if getattr(function, "cellmesh", False)
+            ]:
                 del kind[name]
 
     def _register(self, name: str, kind: str, function: Callable[..., Any]) -> None:
@@ -74,7 +78,9 @@ class Extension:
         magic.cellmesh = True  # type: ignore[attr-defined]
         self._shell.register_magic_function(magic, kind, name)  # type: ignore[arg-type]
 
-    def _line_magic(self, name: str, method: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
+    def _line_magic(
+        self, name: str, method: Callable[[dict[str, Any]], Any]
+    ) -> Callable[[str], Any]:
         def run(line: str) -> Any:
             if wants_help(line):
                 print(describe(name, False))
@@ -102,7 +108,9 @@ class Extension:
             return
         options = parse("dist_profile", line)
         if cell is None:
-            raise MeshUsageError("%dist_profile runs a whole cell: write %%dist_profile on its first line")
+            raise MeshUsageError(
+                "%dist_profile runs a whole cell: write %%dist_profile on its first line"
+            )
         self.commands.dist_profile(options, cell, f"%%dist_profile {line}".strip())
 
     def _local_magic(self, line: str, cell: str) -> None:

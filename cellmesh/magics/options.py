@@ -1,4 +1,8 @@
-"""The magics' options: declared with click, which reads and explains them and names the nearest valid one."""
+"""The magics' options: declared with click, which reads and explains them and names the nearest
+valid one.
+
+A little long, and one file all the same: an entry a magic, and what reads them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import click
 
 from ..controller.options import BACKENDS
 from ..errors import MeshUsageError
-from .completing.meanings import Rank, Text
+from .completion.meanings import Rank, Text
 
 
 def _command(name: str, summary: str, example: str, *params: click.Parameter) -> click.Command:
@@ -19,7 +23,10 @@ def _command(name: str, summary: str, example: str, *params: click.Parameter) ->
 
 _RANKS = click.Option(["--ranks"], type=Text("ranks"), metavar="SET", help="Ranks, like 0,2-3.")
 _AT = click.Option(
-    ["--at"], type=Text("coordinate"), metavar="COORD", help="A mesh coordinate, like tp=0 or dp=1,tp=0."
+    ["--at"],
+    type=Text("coordinate"),
+    metavar="COORD",
+    help="A mesh coordinate, like tp=0 or dp=1,tp=0.",
 )
 
 _ARGV = click.Option(
@@ -39,17 +46,25 @@ COMMANDS = {
             "Start a mesh of persistent ranks on this machine.",
             "  %dist_start 8 --mesh dp=2,tp=4",
             click.Argument(["num_ranks"], type=int, required=False),
-            click.Option(["--mesh"], metavar="DIMS", help="Dims of the DeviceMesh, like dp=2,tp=4."),
             click.Option(
-                ["--backend"], type=Text("words", BACKENDS), metavar="NAME", help="auto, gloo or nccl."
+                ["--mesh"], metavar="DIMS", help="Dims of the DeviceMesh, like dp=2,tp=4."
             ),
-            click.Option(["--preload"], metavar="MODULES", help="Import these once for all ranks: a,b,c."),
+            click.Option(
+                ["--backend"],
+                type=Text("words", BACKENDS),
+                metavar="NAME",
+                help="auto, gloo or nccl.",
+            ),
+            click.Option(
+                ["--preload"], metavar="MODULES", help="Import these once for all ranks: a,b,c."
+            ),
             click.Option(["--name"], help="A name for `cellmesh ps` and %dist_attach."),
             click.Option(
                 ["--settle", "settle_s"],
                 type=float,
                 metavar="SECONDS",
-                help="After a rank fails, how long the others may take before they are released (1).",
+                help="After a rank fails, how long the others may take "
+                "before they are released (1).",
             ),
             click.Option(
                 ["--on-error"],
@@ -59,7 +74,8 @@ COMMANDS = {
             click.Option(
                 ["--lease", "lease_s"],
                 metavar="TIME",
-                help="How long the ranks outlive their notebook, one that is shut down, too: 30m, 2h, 0.",
+                help="How long the ranks outlive their notebook, one that "
+                "is shut down, too: 30m, 2h, 0.",
             ),
             click.Option(
                 ["--auto-heal"],
@@ -75,7 +91,9 @@ COMMANDS = {
             _RANKS,
             _AT,
             click.Option(
-                ["--nowait"], is_flag=True, help="Return a Run at once; output comes here as it comes."
+                ["--nowait"],
+                is_flag=True,
+                help="Return a Run at once; output comes here as it comes.",
             ),
             click.Option(["-q", "--quiet"], is_flag=True, help="Show nothing but errors."),
             click.Option(
@@ -95,7 +113,8 @@ COMMANDS = {
                 ["-o", "--output", "trace"],
                 type=Text("file"),
                 metavar="FILE",
-                help="Write one Chrome trace, for chrome://tracing or Perfetto: a process for each rank.",
+                help="Write one Chrome trace, for chrome://tracing or "
+                "Perfetto: a process for each rank.",
             ),
             click.Option(
                 ["--rows", "num_rows"],
@@ -124,6 +143,14 @@ COMMANDS = {
             "Copy values of the notebook to the ranks, under the same names.",
             "  %dist_push batch lr",
             click.Argument(["names"], nargs=-1, required=True, type=Text("notebook's names")),
+            click.Option(
+                ["--shard"], type=int, metavar="DIM", help="Give each rank a part, along this dim."
+            ),
+            click.Option(
+                ["--placements"],
+                metavar="LIST",
+                help='Make DTensors: "Shard(0), Replicate()", one for each dim of the mesh.',
+            ),
             _RANKS,
         ),
         _command(
@@ -132,12 +159,28 @@ COMMANDS = {
             "  %dist_pull loss --all",
             click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
             click.Option(["--rank"], type=Rank(), help="Whose; 0 by default."),
-            click.Option(["--all"], is_flag=True, help="All ranks' values, as Results (rank -> value)."),
+            click.Option(
+                ["--all"], is_flag=True, help="All ranks' values, as Results (rank -> value)."
+            ),
+            click.Option(["--gather"], is_flag=True, help="All ranks' parts, put together."),
+            click.Option(
+                ["--reduce"],
+                type=click.Choice(["mean", "sum", "stack"]),
+                help="Of all ranks' values.",
+            ),
+            click.Option(
+                ["--dim"],
+                type=int,
+                default=0,
+                show_default=True,
+                help="Along which plain parts are gathered.",
+            ),
             click.Option(["--as", "target"], metavar="NAME", help="Bind it to this name."),
         ),
         _command(
             "dist_inspect",
-            "Describe a value on every rank: shape, dtype, placements, statistics, replicas equal or not.",
+            "Describe a value on every rank: shape, dtype, placements, statistics, replicas equal "
+            "or not.",
             "  %dist_inspect model.weight",
             click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
             _RANKS,
@@ -145,9 +188,12 @@ COMMANDS = {
             click.Option(
                 ["--follow"],
                 is_flag=True,
-                help="Look again once a second while a cell runs; values may be torn: the rank goes on.",
+                help="Look again once a second while a cell runs; values "
+                "may be torn: the rank goes on.",
             ),
-            click.Option(["--grads"], is_flag=True, help="The gradients of a model, layer by layer."),
+            click.Option(
+                ["--grads"], is_flag=True, help="The gradients of a model, layer by layer."
+            ),
         ),
         _command(
             "dist_who",
@@ -164,7 +210,8 @@ COMMANDS = {
         ),
         _command(
             "dist_timeline",
-            "Show when each rank computed, and when it waited in which collective, in the last cells.",
+            "Show when each rank computed, and when it waited in which collective, in the last "
+            "cells.",
             "  %dist_timeline --cells 3",
             click.Option(
                 ["--cells", "num_cells"],
@@ -183,21 +230,25 @@ COMMANDS = {
         ),
         _command(
             "dist_plot",
-            "Plot numbers that ranks report with `cellmesh.log(loss=..., step=...)`, also while a cell runs.",
+            "Plot numbers that ranks report with `cellmesh.log(loss=..., step=...)`, also while a "
+            "cell runs.",
             "  %dist_plot loss",
             click.Argument(["names"], nargs=-1, required=True, type=Text("numbers")),
-            click.Option(["--mean"], is_flag=True, help="The ranks' mean, and a band from least to most."),
+            click.Option(
+                ["--mean"], is_flag=True, help="The ranks' mean, and a band from least to most."
+            ),
             _RANKS,
         ),
         _command(
             "dist_mem",
-            "Show each rank's memory: now, its peak, and the change that the last cell made.\n\n"
-            "`memory` is what is resident (RSS) of the rank's process; pages that ranks share, like torch's "
-            "code and what was imported before they were forked, count in each. `peak` is the most since the "
-            "rank began; `peak rose by` tells of the last cell's own peak, where it was a new one. Memory "
-            "that is freed may stay with the process. On a GPU: what torch's allocator has given to tensors, "
-            "the most of that since the rank began or torch.cuda.reset_peak_memory_stats(), what it holds "
-            "of the GPU, and the last cell's change of what is allocated. Calls from Python are no cells.",
+            "Show each rank's memory: now, its peak, and the change that the last cell "
+            "made.\n\n`memory` is what is resident (RSS) of the rank's process; pages that ranks "
+            "share, like torch's code and what was imported before they were forked, count in "
+            "each. `peak` is the most since the rank began; `peak rose by` tells of the last "
+            "cell's own peak, where it was a new one. Memory that is freed may stay with the "
+            "process. On a GPU: what torch's allocator has given to tensors, the most of that "
+            "since the rank began or torch.cuda.reset_peak_memory_stats(), what it holds of the "
+            "GPU, and the last cell's change of what is allocated. Calls from Python are no cells.",
             "  %dist_mem",
             _RANKS,
         ),
@@ -212,7 +263,8 @@ COMMANDS = {
         ),
         _command(
             "dist_interrupt",
-            "Interrupt what the ranks run; a second time within 5 s, kill and replace what did not stop.",
+            "Interrupt what the ranks run; a second time within 5 s, kill and replace what did "
+            "not stop.",
             "  %dist_interrupt",
             _RANKS,
         ),
@@ -232,12 +284,17 @@ COMMANDS = {
             "Show where every rank is: its Python stack, also while it is blocked.",
             "  %dist_stacks 3",
             click.Argument(["ranks"], required=False, type=Text("ranks")),
-            click.Option(["--all", "all_threads"], is_flag=True, help="All threads, not only the main one."),
-            click.Option(["--native"], is_flag=True, help="C and C++ frames as well (needs py-spy)."),
+            click.Option(
+                ["--all", "all_threads"], is_flag=True, help="All threads, not only the main one."
+            ),
+            click.Option(
+                ["--native"], is_flag=True, help="C and C++ frames as well (needs py-spy)."
+            ),
         ),
         _command(
             "dist_check",
-            "Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG state.",
+            "Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG "
+            "state.",
             "  %dist_check model",
             click.Argument(["expression"], nargs=-1, type=Text("expression")),
             _RANKS,
@@ -257,10 +314,13 @@ COMMANDS = {
         ),
         _command(
             "dist_seed",
-            "Seed the generators of random, numpy and torch on all ranks: alike, or each with its rank more.",
+            "Seed the generators of random, numpy and torch on all ranks: alike, or each with its "
+            "rank more.",
             "  %dist_seed 0",
             click.Argument(["seed"], type=click.IntRange(0)),
-            click.Option(["--per-rank"], is_flag=True, help="Seed each rank with the seed plus its rank."),
+            click.Option(
+                ["--per-rank"], is_flag=True, help="Seed each rank with the seed plus its rank."
+            ),
         ),
         _command(
             "dist_export",
@@ -276,15 +336,21 @@ COMMANDS = {
         ),
         _command(
             "dist_save",
-            "Save names of the ranks as one checkpoint (torch.distributed.checkpoint), whole or not at all.",
+            "Save names of the ranks as one checkpoint (torch.distributed.checkpoint), whole or "
+            "not at all.",
             "  %dist_save model optimizer step runs/latest",
             click.Argument(
-                ["names"], nargs=-1, required=True, metavar="NAME... PATH", type=Text("names and file")
+                ["names"],
+                nargs=-1,
+                required=True,
+                metavar="NAME... PATH",
+                type=Text("names and file"),
             ),
             click.Option(
                 ["--async", "is_async"],
                 is_flag=True,
-                help="Come back when the state is copied; write in the background, and say when it is done.",
+                help="Come back when the state is copied; write in the "
+                "background, and say when it is done.",
             ),
         ),
         _command(
@@ -292,7 +358,11 @@ COMMANDS = {
             "Load a checkpoint into the names it was saved from, in place; on any number of ranks.",
             "  %dist_load model optimizer runs/latest",
             click.Argument(
-                ["names"], nargs=-1, required=True, metavar="[NAME...] PATH", type=Text("names and file")
+                ["names"],
+                nargs=-1,
+                required=True,
+                metavar="[NAME...] PATH",
+                type=Text("names and file"),
             ),
             _RANKS,
         ),
@@ -300,7 +370,9 @@ COMMANDS = {
             "dist_debug",
             "Open the debugger where a rank's last exception was raised.",
             "  %dist_debug --ranks 3",
-            click.Argument(["ranks_argument"], required=False, metavar="[RANKS]", type=Text("ranks")),
+            click.Argument(
+                ["ranks_argument"], required=False, metavar="[RANKS]", type=Text("ranks")
+            ),
             _RANKS,
         ),
         _command(
@@ -388,7 +460,11 @@ def parse(name: str, line: str) -> dict[str, Any]:
             return dict(context.params)
     except click.UsageError as e:
         mark = "%%" if name in ("dist", "dist_profile", "local") else "%"
-        quotes = "; put what follows --argv into quotes, like --argv '--lr 0.1'" if "--argv" in line else ""
+        quotes = (
+            "; put what follows --argv into quotes, like --argv '--lr 0.1'"
+            if "--argv" in line
+            else ""
+        )
         raise MeshUsageError(
             f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options{quotes})"
         ) from None

@@ -8,13 +8,14 @@ import msgspec
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's view of a value.
 
-    Statistics are of the rank's own (local) part and cover its finite elements; they are None for values
-    without numbers.
+    Statistics are of the rank's own (local) part and cover its finite elements; they are None for
+    values without numbers.
 
     Attributes:
         kind: the value's type.
         text: a short repr, for values that are no tensors.
-        shape: global shape; None for values that are no tensors, and for tensors that have none yet.
+        shape: global shape; None for values that are no tensors, and for tensors that have none
+            yet.
         local_shape: shape of the rank's part (the shape, unless it is a DTensor).
         offset: where the rank's part begins in the whole, a number a dim; () if it is no DTensor.
         strides: of the rank's part, in elements; None where its layout has none.
@@ -23,8 +24,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         device: where it lies.
         placements: DTensor placements, "" for others.
         requires_grad: whether autograd follows it.
-        mesh_dim_names, mesh_shape, mesh_ranks, coordinate: a DTensor's mesh, its ranks in row-major order,
-            and where the rank is in it.
+        mesh_dim_names, mesh_shape, mesh_ranks, coordinate: a DTensor's mesh, its ranks in row-major
+            order, and where the rank is in it.
         num_elements: of the rank's part.
         num_bytes: size of the rank's part.
         storage_bytes: size of the memory that it is a view of; 0 if unknown.
@@ -33,8 +34,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         num_nan: NaN elements.
         num_inf: infinite elements.
         num_zeros: elements that are zero.
-        note: what cannot be told, and why; how statistics are to be read. "" if there is nothing to add.
-        shard: which part of the whole this is; ranks with the same shard should hold the same values.
+        note: what cannot be told, and why; how statistics are to be read. "" if there is nothing to
+            add.
+        shard: which part of the whole this is; ranks with the same shard should hold the same
+            values.
         digest: digest of the rank's part, bit for bit.
     """
 

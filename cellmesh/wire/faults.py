@@ -1,4 +1,6 @@
-"""Exceptions of this package's own handlers: reported with their place, and the loop that called goes on."""
+"""Exceptions of this package's own handlers: reported with their place, and the loop that called
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,18 @@ class Faults:
     Args:
         owner: what goes on, as a report names it.
         report: given each report; what it raises is dropped.
+
+    Attributes:
+        num: how many there were.
     """
 
     def __init__(self, owner: str, report: Callable[[str], object]) -> None:
+        self.num = 0
         self._owner = owner
         self._report = report
-        self._counts: collections.Counter[tuple[tuple[str, int | None], ...]] = collections.Counter()
-
-    @property
-    def num(self) -> int:
-        """How many there were."""
-        return self._counts.total()
+        self._counts: collections.Counter[tuple[tuple[str, int | None], ...]] = (
+            collections.Counter()
+        )
 
     def attempt(self, function: Callable[[], T], otherwise: T) -> T:
         """What a function returns, or `otherwise` where it raises; its exception is taken."""
@@ -49,12 +52,15 @@ class Faults:
 
     def take(self, error: BaseException) -> None:
         """Report an exception, unless its place has been reported often enough."""
-        path = tuple((frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__))
+        path = tuple(
+            (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
+        )
+        self.num += 1
         self._counts[path] += 1
         if self._counts[path] <= _MAX_REPORTS:
             text = "".join(traceback.format_exception(error)).rstrip()
             with contextlib.suppress(Exception):
                 self._report(
-                    f"{self._owner} met an error at {path[-1][0]}:{path[-1][1]} and goes on; what it was "
-                    f"doing may be missing. Please report it:\n{text}"
+                    f"{self._owner} met an error at {path[-1][0]}:{path[-1][1]} and goes on; what "
+                    f"it was doing may be missing. Please report it:\n{text}"
                 )

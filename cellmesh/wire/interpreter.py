@@ -1,7 +1,9 @@
-"""How the agent and the zygote are started: they import what the kernel would, wherever they are started.
+"""How the agent and the zygote are started: they import what the kernel would, wherever they are
+started.
 
-Python puts the working directory first on the path of ``python -c``, where the kernel may not have it at all,
-or has it last. A directory that happens to hold a ``cellmesh`` or a ``torch`` would then decide what runs.
+Python puts the working directory first on the path of ``python -c``, where the kernel may not have
+it at all, or has it last. A directory that happens to hold a ``cellmesh`` or a ``torch`` would then
+decide what runs.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from .place import own_package
+from .host import own_package
 
 
 def isolated_command(code: str, *arguments: str) -> list[str]:
@@ -33,7 +35,8 @@ def isolated_command(code: str, *arguments: str) -> list[str]:
 def take_import_path(ticket_path: str) -> None:
     """Import from where the notebook's kernel imports, its working directory aside.
 
-    Libraries are found on the ticket's path; a ticket is read as plain JSON, since msgspec is one of them.
+    Libraries are found on the ticket's path; a ticket is read as plain JSON, since msgspec is one
+    of them.
     """
     sys.path[:] = absolute(json.loads(Path(ticket_path).read_bytes())["sys_path"]) or sys.path
 

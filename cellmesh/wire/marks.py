@@ -1,9 +1,10 @@
 """The mark in the environment of a mesh's processes, which what user code starts inherits.
 
-A process that leaves its session and loses its parents can be found by nothing else. The mark of a mesh is a
-random word of its own, and its owner's number follows it: ``CELLMESH_MESH=0f3c5a...:0004711``. The zygote is
-started with the number 0 in it; each rank writes its own into the very block that ``/proc/PID/environ``
-shows, so that processes which it forks have it there as well.
+A process that leaves its session and loses its parents can be found by nothing else. The mark of a
+mesh is a random word of its own, and its owner's number follows it:
+``CELLMESH_MESH=0f3c5a...:0004711``. The zygote is started with the number 0 in it; each rank writes
+its own into the very block that ``/proc/PID/environ`` shows, so that processes which it forks have
+it there as well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import time
 from pathlib import Path
 
-from .place import is_process, this_place
+from .host import is_process, process_stat, this_place
 from .ticket import Ticket, find_tickets, remove_own_directory
 
 VARIABLE = "CELLMESH_MESH"
@@ -24,19 +25,30 @@ _MAX_ROUNDS = 20
 
 
 def value_of(mark: str, owner: int | None = None) -> str:
-    """What `VARIABLE` begins with in a mesh's processes; with an owner, in what that process has started."""
+    """What `VARIABLE` begins with in a mesh's processes; with an owner, in what that process has
+    started.
+    """
     return f"{mark}:" if owner is None else f"{mark}:{owner:07}"
 
 
-def claim() -> None:
-    """Mark what this process starts from now on as its own, unless a preloaded module has taken the mark."""
-    value = value_of(os.environ.get(VARIABLE, "").partition(":")[0], os.getpid()).encode()
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    address = libc.getenv(VARIABLE.encode())
-    if address and len(ctypes.string_at(address)) == len(value):
-        ctypes.memmove(address, value, len(value))
-        os.environ[VARIABLE] = value.decode()
+def claim(mark: str = "", owner: int | None = None) -> None:
+    """Mark what this process starts from now on as its own, unless a preloaded module has taken the
+    mark.
+
+    Args:
+        mark: of the mesh; "" where the process has it already.
+        owner: by default this process.
+    """
+    mark = mark or os.environ.get(VARIABLE, "").partition(":")[0]
+    value = value_of(mark, os.getpid() if owner is None else owner)
+    entry = f"\0{VARIABLE}={value}\0".encode()
+    begin, end = map(int, process_stat("self")[47:49])  # env_start, env_end (proc(5))
+    block = b"\0" + ctypes.string_at(begin, end - begin)
+    at = block.find(entry[: entry.index(b"=") + 1])
+    if mark and at >= 0 and block.find(b"\0", at + 1) == at + len(entry) - 1:
+        ctypes.memmove(begin + at, entry[1:], len(entry) - 1)
+    if mark:
+        os.environ[VARIABLE] = value
 
 
 def carriers(value: str) -> list[int]:
@@ -66,18 +78,23 @@ def is_dead(ticket: Ticket) -> bool:
 
 
 def end_dead_meshes(root: Path) -> None:
-    """End the processes, and remove the directories, of meshes whose agent has ended without doing so.
+    """End the processes, and remove the directories, of meshes whose agent has ended without doing
+    so.
 
     Args:
         root: as `ticket.runtime_root` gives.
     """
     for ticket in find_tickets(root):
-        if Path(ticket.directory).parent == root:  # else it was written in a container, by other names
+        if (
+            Path(ticket.directory).parent == root
+        ):  # else it was written in a container, by other names
             end_mesh_if_dead(ticket)
 
 
 def end_mesh_if_dead(ticket: Ticket) -> None:
-    """End the processes, and remove the directory, of a mesh whose agent has ended without doing so."""
+    """End the processes, and remove the directory, of a mesh whose agent has ended without doing
+    so.
+    """
     if is_dead(ticket):
         end_carriers(value_of(ticket.mark))
         remove_own_directory(ticket)
@@ -89,7 +106,9 @@ def _end(pid: int, value: str, timeout_s: float) -> None:
     except ProcessLookupError:
         return
     try:
-        if _carries(pid, value):  # the number may change hands before there is a pidfd, but not after
+        if _carries(
+            pid, value
+        ):  # the number may change hands before there is a pidfd, but not after
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             select.select([pidfd], [], [], timeout_s)
     except ProcessLookupError:

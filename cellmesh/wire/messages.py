@@ -1,7 +1,8 @@
 """Every verb of the protocol, one frozen Struct each.
 
-Three parties speak: the controller (in the notebook's kernel), one agent a host, and the ranks. The agent
-reads headers and never a payload: what passes between controller and rank goes through it as it came.
+Three parties speak: the controller (in the notebook's kernel), one agent a host, and the ranks. The
+agent reads headers and never a payload: what passes between controller and rank goes through it as
+it came.
 
 =================  =============================================================
 `ToAgent`          controller -> agent
@@ -12,8 +13,8 @@ reads headers and never a payload: what passes between controller and rank goes 
 =================  =============================================================
 
 Structs are encoded as arrays (``array_like``): fields are positional, so their order is part of the
-protocol; `PROTOCOL` changes when it does. Long, and one file all the same: who changes a verb sees here all
-that speak to whom, and nothing but declarations is in it.
+protocol; `PROTOCOL` changes when it does. Long, and one file all the same: who changes a verb sees
+here all that speak to whom, and nothing but declarations is in it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Literal
 
 import msgspec
 
-from .looks import AnySubject
+from .inspect import AnySubject
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
@@ -39,10 +40,15 @@ class Verb(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=T
 
 
 class Pickled(msgspec.Struct, frozen=True, array_like=True):
-    """A pickle (protocol 5); its large buffers follow the header as frames of their own."""
+    """A pickle (protocol 5); its large buffers follow the header as frames of their own.
+
+    `is_mapped`: they are in a segment, which the one frame names (`wire/segments.py`), and the
+    stream is the last of them where it is empty here.
+    """
 
     stream: bytes
     num_buffers: int = 0
+    is_mapped: bool = False
 
 
 # ---------------------------------------------------------------- controller -> agent
@@ -51,8 +57,9 @@ class Pickled(msgspec.Struct, frozen=True, array_like=True):
 class Hello(Verb, frozen=True):
     """First message of a controller; until it is accepted nothing else is read from that peer.
 
-    `link` names one controller's link, also across connections that break; `num_received` is how many
-    messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who holds it.
+    `link` names one controller's link, also across connections that break; `num_received` is how
+    many messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who
+    holds it.
     """
 
     key: bytes
@@ -74,10 +81,12 @@ class Detach(Verb, frozen=True):
 class Relay(Verb, frozen=True):
     """Pass the next `num_frames` frames, unread, to these ranks' work or control socket.
 
-    `run` is what the ranks will answer about, so that the agent can merge their answers and name the
-    cell that low-level output belongs to; -1 for messages that start no run. `title` and
-    `execution_count` (0: no cell) are for a controller that attaches while it is in flight. `fills`: it may
-    give the rank what a user's namespace holds (a cell, a call, a push); a new rank is empty until then.
+    `run` is what the ranks will answer about, so that the agent can merge their answers and name
+    the cell that low-level output belongs to; -1 for messages that start no run. `title` and
+    `execution_count` (0: no cell) are for a controller that attaches while it is in flight.
+    `fills`: it may give the rank what a user's namespace holds (a cell, a call, a push); a new rank
+    is empty until then. `lends`: the last frame names a segment, which the agent keeps open until
+    the run has ended.
     """
 
     ranks: tuple[int, ...]
@@ -87,6 +96,7 @@ class Relay(Verb, frozen=True):
     title: str = ""
     execution_count: int = 0
     fills: bool = False
+    lends: bool = False
 
 
 class Restart(Verb, frozen=True):
@@ -142,10 +152,11 @@ ToAgent = Hello | Detach | Relay | Restart | Respawn | Kill | SetDims | Stop | R
 class RunCell(Verb, frozen=True):
     """Run a cell in the rank's namespace.
 
-    `transformed` is the source with IPython's magics turned into calls ("": the rank is to do that);
-    `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last expression; `is_timed`:
-    the answer is to say how long it took. `lead` and `audience`: as of `RunCall`. `argv`: what `sys.argv` has
-    behind the program's name while the cell runs; None leaves it alone.
+    `transformed` is the source with IPython's magics turned into calls ("": the rank is to do
+    that); `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last
+    expression; `is_timed`: the answer is to say how long it took. `lead` and `audience`: as of
+    `RunCall`. `argv`: what `sys.argv` has behind the program's name while the cell runs; None
+    leaves it alone.
     """
 
     run: int
@@ -163,8 +174,8 @@ class RunCell(Verb, frozen=True):
 class RunCall(Verb, frozen=True):
     """Call a pickled ``(function, args, kwargs)`` and answer with its value.
 
-    `lead` is the lowest rank that does: widgets that it makes are shown, others' are not (`ToFrontEnd`).
-    `audience` tells the controller that shows them from those before it.
+    `lead` is the lowest rank that does: widgets that it makes are shown, others' are not
+    (`ToFrontEnd`). `audience` tells the controller that shows them from those before it.
     """
 
     run: int
@@ -178,6 +189,30 @@ class PushNames(Verb, frozen=True):
 
     run: int
     payload: Pickled
+
+
+class PushParts(Verb, frozen=True):
+    """Bind, to the names of a pickled dict, this rank's parts of the tensors and arrays in it.
+
+    Without `placements`, they are split along `dim` among `ranks`, in that order. With them, each
+    becomes a DTensor on the rank's DeviceMesh: for each of its dims, the tensor's dim that it
+    shards, or None.
+    """
+
+    run: int
+    payload: Pickled
+    ranks: tuple[int, ...]
+    dim: int = 0
+    placements: tuple[int | None, ...] | None = None
+
+
+class GatherParts(Verb, frozen=True):
+    """Answer with an expression's value as `wire.shards.Part`, to be put together with other
+    ranks'.
+    """
+
+    run: int
+    expression: str
 
 
 class PullNames(Verb, frozen=True):
@@ -196,11 +231,13 @@ class SetMesh(Verb, frozen=True):
 
 
 class Heal(Verb, frozen=True):
-    """Rebuild every process group whose members are all among `ranks`, in place. Collective among them.
+    """Rebuild every process group whose members are all among `ranks`, in place. Collective among
+    them.
 
-    A rank does this before work that it holds back. `generation` has not been used before in this mesh.
-    A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with an empty one it
-    makes the mesh's own, of these dims. `store_port` is where the c10d store listens now (0: as before).
+    A rank does this before work that it holds back. `generation` has not been used before in this
+    mesh. A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with
+    an empty one it makes the mesh's own, of these dims. `store_port` is where the c10d store
+    listens now (0: as before).
     """
 
     run: int
@@ -217,7 +254,9 @@ class Resume(Verb, frozen=True):
 
 
 class Check(Verb, frozen=True):
-    """Answer with digests of the tensors of an expression's value ("": of all models and optimizers)."""
+    """Answer with digests of the tensors of an expression's value ("": of all models and
+    optimizers).
+    """
 
     run: int
     expression: str
@@ -265,8 +304,9 @@ class Checkpoint(Verb, frozen=True):
     """Save or load names with torch.distributed.checkpoint.
 
     `check_save` and `check_load` are answered with why this rank cannot ("" if it can) and run no
-    collective; `save` is collective, and with `waits` not answered before all is written; `load` is answered
-    with what was loaded (`names`, or with none all that is there); `finish` when nothing is being written.
+    collective; `save` is collective, and with `waits` not answered before all is written; `load` is
+    answered with what was loaded (`names`, or with none all that is there); `finish` when nothing
+    is being written.
     """
 
     run: int
@@ -289,10 +329,11 @@ class BeginProfile(Verb, frozen=True):
 
 
 class EndProfile(Verb, frozen=True):
-    """Answer with the profile of the last cell (`wire.profile.RankProfile`; nothing, if there is none).
+    """Answer with the profile of the last cell (`wire.profile.RankProfile`; nothing, if there is
+    none).
 
-    With a `trace_path`, the trace in Chrome's format comes along, if it is at most `max_trace_bytes` long;
-    a longer one stays in that file on the rank's host.
+    With a `trace_path`, the trace in Chrome's format comes along, if it is at most
+    `max_trace_bytes` long; a longer one stays in that file on the rank's host.
     """
 
     run: int
@@ -301,7 +342,9 @@ class EndProfile(Verb, frozen=True):
 
 
 class Interrupt(Verb, frozen=True):
-    """Raise KeyboardInterrupt in `run` if it is what the rank runs, and free it from a collective."""
+    """Raise KeyboardInterrupt in `run` if it is what the rank runs, and free it from a
+    collective.
+    """
 
     run: int
 
@@ -367,6 +410,8 @@ Work = (
     RunCell
     | RunCall
     | PushNames
+    | PushParts
+    | GatherParts
     | PullNames
     | SetMesh
     | Heal
@@ -412,7 +457,8 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
     """A rank's memory, in bytes; the last cell is the one that runs, if one does.
 
     Attributes:
-        rss: resident now. Pages that ranks share (what was imported before they were forked) count in each.
+        rss: resident now. Pages that ranks share (what was imported before they were forked) count
+            in each.
         peak_rss: the most that it has been since the rank began.
         cell_rss: by how much the last cell has changed `rss`.
         cell_peak_rss: by how much the last cell has raised `peak_rss`.
@@ -462,7 +508,9 @@ class Skipped(Verb, frozen=True):
 
 
 class Display(Verb, frozen=True):
-    """A rich display: `bundle` is JSON ``{"data", "metadata"}``; `display_id` is "" where it has none."""
+    """A rich display: `bundle` is JSON ``{"data", "metadata"}``; `display_id` is "" where it has
+    none.
+    """
 
     run: int
     kind: DisplayKind
@@ -471,7 +519,9 @@ class Display(Verb, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """How long a cell took on a rank, and how much of that it was in collectives or messages, in seconds."""
+    """How long a cell took on a rank, and how much of that it was in collectives or messages, in
+    seconds.
+    """
 
     elapsed_s: float
     in_collectives_s: float
@@ -480,8 +530,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 class Done(Verb, frozen=True):
     """A run ended well; a payload only where the verb promised a value.
 
-    `counts` has the groups on which the run began collectives, without point-to-point messages. `notes` (of a
-    `Heal`) is what the user must know of models in which a step had stopped.
+    `counts` has the groups on which the run began collectives, without point-to-point messages.
+    `notes` (of a `Heal`) is what the user must know of models in which a step had stopped.
     """
 
     run: int
@@ -494,9 +544,10 @@ class Done(Verb, frozen=True):
 class Failed(Verb, frozen=True):
     """A run ended with an exception. `line` is the failing line of the cell (0: none).
 
-    The rank holds back further work until `Heal` or `Resume`. `released` says that it was freed, since
-    others would not come (`collective`: what it was in, "" for plain Python; `waited_s`: for how long).
-    `in_step`: it left an optimizer's step, which may have changed some parameters and not others.
+    The rank holds back further work until `Heal` or `Resume`. `released` says that it was freed,
+    since others would not come (`collective`: what it was in, "" for plain Python; `waited_s`: for
+    how long). `in_step`: it left an optimizer's step, which may have changed some parameters and
+    not others.
     """
 
     run: int
@@ -513,14 +564,22 @@ class Failed(Verb, frozen=True):
     timing: Timing | None = None
 
 
+def interrupted_unbegun(run: int) -> Failed:
+    """The end of a run that was interrupted before it began."""
+    return Failed(
+        run, "KeyboardInterrupt", "before it began", "KeyboardInterrupt: before it began", 0
+    )
+
+
 class RankState(Verb, frozen=True):
     """What a rank's main thread is doing.
 
-    `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is in, as
-    written, or the innermost Python function; `collective` the torch.distributed call it waits in ("" if
-    none), `group` that call's group by torch's name, and `waited_s` for how long; `asks` that it waits for
-    the user (`Ask`); `is_broken` that its groups must be healed; `counts` has all its groups; `memory` what
-    it holds; `device_percent` how busy its GPU is, by whomever (-1: not known).
+    `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is
+    in, as written, or the innermost Python function; `collective` the torch.distributed call it
+    waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
+    `asks` that it waits for the user (`Ask`); `is_broken` that its groups must be healed; `counts`
+    has all its groups; `memory` what it holds; `device_percent` how busy its GPU is, by whomever
+    (-1: not known).
     """
 
     request: int
@@ -555,7 +614,9 @@ class Blueprint(Verb, frozen=True):
 
 
 class Ask(Verb, frozen=True):
-    """A run waits for a line from the user (``input()``, ``getpass()``, the debugger); see `Reply`."""
+    """A run waits for a line from the user (``input()``, ``getpass()``, the debugger); see
+    `Reply`.
+    """
 
     run: int
     request: int
@@ -580,6 +641,27 @@ class Logged(Verb, frozen=True):
     names: tuple[str, ...]
     steps: tuple[float, ...]
     values: tuple[tuple[float, ...], ...]
+
+
+class Freed(Verb, frozen=True):
+    """Nothing in the rank refers to the memory of a segment any more (`loan`: see
+    `wire.segments.Ref`).
+
+    `is_shared`: the rank has forked in between, so that another process may read it still.
+    """
+
+    loan: int
+    is_shared: bool = False
+    run: int = -1
+
+
+class Mapped(Verb, frozen=True):
+    """The rank maps a file of this length: where that is cut short, the rank will die. For the
+    agent.
+    """
+
+    path: str
+    num_bytes: int
 
 
 class Bar(Verb, frozen=True):
@@ -641,6 +723,8 @@ FromRank = (
     | Ask
     | AskEnded
     | Logged
+    | Freed
+    | Mapped
     | Bar
     | ToFrontEnd
 )
@@ -654,8 +738,8 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         ending: how it ended, if it is dead.
-        predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work that `fills`
-            (`Relay`) has ended well on it; "" for all others.
+        predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work
+            that `fills` (`Relay`) has ended well on it; "" for all others.
         last_output: the last lines of the one that ended, if either is given.
         cpu_s: CPU time that its process has used, by all its threads, in seconds.
     """
@@ -685,9 +769,10 @@ class RunInfo(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(Verb, frozen=True):
     """The agent accepts the controller.
 
-    `num_received` is how many messages the agent has taken in from this link; `next_run` is above every
-    run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of what was said while nobody was
-    attached were too much to keep. What was kept follows as the messages that it was.
+    `num_received` is how many messages the agent has taken in from this link; `next_run` is above
+    every run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of what was said
+    while nobody was attached were too much to keep. What was kept follows as the messages that it
+    was.
     """
 
     protocol: int
@@ -757,7 +842,9 @@ class Died(Verb, frozen=True):
 
 
 class StoreDied(Verb, frozen=True):
-    """The process of the c10d store ended; a new one listens on `new_port` (0: none could be started)."""
+    """The process of the c10d store ended; a new one listens on `new_port` (0: none could be
+    started).
+    """
 
     reason: str
     new_port: int = 0
@@ -785,7 +872,9 @@ class LogText(Verb, frozen=True):
 
 
 class HostReport(Verb, frozen=True):
-    """Answer to `ReadHost`; `at_s` is when the processes were measured, by the host's monotonic clock."""
+    """Answer to `ReadHost`; `at_s` is when the processes were measured, by the host's monotonic
+    clock.
+    """
 
     request: int
     ranks: tuple[RankInfo, ...]

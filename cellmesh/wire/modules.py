@@ -1,11 +1,13 @@
 """Modules that are edited while a mesh lives: ranks run the text that the notebook has loaded.
 
-A function of such a module travels by name. With the name goes a table of the notebook's own modules: which
-text of its file each was loaded from (`Stamp`). A rank that has loaded another text reloads the module first,
-as ``%autoreload`` does: functions, classes and instances that it holds are updated in place. Where the file
-has changed since the notebook loaded it, the rank cannot have what the notebook has, and the call is refused.
+A function of such a module travels by name. With the name goes a table of the notebook's own
+modules: which text of its file each was loaded from (`Stamp`). A rank that has loaded another text
+reloads the module first, as ``%autoreload`` does: functions, classes and instances that it holds
+are updated in place. Where the file has changed since the notebook loaded it, the rank cannot have
+what the notebook has, and the call is refused.
 
-The table is made when something was loaded, not at each call; a rank compares it with its modules once.
+The table is made when something was loaded, not at each call; a rank compares it with its modules
+once.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class _Table(msgspec.Struct, array_like=True):
 
 
 class LoadedModules:
-    """The modules of this process, those of the user's among them: what is not installed, nor Python's own.
+    """The modules of this process, those of the user's among them: what is not installed, nor
+    Python's own.
 
     There is one of it in a process, as there is one `sys.modules`.
     """
@@ -79,14 +82,18 @@ class LoadedModules:
     # ---- in the notebook
 
     def reducer(self) -> Callable[[Any], Any]:
-        """How functions, classes and modules of the user's reduce in one pickle (a `payload.Reducer`)."""
+        """How functions, classes and modules of the user's reduce in one pickle (a
+        `payload.Reducer`).
+        """
         is_fresh = False
 
         def reduce(value: Any) -> Any:
             nonlocal is_fresh
             kind = type(value)
             is_module = kind is types.ModuleType
-            if not (is_module or kind is types.FunctionType or kind is _CACHED or issubclass(kind, type)):
+            if not (
+                is_module or kind is types.FunctionType or kind is _CACHED or issubclass(kind, type)
+            ):
                 return NotImplemented
             name = value.__name__ if is_module else value.__module__
             if name in self._installed:
@@ -109,7 +116,9 @@ class LoadedModules:
         return reduce
 
     def _by_name(self, value: Any, name: str, names: str) -> Any:
-        """What a value reduces to that a module has under this name; None where it travels by value."""
+        """What a value reduces to that a module has under this name; None where it travels by
+        value.
+        """
         module = sys.modules.get(name)
         if module is None or _follow(module, names) is not value:
             return None
@@ -122,15 +131,33 @@ class LoadedModules:
 
     def _refresh(self) -> None:
         """Take in what was loaded since the last time, if anything was."""
-        state = (self._num_loads, len(sys.modules), 0 if self._shell is None else self._shell.execution_count)
+        state = (
+            self._num_loads,
+            len(sys.modules),
+            0 if self._shell is None else self._shell.execution_count,
+        )
         if state == self._state:
             return
         if state[:2] != self._state[:2]:
-            specs = {name: _spec(module) for name, module in list(sys.modules.items()) if name != "__main__"}
-            self._files = {name: file for name, spec in specs.items() if (file := _users_file(spec))}
-            self._installed = {name for name, spec in specs.items() if spec is not None} - self._files.keys()
-        magics = None if self._shell is None else self._shell.magics_manager.registry.get("AutoreloadMagics")
-        followed: dict[str, float] = getattr(getattr(magics, "_reloader", None), "modules_mtimes", {})
+            specs = {
+                name: _spec(module)
+                for name, module in list(sys.modules.items())
+                if name != "__main__"
+            }
+            self._files = {
+                name: file for name, spec in specs.items() if (file := _users_file(spec))
+            }
+            self._installed = {
+                name for name, spec in specs.items() if spec is not None
+            } - self._files.keys()
+        magics = (
+            None
+            if self._shell is None
+            else self._shell.magics_manager.registry.get("AutoreloadMagics")
+        )
+        followed: dict[str, float] = getattr(
+            getattr(magics, "_reloader", None), "modules_mtimes", {}
+        )
         for name, file in self._files.items():
             stamp = self._stamps.get(file)
             # What was there before `record`, or %autoreload has updated in place before this cell.
@@ -138,8 +165,12 @@ class LoadedModules:
                 now = _stamp(file)
                 if now is not None and (stamp is None or followed[name] == now[0]):
                     self._stamps[file] = now
-        stamps = {name: self._stamps[file] for name, file in self._files.items() if file in self._stamps}
-        self._table = msgspec.msgpack.encode(_Table(stamps, [each or os.getcwd() for each in sys.path]))
+        stamps = {
+            name: self._stamps[file] for name, file in self._files.items() if file in self._stamps
+        }
+        self._table = msgspec.msgpack.encode(
+            _Table(stamps, [each or os.getcwd() for each in sys.path])
+        )
         self._state = state
 
     # ---- on a rank
@@ -164,8 +195,8 @@ class LoadedModules:
             self._differing = {table: differing}
         if name in differing:
             raise MeshUsageError(
-                f"{sys.modules[name].__file__} has changed since the notebook loaded it: reload it there "
-                f"(`importlib.reload({name})`, or `%autoreload 2`) and call again"
+                f"{sys.modules[name].__file__} has changed since the notebook loaded it: reload "
+                f"it there (`importlib.reload({name})`, or `%autoreload 2`) and call again"
             )
         return _follow(sys.modules[name], names)
 
@@ -176,7 +207,9 @@ class LoadedModules:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
             path = msgspec.msgpack.decode(table, type=_Table).path
-            sys.path += [each for each in path if each not in sys.path]  # added there since the ranks began
+            sys.path += [
+                each for each in path if each not in sys.path
+            ]  # added there since the ranks began
             importlib.invalidate_caches()
             importlib.import_module(name)
 
@@ -204,7 +237,9 @@ def find(name: str, names: str, table: bytes) -> Any:
 
 
 def cached_again(function: Any, parameters: dict[str, Any]) -> Any:
-    """A function that travelled by value, with an empty cache: what it had cached does not travel."""
+    """A function that travelled by value, with an empty cache: what it had cached does not
+    travel.
+    """
     return functools.lru_cache(**parameters)(function)
 
 

@@ -1,7 +1,8 @@
 """Values as pickles: cloudpickle, protocol 5, large buffers out of band.
 
-Pickle is chosen as users push functions, classes and closures of their notebook. It runs code on loading, so
-`loads` is called only on what came from an authenticated peer in a message that decoded.
+Pickle is chosen as users push functions, classes and closures of their notebook. It runs code on
+loading, so `loads` is called only on what came from an authenticated peer in a message that
+decoded.
 """
 
 from __future__ import annotations
@@ -10,24 +11,41 @@ import io
 import pickle
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 
 from ..errors import UnpicklableError
-from .framing import Frame
+from .codec import Frame
 from .messages import Pickled
 from .sources import Sources
 
 # Smaller buffers cost less copied into the stream than sent as a frame.
 OUT_OF_BAND_BYTES = 64 * 1024
+# Before this much is copied, it is asked how much memory is free, which takes a millisecond.
+CHECKED_BYTES = 64 << 20
+# Of what is in the stream: there, and where ranks map it.
+_NUM_COPIES = 2
 _MAX_DEPTH = 6
+# Whose objects reduce as `tensors.reduce` says.
+_ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage"))
 
 Reducer = Callable[[Any], Any]
 
 
+class Holder(Protocol):
+    """Notes which segments this process uses."""
+
+    def hold(self, loan: int) -> Callable[[], object]:
+        """Note a segment that is about to be used; call what is returned, on any thread, once it is
+        not.
+        """
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, with one more say in how objects reduce; code takes its source along."""
+    """cloudpickle's pickler, with one more say in how objects reduce; code takes its source
+    along.
+    """
 
     def __init__(self, file: io.IOBase, reducer: Reducer | None, **kwargs: Any) -> None:
         super().__init__(file, **kwargs)
@@ -39,6 +57,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._sources.reduce(obj, self.dispatch_table[types.CodeType](obj))
         if self._reducer is not None:
             reduced = self._reducer(obj)
+            if reduced is not NotImplemented:
+                return reduced
+        if type(obj).__module__ in _ARRAY_MODULES:
+            from . import tensors  # a process that has none does without
+
+            reduced = tensors.reduce(obj)
             if reduced is not NotImplemented:
                 return reduced
         return super().reducer_override(obj)
@@ -54,14 +78,31 @@ class _Nowhere(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickled, list[Frame]]:
+class _CheckedStream(io.BytesIO):
+    """A stream that takes large pieces (bytes, texts) only where they and their copies fit into
+    memory.
+    """
+
+    def write(self, data: Any) -> int:
+        num_bytes = memoryview(data).nbytes
+        if num_bytes >= CHECKED_BYTES:
+            from . import free_memory  # most processes never ask
+
+            free_memory.check_fits(_NUM_COPIES * num_bytes)
+        return super().write(data)
+
+
+def dumps(
+    value: Any, name: str, reducer: Reducer | None = None, is_small: bool = False
+) -> tuple[Pickled, list[Frame]]:
     """Pickle a value.
 
     Args:
         value: any object that cloudpickle can pickle.
         name: what the user calls it, for the error.
-        reducer: asked first how an object reduces (as ``pickle.Pickler.reducer_override``); may return
-            ``NotImplemented``, or raise `UnpicklableError` with a hint.
+        reducer: asked first how an object reduces (as ``pickle.Pickler.reducer_override``); may
+            return ``NotImplemented``, or raise `UnpicklableError` with a hint.
+        is_small: whether it is known that the value cannot be larger than memory.
 
     Returns:
         The pickle, and its out-of-band buffers, each a frame.
@@ -81,7 +122,7 @@ def dumps(value: Any, name: str, reducer: Reducer | None = None) -> tuple[Pickle
         buffers.append(raw)
         return False
 
-    stream = io.BytesIO()
+    stream = io.BytesIO() if is_small else _CheckedStream()
     _dump(value, name, reducer, _Pickler(stream, reducer, protocol=5, buffer_callback=keep_in_band))
     return Pickled(stream.getvalue(), len(buffers)), buffers
 
@@ -104,34 +145,56 @@ def _dump(value: Any, name: str, reducer: Reducer | None, pickler: _Pickler) -> 
         raise UnpicklableError(f"{name!r}: {e}{where}") from e
     except Exception as e:
         # cloudpickle tells of a RecursionError by a PicklingError.
-        if isinstance(e, RecursionError) or isinstance(e.__cause__ or e.__context__, RecursionError):
+        if isinstance(e, RecursionError) or isinstance(
+            e.__cause__ or e.__context__, RecursionError
+        ):
             raise UnpicklableError(f"{name!r} cannot be pickled: it nests too deeply") from e
         path, part = _find_culprit(value, name, reducer)
         reason = f"{type(e).__name__}: {e}"
         where = "" if path == name else f": {path} is what cannot"
-        raise UnpicklableError(f"{name!r} cannot be pickled{where} (a {_type_name(part)}; {reason})") from e
+        raise UnpicklableError(
+            f"{name!r} cannot be pickled{where} (a {_type_name(part)}; {reason})"
+        ) from e
 
 
 def _pickler_to_nowhere(reducer: Reducer | None) -> _Pickler:
     return _Pickler(_Nowhere(), reducer, protocol=5, buffer_callback=lambda buffer: None)
 
 
-def loads(payload: Pickled, buffers: Sequence[Frame]) -> Any:
+def loads(payload: Pickled, buffers: Sequence[Frame], holder: Holder | None = None) -> Any:
     """Unpickle what `dumps` made.
 
     Args:
         payload: the pickle.
         buffers: its out-of-band buffers, in order. They become the memory of the arrays inside.
+        holder: notes the segment that the value lies in.
 
     Returns:
         The value.
+
+    Raises:
+        HostError: the pickle is in a segment, which cannot be opened or mapped.
     """
+    if payload.is_mapped:
+        from . import segments  # small values do without
+
+        frame = segments.open_segment(buffers[0])
+        mapped = segments.map_private(
+            frame, None if holder is None else holder.hold(frame.ref.loan)
+        )
+        if payload.stream:
+            return pickle.loads(payload.stream, buffers=mapped)
+        return pickle.loads(mapped[-1], buffers=mapped[:-1])
     return pickle.loads(payload.stream, buffers=buffers)
 
 
 def _type_name(value: Any) -> str:
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def _fails(value: Any, reducer: Reducer | None, kind: type[Exception]) -> bool:

@@ -14,11 +14,11 @@ class OperatorTime(msgspec.Struct, frozen=True):
 
     Attributes:
         name: as torch's profiler has it.
-        kind: computation on the CPU; communication (collectives and messages, the operators that launch them,
-            and NCCL's kernels); or another kernel or copy on the rank's GPU.
+        kind: computation on the CPU; communication (collectives and messages, the operators that
+            launch them, and NCCL's kernels); or another kernel or copy on the rank's GPU.
         num_calls: how many.
-        self_ns: time in it, and not in operators that it called. Of a collective: from its begin to its end,
-            waiting for other ranks included.
+        self_ns: time in it, and not in operators that it called. Of a collective: from its begin to
+            its end, waiting for other ranks included.
     """
 
     name: str

@@ -1,10 +1,11 @@
 """Messages that survive a connection: numbered, kept until acknowledged, sent again after a cut.
 
-Both ends have a `Reliable`, which outlives the connections between them. Every message travels behind a
-preamble of 16 bytes: its own number, and the highest number taken in from the other side. ZeroMQ delivers
-what it delivers in order, and may lose what was under way when a connection broke; so a message that is not
-the next one has been heard before, or comes again. After a cut the sides tell each other how far they have
-heard, outside of the numbering, and each sends again what the other has not.
+Both ends have a `Reliable`, which outlives the connections between them. Every message travels
+behind a preamble of 16 bytes: its own number, and the highest number taken in from the other side.
+ZeroMQ delivers what it delivers in order, and may lose what was under way when a connection broke;
+so a message that is not the next one has been heard before, or comes again. After a cut the sides
+tell each other how far they have heard, outside of the numbering, and each sends again what the
+other has not.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Reliable(Generic[M]):
     Attributes:
         num_received: how many messages have been taken in.
         kept_bytes: of messages that are not acknowledged.
+        ack_at: when an acknowledgement is due, for want of a message that carries it; None if none
+            is owed.
     """
 
     def __init__(self, on_acked: Callable[[M], object] | None = None) -> None:
@@ -42,7 +45,7 @@ class Reliable(Generic[M]):
         self._on_acked = on_acked
         self._num_sent = 0
         self._kept: collections.deque[tuple[int, M, int]] = collections.deque()
-        self._ack_at: float | None = None
+        self.ack_at: float | None = None
         self._unacked_bytes = 0
 
     def wrap(self, message: M, num_bytes: int) -> bytes:
@@ -71,18 +74,25 @@ class Reliable(Generic[M]):
             ProtocolError: that is no preamble, or it acknowledges what was never sent.
         """
         number, acked = read_preamble(preamble)
-        self._note_acked(acked)
+        if self._kept or acked > self._num_sent:
+            self._note_acked(acked)
         if number != self.num_received + 1:
             if number and number <= self.num_received:
-                self._ack_at = now  # it did not know
+                self.ack_at = now  # it did not know
             return False
         self.num_received = number
+        if self.ack_at is None:
+            self.ack_at = now + ACK_S
         self._unacked_bytes += num_bytes
         if self._unacked_bytes >= ACK_BYTES:
-            self._ack_at = now
-        elif self._ack_at is None:
-            self._ack_at = now + ACK_S
+            self.ack_at = now
         return True
+
+    def add_bytes(self, num_bytes: int, now: float) -> None:
+        """The message taken in last keeps so many more bytes with the other side: in a segment."""
+        self._unacked_bytes += num_bytes
+        if self._unacked_bytes >= ACK_BYTES:
+            self.ack_at = now
 
     def resume(self, num_received: int) -> list[tuple[bytes, M]]:
         """What to send again, with preambles, to an end that has taken in so many messages."""
@@ -99,22 +109,20 @@ class Reliable(Generic[M]):
         return read_preamble(preamble)[0] == 0
 
     def take_kept(self) -> list[M]:
-        """Give up: the messages that were not acknowledged, oldest first; they are kept no longer."""
+        """Give up: the messages that were not acknowledged, oldest first; they are kept no
+        longer.
+        """
         kept = [message for _, message, _ in self._kept]
         self._kept.clear()
         self.kept_bytes = 0
         return kept
 
     def owes_ack(self, now: float) -> bool:
-        """Whether an acknowledgement is due, for want of a message that carries it."""
-        return self._ack_at is not None and now >= self._ack_at
-
-    def deadline(self) -> float | None:
-        """When an acknowledgement will be due; None if none is owed."""
-        return self._ack_at
+        """Whether an acknowledgement is due."""
+        return self.ack_at is not None and now >= self.ack_at
 
     def _preamble(self, number: int) -> bytes:
-        self._ack_at, self._unacked_bytes = None, 0
+        self.ack_at, self._unacked_bytes = None, 0
         return _PREAMBLE.pack(number, self.num_received)
 
     def _note_acked(self, acked: int) -> None:
@@ -129,7 +137,8 @@ class Reliable(Generic[M]):
 
 
 def read_preamble(preamble: bytes) -> tuple[int, int]:
-    """A message's number (0: it is not numbered), and the highest number that its sender has taken in.
+    """A message's number (0: it is not numbered), and the highest number that its sender has taken
+    in.
 
     Raises:
         ProtocolError: that is no preamble.

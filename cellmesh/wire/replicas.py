@@ -18,7 +18,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         dtype: element type; "" for plain values.
         shape: shape of the rank's own part.
         digest: digest of it, bit for bit; "" where it cannot be read.
-        ranks: the global ranks that should hold the same, this one among them; () for all that were asked.
+        ranks: the global ranks that should hold the same, this one among them; () for all that were
+            asked.
         text: a plain value, as it reads.
         why_differs: why it may differ nevertheless; "" if it must not.
     """
@@ -60,7 +61,8 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         num_equal: tensors and values that are those of the source now.
         num_alone: tensors of which no other rank holds the same part; they were left as they were.
-        num_created: parameters whose optimizer state was made, renewed or removed as the source has it.
+        num_created: parameters whose optimizer state was made, renewed or removed as the source has
+            it.
         left_out: what could not be made equal, as some ranks do not have it or have it otherwise.
     """
 

@@ -1,7 +1,8 @@
 """Source lines of code that was typed into a notebook and is in no file: they travel with the code.
 
-So tracebacks, help and the debugger show them on ranks, too, and in the notebook those of the ranks' cells.
-They are kept where Python looks for all source lines, in `linecache`, as IPython keeps those of cells.
+So tracebacks, help and the debugger show them on ranks, too, and in the notebook those of the
+ranks' cells. They are kept where Python looks for all source lines, in `linecache`, as IPython
+keeps those of cells.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def cell_of(name: str) -> int:
 
 def _find(name: str) -> tuple[str, int] | None:
     entry: Any = linecache.cache.get(name)
-    if entry is None or len(entry) != 4 or entry[1] is not None:  # the lines are in a file, or unknown
+    if (
+        entry is None or len(entry) != 4 or entry[1] is not None
+    ):  # the lines are in a file, or unknown
         return None
     text = "".join(entry[2])
     if len(text) > _MAX_TEXT:

@@ -1,12 +1,12 @@
 """Frames over a stream socket, between an agent and its ranks.
 
-They share a host, so a socketpair made before the fork serves them: nothing is bound that others could reach,
-no peer has to prove who it is, and no I/O thread stands between a message and the code that waits for it
-(docs/architecture.md has the measurement that decided against ZeroMQ here).
+They share a host, so a socketpair made before the fork serves them: nothing is bound that others
+could reach, no peer has to prove who it is, and no I/O thread stands between a message and the code
+that waits for it (docs/architecture.md has the measurement that decided against ZeroMQ here).
 
-A message is ``uint32 magic``, ``uint32 number of frames``, then a ``uint64 size`` for each, then the frames.
-User code shares the rank's process and may write into its descriptors by mistake; what is no message is
-noticed.
+A message is ``uint32 magic``, ``uint32 number of frames``, then a ``uint64 size`` for each, then
+the frames. User code shares the rank's process and may write into its descriptors by mistake; what
+is no message is noticed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import struct
 from collections.abc import Sequence
 
 from ..errors import ProtocolError
-from .framing import MAX_FRAME_BYTES, Frame
+from .codec import MAX_FRAME_BYTES, Frame
 
 _HEAD = struct.Struct("<II")
+_HEAD_OF_ONE = struct.Struct("<IIQ")  # of a message of one frame, as most are
 _MAGIC = 0x68736D63  # "cmsh"
 _MAX_FRAMES = 1 << 16
 _CHUNK_BYTES = 64 * 1024
@@ -33,7 +34,11 @@ _MAX_PARTS = 512
 
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
-    """A message as the parts to send; small ones are joined, as one part is sent faster than several."""
+    """A message as the parts to send; small ones are joined, as one part is sent faster than
+    several.
+    """
+    if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
+        return [_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0]]
     sizes = struct.pack(f"<II{len(frames)}Q", _MAGIC, len(frames), *map(len, frames))
     if sum(map(len, frames)) < _JOIN_BYTES:
         return [b"".join((sizes, *frames))]
@@ -81,6 +86,10 @@ class Reader:
             count = connection.recv_into(self._chunk)
             if not count:
                 return None
+            if count >= _HEAD_OF_ONE.size and not self._buffer and self._sizes is None:
+                magic, num_frames, size = _HEAD_OF_ONE.unpack_from(self._chunk)
+                if magic == _MAGIC and num_frames == 1 and count == _HEAD_OF_ONE.size + size:
+                    return [[bytearray(self._chunk[_HEAD_OF_ONE.size : count])]]
             self._buffer += self._chunk[:count]
         return self._cut()
 
@@ -127,8 +136,8 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        # With a time-out Python polls before it receives. A thread that is blocked in recv(2) itself is also
-        # woken when the peer reads what was sent: twice a call instead of once.
+        # With a time-out Python polls before it receives. A thread that is blocked in recv(2)
+        # itself is also woken when the peer reads what was sent: twice a call instead of once.
         connection.settimeout(_PATIENCE_S)
         self._connection = connection
         self._reader = Reader()
@@ -136,6 +145,9 @@ class Channel:
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message; blocks while the other side is slow to read."""
+        if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
+            self._connection.sendall(_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0])
+            return
         packed = pack(frames)
         if len(packed) == 1:
             self._connection.sendall(packed[0])
@@ -232,7 +244,9 @@ class QueuedChannel:
         return messages or []
 
     def read_all(self) -> list[list[Frame]]:
-        """The messages that have arrived, to the end of the stream or until there is nothing to read."""
+        """The messages that have arrived, to the end of the stream or until there is nothing to
+        read.
+        """
         messages = self.read()
         while not self.has_ended and select.select([self.connection], [], [], 0)[0]:
             messages += self.read()

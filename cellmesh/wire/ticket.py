@@ -16,10 +16,8 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import shutil
 import stat
-import tempfile
 import time
 from pathlib import Path
 from typing import Literal
@@ -27,7 +25,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import HostError
-from .place import Place, own_python, own_torch, own_version, this_place
+from .host import Place, own_python, own_torch, own_version, this_place
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
@@ -55,7 +53,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         controller_pid: the process that starts it, and its first controller.
         created_at: seconds since the epoch.
         lease_s: how long it lives on without a controller, in seconds.
-        is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the mesh.
+        is_lease_chosen: whether the user has said so; else a kernel that is shut down ends the
+            mesh.
         settle_s: how long the other ranks of a run may take after one has failed, in seconds.
         on_error: what then happens to them: ``release`` or ``wait``.
         auto_heal: whether dead ranks are replaced without being asked.
@@ -89,7 +88,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     python: str = msgspec.field(default_factory=own_python)
     torch: str = msgspec.field(default_factory=own_torch)
     place: Place = msgspec.field(default_factory=this_place)
-    mark: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
+    mark: str = msgspec.field(default_factory=lambda: os.urandom(8).hex())
     agent_pid: int = 0
     agent_ticks: int = 0
 
@@ -137,7 +136,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 def new_key() -> str:
     """A fresh secret, 256 bits, hex."""
-    return secrets.token_hex(32)
+    return os.urandom(32).hex()
 
 
 def runtime_root() -> Path:
@@ -151,6 +150,8 @@ def runtime_root() -> Path:
     root = Path(jupyter_runtime_dir()) / "cellmesh"
     if len(os.fsencode(root)) + len("/mesh-4294967-zzzz") <= _MAX_DIRECTORY_BYTES:
         return root
+    import tempfile  # with random and hashlib: no agent needs it
+
     return Path(tempfile.gettempdir()) / f"cellmesh-{os.getuid()}"
 
 
@@ -170,17 +171,19 @@ def make_directory(root: Path, name: str) -> Path:
     directory = root / name
     if len(os.fsencode(directory)) > _MAX_DIRECTORY_BYTES:
         raise HostError(
-            f"{directory} is too long for a socket's address (at most {_MAX_DIRECTORY_BYTES} bytes): "
-            "choose a shorter --name or a shorter JUPYTER_RUNTIME_DIR"
+            f"{directory} is too long for a socket's address (at most {_MAX_DIRECTORY_BYTES} "
+            "bytes): choose a shorter --name or a shorter JUPYTER_RUNTIME_DIR"
         )
     try:
         str(directory).encode()
     except UnicodeEncodeError:
-        raise HostError(f"{directory!r} is not UTF-8: set JUPYTER_RUNTIME_DIR to one that is") from None
+        raise HostError(
+            f"{directory!r} is not UTF-8: set JUPYTER_RUNTIME_DIR to one that is"
+        ) from None
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Under /tmp the root may be somebody else's link to another directory of this user's. Once it is seen
-        # to be this user's, nobody else can put another in its place there.
+        # Under /tmp the root may be somebody else's link to another directory of this user's. Once
+        # it is seen to be this user's, nobody else can put another in its place there.
         is_own_link = stat.S_ISLNK((link := root.lstat()).st_mode) and link.st_uid == os.getuid()
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if is_own_link else os.O_NOFOLLOW)
         descriptor = os.open(root, flags)
@@ -242,7 +245,8 @@ def read_ticket(path: Path) -> Ticket:
         head = msgspec.convert(content, _Head)
         if head.version not in ("", own_version()):
             raise HostError(
-                f"{path} is of cellmesh {head.version}, and this is {own_version()}: use that version"
+                f"{path} is of cellmesh {head.version}, and this is {own_version()}: use that "
+                "version"
                 + (f", or end the mesh (`kill {head.agent_pid}`)" if head.agent_pid else "")
             )
         return msgspec.convert(content, Ticket)
@@ -251,7 +255,8 @@ def read_ticket(path: Path) -> Ticket:
 
 
 def find_strange(root: Path) -> list[tuple[Path, str]]:
-    """Directories under a root that hold no ticket that can be used here, with what is wrong with them.
+    """Directories under a root that hold no ticket that can be used here, with what is wrong with
+    them.
 
     Args:
         root: as `runtime_root` gives.
@@ -272,7 +277,9 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
 
 
 def find_tickets(root: Path) -> list[Ticket]:
-    """The tickets under a root, oldest first; `find_strange` tells of those that cannot be used here."""
+    """The tickets under a root, oldest first; `find_strange` tells of those that cannot be used
+    here.
+    """
     by_key = {}  # a mesh may be found twice, by a link
     for path in root.glob(f"*/{_FILE}"):
         try:
@@ -298,9 +305,13 @@ def remove_directory(directory: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Read a small file that must be a file, and its user's alone; a pipe in its place is not waited for."""
+    """Read a small file that must be a file, and its user's alone; a pipe in its place is not
+    waited for.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+        )
         with os.fdopen(descriptor, "rb") as file:
             facts = os.fstat(descriptor)
             text = file.read(_MAX_FILE_BYTES + 1) if stat.S_ISREG(facts.st_mode) else b""
@@ -308,11 +319,14 @@ def _read(path: Path) -> bytes:
         what = "it is a link" if e.errno == errno.ELOOP else e.strerror
         raise HostError(f"cannot read {path}: {what}") from e
     if not stat.S_ISREG(facts.st_mode) or len(text) > _MAX_FILE_BYTES:
-        raise HostError(f"{path} is no ticket: it is no file, or larger than {_MAX_FILE_BYTES >> 20} MiB")
+        raise HostError(
+            f"{path} is no ticket: it is no file, or larger than {_MAX_FILE_BYTES >> 20} MiB"
+        )
     if _is_others(facts):
         raise HostError(
-            f"{path} is not yours alone (owner {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}), so "
-            f"it is not used: if it is yours, `chmod 600 {path}`"
+            f"{path} is not yours alone (owner {facts.st_uid}, mode "
+            f"{stat.S_IMODE(facts.st_mode):04o}), so it is not used: if it is yours, `chmod 600 "
+            f"{path}`"
         )
     return text
 
@@ -324,8 +338,8 @@ def _is_others(facts: os.stat_result) -> bool:
 
 def _foreign_root(root: Path) -> HostError:
     return HostError(
-        f"{root} must belong to you alone (mode 0700): `chmod 700 {root}`, or set JUPYTER_RUNTIME_DIR to a "
-        "directory of yours"
+        f"{root} must belong to you alone (mode 0700): `chmod 700 {root}`, or set "
+        "JUPYTER_RUNTIME_DIR to a directory of yours"
     )
 
 
@@ -334,7 +348,9 @@ def remove_own_directory(ticket: Ticket) -> bool:
     try:
         if read_ticket(ticket.path).mark != ticket.mark:
             return False
-    except HostError:  # another process has removed it, and may have been killed before the last step
+    except (
+        HostError
+    ):  # another process has removed it, and may have been killed before the last step
         with contextlib.suppress(OSError):  # that is done here, if nothing else is in the directory
             os.rmdir(ticket.directory)
         return False
@@ -347,7 +363,8 @@ def _write(path: Path, value: Ticket | Holder) -> None:
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            # msgspec writes UTF-8 only; paths in a ticket may have bytes that are none (as surrogates).
+            # msgspec writes UTF-8 only; paths in a ticket may have bytes that are none (as
+            # surrogates).
             file.write(json.dumps(msgspec.to_builtins(value), indent=2).encode())
         draft.replace(path)
     except OSError as e:
@@ -356,6 +373,6 @@ def _write(path: Path, value: Ticket | Holder) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> HostError:
     return HostError(
-        f"cannot write {path}: {error.strerror or error}. Free some space or make it writable, or set "
-        "JUPYTER_RUNTIME_DIR to another directory"
+        f"cannot write {path}: {error.strerror or error}. Free some space or make it writable, or "
+        "set JUPYTER_RUNTIME_DIR to another directory"
     )

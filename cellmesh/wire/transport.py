@@ -1,7 +1,8 @@
 """ZeroMQ sockets, set up one way for both sides.
 
-Local meshes use ``ipc`` sockets in a directory of mode 0700. Queues are unbounded (`SNDHWM` 0): a ROUTER
-drops silently at its high-water mark, and what could flood (output) is bounded where it arises.
+Local meshes use ``ipc`` sockets in a directory of mode 0700. ZeroMQ bounds no queue (`SNDHWM` 0),
+as a ROUTER drops silently at its high-water mark: what may be under way is bounded by runs in
+flight (`bounds`), and by what the other side has acknowledged (`reliable`).
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import zmq
 
 from ..errors import HostError
-from .framing import MAX_FRAME_BYTES, Frame
+from .codec import MAX_FRAME_BYTES, Frame
 
 # Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
 ZERO_COPY_BYTES = 256 * 1024
@@ -21,6 +23,9 @@ ZERO_COPY_BYTES = 256 * 1024
 Socket = zmq.Socket[bytes]
 # pyzmq's `getsockopt` wraps what it returns in enums, which costs more than the call itself.
 _get = zmq.backend.Socket.get
+# pyzmq's own `send` is a Python function round this one.
+_send: Any = zmq.backend.Socket.send
+_SNDMORE, _EVENTS = int(zmq.SNDMORE), int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 
 
@@ -43,7 +48,8 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
         HostError: the endpoint cannot be bound.
     """
     socket = _configure(context.socket(zmq.ROUTER))
-    # A controller whose connection broke comes back under its name, maybe before the old one is known dead.
+    # A controller whose connection broke comes back under its name, maybe before the old one is
+    # known dead.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
         socket.bind(endpoint)
@@ -55,7 +61,9 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
     return socket
 
 
-def connect_dealer(context: zmq.Context[Socket], endpoint: str, identity: bytes) -> tuple[Socket, Socket]:
+def connect_dealer(
+    context: zmq.Context[Socket], endpoint: str, identity: bytes
+) -> tuple[Socket, Socket]:
     """A DEALER connected to an agent's ROUTER; the endpoint need not exist yet.
 
     Args:
@@ -69,7 +77,8 @@ def connect_dealer(context: zmq.Context[Socket], endpoint: str, identity: bytes)
     socket = _configure(context.socket(zmq.DEALER))
     socket.setsockopt(zmq.ROUTING_ID, identity)
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-    # The agent binds some milliseconds after its launcher returns; the default of 100 ms would show.
+    # The agent binds some milliseconds after its launcher returns; the default of 100 ms would
+    # show.
     socket.setsockopt(zmq.RECONNECT_IVL, 5)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
     socket.connect(endpoint)
@@ -77,7 +86,9 @@ def connect_dealer(context: zmq.Context[Socket], endpoint: str, identity: bytes)
 
 
 def hear_connection(monitor: Socket) -> Iterator[bool]:
-    """What has happened to a DEALER's connection: True when one was made, False when it was lost."""
+    """What has happened to a DEALER's connection: True when one was made, False when it was
+    lost.
+    """
     while readable(monitor):
         event = monitor.recv_multipart()[0]
         yield int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -85,35 +96,31 @@ def hear_connection(monitor: Socket) -> Iterator[bool]:
 
 def send(socket: Socket, frames: list[Frame]) -> None:
     """Send one message; never blocks, as queues are unbounded."""
-    if len(frames) == 1:
-        socket.send(frames[0])
-        return
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         large = len(frame) >= ZERO_COPY_BYTES
-        socket.send(frame, zmq.SNDMORE if index < last else 0, copy=not large, track=False)
+        _send(socket, frame, _SNDMORE if index < last else 0, copy=not large, track=False)
 
 
 def readable(socket: Socket) -> bool:
-    """Whether a message has arrived. ZeroMQ's descriptor tells of changes only; this tells what is so."""
-    return bool(int(_get(socket, zmq.EVENTS)) & _POLLIN)
-
-
-def drain(socket: Socket, limit: int = 1000) -> Iterator[list[Frame]]:
-    """The messages that have arrived, without waiting; at most `limit`, to be fair to other sockets."""
-    for _ in range(limit):
-        if not readable(socket):
-            return
-        yield receive(socket)
+    """Whether a message has arrived. ZeroMQ's descriptor tells of changes only; this tells what is
+    so.
+    """
+    return bool(int(_get(socket, _EVENTS)) & _POLLIN)
 
 
 def receive(socket: Socket) -> list[Frame]:
-    """Receive one message; waits for it. Its first two frames are short (or a header): these are copied."""
-    frames: list[Frame] = [socket.recv()]
-    if _get(socket, zmq.RCVMORE):
-        frames.append(socket.recv())
-    while _get(socket, zmq.RCVMORE):
-        # Arrays are rebuilt on this memory: it must be writable, which `bytes` is not.
-        frame = socket.recv(copy=False).buffer
-        frames.append(bytearray(frame) if len(frame) < ZERO_COPY_BYTES else frame)
-    return frames
+    """Receive one message; waits for it. Its first two frames are short (or a header): these are
+    copied.
+    """
+    frames: list[Frame] = []
+    while True:
+        part = socket.recv(copy=False)
+        if len(frames) < 2:
+            frames.append(part.bytes)
+        else:
+            # Arrays are rebuilt on this memory: it must be writable, which `bytes` is not.
+            frame = part.buffer
+            frames.append(bytearray(frame) if len(frame) < ZERO_COPY_BYTES else frame)
+        if not part.more:  # known without asking for an option, which makes an enum
+            return frames

@@ -12,8 +12,8 @@ _DICTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 def held_by(value: Any) -> dict[str, Any]:
     """An object's own ``__dict__``, whatever its class says of it.
 
-    Python's own descriptor gives it, not a property ``__dict__`` of the user's, nor ``__getattr__``, which
-    recurses where ``__init__`` has not got far enough.
+    Python's own descriptor gives it, not a property ``__dict__`` of the user's, nor
+    ``__getattr__``, which recurses where ``__init__`` has not got far enough.
     """
     for kind in classes_of(type(value)):
         if type(descriptor := vars_of(kind).get("__dict__")) in _DICTS:

@@ -1,11 +1,11 @@
 """The zygote: one interpreter with torch imported, from which ranks are forked.
 
-It has one thread, never touches CUDA, and talks to its agent over a socketpair: neither threads nor a ZeroMQ
-context may cross a fork. It forks twice, so that a rank is an orphan that its agent, a subreaper, takes in;
-the agent then has the exit status, and the zygote's own end costs no rank.
+It has one thread, never touches CUDA, and talks to its agent over a socketpair: neither threads nor
+a ZeroMQ context may cross a fork. It forks twice, so that a rank is an orphan that its agent, a
+subreaper, takes in; the agent then has the exit status, and the zygote's own end costs no rank.
 
-When agent and guardian go without a word (kill -9), the zygote is what is left to tidy up: it ends what the
-ranks started and removes the mesh's directory.
+When agent and guardian go without a word (kill -9), the zygote is what is left to tidy up: it ends
+what the ranks started and removes the mesh's directory.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ import msgspec
 
 from ..errors import HostError
 from ..wire import marks
-from ..wire.modules import loaded
-from ..wire.place import same_release
+from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
-from .processes import PROGRAM, die_with, name_process
+from .linux_process import PROGRAM, die_with, name_process, receive_descriptors
 
 if TYPE_CHECKING:
-    from .rank import RankOptions
-    from .shell import RankShell
+    from .rank.main import RankOptions
+    from .rank.shell import RankShell
 
 _MAX_MESSAGE_BYTES = 1 << 20
-# What a rank gets: the pipes for its descriptors 1 and 2, its work and its control socket.
-DESCRIPTORS_A_RANK = 4
+# What a rank gets: the pipes for its descriptors 1 and 2, its work, its control and its segment
+# socket.
+DESCRIPTORS_A_RANK = 5
+# Its environment: OpenBLAS starts its threads when numpy is imported, unless told not to.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # SCM_RIGHTS carries at most 253 descriptors.
-MAX_RANKS_A_MESSAGE = 60
+MAX_RANKS_A_MESSAGE = 50
 
 
 # From the end of a process's connections to that of the process.
@@ -50,7 +52,9 @@ _SAFE = 512
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """Fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK descriptors come along for each."""
+    """Fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK descriptors come along for
+    each.
+    """
 
     options: list[msgspec.Raw]
 
@@ -87,12 +91,14 @@ Request = ForkRanks | ForkStore
 Reply = ZygoteReady | ZygoteFailed | Forked
 
 
-def main(descriptor: int, ticket_path: str) -> None:
+def main(descriptor: int, ticket_path: str, shell: RankShell | None = None) -> None:
     """Serve an agent until it goes.
 
     Args:
         descriptor: our end of the socketpair.
         ticket_path: the mesh's ticket.
+        shell: as `import_all` returned it, in a process that was forked from one which had called
+            it.
     """
     ticket = read_ticket(Path(ticket_path))
     agent = socket.socket(fileno=descriptor)
@@ -102,11 +108,14 @@ def main(descriptor: int, ticket_path: str) -> None:
     sys.argv[:], sys.orig_argv[:] = [PROGRAM], [sys.executable, PROGRAM]
     os.chdir(ticket.cwd)
     try:
-        shell = _import_all(ticket)
+        shell = shell or import_all()
+        _make_like_notebook(ticket)
     except BaseException as error:
         _tell(agent, ZygoteFailed(f"{type(error).__name__}: {error}"))
         raise
-    _tell(agent, ZygoteReady(str(sys.modules["torch"].__version__), _count_gpus(), _count_threads()))
+    _tell(
+        agent, ZygoteReady(str(sys.modules["torch"].__version__), _count_gpus(), _count_threads())
+    )
     _serve(agent, shell)
     _tidy_up(ticket)
 
@@ -116,38 +125,54 @@ def _tell(agent: socket.socket, reply: Reply) -> None:
         agent.send(msgspec.msgpack.encode(reply))
 
 
-def _import_all(ticket: Ticket) -> RankShell:
+def import_all() -> RankShell:
     """Import what ranks need, once, and freeze it: frozen objects keep forked pages shared."""
     gc.disable()
-    # What every rank would import by itself: numpy.random alone is 5 MB and 15 ms a rank.
-    import torch.utils._device
+    # What every rank would import by itself: numpy.random alone is 6 MB and 20 ms a rank.
+    import torch.utils._device  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import numpy.random  # noqa: F401  (numpy 2 imports it only when it is used)
     from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
 
     from .groups import torch_internals
 
     torch_internals.check()
-    from . import features, rank  # noqa: F401
+    from ..wire.modules import loaded
     from .groups import init_process_group
-    from .shell import make_shell
+    from .rank import features, main  # noqa: F401
+    from .rank.shell import make_shell
 
     features.preimport()
+    loaded.record()
+    init_process_group.install()  # before a module that is preloaded imports the name
+    shell = make_shell()
+    gc.collect()
+    gc.freeze()
+    return shell
+
+
+def _make_like_notebook(ticket: Ticket) -> None:
+    """Check torch's version, take the notebook's `sys.path`, and import what `--preload` asks
+    for.
+    """
+    torch = sys.modules["torch"]
     if ticket.torch and not same_release(torch.__version__, ticket.torch):
         raise ImportError(
             f"the ranks import torch {torch.__version__} ({torch.__file__}), and the notebook has "
             f"{ticket.torch}: restart the kernel if torch was installed since it began"
         )
-    loaded.record()
-    sys.path[:] = ticket.sys_path  # the user's modules are found as in the notebook, beside it for one
-    init_process_group.install()  # before a module that is preloaded imports the name
+    sys.path[:] = (
+        ticket.sys_path
+    )  # the user's modules are found as in the notebook, beside it for one
     for name in ticket.preload:
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise ImportError(f"--preload {name}: {error}") from error
-    shell = make_shell()
-    gc.collect()
+    if ticket.preload:
+        gc.collect()
     gc.freeze()
-    return shell
 
 
 def _count_gpus() -> int:
@@ -168,10 +193,12 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
     decoder = msgspec.msgpack.Decoder(Request)
     while True:
         try:
-            data, descriptors, _, _ = socket.recv_fds(
+            data, descriptors = receive_descriptors(
                 agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
             )
-        except ConnectionResetError:  # it went without hearing us; told once, before what it said last
+        except (
+            ConnectionResetError
+        ):  # it went without hearing us; told once, before what it said last
             continue
         if not data:
             return
@@ -183,7 +210,8 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
                         for i in range(0, len(descriptors), DESCRIPTORS_A_RANK)
                     ]
                     starts = [
-                        _rank_starter(raw, own, shell, agent) for raw, own in zip(options, each, strict=True)
+                        _rank_starter(raw, own, shell, agent)
+                        for raw, own in zip(options, each, strict=True)
                     ]
                     forked = _fork_orphans(starts)
                 case ForkStore(port, agent_pid):
@@ -241,22 +269,24 @@ def _rank_starter(
     raw: msgspec.Raw, descriptors: Sequence[int], shell: RankShell, agent: socket.socket
 ) -> Callable[[], None]:
     def start() -> None:
-        from .rank import RankOptions, run_rank
+        from .rank.main import RankOptions, run_rank
 
         options: RankOptions = msgspec.msgpack.decode(raw, type=RankOptions)
         agent.close()
         null = os.open(os.devnull, os.O_RDONLY)
-        for number, own in enumerate((null, *descriptors)):  # 0, 1, 2; work is 3, control is 4
+        for number, own in enumerate((null, *descriptors)):  # 0, 1, 2; then the three sockets
             os.dup2(own, number + _SAFE)
         for number in range(1 + DESCRIPTORS_A_RANK):
             os.dup2(number + _SAFE, number, inheritable=number < 3)
         os.closerange(1 + DESCRIPTORS_A_RANK, _SAFE + 1 + DESCRIPTORS_A_RANK)
-        run_rank(options, shell, socket.socket(fileno=3), socket.socket(fileno=4))
+        run_rank(options, shell, *(socket.socket(fileno=number) for number in (3, 4, 5)))
 
     return start
 
 
-def _store_starter(port: int, listener: int, agent_pid: int, agent: socket.socket) -> Callable[[], None]:
+def _store_starter(
+    port: int, listener: int, agent_pid: int, agent: socket.socket
+) -> Callable[[], None]:
     def start() -> None:
         from torch._C._distributed_c10d import TCPStore
 
@@ -279,11 +309,14 @@ def _store_starter(port: int, listener: int, agent_pid: int, agent: socket.socke
 
 
 def _tidy_up(ticket: Ticket) -> None:
-    """The agent's end has closed: once it is dead, end what carries the mesh's mark and remove its directory.
+    """The agent's end has closed: once it is dead, end what carries the mesh's mark and remove its
+    directory.
 
     Its guardian does that as well, unless it was killed, too.
     """
-    with contextlib.suppress(HostError, ProcessLookupError):  # somebody else was faster
+    with contextlib.suppress(
+        HostError, OSError
+    ):  # somebody else was faster, or it has signed nothing yet
         ticket = read_ticket(ticket.path)  # the agent has signed it since
         select.select([os.pidfd_open(ticket.agent_pid)], [], [], _AGENT_END_S)
     marks.end_mesh_if_dead(ticket)

@@ -1,4 +1,6 @@
-"""An inspector in a bare page: no JupyterLab, no kernel, and ranks that are namespaces of this process."""
+"""An inspector in a bare page: no JupyterLab, no kernel, and ranks that are namespaces of this
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,16 @@ from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from cellmesh.magics.widgets.answers import Answers
-from cellmesh.magics.widgets.inspector import Inspector, InspectorWidget
+from cellmesh.magics.widgets.inspector.inspector import Inspector, InspectorWidget
+from cellmesh.magics.widgets.inspector.source import Answers
 from tests.browser.lab import PICTURES
 
 _TRAITS = ("summary", "detail", "gradients", "picture", "live", "tab", "ended")
 # What JupyterLab's themes say of the names that base.css reads.
 _DARK = (
-    "--jp-ui-font-color1:#fff;--jp-ui-font-color2:#bdbdbd;--jp-layout-color1:#111;--jp-layout-color2:#424242;"
-    "--jp-border-color2:#616161;--jp-brand-color1:#2196f3;--jp-error-color1:#ef5350;"
+    "--jp-ui-font-color1:#fff;--jp-ui-font-color2:#bdbdbd;--jp-layout-color1:#111;"
+    "--jp-layout-color2:#424242;--jp-border-color2:#616161;--jp-brand-color1:#2196f3;"
+    "--jp-error-color1:#ef5350;"
 )
 _PAGE = """
 <!doctype html><meta charset="utf-8"><style>{css}</style>
@@ -31,22 +34,24 @@ async ([source, state, isDead]) => {
   const widget = (await import(url)).default;
   const listeners = new Map();
   const decode = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
-  const fire = (name, ...args) => { for (const call of [...(listeners.get(name) ?? [])]) call(...args); };
+  const heard = (name) => listeners.get(name) ?? [];
+  const fire = (name, ...args) => { for (const call of [...heard(name)]) call(...args); };
   const model = {
     get: (key) => state[key],
     set: (key, value) => { state[key] = value; fire(`change:${key}`); },
     save_changes: () => {},
     send: (content) => { if (!isDead) window.tellKernel(JSON.stringify(content)); },
-    on: (name, call) => listeners.set(name, [...(listeners.get(name) ?? []), call]),
-    off: (name, call) => listeners.set(name, (listeners.get(name) ?? []).filter((one) => one !== call)),
+    on: (name, call) => listeners.set(name, [...heard(name), call]),
+    off: (name, call) => listeners.set(name, heard(name).filter((one) => one !== call)),
   };
   window.testState = state;
   const el = document.getElementById("root");
   window.testClose = widget.render({ model, el });
   const poll = async () => {
     for (const [kind, content, buffers] of JSON.parse(await window.hearKernel())) {
-      if (kind === "state") for (const [key, value] of Object.entries(content)) model.set(key, value);
-      else fire("msg:custom", content, buffers.map(decode));
+      if (kind === "state") {
+        for (const [key, value] of Object.entries(content)) model.set(key, value);
+      } else fire("msg:custom", content, buffers.map(decode));
     }
     setTimeout(poll, 15);
   };

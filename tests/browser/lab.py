@@ -30,11 +30,16 @@ END_S = 30.0
 LOOK_S = 30.0
 
 _SETTINGS = {
-    "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight are in the page, too
+    "notebook-extension/tracker": {
+        "windowingMode": "none"
+    },  # cells out of sight are in the page, too
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "completer-extension/manager": {"providerTimeout": 20_000},  # on a loaded machine, a second is short
+    "completer-extension/manager": {
+        "providerTimeout": 20_000
+    },  # on a loaded machine, a second is short
 }
-# Not at ports, which are chosen before a kernel binds them: what else runs may be given one meanwhile.
+# Not at ports, which are chosen before a kernel binds them: what else runs may be given one
+# meanwhile.
 _KERNELS = {"KernelManager": {"transport": "ipc"}}
 _CHROMIUM_OPTIONS = [
     "--no-sandbox",
@@ -45,9 +50,12 @@ _CHROMIUM_OPTIONS = [
 ]
 _WIDTH, _HEIGHT = 1000, 900
 _CHROME = 130  # what menu and toolbar take of the height
-# The indicator in the toolbar says idle before there is a kernel, and a cell that is run then does nothing.
+# The indicator in the toolbar says idle before there is a kernel, and a cell that is run then does
+# nothing.
 _KERNEL_IS_IDLE = (
-    "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+    "() => "
+    "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status "
+    "=== 'idle'"
 )
 _RAN = re.compile(r"^\[\d+\]:$")
 
@@ -176,7 +184,8 @@ def _start(server: Server) -> tuple[subprocess.Popen[str], int]:
     process = subprocess.Popen(
         [
             sys.executable, "-m", application.module, "--no-browser", "--allow-root",
-            "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--ServerApp.root_dir={server.notebooks}",
+            "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0",
+            f"--ServerApp.root_dir={server.notebooks}",
         ],
         env={
             **os.environ,
@@ -334,13 +343,17 @@ class Notebook:
         """Run one of JupyterLab's commands; returns at once."""
         # Not returned: some commands' promises end with the work that they begin.
         self.page.evaluate(
-            "([name, args]) => { window.jupyterapp.commands.execute(name, args) }", [name, arguments or {}]
+            "([name, args]) => { window.jupyterapp.commands.execute(name, args) }",
+            [name, arguments or {}],
         )
 
 
 @contextlib.contextmanager
-def open_notebook(browser: Browser, server: Server, name: str, scale: float = 1) -> Iterator[Notebook]:
-    """Open a notebook, a new one if there is none; in the end its kernel is shut down, and all that it began.
+def open_notebook(
+    browser: Browser, server: Server, name: str, scale: float = 1
+) -> Iterator[Notebook]:
+    """Open a notebook, a new one if there is none; in the end its kernel is shut down, and all that
+    it began.
 
     Args:
         browser: where.
@@ -353,7 +366,9 @@ def open_notebook(browser: Browser, server: Server, name: str, scale: float = 1)
         server.write(name, new_notebook(cells=[new_code_cell()], metadata={"kernelspec": kernel}))
     before = server.processes()
     context = browser.new_context(
-        viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=scale, color_scheme="light"
+        viewport={"width": _WIDTH, "height": _HEIGHT},
+        device_scale_factor=scale,
+        color_scheme="light",
     )
     page = context.new_page()
     page.goto(f"{server.url}/{server.application.path}/{name}?token={server.token}")

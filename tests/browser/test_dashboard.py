@@ -1,4 +1,6 @@
-"""The mesh dashboard as people see it: in JupyterLab, with four ranks; and with 64 that are made up."""
+"""The mesh dashboard as people see it: in JupyterLab, with four ranks; and with 64 that are made
+up.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Dashboard:
 
 
 @pytest.fixture
-def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+def notebook(
+    browser: Browser, server: Server, request: pytest.FixtureRequest
+) -> Iterator[Notebook]:
     """A new notebook with a mesh of 2 x 2 ranks."""
     with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start --mesh dp=2,tp=2", timeout_s=60)
@@ -76,18 +80,26 @@ def test_ranks_stand_where_the_mesh_has_them(notebook: Notebook, dashboard: Dash
         assert box["y"] <= beside["y"] + beside["height"] / 2 <= box["y"] + box["height"]
     memory = dashboard.card(0).locator('[data-series="rss"] .cmd-value')
     expect(memory).to_have_text(re.compile(r"^\d+ MB$"))
-    expect(dashboard.card(0).locator('[data-series="cpu"] .cmd-value')).to_have_text(re.compile(r"^\d+ %$"))
+    expect(dashboard.card(0).locator('[data-series="cpu"] .cmd-value')).to_have_text(
+        re.compile(r"^\d+ %$")
+    )
     for theme in ("Light", "Dark"):
         notebook.set_theme(f"JupyterLab {theme}")
         notebook.picture(f"dashboard-{theme.lower()}", first=1, last=1)
 
 
-def test_a_cell_that_waits_is_told_and_interrupted(notebook: Notebook, dashboard: Dashboard) -> None:
+def test_a_cell_that_waits_is_told_and_interrupted(
+    notebook: Notebook, dashboard: Dashboard
+) -> None:
     cell = notebook.start("%%dist\nimport time\nif rank == 0:\n    time.sleep(600)\ndist.barrier()")
     for rank in (1, 2, 3):
         dashboard.expect_doing(rank, "waits")
-        expect(dashboard.card(rank).locator(".cmd-doing")).to_have_text(re.compile(r"^barrier( \d+ s)?$"))
-        expect(dashboard.card(rank).locator(".cmd-cell")).to_have_text(re.compile(r"^In\[\d+\] line 5$"))
+        expect(dashboard.card(rank).locator(".cmd-doing")).to_have_text(
+            re.compile(r"^barrier( \d+ s)?$")
+        )
+        expect(dashboard.card(rank).locator(".cmd-cell")).to_have_text(
+            re.compile(r"^In\[\d+\] line 5$")
+        )
     dashboard.expect_doing(0, "runs")
     expect(dashboard.card(0).locator(".cmd-doing")).to_have_text("time.sleep")
     notebook.picture("dashboard-waits", first=1, last=2)
@@ -102,7 +114,8 @@ def test_a_cell_that_waits_is_told_and_interrupted(notebook: Notebook, dashboard
 
 def test_a_rank_that_was_killed_is_healed(notebook: Notebook, dashboard: Dashboard) -> None:
     notebook.run(
-        "import os, signal\nos.kill(next(r.pid for r in mesh.report() if r.rank == 2), signal.SIGKILL)"
+        "import os, signal\nos.kill(next(r.pid for r in mesh.report() if r.rank == 2), "
+        "signal.SIGKILL)"
     )
     dashboard.expect_doing(2, "dead")
     expect(dashboard.root.locator(".cmd-note")).to_contain_text("rank 2 was killed by SIGKILL")
@@ -118,7 +131,9 @@ def test_a_rank_that_was_killed_is_healed(notebook: Notebook, dashboard: Dashboa
     dashboard.button("heal").click()
     dashboard.expect_doing(2, "new")
     expect(dashboard.told).to_contain_text("heal: rank 2 is new and empty")
-    assert notebook.run("%%dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()").texts() == ["[0-3] 4.0"]
+    assert notebook.run("%%dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()").texts() == [
+        "[0-3] 4.0"
+    ]
     dashboard.expect_doing(2, "idle")
     expect(dashboard.root.locator(".cmd-note")).to_have_count(0)
 
@@ -167,7 +182,9 @@ def test_restart_and_stop_ask_first(notebook: Notebook, dashboard: Dashboard) ->
     dashboard.button("restart").click()
     dashboard.picture("asks")
     question.get_by_role("button", name="restart").click()
-    expect(dashboard.told).to_have_text(re.compile(r"restart: 4 ranks ready in \d+\.\d s"), timeout=SOON_MS)
+    expect(dashboard.told).to_have_text(
+        re.compile(r"restart: 4 ranks ready in \d+\.\d s"), timeout=SOON_MS
+    )
     assert notebook.run("%%dist\n'kept' in globals()").texts() == ["[0-3] False"]
     dashboard.expect_doing(0, "idle")
     dashboard.button("stop").click()
@@ -179,7 +196,9 @@ def test_restart_and_stop_ask_first(notebook: Notebook, dashboard: Dashboard) ->
     notebook.picture("dashboard-ended", first=1, last=1)
 
 
-def test_it_comes_back_when_the_page_is_loaded_again(notebook: Notebook, dashboard: Dashboard) -> None:
+def test_it_comes_back_when_the_page_is_loaded_again(
+    notebook: Notebook, dashboard: Dashboard
+) -> None:
     notebook.save()
     notebook.page.reload()
     dashboard.expect_doing(0, "idle")
@@ -194,21 +213,22 @@ def test_it_comes_back_when_the_page_is_loaded_again(notebook: Notebook, dashboa
 
 FAKE = """
 import time
-from cellmesh.controller.looking.watching import Snapshot
-from cellmesh.magics.widgets.base import View
-from cellmesh.magics.widgets.dashboard import Dashboard, DashboardWidget, Static
+from cellmesh.controller.status import Snapshot
+from cellmesh.magics.widgets.base.widget import View
+from cellmesh.magics.widgets.dashboard.dashboard import Dashboard, DashboardWidget, Static
 from cellmesh.wire.messages import RankInfo, RankState
 DIMS = {dims}
 def take(before):
     now = time.monotonic()
     infos = [
-        RankInfo(rank, 100 + rank, "node", "running", "cuda:0", "nccl", 3_000_000_000 + rank * 10_000_000,
-                 cpu_s=now * (rank % 8) / 8)
+        RankInfo(rank, 100 + rank, "node", "running", "cuda:0", "nccl",
+                 3_000_000_000 + rank * 10_000_000, cpu_s=now * (rank % 8) / 8)
         for rank in range(64)
     ]
     infos[5] = RankInfo(5, 0, "node", "dead", ending="was killed by SIGSEGV")
     states = {{
-        rank: RankState(1, 4, 7, 12, "model.forward", "all_gather_into_tensor" if rank % 3 else "", "cuda:0",
+        rank: RankState(1, 4, 7, 12, "model.forward",
+                        "all_gather_into_tensor" if rank % 3 else "", "cuda:0",
                         40_000_000_000, "", now % 1000, device_percent=rank)
         for rank in range(64) if rank != 5
     }}
@@ -242,10 +262,12 @@ def test_64_ranks_fit(browser: Browser, server: Server) -> None:
                 outside = shown.root.evaluate(
                     """root => {
                         const room = root.getBoundingClientRect();
-                        const parts = root.querySelectorAll('.cmd-card, .cmd-label, .cmd-buttons button');
+                        const kinds = '.cmd-card, .cmd-label, .cmd-buttons button';
+                        const parts = root.querySelectorAll(kinds);
                         return [...parts].filter(element => {
                             const box = element.getBoundingClientRect();
-                            return box.left < room.left - 1 || box.right > room.right + 1 || box.width < 20;
+                            const isOut = box.left < room.left - 1 || box.right > room.right + 1;
+                            return isOut || box.width < 20;
                         }).map(element => element.outerHTML);
                     }"""
                 )

@@ -15,7 +15,9 @@ def type_answer(notebook: Notebook, prompt: str, text: str) -> None:
     box = notebook.panel.locator(".jp-Stdin:has(.jp-Stdin-input)")
     expect(box).to_contain_text(prompt.strip(), timeout=20_000)
     field = box.locator(".jp-Stdin-input")
-    field.evaluate("field => { field.dataset.answered = 'yes' }")  # the next question has a box of its own
+    field.evaluate(
+        "field => { field.dataset.answered = 'yes' }"
+    )  # the next question has a box of its own
     field.fill(text)
     field.press("Enter")
     expect(notebook.panel.locator(".jp-Stdin-input[data-answered]")).to_have_count(0)

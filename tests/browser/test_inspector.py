@@ -29,7 +29,9 @@ def open_heatmap(root: Locator) -> Locator:
 
 
 def value_at(notebook: Notebook, root: Locator, x: float, y: float) -> tuple[tuple[int, ...], str]:
-    """What is told of the element at a place of the canvas: its index in the whole, and its value."""
+    """What is told of the element at a place of the canvas: its index in the whole, and its
+    value.
+    """
     root.locator("canvas").scroll_into_view_if_needed()
     box = root.locator("canvas").bounding_box()
     assert box is not None

@@ -6,7 +6,7 @@ import torch
 from playwright.sync_api import Browser, expect
 
 from tests.browser.inspector_page import keep, opacity, open_heatmap, open_page, state_of, value_at
-from tests.core.looked_at import LocalAnswers
+from tests.support.inspected_ranks import LocalAnswers
 
 
 def test_a_kernel_that_answers_late_is_waited_for(browser: Browser) -> None:
@@ -79,9 +79,9 @@ def test_it_looks_again_after_a_cell_and_while_one_runs(browser: Browser) -> Non
         expect(most).to_have_text("5")
 
         page.get_by_role("button", name="Look again each second while a cell runs").click()
-        expect(page.get_by_role("button", name="Look again each second while a cell runs")).to_have_attribute(
-            "aria-pressed", "true"
-        )
+        expect(
+            page.get_by_role("button", name="Look again each second while a cell runs")
+        ).to_have_attribute("aria-pressed", "true")
         answers.busy = True
         refresher.before_cell()
         names["w"] = torch.full((3, 3), 6.0)

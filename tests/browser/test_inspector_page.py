@@ -1,4 +1,6 @@
-"""The inspector in a bare page: what it draws of values of many kinds, in both themes and narrow."""
+"""The inspector in a bare page: what it draws of values of many kinds, in both themes and
+narrow.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser, expect
 
-from cellmesh.wire.looks import Found, Item, Overview, Picture, Refusal
+from cellmesh.wire.inspect import Found, Item, Overview, Picture, Refusal
 from tests.browser.inspector_page import (
     element_at,
     keep,
@@ -18,7 +20,7 @@ from tests.browser.inspector_page import (
     value_at,
     wait_for_new_picture,
 )
-from tests.core.looked_at import LocalAnswers
+from tests.support.inspected_ranks import LocalAnswers
 
 EVIL = "<script>window.stolen = 1</script><img src=x onerror='window.stolen = 1'>"
 
@@ -103,7 +105,9 @@ def test_the_mark_of_an_element_is_whole_at_the_edges(browser: Browser, x: float
         assert not any(dark[side] > 20 for side in free), dark
 
 
-def test_keys_pan_zoom_and_choose(browser: Browser, weights: dict[int, dict[str, torch.Tensor]]) -> None:
+def test_keys_pan_zoom_and_choose(
+    browser: Browser, weights: dict[int, dict[str, torch.Tensor]]
+) -> None:
     with open_page(browser, LocalAnswers("w", weights)) as (page, _):
         canvas = open_heatmap(page)
         canvas.focus()
@@ -115,16 +119,24 @@ def test_keys_pan_zoom_and_choose(browser: Browser, weights: dict[int, dict[str,
         value = page.locator(".cmi-value[data-final=true]")
         expect(value).to_be_visible()
         index = tuple(map(int, (value.get_attribute("data-index") or "").split(",")))
-        assert torch.tensor(float(value.get_attribute("data-value") or "")) == weights[0]["w"][index]
+        assert (
+            torch.tensor(float(value.get_attribute("data-value") or "")) == weights[0]["w"][index]
+        )
         count = shown(canvas)
         canvas.press("0")
         wait_for_new_picture(canvas, count)
         expect(canvas).to_have_attribute("data-view", "0.000 700.000 0.000 1100.000")
 
 
-def test_the_difference_of_two_ranks(browser: Browser, weights: dict[int, dict[str, torch.Tensor]]) -> None:
+def test_the_difference_of_two_ranks(
+    browser: Browser, weights: dict[int, dict[str, torch.Tensor]]
+) -> None:
     def change(rank: int, subject: object, answer: object) -> object:
-        return Refusal("RankDied", "it is no more") if (rank, type(subject)) == (3, Picture) else answer
+        return (
+            Refusal("RankDied", "it is no more")
+            if (rank, type(subject)) == (3, Picture)
+            else answer
+        )
 
     with open_page(browser, LocalAnswers("w", weights, change)) as (page, _):
         canvas = open_heatmap(page)
@@ -151,7 +163,9 @@ def test_the_difference_of_two_ranks(browser: Browser, weights: dict[int, dict[s
 @pytest.mark.parametrize("width", [1000, 700])
 def test_looks(browser: Browser, theme: str, width: int) -> None:
     torch.manual_seed(2)
-    rows, cols = torch.meshgrid(torch.linspace(-3, 3, 160), torch.linspace(-4, 4, 240), indexing="ij")
+    rows, cols = torch.meshgrid(
+        torch.linspace(-3, 3, 160), torch.linspace(-4, 4, 240), indexing="ij"
+    )
     wave = torch.sin(rows * cols) * torch.exp(-(rows**2) / 4)
     wave[20:26, 30:44] = float("nan")
     wave[60:66, 190:204] = float("inf")
@@ -164,7 +178,9 @@ def test_looks(browser: Browser, theme: str, width: int) -> None:
         rows_shown = page.locator(".cmi-panel[data-tab=overview] tr[data-ranks]")
         assert [row.get_attribute("data-ranks") for row in rows_shown.all()] == ["0,2", "1", "3"]
         expect(rows_shown.nth(0).locator("[data-key=num_nan]")).to_have_text("84")
-        expect(rows_shown.nth(0).locator("[data-key=num_nan]")).to_have_class("cm-mono cmi-number cmi-bad")
+        expect(rows_shown.nth(0).locator("[data-key=num_nan]")).to_have_class(
+            "cm-mono cmi-number cmi-bad"
+        )
         expect(rows_shown.nth(0).locator("svg")).to_be_visible()
         expect(rows_shown.nth(2)).to_contain_text("NameError: name 'wave' is not defined")
         keep(page, f"inspector-overview-{theme}-{width}")
@@ -174,7 +190,9 @@ def test_looks(browser: Browser, theme: str, width: int) -> None:
         middle = page.locator(".cmi-legend-ticks span").nth(2)
         expect(middle).to_have_text("0")
         keep(page, f"inspector-heatmap-{theme}-{width}")
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        wide = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         assert wide <= 0
 
 
@@ -207,7 +225,13 @@ def test_one_dim_is_one_row(browser: Browser) -> None:
 
 
 def test_what_has_no_picture(browser: Browser) -> None:
-    for value in (torch.tensor(3.5), torch.empty(0, 4), torch.empty(3, 3, device="meta"), {"a": 1}, "text"):
+    for value in (
+        torch.tensor(3.5),
+        torch.empty(0, 4),
+        torch.empty(3, 3, device="meta"),
+        {"a": 1},
+        "text",
+    ):
         with open_page(browser, LocalAnswers("value", {0: {"value": value}})) as (page, _):
             expect(page.get_by_role("tab", name="Overview")).to_be_visible()
             expect(page.get_by_role("tab", name="Heatmap")).to_be_hidden()
@@ -216,7 +240,10 @@ def test_what_has_no_picture(browser: Browser) -> None:
 def test_thousands_of_tensors_are_filtered_at_once(browser: Browser) -> None:
     nest = {f"layer{index}": torch.full((2, 2), float(index)) for index in range(3000)}
     nest["layer2024"][0, 0] = float("nan")
-    with open_page(browser, LocalAnswers("nest", {0: {"nest": nest}, 1: {"nest": nest}})) as (page, kernel):
+    with open_page(browser, LocalAnswers("nest", {0: {"nest": nest}, 1: {"nest": nest}})) as (
+        page,
+        kernel,
+    ):
         said = page.locator(".cmi-panel[data-tab=overview] .cmi-bar")
         expect(said).to_contain_text("3,000 tensors, the first 150 shown")
         assert len(kernel.inspector.widget.summary["items"]) == 200
@@ -245,7 +272,9 @@ def test_names_from_users_are_no_html(browser: Browser) -> None:
             assert page.locator("#root script, #root img").count() == 0
             assert "<script" not in kernel.inspector.static().html
     with open_page(browser, LocalAnswers("nest", {0: {"nest": nest}})) as (page, _):
-        expect(page.locator(".cmi-panel[data-tab=overview]")).to_contain_text("<script>window.stolen")
+        expect(page.locator(".cmi-panel[data-tab=overview]")).to_contain_text(
+            "<script>window.stolen"
+        )
 
 
 def sharded(rank: int, subject: object, answer: object) -> object:
@@ -311,7 +340,8 @@ def test_sixty_four_ranks(browser: Browser) -> None:
             return answer
         facts = msgspec.structs.replace(
             answer.items[0].facts,
-            shape=(32, 32), offset=(4 * (rank // 8), 4 * (rank % 8)), placements="Shard(dim=0), Shard(dim=1)",
+            shape=(32, 32), offset=(4 * (rank // 8), 4 * (rank % 8)),
+            placements="Shard(dim=0), Shard(dim=1)",
             mesh_dim_names=("dp", "tp"), mesh_shape=(8, 8), coordinate=(rank // 8, rank % 8),
             shard=(rank // 8, rank % 8),
         )  # fmt: skip
@@ -327,7 +357,9 @@ def test_sixty_four_ranks(browser: Browser) -> None:
         keep(page, "inspector-64-shards")
         page.locator(".cmi-block[data-ranks='42']").click()
         expect(page.get_by_label("rank", exact=True)).to_have_value("42")
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        wide = page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         assert wide <= 0
 
 
@@ -348,7 +380,9 @@ def test_gradients_are_sorted_and_flagged(browser: Browser, theme: str) -> None:
         second.bias.grad = None
         third.bias.grad += rank
         namespaces[rank] = {"model": model}
-    with open_page(browser, LocalAnswers("model", namespaces), dark=theme == "dark", grads=True) as (page, _):
+    with open_page(
+        browser, LocalAnswers("model", namespaces), dark=theme == "dark", grads=True
+    ) as (page, _):
         expect(page.get_by_role("tab", name="Gradients")).to_have_attribute("aria-selected", "true")
         rows = page.locator(".cmi-panel[data-tab=gradients] tbody tr")
 

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+def notebook(
+    browser: Browser, server: Server, request: pytest.FixtureRequest
+) -> Iterator[Notebook]:
     """A new notebook with a mesh of four ranks."""
     with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
         started = notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
@@ -33,11 +35,14 @@ def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -
 
 
 def test_ranks_that_say_the_same_are_folded(notebook: Notebook) -> None:
-    # Ranks are told apart by what they say, and by when: the barrier is so that they say it together.
+    # Ranks are told apart by what they say, and by when: the barrier is so that they say it
+    # together.
     printed = notebook.run('%%dist\ndist.barrier()\nprint("hello")\nprint(f"rank {rank}")')
     assert printed.texts() == ["[0-3] hello\n[0] rank 0\n[1] rank 1\n[2] rank 2\n[3] rank 3"]
     assert notebook.run("%%dist\nrank // 2").texts() == ["[0-1] 0\n[2-3] 1"]
-    some_ranks = notebook.run('%%dist --ranks 0,2-3\nimport sys\nprint("to stderr", file=sys.stderr)')
+    some_ranks = notebook.run(
+        '%%dist --ranks 0,2-3\nimport sys\nprint("to stderr", file=sys.stderr)'
+    )
     assert some_ranks.texts() == ["[0,2-3] to stderr"]
     expect(some_ranks.outputs).to_have_attribute("data-mime-type", "application/vnd.jupyter.stderr")
     notebook.picture("folded")
@@ -60,7 +65,9 @@ def test_a_thread_prints_into_the_cell_that_started_it(notebook: Notebook) -> No
 
 
 def test_an_error_of_one_rank_is_red_and_names_it(notebook: Notebook) -> None:
-    cell = notebook.run('%%dist\ndist.barrier()\nprint("fine")\nif rank == 2:\n    raise ValueError("odd")')
+    cell = notebook.run(
+        '%%dist\ndist.barrier()\nprint("fine")\nif rank == 2:\n    raise ValueError("odd")'
+    )
     shown, traceback, failure = cell.texts()
     assert shown == "[0-3] fine"
     assert traceback.startswith("[2]\n")
@@ -98,7 +105,8 @@ def test_rich_displays_are_labelled(notebook: Notebook) -> None:
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100
 
     frame = notebook.run(
-        '%%dist\nimport pandas as pd\ndist.barrier()\npd.DataFrame({"a": [1, 2], "b": [rank // 2] * 2})'
+        '%%dist\nimport pandas as pd\ndist.barrier()\npd.DataFrame({"a": [1, 2], "b": [rank // 2] '
+        "* 2})"
     )
     assert [text.split("\n")[0] for text in frame.texts()] == ["[0-1]", "[2-3]"]
     cells = frame.outputs.last.locator("tbody tr").last.locator("th, td")
@@ -128,12 +136,21 @@ def test_tables(notebook: Notebook, theme: str) -> None:
     notebook.set_theme(theme)
     status = notebook.run("%dist_status").outputs.locator("table")
     headers = status.locator("th").all_inner_texts()
-    assert [header.strip() for header in headers[:6]] == ["rank", "host", "pid", "device", "state", "memory"]
+    assert [header.strip() for header in headers[:6]] == [
+        "rank",
+        "host",
+        "pid",
+        "device",
+        "state",
+        "memory",
+    ]
     rows = status.locator("tbody tr")
     assert [row.split()[0] for row in rows.all_inner_texts()] == ["0", "1", "2", "3"]
     assert all("idle" in row for row in rows.all_inner_texts())
 
-    notebook.run("%%dist\nweight = torch.full((2, 3), 1.0 + (rank == 3))\nweight[0, 0] = float('nan')")
+    notebook.run(
+        "%%dist\nweight = torch.full((2, 3), 1.0 + (rank == 3))\nweight[0, 0] = float('nan')"
+    )
     inspected = notebook.run("%dist_inspect weight").outputs
     expect(inspected).to_contain_text("replicas differ: ranks 0-2 ≠ 3")
     facts = inspected.locator("tbody tr").all_inner_texts()
@@ -161,7 +178,9 @@ def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) ->
 def test_a_cell_that_hangs_says_where_and_the_stop_button_ends_it(notebook: Notebook) -> None:
     cell = notebook.start("%%dist\nimport time\nif rank == 0:\n    time.sleep(600)\ndist.barrier()")
     expect(cell.outputs.last).to_have_text(
-        re.compile(r"ranks 1-3 wait in barrier \(line 5\) \d+ s; rank 0 runs line 4: time\.sleep\s*"),
+        re.compile(
+            r"ranks 1-3 wait in barrier \(line 5\) \d+ s; rank 0 runs line 4: time\.sleep\s*"
+        ),
         timeout=20_000,
     )
     notebook.picture("waiting")
@@ -188,7 +207,9 @@ def test_quickstart_runs_in_jupyterlab(browser: Browser, server: Server) -> None
         notebook.run_all()
         for index in range(len(code)):
             notebook.cell(index).wait_for_end(timeout_s=60)
-        expect(notebook.panel.locator('[data-mime-type="application/vnd.jupyter.error"]')).to_have_count(0)
+        expect(
+            notebook.panel.locator('[data-mime-type="application/vnd.jupyter.error"]')
+        ).to_have_count(0)
         ids = [cell.id for cell in code]
         (checked,) = notebook.cell(ids.index("check")).texts()
         assert re.match(r"\[[-,\d]+\] weights equal on 4 ranks; mean loss ", checked)
@@ -206,11 +227,15 @@ def test_the_ten_lines_of_the_readme(browser: Browser, server: Server) -> None:
         assert start.texts()[0].startswith("4 ranks ready in ")
         assert build.texts() == []
         losses = sorted(step.texts()[0].split("\n"))
-        assert [re.sub(r"\d+\.\d+$", "", line) for line in losses] == [f"[{r}] my loss: " for r in range(4)]
+        assert [re.sub(r"\d+\.\d+$", "", line) for line in losses] == [
+            f"[{r}] my loss: " for r in range(4)
+        ]
         assert len({line.rpartition(" ")[2] for line in losses}) == 4
         expect(inspect.outputs).to_contain_text("replicas are equal, bit for bit")
         assert len(inspect.outputs.locator("tbody tr").all()) == 1
-        waiting = notebook.start('%%dist\nif rank == 2:\n    raise ValueError("odd batch")\ndist.barrier()')
+        waiting = notebook.start(
+            '%%dist\nif rank == 2:\n    raise ValueError("odd batch")\ndist.barrier()'
+        )
         expect(waiting.outputs.last).to_contain_text("process groups rebuilt in", timeout=15_000)
         waiting.wait_for_end()
         assert notebook.run(sources[2]).texts() != [], "the model steps on"

@@ -28,7 +28,8 @@ def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
 def test_cells_and_widgets(notebook: Notebook) -> None:
     assert notebook.run("%%dist\nrank").texts() == ["[0] 0\n[1] 1"]
     notebook.run(
-        "%%dist\nimport cellmesh as cm\nfor step in range(20):\n    cm.log(loss=step * (rank + 1), step=step)"
+        "%%dist\nimport cellmesh as cm\nfor step in range(20):\n    cm.log(loss=step * (rank + "
+        "1), step=step)"
     )
     plot = notebook.run("%dist_plot loss")
     expect(plot.root.locator("path.cm-line")).to_have_count(2)

@@ -11,13 +11,17 @@ from tests.browser.lab import Notebook, Server, open_notebook
 
 
 @pytest.fixture
-def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+def notebook(
+    browser: Browser, server: Server, request: pytest.FixtureRequest
+) -> Iterator[Notebook]:
     with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         yield notebook
 
 
-def test_lines_grow_while_a_cell_runs_and_tell_what_was_logged(notebook: Notebook, server: Server) -> None:
+def test_lines_grow_while_a_cell_runs_and_tell_what_was_logged(
+    notebook: Notebook, server: Server
+) -> None:
     notebook.run("%%dist\nimport cellmesh as cm, math, time\nfrom pathlib import Path")
     plot = notebook.run("%dist_plot loss")
     expect(plot.root.locator(".cm-empty")).to_contain_text("cellmesh.log(loss=..., step=...)")
@@ -44,9 +48,12 @@ def test_lines_grow_while_a_cell_runs_and_tell_what_was_logged(notebook: Noteboo
     notebook.picture("plots-lines")
 
 
-def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(notebook: Notebook) -> None:
+def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(
+    notebook: Notebook,
+) -> None:
     notebook.run(
-        "%%dist\nimport cellmesh as cm\nfor step in range(50):\n    cm.log(acc=step * (rank + 1), step=step)"
+        "%%dist\nimport cellmesh as cm\nfor step in range(50):\n    cm.log(acc=step * (rank + 1), "
+        "step=step)"
     )
     plot = notebook.run("%dist_plot acc")
     page = notebook.page
@@ -59,12 +66,15 @@ def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(n
     notebook.save()
     page.reload()
     expect(plot.root.locator("path.cm-mean")).to_have_count(1, timeout=30_000)
-    expect(plot.root.get_by_role("button", name="rank 0")).to_have_attribute("aria-pressed", "false")
+    expect(plot.root.get_by_role("button", name="rank 0")).to_have_attribute(
+        "aria-pressed", "false"
+    )
     plot.root.get_by_role("button", name="rank 0").click()
     expect(plot.root.get_by_role("button", name="rank 0")).to_have_attribute("aria-pressed", "true")
     notebook.set_theme("JupyterLab Dark")
     notebook.picture("plots-dark", 2, 2)
-    # The reloaded page does not know which output a display's id names: the widget stays, and says so.
+    # The reloaded page does not know which output a display's id names: the widget stays, and says
+    # so.
     again = notebook.run("%dist_plot acc")
     notebook.run("%dist_stop")
     expect(plot.root).to_contain_text("has ended (stopped)")
@@ -76,9 +86,9 @@ def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(n
 
 MANY = """\
 import math
-from cellmesh.controller.looking.metrics import Metrics
-from cellmesh.controller.looking.plotting import Plot
-from cellmesh.wire.framing import Parcel
+from cellmesh.controller.metrics import Metrics
+from cellmesh.controller.metrics_plot import Plot
+from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Logged
 
 metrics = Metrics()

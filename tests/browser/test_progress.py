@@ -14,9 +14,9 @@ from tests.browser.lab import PICTURES, Cell, Notebook, Server, open_notebook
 pytestmark = pytest.mark.timeout(240)
 
 MANY = """
-from cellmesh.controller.bars.drawing import as_html
-from cellmesh.controller.bars.rows import make_row
-from cellmesh.controller.bars.board import Bars
+from cellmesh.controller.progress.drawing import as_html
+from cellmesh.controller.progress.rows import make_row
+from cellmesh.controller.progress.bars import Bars
 from cellmesh.wire.messages import Bar
 from IPython.display import HTML, display
 def bar(rank, title, state="open", outer=0):
@@ -25,7 +25,8 @@ def bar(rank, title, state="open", outer=0):
                state="stopped" if state == "failed" and rank != 7 else state, num_outer=outer)
 rows = [make_row(n, {r: bar(r, title, state, outer) for r in range(64)}, {})
         for n, (title, state, outer) in enumerate(
-            [("epoch", "open", 0), ("a rather long title of a bar", "done", 1), ("batch", "failed", 1)])]
+            [("epoch", "open", 0), ("a rather long title of a bar", "done", 1),
+             ("batch", "failed", 1)])]
 display(HTML(as_html(Bars(0, tuple(rows), 92, is_still=True))))
 """
 
@@ -34,7 +35,9 @@ display(HTML(as_html(Bars(0, tuple(rows), 92, is_still=True))))
 def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
     with open_notebook(browser, server, "progress.ipynb", scale=2) as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 4", 60)
-        notebook.run("%%dist\nimport time\nfrom pathlib import Path\nfrom tqdm.auto import tqdm, trange")
+        notebook.run(
+            "%%dist\nimport time\nfrom pathlib import Path\nfrom tqdm.auto import tqdm, trange"
+        )
         yield notebook
 
 

@@ -1,4 +1,6 @@
-"""Widgets made on a rank, as a person uses them in JupyterLab: with the keyboard, and after a reload."""
+"""Widgets made on a rank, as a person uses them in JupyterLab: with the keyboard, and after a
+reload.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_a_slider_runs_its_callback_on_its_rank(browser: Browser, server: Server
         notebook.page.on("pageerror", lambda error: complaints.append(str(error)))
         notebook.run("%load_ext cellmesh\n%dist_start 4", 60)
         cell = notebook.run(SLIDER, 60)
-        expect(cell.root).to_contain_text("[0] (ranks 1-3 have one, too: `%%dist --ranks 1` shows rank 1's)")
+        expect(cell.root).to_contain_text(
+            "[0] (ranks 1-3 have one, too: `%%dist --ranks 1` shows rank 1's)"
+        )
         expect(handle_of(cell.root)).to_have_attribute("aria-valuenow", "2.0")
         handle_of(cell.root).focus()
         for _ in range(3):
@@ -138,14 +142,15 @@ def test_a_plotly_figure_is_changed_by_its_rank(browser: Browser, server: Server
     with open_notebook(browser, server, "rank_widgets_plotly.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         cell = notebook.run(
-            "%%dist\nimport plotly.graph_objects as go\n"
-            "figure = go.FigureWidget(go.Bar(x=['a', 'b', 'c'], y=[1, 2, 3]), layout={'height': 300})\n"
-            "figure",
+            "%%dist\nimport plotly.graph_objects as go\nfigure = go.FigureWidget(go.Bar(x=['a', "
+            "'b', 'c'], y=[1, 2, 3]), layout={'height': 300})\nfigure",
             60,
         )
         bars = cell.root.locator(".bars .point path")
         expect(bars).to_have_count(3, timeout=30_000)
-        notebook.run("%%dist --ranks 0\nfigure.data[0].update(x=['a', 'b', 'c', 'd'], y=[4, 3, 2, 1])")
+        notebook.run(
+            "%%dist --ranks 0\nfigure.data[0].update(x=['a', 'b', 'c', 'd'], y=[4, 3, 2, 1])"
+        )
         expect(bars).to_have_count(4)
         notebook.picture("rank_widgets_plotly", first=1)
 

@@ -1,4 +1,6 @@
-"""The switch to one rank's output in JupyterLab: mouse and keyboard, after a reload, in an untrusted copy."""
+"""The switch to one rank's output in JupyterLab: mouse and keyboard, after a reload, in an
+untrusted copy.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ if rank == 2:
 
 
 @pytest.fixture
-def notebook(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+def notebook(
+    browser: Browser, server: Server, request: pytest.FixtureRequest
+) -> Iterator[Notebook]:
     """A new notebook with a mesh of four ranks."""
     with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
@@ -65,7 +69,9 @@ def test_one_ranks_output(notebook: Notebook) -> None:
     assert text.startswith("step 1\nloss 1.5\n")
     assert "ValueError: odd <batch>" in text
     assert two.locator("tbody tr").last.locator("td").all_inner_texts() == ["2", "1"]
-    colour = two.locator("span", has_text="ValueError").first.evaluate("e => getComputedStyle(e).color")
+    colour = two.locator("span", has_text="ValueError").first.evaluate(
+        "e => getComputedStyle(e).color"
+    )
     assert colour == "rgb(217, 69, 61)"
 
     page.keyboard.press("Tab")  # to rank 3's
@@ -76,7 +82,9 @@ def test_one_ranks_output(notebook: Notebook) -> None:
     assert "</style><script>" in three.inner_text()
     assert page.title() != "broken"
     # The chips stand in one row, whichever is open.
-    tops = {round(box["y"]) for each in switch.locator("summary").all() if (box := each.bounding_box())}
+    tops = {
+        round(box["y"]) for each in switch.locator("summary").all() if (box := each.bounding_box())
+    }
     assert len(tops) == 1
     notebook.picture("tabs-light")
     notebook.set_theme("JupyterLab Dark")
@@ -105,11 +113,12 @@ def test_the_open_part_is_open_after_a_reload(notebook: Notebook) -> None:
 def test_64_parts_wrap(notebook: Notebook, server: Server) -> None:
     # As 64 ranks would: it needs no mesh to be looked at.
     cell = notebook.run(
-        "from cellmesh.controller.output.tabs import switch\n"
-        "from cellmesh.controller.output.record import Output\n"
+        "from cellmesh.controller.output.rank_tabs import switch\n"
+        "from cellmesh.controller.output.cell_record import Output\n"
         "from cellmesh.controller.output.fold import Line\n"
         "from IPython.display import HTML\n"
-        'outs = {r: Output((Line("stdout", "same"), Line("stdout", f"loss of {r}"))) for r in range(64)}\n'
+        'outs = {r: Output((Line("stdout", "same"), Line("stdout", '
+        'f"loss of {r}"))) for r in range(64)}\n'
         'HTML(switch(outs, "64"))'
     )
     switch = switch_of(cell)
@@ -132,14 +141,18 @@ def test_in_an_untrusted_notebook_it_can_be_read(
     )
     assert switch_of(cell).count() == 1
     code = nbformat.v4.new_code_cell(
-        "1", outputs=[nbformat.v4.new_output("display_data", data={"text/html": html})], execution_count=1
+        "1",
+        outputs=[nbformat.v4.new_output("display_data", data={"text/html": html})],
+        execution_count=1,
     )
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     copy = nbformat.v4.new_notebook(cells=[code], metadata={"kernelspec": kernel})
     server.write("untrusted.ipynb", copy)
     with open_notebook(browser, server, "untrusted.ipynb") as other:
         switch = other.panel.locator(".cellmesh-ranks")
-        expect(other.panel.locator(".cellmesh-ranks style, .cellmesh-ranks script")).to_have_count(0)
+        expect(other.panel.locator(".cellmesh-ranks style, .cellmesh-ranks script")).to_have_count(
+            0
+        )
         assert switch.locator("summary").all_inner_texts() == ["0-1", "2", "3"]
         expect(part_of(switch, "2").locator("div").first).to_be_hidden()
         part_of(switch, "2").locator("summary").click()
@@ -148,17 +161,28 @@ def test_in_an_untrusted_notebook_it_can_be_read(
 
 
 def test_rich_output_of_ranks(notebook: Notebook) -> None:
-    """Types that need a front end's own program, offline; and a rank that clears only what is its own."""
+    """Types that need a front end's own program, offline; and a rank that clears only what is its
+    own.
+    """
     notebook.run(
-        "%%dist\nimport plotly.graph_objects as go\nfrom IPython.display import SVG, Latex, clear_output", 60
+        "%%dist\nimport plotly.graph_objects as go\nfrom IPython.display import SVG, Latex, "
+        "clear_output",
+        60,
     )
-    figure = notebook.run("%%dist --ranks 1\nfigure = go.Figure(go.Scatter(y=[0, 1, 4]))\nfigure.show()", 60)
-    expect(figure.root.locator(".js-plotly-plot .scatterlayer path.js-line")).to_have_count(1, timeout=20_000)
-    shown = figure.outputs.filter(has_text=re.compile(r"\S"))  # a slow cell's live line leaves an empty one
+    figure = notebook.run(
+        "%%dist --ranks 1\nfigure = go.Figure(go.Scatter(y=[0, 1, 4]))\nfigure.show()", 60
+    )
+    expect(figure.root.locator(".js-plotly-plot .scatterlayer path.js-line")).to_have_count(
+        1, timeout=20_000
+    )
+    shown = figure.outputs.filter(
+        has_text=re.compile(r"\S")
+    )  # a slow cell's live line leaves an empty one
     expect(shown.first).to_have_text(re.compile(r"^\[1\]\s*$"))
 
     svg = (
-        "<svg xmlns='http://www.w3.org/2000/svg' width='60' height='20'><rect width='60' height='20'/></svg>"
+        "<svg xmlns='http://www.w3.org/2000/svg' width='60' "
+        "height='20'><rect width='60' height='20'/></svg>"
     )
     # Of one rank: what ranks that share cores show at unequal times may be folded or not.
     drawing = notebook.run(f'%%dist --ranks 2\nSVG("{svg}")')
@@ -171,10 +195,12 @@ def test_rich_output_of_ranks(notebook: Notebook) -> None:
     expect(formula.outputs.first).to_contain_text("[2]")
 
     cleared = notebook.run(
-        '%%dist\nprint("all")\ndist.barrier()\nif rank == 1:\n    clear_output(wait=True)\n    print("new")'
+        '%%dist\nprint("all")\ndist.barrier()\nif rank == 1:\n    clear_output(wait=True)\n    '
+        'print("new")'
     )
     shown = [line.split("] ") for text in cleared.texts() for line in text.splitlines()]
-    assert sorted((rank, text) for ranks, text in shown for rank in parse_ranks(ranks.lstrip("["), 4)) == [
+    of_ranks = [(parse_ranks(ranks.lstrip("["), 4), text) for ranks, text in shown]
+    assert sorted((rank, text) for ranks, text in of_ranks for rank in ranks) == [
         (0, "all"), (1, "new"), (2, "all"), (3, "all")
     ]  # fmt: skip
     notebook.picture("rich")

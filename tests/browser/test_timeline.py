@@ -1,4 +1,6 @@
-"""The timeline in JupyterLab: who was late, what is drawn where, and the trace that it gives away."""
+"""The timeline in JupyterLab: who was late, what is drawn where, and the trace that it gives
+away.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ pytestmark = pytest.mark.timeout(240)
 # 64 ranks, of which one is late: 40 steps of a millisecond.
 MANY_RANKS = """
 from array import array
-from cellmesh.magics.widgets.base import View
-from cellmesh.magics.widgets.timeline import TimelineWidget, pack, static_of
-from cellmesh.controller.looking.pasts import merge
-from cellmesh.wire.past import CellSpan, Operations, Past, What
+from cellmesh.magics.widgets.base.widget import View
+from cellmesh.magics.widgets.timeline.timeline import TimelineWidget, pack, static_of
+from cellmesh.controller.trace.model import merge
+from cellmesh.wire.trace import CellSpan, Operations, Past, What
 whats = tuple(What(name, "0", (), 0) for name in ("all_reduce", "all_gather_into_tensor"))
 def past(rank):
     begins, ends, waits = array("d"), array("d"), array("d")
@@ -82,8 +84,8 @@ def test_the_straggler_and_what_others_waited_for(notebook: Notebook) -> None:
     expect(root_of(empty)).to_contain_text("no cell has run on the ranks yet")
     notebook.run("%%dist\nimport time\nx = torch.ones(1000)\ndist.barrier()")
     notebook.run(
-        "%%dist\nif rank == 1:\n    time.sleep(0.3)\ndist.all_reduce(x)\n"
-        "work = dist.all_reduce(x, async_op=True)\ny = sum(range(200_000))\nwork.wait()\nprint('done')"
+        "%%dist\nif rank == 1:\n    time.sleep(0.3)\ndist.all_reduce(x)\nwork = "
+        "dist.all_reduce(x, async_op=True)\ny = sum(range(200_000))\nwork.wait()\nprint('done')"
     )
     root = root_of(notebook.run("%dist_timeline"))
     expect(root).to_have_attribute("data-straggler", "1")
@@ -128,7 +130,9 @@ def test_the_straggler_and_what_others_waited_for(notebook: Notebook) -> None:
 
 
 def test_it_is_zoomed_moved_and_highlighted(notebook: Notebook) -> None:
-    notebook.run("%%dist\nfor _ in range(20):\n    dist.all_reduce(torch.ones(10))\n    dist.barrier()")
+    notebook.run(
+        "%%dist\nfor _ in range(20):\n    dist.all_reduce(torch.ones(10))\n    dist.barrier()"
+    )
     cell = notebook.run("%dist_timeline")
     root, page = root_of(cell), notebook.page
     whole = range_of(root)
@@ -202,9 +206,13 @@ def test_a_cell_that_runs_shows_who_has_not_come(notebook: Notebook, server: Ser
             break
         update.click()
         expect(update).to_be_enabled()
-    expect(sentence).to_contain_text("rank 2 has not come yet to 1 collective that others waited in")
+    expect(sentence).to_contain_text(
+        "rank 2 has not come yet to 1 collective that others waited in"
+    )
     expect(root.locator(".cm-tables > table")).to_contain_text("(runs)")
-    expect(hover(notebook, root, 0, range_of(root)[1] * 0.9)).to_contain_text("all_reduce, goes on for")
+    expect(hover(notebook, root, 0, range_of(root)[1] * 0.9)).to_contain_text(
+        "all_reduce, goes on for"
+    )
     (server.notebooks / "go_on").touch()
 
 

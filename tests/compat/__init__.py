@@ -1,1 +1,3 @@
-"""What holds on every supported Python and torch: `python -m tests.compat` runs `selection.txt` in each."""
+"""What holds on every supported Python and torch: `python -m tests.compat` runs `selection.txt` in
+each.
+"""

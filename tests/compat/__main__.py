@@ -1,7 +1,9 @@
-"""Make an environment for each Python and torch that is promised, and run a selection of the tests in it.
+"""Make an environment for each Python and torch that is promised, and run a selection of the tests
+in it.
 
-The environments are made one after the other and removed again: with torch for CUDA each is 5 GB. Libraries
-come from the package index; nothing of the environment that this runs in is used, uv aside, which makes them.
+The environments are made one after the other and removed again: with torch for CUDA each is 5 GB.
+Libraries come from the package index; nothing of the environment that this runs in is used, uv
+aside, which makes them.
 """
 
 from __future__ import annotations
@@ -65,26 +67,36 @@ def find_python(version: str) -> str:
     """
     candidates = [f"python{version}"]
     if shutil.which("pyenv"):
-        root = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=True).stdout.strip()
-        candidates += [str(path) for path in Path(root, "versions").glob(f"{version}.*/bin/python{version}")]
+        root = subprocess.run(
+            ["pyenv", "root"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        candidates += [
+            str(path) for path in Path(root, "versions").glob(f"{version}.*/bin/python{version}")
+        ]
     for candidate in candidates:
         if shutil.which(candidate) is None:
             continue
-        # pyenv puts a command on the path for each of its versions, also for those that are not in use.
+        # pyenv puts a command on the path for each of its versions, also for those that are not in
+        # use.
         asked = subprocess.run(
             [candidate, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True
         )
         if asked.returncode == 0:
             return asked.stdout.strip()
     sys.exit(
-        f"there is no Python {version} here: `pyenv install {version}`, or have python{version} on the path"
+        f"there is no Python {version} here: `pyenv install {version}`, or have python{version} "
+        "on the path"
     )
 
 
 def install(environment: Environment, directory: Path) -> Path:
     """Make an environment; returns its interpreter."""
     uv = [sys.executable, "-m", "uv", "--quiet"]
-    settings = {"UV_CACHE_DIR": str(directory / "cache"), **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    settings = {
+        "UV_CACHE_DIR": str(directory / "cache"),
+        **os.environ,
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
     python = directory / "env" / "bin" / "python"
 
     def run(*words: str) -> None:
@@ -104,11 +116,14 @@ def install(environment: Environment, directory: Path) -> Path:
 
 
 def run_tests(environment: Environment, python: Path) -> str:
-    """Run the selection; returns what is wrong, "" if nothing is. A test that was skipped is no pass."""
+    """Run the selection; returns what is wrong, "" if nothing is. A test that was skipped is no
+    pass.
+    """
     report = REPORTS / f"{environment.python}.xml"
     report.unlink(missing_ok=True)
     tests = subprocess.run(
-        [python, "-m", "pytest", f"@{SELECTION}", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
+        [python, "-m", "pytest", f"@{SELECTION}", "-q", "-p", "no:cacheprovider",
+         f"--junitxml={report}",
          "--numprocesses=2", "--dist=loadfile",
          # Of old versions of jupyter_core, and of torch.compile on Python 3.13.0.
          "-W", "ignore:Jupyter is migrating:DeprecationWarning",
@@ -119,7 +134,10 @@ def run_tests(environment: Environment, python: Path) -> str:
         return "no test has run"
     suite = ElementTree.parse(report).getroot()[0]
     if tests.returncode or int(suite.get("skipped", 0)):
-        return f"{suite.get('failures')} failed, {suite.get('errors')} errors, {suite.get('skipped')} skipped"
+        return (
+            f"{suite.get('failures')} failed, {suite.get('errors')} "
+            f"errors, {suite.get('skipped')} skipped"
+        )
     return ""
 
 
@@ -138,11 +156,14 @@ def main() -> None:
         problems += [problem] * bool(problem)
         took_s = time.monotonic() - began_s
         lines.append(
-            f"{environment}: {problem or 'ok'} ({took_s:.0f} s, {installed_s:.0f} of them to install)"
+            f"{environment}: {problem or 'ok'} ({took_s:.0f} s, {installed_s:.0f} of them to "
+            "install)"
         )
     print("\n".join(lines))
     if problems or not lines:
-        sys.exit("make compat: " + ("; ".join(problems) or f"no such Python: {' '.join(sys.argv[1:])}"))
+        sys.exit(
+            "make compat: " + ("; ".join(problems) or f"no such Python: {' '.join(sys.argv[1:])}")
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How hypothesis runs: the same examples each time; `--hypothesis-profile search` looks for new ones."""
+"""How hypothesis runs: the same examples each time; `--hypothesis-profile search` looks for new
+ones.
+"""
 
 from __future__ import annotations
 

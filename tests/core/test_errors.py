@@ -162,7 +162,9 @@ def test_a_death_says_how_and_quotes_the_last_lines() -> None:
 
 def test_a_stand_in_says_what_it_stands_for() -> None:
     assert str(RemoteError("OddError", "odd")) == "OddError: odd"
-    assert str(RemoteError("OddError", "odd", "it holds a lock")) == "OddError: odd (it holds a lock)"
+    assert (
+        str(RemoteError("OddError", "odd", "it holds a lock")) == "OddError: odd (it holds a lock)"
+    )
 
 
 @pytest.mark.parametrize(

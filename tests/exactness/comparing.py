@@ -18,18 +18,23 @@ def difference(name: str, ours: Losses, other_name: str, theirs: Losses) -> str:
     if ours.keys() != theirs.keys():
         return f"{name} has ranks {sorted(ours)}, {other_name} {sorted(theirs)}"
     found = [
-        (step, rank) for rank in ours if (step := _first_difference(ours[rank], theirs[rank])) is not None
+        (step, rank)
+        for rank in ours
+        if (step := _first_difference(ours[rank], theirs[rank])) is not None
     ]
     if not found:
         return ""
     step, rank = min(found)
     if step >= min(len(ours[rank]), len(theirs[rank])):
-        return f"rank {rank} took {len(ours[rank])} steps {name} and {len(theirs[rank])} {other_name}"
+        return (
+            f"rank {rank} took {len(ours[rank])} steps {name} and {len(theirs[rank])} {other_name}"
+        )
     a, b = ours[rank][step], theirs[rank][step]
     most = max(abs(x - y) for each in ours for x, y in zip(ours[each], theirs[each], strict=False))
     return (
-        f"step {step} on rank {rank}: {a!r} ({a.hex()}) {name}, {b!r} ({b.hex()}) {other_name}: a difference "
-        f"of {abs(a - b):.3g}; on {len(found)} of {len(ours)} ranks, by at most {most:.3g} at any step"
+        f"step {step} on rank {rank}: {a!r} ({a.hex()}) {name}, {b!r} ({b.hex()}) {other_name}: a "
+        f"difference of {abs(a - b):.3g}; on {len(found)} of {len(ours)} ranks, by at most "
+        f"{most:.3g} at any step"
     )
 
 

@@ -1,4 +1,6 @@
-"""Scripts run on ranks that are forked from one process, which has imported torch (`launching.py`)."""
+"""Scripts run on ranks that are forked from one process, which has imported torch
+(`launching.py`).
+"""
 
 from __future__ import annotations
 

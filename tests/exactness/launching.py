@@ -1,12 +1,14 @@
-"""Run as ``python launching.py [MODULE ...]``: runs scripts on ranks, and answers with what they computed.
+"""Run as ``python launching.py [MODULE ...]``: runs scripts on ranks, and answers with what they
+computed.
 
-Each rank finds what torchrun sets; but it is forked from a process that has imported what takes long (torch,
-and the modules that are named): on two cores, importing it in each of eight ranks takes longer than training.
-``tests/mesh/test_export.py`` runs exported scripts by torchrun itself.
+Each rank finds what torchrun sets; but it is forked from a process that has imported what takes
+long (torch, and the modules that are named): on two cores, importing it in each of eight ranks
+takes longer than training. ``tests/mesh/test_export.py`` runs exported scripts by torchrun itself.
 
-On stdin come jobs, one a line (`Job` as JSON); for each, stdout answers with one line, "" or what failed, and
-each rank leaves ``FOLDER/RANK.json``: its `losses`, exactly, as `float.hex` writes them, followed by the
-numbers in its `parameters`, if the script has any. What scripts print goes to stderr.
+On stdin come jobs, one a line (`Job` as JSON); for each, stdout answers with one line, "" or what
+failed, and each rank leaves ``FOLDER/RANK.json``: its `losses`, exactly, as `float.hex` writes
+them, followed by the numbers in its `parameters`, if the script has any. What scripts print goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ class Job:
         folder: where ranks leave what they have computed.
         num_ranks: how many.
         argv: what is given to the script.
-        has_store: ranks meet over the launcher's store, as under torchrun; else rank 0 serves one where the
-            script says, as where each rank is started by hand.
+        has_store: ranks meet over the launcher's store, as under torchrun; else rank 0 serves one
+            where the script says, as where each rank is started by hand.
         in_folder: the folder is the ranks' working directory, too.
     """
 

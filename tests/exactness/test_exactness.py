@@ -1,4 +1,5 @@
-"""The same program cell by cell, as the script that `%dist_export` wrote, and as a person writes it.
+"""The same program cell by cell, as the script that `%dist_export` wrote, and as a person writes
+it.
 
 Each leaves a list `losses` on every rank; they must be equal bit for bit.
 """
@@ -43,7 +44,8 @@ def test_every_script_has_its_notebook() -> None:
 def test_losses_are_equal_bit_for_bit(
     path: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As a person would run all three; the number of threads decides in which order a sum is added up.
+    # As a person would run all three; the number of threads decides in which order a sum is added
+    # up.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("NOTEBOOK_STEPS", str(NUM_STEPS))
     temporary = tmp_path / "temporary"
@@ -71,7 +73,9 @@ def run_notebook(path: Path, exported: Path) -> Losses:
     before the last one.
     """
     notebook = nbformat.read(path, as_version=4)
-    tagged = [i for i, cell in enumerate(notebook.cells) if "export-here" in cell.metadata.get("tags", ())]
+    tagged = [
+        i for i, cell in enumerate(notebook.cells) if "export-here" in cell.metadata.get("tags", ())
+    ]
     (place,) = tagged or [len(notebook.cells) - 1]
     kept = exported.with_suffix(".json")
     added = (

@@ -1,4 +1,6 @@
-"""One cell of the table, on a mesh that is shared by many: a fault strikes, then everything is there."""
+"""One cell of the table, on a mesh that is shared by many: a fault strikes, then everything is
+there.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,9 @@ class _Trial:
         else:
             self._wait_until_in_place()
             if self.is_own:
-                self.struck_at = self.gate.with_name(f"{self.gate.name}.{self.victim}").stat().st_mtime
+                self.struck_at = (
+                    self.gate.with_name(f"{self.gate.name}.{self.victim}").stat().st_mtime
+                )
             else:
                 self.struck_at = time.time()
                 STRIKES[self.fault.name](self.rig, self.victim)
@@ -181,10 +185,14 @@ class _Trial:
         return report_s
 
     def _wait_until_in_place(self) -> None:
-        """Until all ranks are where the fault is to strike, by what they say and by what is seen of them."""
+        """Until all ranks are where the fault is to strike, by what they say and by what is seen of
+        them.
+        """
         marks = [self.gate.with_name(f"{self.gate.name}.{rank}") for rank in range(NUM_RANKS)]
         wait_until(
-            lambda: all(mark.exists() for mark in marks) or self.run.done(), ARRIVAL_S, "the ranks' arrival"
+            lambda: all(mark.exists() for mark in marks) or self.run.done(),
+            ARRIVAL_S,
+            "the ranks' arrival",
         )
         # What the victim does by itself strikes when it arrives: there is nothing to wait for.
         waiting = self.concerned - {self.holding}
@@ -194,7 +202,8 @@ class _Trial:
         def are_blocked() -> bool:
             states = self.rig.mesh.states()
             return all(
-                rank in states and re.search(self.doing.waits_in, states[rank].collective) for rank in waiting
+                rank in states and re.search(self.doing.waits_in, states[rank].collective)
+                for rank in waiting
             )
 
         wait_until(are_blocked, ARRIVAL_S, f"ranks {sorted(waiting)} wait in {self.doing.waits_in}")
@@ -211,7 +220,9 @@ class _Trial:
                 self._wait_until_in_place()
                 if self.fault.name == "infinite loop":
                     self.shown.wait_for(f"rank {self.victim} runs", self.fault.within_s)
-                wait_until(lambda: runs_in(main, cm.Run.result.__code__), ARRIVAL_S, "somebody who waits")
+                wait_until(
+                    lambda: runs_in(main, cm.Run.result.__code__), ARRIVAL_S, "somebody who waits"
+                )
                 self.struck_at = time.time()
                 signal.pthread_kill(main, signal.SIGINT)
                 if self.outcome == "killed":
@@ -224,10 +235,8 @@ class _Trial:
         presser.start()
         try:
             error = self._result(2 * ARRIVAL_S + self.fault.within_s)
-        except TimeoutError as e:
+        finally:
             presser.join()
-            raise Stuck(f"{e}: {failures}\n{diagnose(self.rig.directory, self.rig.mesh)}") from e
-        presser.join()
         if failures:
             raise failures[0]
         return error
@@ -246,7 +255,9 @@ class _Trial:
 
     def _wait_for_death(self) -> None:
         wait_until(
-            lambda: self.victim not in self.run.waiting_ranks(), self.fault.within_s, "the death's report"
+            lambda: self.victim not in self.run.waiting_ranks(),
+            self.fault.within_s,
+            "the death's report",
         )
         self.death_s = time.time() - self.struck_at
 
@@ -255,6 +266,8 @@ class _Trial:
             self.run.result(timeout_s=timeout_s or ARRIVAL_S)
         except (cm.RankFailure, RanksInterrupted) as error:
             return error
+        except TimeoutError as error:
+            raise Stuck(f"{error}\n{diagnose(self.rig.directory, self.rig.mesh)}") from error
         return None
 
     # ---- checking
@@ -295,7 +308,9 @@ class _Trial:
         return trace_at - self.struck_at
 
     def _check_queued(self, queued: cm.Run[Any]) -> None:
-        """What waited behind the run: it has run on ranks that live, unless it was stopped as well."""
+        """What waited behind the run: it has run on ranks that live, unless it was stopped as
+        well.
+        """
         error: BaseException | None = None
         try:
             queued.result(timeout_s=ARRIVAL_S)

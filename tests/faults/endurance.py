@@ -1,11 +1,12 @@
-"""The same thing again and again: calls, cells, failed cells, restarts, heals, starts and stops.
+"""The same thing again and again: calls (also without waiting), cells, failed cells, restarts,
+heals, starts.
 
 ::
 
     python -m tests.faults.endurance --output docs/reliability.md
 
-While a kind is repeated, memory, descriptors and threads of all processes are taken; none may have more in
-the last quarter than in the second. ``--share 0.01`` repeats each a hundredth as often.
+While a kind is repeated, memory, descriptors and threads of all processes are taken; none may have
+more in the last quarter than in the second. ``--share 0.01`` repeats each a hundredth as often.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from .watching import Shown, deadline, wait_until
 NUM_RANKS, NUM_SAMPLES = 4, 40
 STEP = "loss = model(torch.ones(2, 4)).sum()\nloss.backward()"
 MODEL = (
-    "torch.manual_seed(0)\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n" + STEP
+    "torch.manual_seed(0)\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, "
+    "4))\n" + STEP
 )
 
 
@@ -48,6 +50,13 @@ class Kind:
 
 def call(mesh: cm.Mesh, number: int) -> None:
     assert mesh.run(abs, -number).list == [number] * NUM_RANKS
+
+
+def submit(mesh: cm.Mesh, number: int) -> None:
+    """A call that is not waited for, but for one of a thousand."""
+    run = mesh.submit(abs, -number)
+    if number % 1000 == 999:
+        assert run.result().list == [number] * NUM_RANKS
 
 
 def cell(mesh: cm.Mesh, number: int) -> None:
@@ -85,7 +94,8 @@ def start_and_stop(directory: Path) -> None:
 
 KINDS = (
     Kind("calls", 200_000, call, 3600),
-    Kind("cells", 20_000, cell, 3600),
+    Kind("pipelined calls", 1_000_000, submit, 2 * 3600),
+    Kind("cells", 100_000, cell, 3600),
     Kind("failed cells", 2_000, fail, 3600),
     Kind("heals", 100, heal, 1200),
     Kind("restarts", 200, restart, 1200),
@@ -119,13 +129,17 @@ def run(name: str, share: float) -> str:
         else:
             (kind,) = (kind for kind in KINDS if kind.name == name)
             number = math.ceil(kind.number * share)
-            with cm.start(NUM_RANKS, settle_s=0.1) as mesh, deadline(directory, kind.longest_s, name, mesh):
+            with (
+                cm.start(NUM_RANKS, settle_s=0.1) as mesh,
+                deadline(directory, kind.longest_s, name, mesh),
+            ):
                 mesh.cell(MODEL)
                 table = repeat(number, directory, lambda index: kind.once(mesh, index))
         took_s = time.monotonic() - began
         check_nothing_left(directory)
     return (
-        f"{number:,} {name}: {describe_machine()}, {NUM_RANKS} ranks, {took_s / 60:.1f} minutes.\n\n{table}"
+        f"{number:,} {name}: {describe_machine()}, {NUM_RANKS} "
+        f"ranks, {took_s / 60:.1f} minutes.\n\n{table}"
     )
 
 

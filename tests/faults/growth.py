@@ -52,26 +52,37 @@ class Growth:
                 )
             )
 
-    def check(self, memory_share: float = 0.05, memory_bytes: int = 8 << 20, num_rank_fds: int = 4) -> None:
-        """Fail if a process has more in the last quarter than in the second, but for a little memory.
+    def check(
+        self, memory_share: float = 0.05, memory_bytes: int = 8 << 20, num_rank_fds: int = 4
+    ) -> None:
+        """Fail if a process has more in the last quarter than in the second, but for a little
+        memory.
 
         Args:
             memory_share, memory_bytes: how much more memory is let pass, whichever is more.
-            num_rank_fds: how many more descriptors of a rank: a group may be there at one time and not at the
-                other.
+            num_rank_fds: how many more descriptors of a rank: a group may be there at one time and
+                not at the other.
         """
         for role, samples in self._sampled():
             early, late = (_middle(quarter) for quarter in _quarters(samples))
             bound = early.rss_bytes + max(memory_bytes, memory_share * early.rss_bytes)
             assert late.rss_bytes <= bound, f"memory of the {role} grew from {early} to {late}"
-            # The agent, the store and the controller may have a connection more at one time than at another.
+            # The agent, the store and the controller may have a connection more at one time than at
+            # another.
             slack = {"zygote": 0, "rank": num_rank_fds}.get(role, 4)
-            assert late.num_fds <= early.num_fds + slack, f"descriptors of the {role}: {early} to {late}"
-            assert late.num_threads <= early.num_threads + slack, f"threads of the {role}: {early} to {late}"
+            assert late.num_fds <= early.num_fds + slack, (
+                f"descriptors of the {role}: {early} to {late}"
+            )
+            assert late.num_threads <= early.num_threads + slack, (
+                f"threads of the {role}: {early} to {late}"
+            )
 
     def table(self) -> str:
         """What processes had early and late, as Markdown."""
-        lines = ["| process | memory, second -> last quarter | descriptors | threads |", "|---|---|---|---|"]
+        lines = [
+            "| process | memory, second -> last quarter | descriptors | threads |",
+            "|---|---|---|---|",
+        ]
         for role, samples in self._sampled():
             early, late = (_middle(quarter) for quarter in _quarters(samples))
             lines.append(

@@ -1,4 +1,5 @@
-"""Cells in which the controller's process ends: a script that is killed, a notebook's kernel that restarts.
+"""Cells in which the controller's process ends: a script that is killed, a notebook's kernel that
+restarts.
 
 The mesh lives on under its lease; this process then attaches to it, and checks that all is there.
 """
@@ -23,7 +24,8 @@ from .rig import Losses, Rig
 from .rows import Doing, Fault, cell_for
 from .watching import Shown, deadline, wait_until
 
-# Ends a controller whose ranks have arrived at a gate; gives how long another took to attach, if one did.
+# Ends a controller whose ranks have arrived at a gate; gives how long another took to attach, if
+# one did.
 Killer = Callable[[Path], float]
 
 MESH_NAME = "survivor"
@@ -35,7 +37,9 @@ _SCRIPT = """
 import json, sys
 import cellmesh as cm
 asked = json.loads(sys.stdin.readline())
-mesh = cm.start(asked["num_ranks"], mesh=asked["dims"], name=asked["name"], lease_s=asked["lease_s"])
+mesh = cm.start(
+    asked["num_ranks"], mesh=asked["dims"], name=asked["name"], lease_s=asked["lease_s"]
+)
 mesh.cell(asked["setup"])
 run = mesh.submit_cell(asked["cell"])
 if asked["waits"]:

@@ -1,12 +1,14 @@
-"""What runs on the ranks: three models, what the ranks keep, and places where a fault can strike."""
+"""What runs on the ranks: three models, what the ranks keep, and places where a fault can
+strike.
+"""
 
 from __future__ import annotations
 
 NUM_RANKS = 4
 DIMS = {"dp": 2, "tp": 2}
 
-# A cell for all ranks. `reach` is called in the middle of forward and backward passes and of what else ranks
-# do; `places` says what happens there, once.
+# A cell for all ranks. `reach` is called in the middle of forward and backward passes and of what
+# else ranks do; `places` says what happens there, once.
 SETUP = '''
 import hashlib, os, pathlib, resource, signal, sys, threading, time
 import faulthandler
@@ -160,7 +162,7 @@ def facts():
 
 
 ddp, ddp_optimizer = make_ddp()
-# DDP changes the order of its buckets, and so of its sums, before the second pass: let that be over.
+# DDP changes the order of its buckets, and so of its sums, before the second pass: let that end.
 for _ in range(3):
     loss_of(ddp, 0, rank).backward()
 fsdp, fsdp_optimizer = make_fsdp()

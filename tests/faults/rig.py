@@ -16,7 +16,7 @@ import torch
 import zmq
 
 import cellmesh as cm
-from cellmesh.controller.effects import HealReport
+from cellmesh.controller.core.effects import HealReport
 from tests.conftest import check_nothing_left, own_runtime_dir, processes_named, processes_of
 
 from .models import DIMS, NUM_RANKS, SETUP, SETUP_NEW
@@ -63,7 +63,10 @@ def digest_of(owner: int) -> str:
 def measure_losses(num_steps: int = NUM_STEPS) -> Losses:
     """Losses of a mesh to which nothing happens."""
     with own_runtime_dir() as directory:
-        with deadline(directory, 240, "the undisturbed run"), cm.start(NUM_RANKS, mesh=DIMS) as mesh:
+        with (
+            deadline(directory, 240, "the undisturbed run"),
+            cm.start(NUM_RANKS, mesh=DIMS) as mesh,
+        ):
             mesh.submit_cell(SETUP, sink=Shown()).result()
             # All losses first: a forward pass of `tp` does not depend on the step before.
             found = [
@@ -101,7 +104,8 @@ class Rig:
         self.run(SETUP)
         self.adopt()
         self.run(
-            f"save_fsdp({self.checkpoint!r})\ninitial = {{k: v.clone() for k, v in ddp.state_dict().items()}}"
+            f"save_fsdp({self.checkpoint!r})\ninitial = {{k: v.clone() for k, v in "
+            "ddp.state_dict().items()}"
         )
         self.verify()
         # As below, in the agent.
@@ -132,7 +136,9 @@ class Rig:
     # ---- what must be there
 
     def verify(self) -> None:
-        """Every rank holds what it must, and one step of each model gives the undisturbed run's loss."""
+        """Every rank holds what it must, and one step of each model gives the undisturbed run's
+        loss.
+        """
         self.verify_kept()
         ddp, fsdp = self.steps["ddp"], self.steps["fsdp"]
         if max(ddp, fsdp) >= len(self.losses.ddp):
@@ -140,10 +146,16 @@ class Rig:
             ddp = fsdp = 0
         got = self.mesh.pull(f"(ddp_step({ddp}), fsdp_step({fsdp}), tp_forward({fsdp}))")
         for position, (name, step, wanted) in enumerate(
-            (("DDP", ddp, self.losses.ddp), ("FSDP2", fsdp, self.losses.fsdp), ("TP", fsdp, self.losses.tp))
+            (
+                ("DDP", ddp, self.losses.ddp),
+                ("FSDP2", fsdp, self.losses.fsdp),
+                ("TP", fsdp, self.losses.tp),
+            )
         ):
             found = tuple(got[rank][position] for rank in range(NUM_RANKS))
-            assert found == wanted[step], f"step {step} of {name} gave {found} and not {wanted[step]}"
+            assert found == wanted[step], (
+                f"step {step} of {name} gave {found} and not {wanted[step]}"
+            )
         self.steps = {"ddp": ddp + 1, "fsdp": fsdp + 1}
 
     def verify_kept(self) -> None:
@@ -162,11 +174,14 @@ class Rig:
 
     def rewind(self) -> None:
         """Back to step 0, from the checkpoint."""
-        self.run(f"load_fsdp({self.checkpoint!r})\nddp.load_state_dict(initial)\nddp_optimizer.state.clear()")
+        self.run(
+            f"load_fsdp({self.checkpoint!r})\nddp.load_state_dict(initial)\nddp_optimizer.state.clear()"
+        )
         self.steps = {"ddp": 0, "fsdp": 0}
 
     def renew(self, dead: list[int], source: int, at_once: bool = True) -> HealReport:
-        """Replace dead ranks, copy what can be copied to them, make the rest anew and load its checkpoint.
+        """Replace dead ranks, copy what can be copied to them, make the rest anew and load its
+        checkpoint.
 
         Args:
             dead: ranks that are dead, or have been replaced already and are empty.
@@ -197,7 +212,9 @@ class Rig:
     # ---- what must not be there
 
     def check_leftovers(self) -> None:
-        """Nothing has been added: no process, no descriptor and no thread of controller or agent."""
+        """Nothing has been added: no process, no descriptor and no thread of controller or
+        agent.
+        """
         wait_until(
             lambda: len(processes_of(self.directory)) == NUM_PROCESSES,
             _SETTLE_S,
@@ -209,13 +226,16 @@ class Rig:
             wait_until(lambda: self.measure().is_within(self.baseline), _SETTLE_S, "descriptors")  # type: ignore[arg-type]
         except AssertionError:
             raise AssertionError(
-                f"{self.measure()} is more than {self.baseline}: {_describe_descriptors(self._agent())}"
+                f"{self.measure()} is more than {self.baseline}: "
+                f"{_describe_descriptors(self._agent())}"
             ) from None
 
     def measure(self) -> Level:
         """What controller and agent have now."""
         own, agent = psutil.Process(), self._agent()
-        threads = [thread for thread in threading.enumerate() if thread.name not in (WATCHDOG, REAPER)]
+        threads = [
+            thread for thread in threading.enumerate() if thread.name not in (WATCHDOG, REAPER)
+        ]
         return Level(own.num_fds(), len(threads), agent.num_fds(), agent.num_threads())
 
     def _agent(self) -> psutil.Process:
@@ -247,13 +267,17 @@ class Level:
         """Whether nothing is more than there."""
         return all(
             mine <= most
-            for mine, most in zip(dataclasses.astuple(self), dataclasses.astuple(bound), strict=True)
+            for mine, most in zip(
+                dataclasses.astuple(self), dataclasses.astuple(bound), strict=True
+            )
         )
 
 
 @contextlib.contextmanager
 def open_rig(losses: Losses, lease_s: float = 0.0) -> Iterator[Rig]:
-    """A mesh of its own with the models set up; in the end nothing of it may be left, here either."""
+    """A mesh of its own with the models set up; in the end nothing of it may be left, here
+    either.
+    """
     _start_collector()
     own = psutil.Process()
     fds, threads = own.num_fds(), threading.active_count()

@@ -1,9 +1,9 @@
 """The table's rows and columns: faults, what ranks are doing, and what is to come of each pair.
 
-One rank, the victim, has the fault. A fault of its own strikes at the place named by what the ranks are
-doing, in the midst of a backward pass for one; the others are then held up by the victim. For a fault from
-outside another rank, the holder, holds the others up until a gate opens (a file), so that all of them are in
-place when it strikes.
+One rank, the victim, has the fault. A fault of its own strikes at the place named by what the ranks
+are doing, in the midst of a backward pass for one; the others are then held up by the victim. For a
+fault from outside another rank, the holder, holds the others up until a gate opens (a file), so
+that all of them are in place when it strikes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Doing:
         place: where the fault strikes (`models.SETUP`).
         source: what all ranks run.
         waits_in: words of the collective in which ranks then wait, "" where they wait in none.
-        concerns_all: whether all ranks wait for the one that holds them up, or only its neighbour in ``tp``.
+        concerns_all: whether all ranks wait for the one that holds them up, or only its neighbour
+            in ``tp``.
         waits_for_gate: whether it ends only when the gate is open, whoever holds it up.
     """
 
@@ -42,12 +43,12 @@ class Fault:
 
     Attributes:
         name: in words.
-        striker: who causes it: the victim's own code, another process, the user, or what becomes of the
-            controller's process.
+        striker: who causes it: the victim's own code, another process, the user, or what becomes of
+            the controller's process.
         source: what the victim runs, if it is its own.
-        outcome: what becomes of the run: ``raised`` (an exception of the victim's), ``died`` (the victim),
-            ``stopped`` (RanksInterrupted), ``killed`` (likewise, and the victim was replaced),
-            ``unharmed`` (it ends well), ``ended`` (the mesh does).
+        outcome: what becomes of the run: ``raised`` (an exception of the victim's), ``died`` (the
+            victim), ``stopped`` (RanksInterrupted), ``killed`` (likewise, and the victim was
+            replaced), ``unharmed`` (it ends well), ``ended`` (the mesh does).
         error: name of the exception's type on the victim, "" where there is none.
         words: a regular expression that the report matches.
         idle_outcome: what becomes of the mesh where no run is struck.
@@ -85,10 +86,9 @@ DOINGS = (
     Doing(
         "P2P recv",
         "recv",
-        "reach('recv')\nletter = torch.zeros(4)\n"
-        "if rank == holding:\n"
-        "    for other in set(range(world_size)) - {rank}:\n        dist.send(torch.ones(4), other)\n"
-        "else:\n    dist.recv(letter, src=holding)\n    assert letter[0] == 1",
+        "reach('recv')\nletter = torch.zeros(4)\nif rank == holding:\n    for other in "
+        "set(range(world_size)) - {rank}:\n        dist.send(torch.ones(4), other)\nelse:\n    "
+        "dist.recv(letter, src=holding)\n    assert letter[0] == 1",
         waits_in="recv",
     ),
     Doing(
@@ -128,7 +128,8 @@ DOINGS = (
     ),
 )
 
-# Loops end when a test binds `gate` to None: a thread that has one must not outlive its cell's test.
+# Loops end when a test binds `gate` to None: a thread that has one must not outlive its cell's
+# test.
 _LOOP = "while gate is not None:\n    pass"
 _STUBBORN = """
 while gate is not None:
@@ -164,9 +165,24 @@ del thread
 """
 
 FAULTS = (
-    Fault("raise", "victim", "raised", "raise ValueError('boom')", "ValueError", "raised ValueError: boom"),
+    Fault(
+        "raise",
+        "victim",
+        "raised",
+        "raise ValueError('boom')",
+        "ValueError",
+        "raised ValueError: boom",
+    ),
     Fault("sys.exit", "victim", "raised", "sys.exit(3)", "SystemExit", "SystemExit"),
-    Fault("os._exit", "victim", "died", "os._exit(3)", "RankDied", "exited with code 3", idle_outcome="died"),
+    Fault(
+        "os._exit",
+        "victim",
+        "died",
+        "os._exit(3)",
+        "RankDied",
+        "exited with code 3",
+        idle_outcome="died",
+    ),
     *(
         Fault(name, "victim", "died", source, "RankDied", words, idle_outcome="died")
         for name, source, words in (
@@ -174,7 +190,8 @@ FAULTS = (
             (
                 "os.closerange",
                 "os.closerange(3, 256)\nwhile True:\n    pass",
-                "closed its connection|killed by SIGABRT",  # a thread of gloo's may miss its sockets first
+                # a thread of gloo's may miss its sockets first
+                "closed its connection|killed by SIGABRT",
             ),
         )
     ),
@@ -246,7 +263,9 @@ def cell_for(fault: Fault, doing: Doing, gate: str, victim: int = 1) -> str:
     """
     is_own = fault.striker == "victim"
     ends_alone = outcome_of(fault, doing) == "unharmed"
-    body = "\n".join(f"    {line}" for line in (fault.source if is_own else "wait_for_gate()").splitlines())
+    body = "\n".join(
+        f"    {line}" for line in (fault.source if is_own else "wait_for_gate()").splitlines()
+    )
     holding = victim if is_own else holder_for(victim)
     head = (
         f"gate, holding, sleep_s = {gate!r}, {holding}, {3.0 if ends_alone else 600.0}\n"

@@ -1,4 +1,5 @@
-"""The soak: random cells and random faults from a seed, and a model of what must be there after each.
+"""The soak: random cells and random faults from a seed, and a model of what must be there after
+each.
 
 ::
 
@@ -52,7 +53,9 @@ class Soak:
 
     rig: Rig
     random: random.Random
-    names: dict[int, dict[str, int]] = field(default_factory=lambda: {r: {} for r in range(NUM_RANKS)})
+    names: dict[int, dict[str, int]] = field(
+        default_factory=lambda: {r: {} for r in range(NUM_RANKS)}
+    )
     growth: Growth = field(default_factory=Growth)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     doing: str = ""
@@ -125,7 +128,9 @@ class Soak:
         for rank in dead:
             STRIKES["SIGKILL"](self.rig, rank)
         mesh = self.rig.mesh
-        wait_until(lambda: all(mesh.report()[rank].phase == "dead" for rank in dead), 5, "two deaths")
+        wait_until(
+            lambda: all(mesh.report()[rank].phase == "dead" for rank in dead), 5, "two deaths"
+        )
         self.rig.renew(dead, source)
         for rank in dead:
             self.names[rank] = dict(self.names[source])
@@ -137,7 +142,8 @@ class Soak:
         name = self.rig.mesh.name
         self.rig.mesh.detach()
         self.rig.mesh = cm.attach(name, sink=Shown())
-        # The agent is this process's child: a thread waits for its end where no session does any more.
+        # The agent is this process's child: a thread waits for its end where no session does any
+        # more.
         assert sum(thread.name == REAPER for thread in threading.enumerate()) <= 1
         return "attached again"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import processes_named
+from tests.conftest import processes_named, stop_process
 
 from .rig import Rig
 from .watching import wait_until
@@ -32,12 +32,12 @@ def signal_rank(number: int) -> Callable[[Rig, int], None]:
 def stop_and_continue(rig: Rig, rank: int) -> None:
     """SIGSTOP; the mesh answers without that rank; SIGCONT."""
     pid = rig.kept[rank].pid
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     try:
-        stopped = psutil.Process(pid)
-        wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, 10, f"rank {rank} has stopped")
         states = rig.mesh.states()
-        assert set(states) == set(rig.kept) - {rank}, f"a stopped rank is to be missing: {sorted(states)}"
+        assert set(states) == set(rig.kept) - {rank}, (
+            f"a stopped rank is to be missing: {sorted(states)}"
+        )
         threading.Event().wait(STOPPED_S)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -86,7 +86,8 @@ STRIKES: Mapping[str, Callable[[Rig, int], None]] = {
 class MemoryLimit:
     """A rank in a memory cgroup of its own, with little room left.
 
-    With others in it the kernel might kill one more, as what the first one held is not free at once.
+    With others in it the kernel might kill one more, as what the first one held is not free at
+    once.
 
     Args:
         pid: the rank's process.
@@ -102,7 +103,11 @@ class MemoryLimit:
         self._home.mkdir()
         (self._home / "cgroup.procs").write_text(str(self._pid))
         # Pages that a process had before it moved are not counted here: what counts is what comes.
-        used = int((self._home / ("memory.usage_in_bytes" if self._is_v1 else "memory.current")).read_text())
+        used = int(
+            (
+                self._home / ("memory.usage_in_bytes" if self._is_v1 else "memory.current")
+            ).read_text()
+        )
         limit = "memory.limit_in_bytes" if self._is_v1 else "memory.max"
         (self._home / limit).write_text(str(used + HEADROOM_BYTES))
         if not self._is_v1:

@@ -1,4 +1,6 @@
-"""The table: which cells, run one after the other on as few meshes as may be, written as Markdown."""
+"""The table: which cells, run one after the other on as few meshes as may be, written as
+Markdown.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Table:
         tell: called with each result.
     """
 
-    def __init__(self, losses: Losses, tell: Callable[[Result], None] = lambda result: None) -> None:
+    def __init__(
+        self, losses: Losses, tell: Callable[[Result], None] = lambda result: None
+    ) -> None:
         self._losses = losses
         self._tell = tell
         self._stack = contextlib.ExitStack()
@@ -68,7 +72,9 @@ class Table:
             else:
                 result = run_cell(self._have_rig(), fault, doing)
         except (Exception, KeyboardInterrupt) as error:
-            result = Result(fault.name, doing.name, "failed", failure=f"{type(error).__name__}: {error}")
+            result = Result(
+                fault.name, doing.name, "failed", failure=f"{type(error).__name__}: {error}"
+            )
         if result.failure or result.outcome == "ended":
             try:
                 self.close()
@@ -91,7 +97,9 @@ class Table:
 
 
 def as_markdown(results: Sequence[Result]) -> str:
-    """Rows are faults, columns what the ranks did: seconds until the report, and until all was back."""
+    """Rows are faults, columns what the ranks did: seconds until the report, and until all was
+    back.
+    """
     found = {(result.fault, result.doing): result for result in results}
     doings = [doing.name for doing in DOINGS if any(key[1] == doing.name for key in found)]
     lines = ["| fault | the run | " + " | ".join(doings) + " |", "|---" * (len(doings) + 2) + "|"]
@@ -116,7 +124,9 @@ def describe(results: Sequence[Result], took_s: float) -> str:
     """When and on what machine the results came, and how they sum up."""
     failed = [result for result in results if result.failure]
     heals = sorted(result.heal_s for result in results if result.heal_s)
-    deaths = sorted(result.report_s for result in results if result.fault in KILLS and not result.failure)
+    deaths = sorted(
+        result.report_s for result in results if result.fault in KILLS and not result.failure
+    )
     stops = sorted(result.report_s for result in results if result.outcome == "stopped")
     lines = [f"{describe_machine()}: {len(results)} cells in {took_s:.0f} s, {len(failed)} failed."]
     for what, times in (
@@ -158,10 +168,16 @@ def write_into(path: Path, mark: str, text: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="The table of faults.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description="The table of faults."
+    )
     parser.add_argument("--full", action="store_true", help="all cells")
-    parser.add_argument("--fault", action="append", default=[], help="only this row (may be repeated)")
-    parser.add_argument("--doing", action="append", default=[], help="only this column (may be repeated)")
+    parser.add_argument(
+        "--fault", action="append", default=[], help="only this row (may be repeated)"
+    )
+    parser.add_argument(
+        "--doing", action="append", default=[], help="only this column (may be repeated)"
+    )
     parser.add_argument("--list", action="store_true", help="name rows and columns")
     parser.add_argument("--output", type=Path, help="write the table here (between its marks)")
     given = parser.parse_args(arguments)

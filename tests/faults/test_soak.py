@@ -17,8 +17,8 @@ def test_a_minute_of_random_faults_loses_nothing() -> None:
     soak = run_soak(seed=3, minutes=1.0, sample_every_s=2.0)
     print(soak.summary())
     # A minute is mostly warm-up: memory gets more room than in half an hour. So do ranks'
-    # descriptors: which groups are there depends on what has struck. If each of the dozen strikes between
-    # left one, there would be more.
+    # descriptors: which groups are there depends on what has struck. If each of the dozen strikes
+    # between left one, there would be more.
     soak.growth.check(memory_share=0.25, num_rank_fds=8)
 
 
@@ -30,8 +30,12 @@ def test_what_stays_as_it_is_passes() -> None:
     growth_of([STEADY] * 40).check()
 
 
-@pytest.mark.parametrize(("what", "growth"), [("rss_bytes", 1 << 20), ("num_fds", 1), ("num_threads", 1)])
+@pytest.mark.parametrize(
+    ("what", "growth"), [("rss_bytes", 1 << 20), ("num_fds", 1), ("num_threads", 1)]
+)
 def test_what_grows_fails(what: str, growth: int) -> None:
-    grown = [dataclasses.replace(STEADY, **{what: getattr(STEADY, what) + growth * i}) for i in range(40)]
+    grown = [
+        dataclasses.replace(STEADY, **{what: getattr(STEADY, what) + growth * i}) for i in range(40)
+    ]
     with pytest.raises(AssertionError, match="controller"):
         growth_of(grown).check()

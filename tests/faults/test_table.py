@@ -31,7 +31,11 @@ CHOSEN = {
     "os._exit": ("FSDP2 backward",),  # shards are lost: a checkpoint is loaded
     "os.execvp": ("DDP backward",),  # the process lives on as another program
     "os.closerange": ("P2P recv",),
-    "SIGKILL": ("idle", "DDP backward", "background run"),  # reported where no cell runs; copied; the queue
+    "SIGKILL": (
+        "idle",
+        "DDP backward",
+        "background run",
+    ),  # reported where no cell runs; copied; the queue
     "SIGSEGV": ("P2P recv",),
     "segmentation fault": ("sleep",),
     "SIGSTOP, SIGCONT": ("all_reduce",),
@@ -48,9 +52,12 @@ CHOSEN = {
     "kernel SIGKILL": ("FSDP2 backward",),
     "kernel restart": ("background run",),
 }
-# How soon things are told is for the table to say; here the machine may be a slow one that has other work.
+# How soon things are told is for the table to say; here the machine may be a slow one that has
+# other work.
 PATIENCE = 6.0
-PAIRS = in_order(possible((fault_named(name), doing_named(d)) for name, ds in CHOSEN.items() for d in ds))
+PAIRS = in_order(
+    possible((fault_named(name), doing_named(d)) for name, ds in CHOSEN.items() for d in ds)
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,4 +82,6 @@ def test_a_fault_costs_what_it_must_and_no_more(pair: Pair, table: Table) -> Non
 
 def test_every_fault_and_everything_that_ranks_do_comes_up() -> None:
     assert set(CHOSEN) == {fault.name for fault in FAULTS}
-    assert {doing for doings in CHOSEN.values() for doing in doings} == {doing.name for doing in DOINGS}
+    assert {doing for doings in CHOSEN.values() for doing in doings} == {
+        doing.name for doing in DOINGS
+    }

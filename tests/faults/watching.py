@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,10 +17,12 @@ from pathlib import Path
 
 import cellmesh as cm
 from cellmesh.controller.output.fold import Block, Line, Live, Trace
-from cellmesh.workers.thread_stacks import stacks_of_threads
+from cellmesh.workers.rank.stack_inspection.thread_stacks import stacks_of_threads
 from tests.conftest import processes_named, processes_of
 
 _DIAGNOSIS_S = 20.0
+# gdb reads the symbols of torch.
+_GDB_S = 120.0
 # Name of the threads of `deadline`.
 WATCHDOG = "watchdog"
 
@@ -48,8 +52,11 @@ def runs_in(thread: int, code: types.CodeType) -> bool:
 
 
 @contextlib.contextmanager
-def deadline(directory: Path, timeout_s: float, what: str, mesh: cm.Mesh | None = None) -> Iterator[None]:
-    """Whatever hangs inside ends: after the time-out the mesh's agent is killed, and the mesh with it.
+def deadline(
+    directory: Path, timeout_s: float, what: str, mesh: cm.Mesh | None = None
+) -> Iterator[None]:
+    """Whatever hangs inside ends: after the time-out the mesh's agent is killed, and the mesh with
+    it.
 
     Args:
         directory: the runtime directory of the mesh.
@@ -73,7 +80,9 @@ def deadline(directory: Path, timeout_s: float, what: str, mesh: cm.Mesh | None 
     watcher = threading.Thread(target=watch, name=WATCHDOG, daemon=True)
     watcher.start()
     # Should not even that help, the process says where it is and ends.
-    faulthandler.dump_traceback_later(timeout_s + _DIAGNOSIS_S + 40, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(
+        timeout_s + _DIAGNOSIS_S + 4 * _GDB_S, exit=True, file=sys.__stderr__
+    )
     try:
         try:
             yield
@@ -94,17 +103,24 @@ def diagnose(directory: Path, mesh: cm.Mesh | None) -> str:
     parts = []
     if mesh is not None:
         for title, ask in (
-            ("states", lambda: "\n".join(f"{rank}: {state}" for rank, state in mesh.states().items())),
+            (
+                "states",
+                lambda: "\n".join(f"{rank}: {state}" for rank, state in mesh.states().items()),
+            ),
             ("report", lambda: "\n".join(map(str, mesh.report()))),
             ("stacks", lambda: mesh.stacks(all_threads=True)),
         ):
             parts.append(f"-- {title}\n{_try(ask)}")
     parts.append(f"-- this process\n{_own_stacks()}")
     parts += [
-        f"-- {log.name}\n{log.read_text()[-3000:]}" for log in directory.glob("cellmesh/*/logs/agent.log")
+        f"-- {log.name}\n{log.read_text()[-3000:]}"
+        for log in directory.glob("cellmesh/*/logs/agent.log")
     ]
     for process in processes_of(directory):
-        parts.append(f"-- {process.pid} {_try(process.name)}\n{_spy(process.pid)}")
+        name = _try(process.name)
+        parts.append(f"-- {process.pid} {name}\n{_spy(process.pid)}")
+        if re.match(r"cellmesh-r\d", name):
+            parts.append(_threads_in_c(process.pid))
     return "\n".join(parts)
 
 
@@ -131,12 +147,34 @@ def _own_stacks() -> str:
 
 
 def _spy(pid: int) -> str:
-    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
+    command = [
+        str(Path(sys.executable).with_name("py-spy")),
+        "dump",
+        "--nonblocking",
+        "--pid",
+        str(pid),
+    ]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired) as e:
         return str(e)
     return (found.stdout or found.stderr)[-3000:]
+
+
+def _threads_in_c(pid: int) -> str:
+    """Where the threads are that Python does not know, gloo's above all; "" without gdb."""
+    gdb = shutil.which("gdb")
+    if gdb is None:
+        return ""
+    command = [gdb, "--batch", "-p", str(pid), "-ex", "thread apply all backtrace 24"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_GDB_S).stdout
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return str(e)
+    threads = found.split("\nThread ")[1:]
+    return "\nThread ".join(thread for thread in threads if "gloo" in thread or "c10d" in thread)[
+        -20_000:
+    ]
 
 
 class Shown:
@@ -154,7 +192,11 @@ class Shown:
                     self.first_trace_at = self.first_trace_at or time.time()
                     self.texts.append(block.item.traceback)
                 # A flood is not kept: what is waited for are single lines.
-                elif isinstance(block, Block) and isinstance(block.item, Line) and len(self.texts) < 10_000:
+                elif (
+                    isinstance(block, Block)
+                    and isinstance(block.item, Line)
+                    and len(self.texts) < 10_000
+                ):
                     self.texts.append(block.item.text)
             self._changed.notify_all()
 
@@ -169,5 +211,7 @@ class Shown:
     def wait_for(self, part: str, timeout_s: float) -> None:
         """Wait until something was shown that has this in it."""
         with self._changed:
-            if not self._changed.wait_for(lambda: any(part in text for text in self.texts), timeout_s):
+            if not self._changed.wait_for(
+                lambda: any(part in text for text in self.texts), timeout_s
+            ):
                 raise Stuck(f"{part!r} was not shown within {timeout_s} s: {self.texts[-20:]}")

@@ -80,7 +80,8 @@ def render(rows: Iterable[tuple[str, str, tuple[str, ...]]], overhead: str) -> s
     """The report, as Markdown."""
     rows = list(rows)
     counts = {
-        kind: sum(outcome == kind for _, outcome, _ in rows) for kind in ("passed", "failed", "skipped")
+        kind: sum(outcome == kind for _, outcome, _ in rows)
+        for kind in ("passed", "failed", "skipped")
     }
     facts = {
         "date": datetime.date.today().isoformat(),
@@ -106,18 +107,26 @@ def render(rows: Iterable[tuple[str, str, tuple[str, ...]]], overhead: str) -> s
     for name, outcome, seen in rows:
         text = "<br>".join(line.replace("|", "\\|") for line in seen)
         lines.append(f"| {name} | {outcome} | {text} |")
-    lines += ["", "An all_reduce over NCCL on one rank, through cellmesh's group object and without it:", ""]
+    lines += [
+        "",
+        "An all_reduce over NCCL on one rank, through cellmesh's group object and without it:",
+        "",
+    ]
     return "\n".join([*lines, "```", overhead, "```", ""])
 
 
 def main() -> int:
     """Run the tests and write the report; returns 1 if a test failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="directory of the report, gpu.md")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs", help="directory of the report, gpu.md"
+    )
     options = parser.parse_args()
     collected = Collected()
     arguments = [str(ROOT / "tests" / "gpu"), "--timeout=120", f"--session-timeout={TIME_LIMIT_S}"]
-    code = pytest.main([*arguments, "-p", "no:cacheprovider", "--rootdir", str(ROOT)], plugins=[collected])
+    code = pytest.main(
+        [*arguments, "-p", "no:cacheprovider", "--rootdir", str(ROOT)], plugins=[collected]
+    )
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu.md").write_text(render(collected.rows, measure_overhead()))
     print(f"written: {options.out / 'gpu.md'}")

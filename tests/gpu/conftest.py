@@ -1,4 +1,6 @@
-"""A machine with one GPU or more; without one, the tests that can do so run the same code on the CPU."""
+"""A machine with one GPU or more; without one, the tests that can do so run the same code on the
+CPU.
+"""
 
 from __future__ import annotations
 

@@ -58,6 +58,8 @@ def test_models_on_nccl_step_on_after_heals() -> None:
     results = []
     for disturbed in (False, True):
         with World(2, num_gpus=2) as world:
-            results.append(world.run(lambda rank, disturbed=disturbed: _train(rank, disturbed), 120))
+            results.append(
+                world.run(lambda rank, disturbed=disturbed: _train(rank, disturbed), 120)
+            )
     assert results[0] == results[1]
     assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") is None  # only ranks have it

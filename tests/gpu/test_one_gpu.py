@@ -1,4 +1,5 @@
-"""What a machine with one GPU shows: ranks that share it over gloo, NCCL on one rank, and its memory.
+"""What a machine with one GPU shows: ranks that share it over gloo, NCCL on one rank, and its
+memory.
 
 Tests without the mark `gpu` run on the CPU where there is no GPU.
 """
@@ -39,7 +40,8 @@ ddp = DistributedDataParallel(
 fsdp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
 for layer in (fsdp[0], fsdp[2], fsdp):
     fully_shard(layer, mesh=mesh)
-optimizers = {model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in (ddp, fsdp)}
+make = lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+optimizers = {model: make(model) for model in (ddp, fsdp)}
 losses = []
 
 def step(number, models=(ddp, fsdp)):
@@ -75,7 +77,9 @@ def wait_for_memory(most_mib: int) -> int:
     """Until no more than this is in use; fails after `WAIT_S`."""
     deadline = time.monotonic() + WAIT_S
     while (used := gpu_memory_mib()) > most_mib:
-        assert time.monotonic() < deadline, f"{used} MiB are in use, {most_mib} MiB expected at most"
+        assert time.monotonic() < deadline, (
+            f"{used} MiB are in use, {most_mib} MiB expected at most"
+        )
     return used
 
 
@@ -96,11 +100,20 @@ def test_the_quickstart_trains(note: Note) -> None:
     notebook = nbformat.read(path, as_version=4)
     with runtime_directory_of_a_test():
         execute(notebook)
-    texts = [out.text for cell in notebook.cells for out in cell.get("outputs", ()) if "text" in out]
+    texts = [
+        out.text for cell in notebook.cells for out in cell.get("outputs", ()) if "text" in out
+    ]
     (line,) = (line for text in texts for line in text.splitlines() if "4 ranks on" in line)
     assert f"4 ranks on {DEVICE_TYPE}" in line
     note(line.strip())
-    note(next(line for text in texts for line in text.splitlines() if "weights equal on 4 ranks" in line))
+    note(
+        next(
+            line
+            for text in texts
+            for line in text.splitlines()
+            if "weights equal on 4 ranks" in line
+        )
+    )
 
 
 def test_ranks_share_the_gpus(mesh: cm.Mesh, note: Note) -> None:
@@ -123,7 +136,9 @@ def test_ddp_and_fsdp2_step_on_after(
         assert all(isinstance(raised_by(caught, rank), cm.Released) for rank in (0, 2, 3))
 
     def stop() -> None:
-        work = "print('busy', flush=True)\n    while True: one = (one @ one.T).expand(4).contiguous()"
+        work = (
+            "print('busy', flush=True)\n    while True: one = (one @ one.T).expand(4).contiguous()"
+        )
         run = mesh.submit_cell(WAIT_FOR_RANK_1.format(f"\n    {work}"), sink=recorder)
         recorder.wait_for_line("busy")
         run.interrupt()
@@ -132,7 +147,9 @@ def test_ddp_and_fsdp2_step_on_after(
 
     undisturbed = train(mesh)
     assert train(mesh, fail if what_happens == "rank 1 raises" else stop) == undisturbed
-    note(f"losses of 4 steps equal an undisturbed run's bit for bit; the last: {undisturbed[0][-2:]}")
+    note(
+        f"losses of 4 steps equal an undisturbed run's bit for bit; the last: {undisturbed[0][-2:]}"
+    )
 
 
 def test_ddp_steps_on_after_a_death(runtime_dir: Path, note: Note) -> None:
@@ -191,7 +208,9 @@ class TestOnGpu:
         assert not any(found.values()), found
         note("/dev/nvidia-uvm is open in both ranks, and not in agent, zygote and store")
 
-    def test_memory_comes_back_after_a_kill_and_after_stop(self, runtime_dir: Path, note: Note) -> None:
+    def test_memory_comes_back_after_a_kill_and_after_stop(
+        self, runtime_dir: Path, note: Note
+    ) -> None:
         before = gpu_memory_mib()
         with started(runtime_dir, 2, "gloo") as mesh:
             mesh.cell("held = torch.empty(1 << 30, dtype=torch.uint8, device=device).fill_(1)")
@@ -207,7 +226,9 @@ class TestOnGpu:
     def test_out_of_memory_costs_a_cell(self, mesh: cm.Mesh, note: Note) -> None:
         pids = [info.pid for info in mesh.report()]
         with pytest.raises(cm.RankFailure) as caught:
-            mesh.cell(WAIT_FOR_RANK_1.format("torch.empty(1 << 50, dtype=torch.uint8, device=device)"))
+            mesh.cell(
+                WAIT_FOR_RANK_1.format("torch.empty(1 << 50, dtype=torch.uint8, device=device)")
+            )
         assert "out of memory" in str(raised_by(caught, 1))
         assert isinstance(raised_by(caught, 0), cm.Released)
         train(mesh)
@@ -218,7 +239,8 @@ class TestOnGpu:
         with started(runtime_dir, 3, "gloo") as mesh:
             mesh.cell("kept = torch.full((4,), float(rank), device=device)")
             index = (
-                "torch.zeros(4, device=device)[torch.tensor([7], device=device)]; torch.cuda.synchronize()"
+                "torch.zeros(4, device=device)[torch.tensor([7], "
+                "device=device)]; torch.cuda.synchronize()"
             )
             with pytest.raises(cm.RankFailure, match="device-side assert"):
                 mesh.cell(WAIT_FOR_RANK_1.format(index))
@@ -257,9 +279,8 @@ class TestOnGpu:
 
             def stop() -> None:
                 source = (
-                    "print('busy', flush=True)\nwhile True:\n"
-                    "    torch.cuda._sleep(50_000_000)\n    dist.all_reduce(torch.ones(4, device=device))\n"
-                    "    torch.cuda.synchronize()"
+                    "print('busy', flush=True)\nwhile True:\n    torch.cuda._sleep(50_000_000)\n  "
+                    "  dist.all_reduce(torch.ones(4, device=device))\n    torch.cuda.synchronize()"
                 )
                 run = mesh.submit_cell(source, sink=recorder)
                 recorder.wait_for_line("busy")

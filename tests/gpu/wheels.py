@@ -1,7 +1,7 @@
 """Gather the wheels that a GPU machine without a network needs: `make gpu-wheels`.
 
-Such a machine brings torch, what torch needs, and numpy. The rest of what cellmesh and tests/gpu import is
-downloaded for the machine's Python, in the versions of constraints.txt.
+Such a machine brings torch, what torch needs, and numpy. The rest of what cellmesh and tests/gpu
+import is downloaded for the machine's Python, in the versions of constraints.txt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ LIMIT_BYTES = 60 << 20  # with the checkout
 
 def closure(wanted: Iterable[str], python_version: str) -> set[str]:
     """Names of the distributions that these need, without those that the machine brings."""
-    target = {"python_version": python_version, "python_full_version": f"{python_version}.0", "extra": ""}
+    target = {
+        "python_version": python_version,
+        "python_full_version": f"{python_version}.0",
+        "extra": "",
+    }
     found: set[str] = set()
     queue = list(wanted)
     while queue:
@@ -34,21 +38,30 @@ def closure(wanted: Iterable[str], python_version: str) -> set[str]:
             continue
         found.add(name)
         needs = [Requirement(line) for line in requires(name) or ()]
-        queue += [need.name for need in needs if need.marker is None or need.marker.evaluate(target)]
+        queue += [
+            need.name for need in needs if need.marker is None or need.marker.evaluate(target)
+        ]
     return found - {"cellmesh"}
 
 
 def pins() -> dict[str, str]:
     """The versions of constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text().split()
-    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    return {
+        canonicalize_name(name): version
+        for name, _, version in (line.partition("==") for line in lines)
+    }
 
 
 def main() -> int:
-    """Download the wheels into a directory; returns 1 if they and the checkout are too large to carry."""
+    """Download the wheels into a directory; returns 1 if they and the checkout are too large to
+    carry.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.wheels", description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--python-version", default="3.12", help="of the GPU machine (default: %(default)s)")
+    parser.add_argument(
+        "--python-version", default="3.12", help="of the GPU machine (default: %(default)s)"
+    )
     options = parser.parse_args()
     options.directory.mkdir(exist_ok=True)
     for old in options.directory.glob("*.whl"):
@@ -57,16 +70,31 @@ def main() -> int:
     names = sorted(closure(WANTED, options.python_version))
     tags = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)]
     platforms = [
-        word for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"] for word in ("--platform", tag)
+        word
+        for tag in [*tags, "manylinux2014_x86_64", "manylinux1_x86_64"]
+        for word in ("--platform", tag)
     ]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
     command += ["--python-version", options.python_version, "--implementation", "cp", *platforms]
     command += ["--dest", str(options.directory), *(f"{name}=={versions[name]}" for name in names)]
     subprocess.run(command, check=True)
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     checkout = sum((ROOT / name.decode()).stat().st_size for name in re.split(b"\0", files) if name)
     wheels = sum(path.stat().st_size for path in options.directory.glob("*.whl"))
-    print(f"{len(names)} wheels, {wheels / 1e6:.1f} MB; with the checkout {(wheels + checkout) / 1e6:.1f} MB")
+    print(
+        f"{len(names)} wheels, {wheels / 1e6:.1f} MB; with the checkout "
+        f"{(wheels + checkout) / 1e6:.1f} MB"
+    )
     return int(wheels + checkout > LIMIT_BYTES)
 
 

@@ -10,7 +10,8 @@ Answer = str | type[BaseException] | Callable[[], str]
 
 
 class Typist:
-    """Stands in for ``input()`` and ``getpass()`` of this process; types what it was given, in order.
+    """Stands in for ``input()`` and ``getpass()`` of this process; types what it was given, in
+    order.
 
     Args:
         answers: what to type; an exception is raised, a function called.

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.bars.board import Bars
 from cellmesh.controller.output.fold import Block, Gap, Line, Live, Rich, Trace
-from tests.conftest import FOLD, PATIENCE_S, check_nothing_left, own_runtime_dir
+from cellmesh.controller.progress.bars import Bars
+from cellmesh.controller.ranks import Ranks
+from cellmesh.controller.session import start as starting
+from cellmesh.controller.session.launch.prestart import Prestart, conditions
+from cellmesh.wire.messages import RankState
+from cellmesh.wire.ticket import Ticket
+from tests.conftest import FOLD, FORKED_MARKS, PATIENCE_S, check_nothing_left, own_runtime_dir
+
+
+def state_of(ranks: Ranks, rank: int) -> RankState:
+    """Return what a rank does now; a rank of a busy machine may answer after `states` has given
+    up.
+    """
+    for _ in range(30):
+        if (state := ranks.states().get(rank)) is not None:
+            return state
+    raise AssertionError(f"rank {rank} does not answer")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,6 +36,41 @@ def _patience() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in PATIENCE_S.items():
             patch.setattr(f"{FOLD}.{name}", seconds)
+        yield
+
+
+class SharedPrestart(Prestart):
+    """A zygote that waits for the meshes of all tests, whose ranks can be found."""
+
+    def start(self, ticket: Ticket, log: int) -> tuple[int, int] | None:
+        """Have a mesh forked."""
+        FORKED_MARKS[Path(ticket.directory).parents[1]].add(ticket.mark)
+        return super().start(ticket, log)
+
+
+@pytest.fixture(scope="session")
+def fit_prestart(_no_directories_of_the_users: None) -> Iterator[Callable[[], Prestart | None]]:
+    """Give the zygote that waits for all meshes, unless a test has changed what an import of torch
+    reads.
+    """
+    waiting, made_in = SharedPrestart(keep_s=3600), conditions(os.environ, sys.path)
+    waiting.begin()
+    yield lambda: waiting if conditions(os.environ, sys.path) == made_in else None
+    waiting.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prestart(
+    request: pytest.FixtureRequest, fit_prestart: Callable[[], Prestart | None]
+) -> Iterator[None]:
+    """Fork a module's meshes from one waiting zygote, which saves two seconds of a core for each
+    mesh.
+
+    The meshes of a module with `STARTS_COLD = True` import torch, as those of scripts do.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "STARTS_COLD", False):
+            patch.setattr(starting, "own_prestart", fit_prestart)
         yield
 
 
@@ -82,9 +134,9 @@ class Recorder:
 
     def wait_for_line(self, text: str, timeout_s: float = 20.0) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: any(text == line for _, line in self.lines()), timeout_s), (
-                f"{text!r} was not shown: {self.lines()}"
-            )
+            assert self._changed.wait_for(
+                lambda: any(text == line for _, line in self.lines()), timeout_s
+            ), f"{text!r} was not shown: {self.lines()}"
 
     def wait_for_trace(self, ranks: tuple[int, ...], timeout_s: float = 20.0) -> None:
         with self._changed:
@@ -94,9 +146,9 @@ class Recorder:
 
     def wait_for_note(self, part: str, timeout_s: float = 20.0) -> str:
         with self._changed:
-            assert self._changed.wait_for(lambda: any(part in note for note in self.notes), timeout_s), (
-                f"{part!r} was not noted: {self.notes}"
-            )
+            assert self._changed.wait_for(
+                lambda: any(part in note for note in self.notes), timeout_s
+            ), f"{part!r} was not noted: {self.notes}"
             return next(note for note in self.notes if part in note)
 
 

@@ -61,7 +61,11 @@ class World:
     """
 
     def __init__(
-        self, world_size: int, mesh: dict[str, int] | None = None, plain: bool = False, num_gpus: int = 0
+        self,
+        world_size: int,
+        mesh: dict[str, int] | None = None,
+        plain: bool = False,
+        num_gpus: int = 0,
     ) -> None:
         self.plain, self.num_gpus = plain, num_gpus
         self.world_size = world_size
@@ -104,7 +108,9 @@ class World:
             if rank in self.pipes:
                 self.pipes.pop(rank).close()
             ours, theirs = _fork.Pipe()
-            process = _fork.Process(target=_run_rank, args=(self, rank, scenario, theirs, blueprint))
+            process = _fork.Process(
+                target=_run_rank, args=(self, rank, scenario, theirs, blueprint)
+            )
             process.start()
             theirs.close()
             self.processes[rank], self.pipes[rank] = process, ours
@@ -166,7 +172,9 @@ def _serve_store(pipe: Connection) -> None:
         pipe.recv()
 
 
-def _run_rank(world: World, rank: int, scenario: Scenario, pipe: Connection, blueprint: bytes | None) -> None:
+def _run_rank(
+    world: World, rank: int, scenario: Scenario, pipe: Connection, blueprint: bytes | None
+) -> None:
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         GLOO_SOCKET_IFNAME="lo",
@@ -198,7 +206,9 @@ def _run_rank(world: World, rank: int, scenario: Scenario, pipe: Connection, blu
 
 
 @contextlib.contextmanager
-def released_after(groups: Groups, delay_s: float = 0.3, timeout: timedelta | None = None) -> Iterator[None]:
+def released_after(
+    groups: Groups, delay_s: float = 0.3, timeout: timedelta | None = None
+) -> Iterator[None]:
     """Have another thread release the groups once the main thread waits in the body."""
     import threading
 

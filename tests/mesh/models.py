@@ -21,7 +21,9 @@ def _mlp() -> nn.Sequential:
 
 
 class _Crossed(nn.Module):
-    """Its gradients come in another order than its parameters stand in, so DDP packs its buckets anew."""
+    """Its gradients come in another order than its parameters stand in, so DDP packs its buckets
+    anew.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +44,17 @@ class Models:
         self.fsdp = _mlp()
         for module in (self.fsdp[0], self.fsdp[2], self.fsdp):
             fully_shard(module, mesh=mesh["dp"])
-        self.tp = parallelize_module(_mlp(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        self.tp = parallelize_module(
+            _mlp(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        )
         weight = distribute_tensor(torch.randn(8, 8), mesh, [Shard(0), Shard(1)])
         self.dtensor = nn.ParameterList([nn.Parameter(weight)])
         stage = PipelineStage(nn.Linear(8, 8), rank.rank, rank.world_size, torch.device("cpu"))
         self.pipeline = stage.submod
         self.schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
         self.optimizers = {
-            kind: torch.optim.SGD(getattr(self, kind).parameters(), 0.01, momentum=0.9) for kind in KINDS
+            kind: torch.optim.SGD(getattr(self, kind).parameters(), 0.01, momentum=0.9)
+            for kind in KINDS
         }
 
     def _batch(self, step: int, seed: int = 0) -> torch.Tensor:
@@ -83,7 +88,10 @@ class Models:
 
     def step(self, kind: str, step: int) -> float:
         """A training step; the loss."""
-        if kind in ("tp", "dtensor"):  # plain modules: gradients of a broken step are the user's, as ever
+        if kind in (
+            "tp",
+            "dtensor",
+        ):  # plain modules: gradients of a broken step are the user's, as ever
             self.optimizers[kind].zero_grad()
         loss = self.backward(kind, step)
         self.optimizers[kind].step()

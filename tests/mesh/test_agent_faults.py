@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.core import Core
+from cellmesh.controller.core.core import Core
 from cellmesh.wire.messages import Progress
 from tests.conftest import check_nothing_left
 
-# Read by every interpreter that starts: in the agent's, handlers fail, some always and some at first.
+# Read by every interpreter that starts: in the agent's, handlers fail, some always and some at
+# first.
 SITE = """
 import sys
 if any("cellmesh.workers" in word and "zygote" not in word for word in sys.orig_argv):
     sys.path.insert(0, PACKAGE_PARENT)
-    import cellmesh.workers.agent.agent as agent, cellmesh.workers.agent.family as family
+    import cellmesh.workers.agent.agent as agent, cellmesh.workers.agent.processes as family
 
     def fail(owner, name, times):
         then, left = getattr(owner, name), [times]
@@ -42,7 +43,10 @@ if any("cellmesh.workers" in word and "zygote" not in word for word in sys.orig_
 
 
 def test_an_agent_whose_handlers_raise_goes_on_and_says_so(
-    tmp_path: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    runtime_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         SITE.replace("PACKAGE_PARENT", repr(str(Path(cm.__file__).parents[1])))

@@ -1,4 +1,6 @@
-"""What a program written for torchrun finds on a rank: its arguments, and no sign that it may not run."""
+"""What a program written for torchrun finds on a rank: its arguments, and no sign that it may not
+run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ lr = parser.parse_args().lr
 
 @pytest.mark.parametrize(
     ("argv", "lr"),
-    [(None, "none"), ("--lr 0.1", "0.1"), ("", "none"), ("--lr 'a b'", "a b"), (["--lr", "a b"], "a b")],
+    [
+        (None, "none"),
+        ("--lr 0.1", "0.1"),
+        ("", "none"),
+        ("--lr 'a b'", "a b"),
+        (["--lr", "a b"], "a b"),
+    ],
 )
 def test_a_program_parses_the_arguments_of_its_cell_and_no_others(
     mesh: cm.Mesh, argv: str | list[str] | None, lr: str
@@ -34,7 +42,9 @@ def test_a_program_parses_the_arguments_of_its_cell_and_no_others(
 
 @pytest.mark.parametrize("ending", ["raise ValueError", "sys.argv = None", "del sys.argv"])
 def test_arguments_end_with_their_cell_however_it_ends(mesh: cm.Mesh, ending: str) -> None:
-    mesh.cell("import sys; sys.argv = ['own.py', '--mine']")  # what a cell sets stays, as all that it leaves
+    mesh.cell(
+        "import sys; sys.argv = ['own.py', '--mine']"
+    )  # what a cell sets stays, as all that it leaves
     if ending.startswith("raise"):
         with pytest.raises(cm.RankFailure):
             mesh.cell(ending, argv="--lr 1")
@@ -46,7 +56,11 @@ def test_arguments_end_with_their_cell_however_it_ends(mesh: cm.Mesh, ending: st
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [("--lr '", "No closing quotation"), (3, "cannot be read"), ([3], "which is no text: write '3'")],
+    [
+        ("--lr '", "No closing quotation"),
+        (3, "cannot be read"),
+        ([3], "which is no text: write '3'"),
+    ],
 )
 def test_what_are_no_arguments_is_refused(mesh: cm.Mesh, argv: object, said: str) -> None:
     with pytest.raises(MeshUsageError, match=said):
@@ -91,7 +105,10 @@ ASKED = {
         False,
     ),
     "rich: HTML": ("type(get_ipython()).__name__ == 'ZMQInteractiveShell'", False),
-    "multiprocessing: the main module to run again": ("hasattr(__import__('__main__'), '__file__')", False),
+    "multiprocessing: the main module to run again": (
+        "hasattr(__import__('__main__'), '__file__')",
+        False,
+    ),
     "asyncio.run refuses": ("__import__('asyncio')._get_running_loop() is not None", False),
     "input from a terminal": ("sys.__stdin__.isatty()", False),
     "matplotlib, display: IPython is there": ("'IPython' in sys.modules and __IPYTHON__", True),
@@ -100,7 +117,9 @@ ASKED = {
 
 
 @pytest.mark.parametrize(("question", "answer"), ASKED.values(), ids=ASKED)
-def test_signs_of_a_notebook_are_those_that_help(mesh: cm.Mesh, question: str, answer: bool) -> None:
+def test_signs_of_a_notebook_are_those_that_help(
+    mesh: cm.Mesh, question: str, answer: bool
+) -> None:
     mesh.cell(f"import sys; answer = {question}")
     assert mesh.pull("answer").list == [answer] * 4
 

@@ -27,7 +27,9 @@ def test_what_ranks_ask_differently_is_asked_one_by_one(
     mesh.cell("answer = input('even? ' if rank % 2 == 0 else f'{rank}? ')")
     assert sorted(typist.prompts) == ["[0,2] even? ", "[1] 1? ", "[3] 3? "]
     by_prompt = dict(zip(typist.prompts, "abc", strict=True))
-    expected = [by_prompt[prompt] for prompt in ("[0,2] even? ", "[1] 1? ", "[0,2] even? ", "[3] 3? ")]
+    expected = [
+        by_prompt[prompt] for prompt in ("[0,2] even? ", "[1] 1? ", "[0,2] even? ", "[3] 3? ")
+    ]
     assert mesh.pull("answer").list == expected
 
 
@@ -41,7 +43,9 @@ def test_what_was_printed_stands_before_the_question(
         return ""
 
     Typist(look).sit_down(monkeypatch)
-    mesh.submit_cell("print('a line'); print('and half of one', end='')\ninput()", sink=recorder).result()
+    mesh.submit_cell(
+        "print('a line'); print('and half of one', end='')\ninput()", sink=recorder
+    ).result()
     assert seen == [["a line", "and half of one"]]
 
 
@@ -73,7 +77,9 @@ def test_a_front_end_without_input_is_told_on_the_rank(
         mesh.cell("input('name? ')")
 
 
-def test_ctrl_c_at_the_question_interrupts_the_run(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_the_question_interrupts_the_run(
+    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Typist(KeyboardInterrupt).sit_down(monkeypatch)
     with pytest.raises(RanksInterrupted, match="ranks 0-3 raised KeyboardInterrupt"):
         mesh.cell("name = 'before'\nname = input()")
@@ -93,7 +99,9 @@ def test_a_question_that_nobody_waits_for_is_told_and_can_be_answered_later(
     assert recorder.lines() == [((0, 1, 2, 3), "yes")]
 
 
-def test_a_question_that_nobody_answers_can_be_interrupted(mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_a_question_that_nobody_answers_can_be_interrupted(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
     run = mesh.submit_cell("input('late? ')", sink=recorder)
     recorder.wait_for_note("late?")
     assert run.cancel()

@@ -44,7 +44,8 @@ def test_passwords_are_asked_hidden(notebook: Notebook) -> None:
 
 def test_a_breakpoint_while_others_wait(notebook: Notebook) -> None:
     cell = notebook.send(
-        "%%dist\nt = torch.ones(1)\nif rank == 1:\n    breakpoint()\n    t += 1\ndist.all_reduce(t)\nt.item()"
+        "%%dist\nt = torch.ones(1)\nif rank == 1:\n    breakpoint()\n    t += "
+        "1\ndist.all_reduce(t)\nt.item()"
     )
     assert answer(notebook, "p t.item()")["prompt"] == "[1] (Pdb) "
     answer(notebook, "c")
@@ -65,7 +66,10 @@ def test_the_stop_button_at_the_prompt(notebook: Notebook) -> None:
 
 
 def test_post_mortem(notebook: Notebook) -> None:
-    assert notebook.run("%%dist\nif rank == 2:\n    numbers = [rank]\n    numbers[7]").status == "error"
+    assert (
+        notebook.run("%%dist\nif rank == 2:\n    numbers = [rank]\n    numbers[7]").status
+        == "error"
+    )
     cell = notebook.send("%dist_debug --ranks 2")
     assert answer(notebook, "p numbers")["prompt"] == "[2] (Pdb) "
     answer(notebook, "q")
@@ -87,7 +91,8 @@ def test_a_front_end_without_input_is_told(notebook: Notebook) -> None:
 
 def test_a_box_goes_when_its_rank_dies(notebook: Notebook) -> None:
     cell = notebook.send(
-        "%%dist --ranks 0\nimport os, threading\nthreading.Timer(1, os._exit, [3]).start()\ninput('gone? ')"
+        "%%dist --ranks 0\nimport os, threading\nthreading.Timer(1, os._exit, "
+        "[3]).start()\ninput('gone? ')"
     )
     assert notebook.client.get_stdin_msg(timeout=WAIT_S)["content"]["prompt"] == "[0] gone? "
     outcome = notebook.finish(cell)

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.bars.board import Bars
-from cellmesh.controller.starting import attach
+from cellmesh.controller.progress.bars import Bars
+from cellmesh.controller.session.start import attach
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from cellmesh.wire.ticket import Ticket, read_ticket, runtime_root, write_ticket
 from tests.conftest import check_nothing_left, processes_of
@@ -61,8 +61,8 @@ def controller(then: str = "", lease_s: float = 60) -> Iterator[subprocess.Popen
 def gate(path: Path) -> str:
     """A cell that says something, waits for a file, and says something else."""
     return (
-        f"print('begun', flush=True)\nwhile not pathlib.Path({str(path)!r}).exists(): time.sleep(0.01)\n"
-        "print('went on')\nfinal = 'done'"
+        f"print('begun', flush=True)\nwhile not pathlib.Path({str(path)!r}).exists(): "
+        "time.sleep(0.01)\nprint('went on')\nfinal = 'done'"
     )
 
 
@@ -259,7 +259,9 @@ def test_tickets_of_other_places_are_not_taken_for_local_ones(
     leased.detach()
     ticket = read_ticket(runtime_root() / "leased" / "ticket.json")
     write_ticket(
-        msgspec.structs.replace(ticket, place=msgspec.structs.replace(ticket.place, **{field: value}))
+        msgspec.structs.replace(
+            ticket, place=msgspec.structs.replace(ticket.place, **{field: value})
+        )
     )
     with pytest.raises(error, match=words):
         attach("leased")
@@ -305,11 +307,15 @@ def test_a_cut_connection_costs_nothing(own_mesh: cm.Mesh, recorder: Recorder) -
     assert cut_connection() == 1
     run.result(WAIT_S)
     for rank in (0, 1):
-        assert [text for ranks, text in recorder.lines() if rank in ranks] == [str(i) for i in range(50)]
+        assert [text for ranks, text in recorder.lines() if rank in ranks] == [
+            str(i) for i in range(50)
+        ]
 
 
 def test_nothing_is_lost_or_doubled_whenever_the_connection_is_cut(own_mesh: cm.Mesh) -> None:
-    own_mesh.cell("calls = []\ndef note(number, load):\n    calls.append(number)\n    return number")
+    own_mesh.cell(
+        "calls = []\ndef note(number, load):\n    calls.append(number)\n    return number"
+    )
 
     def note_call(number: int, load: str) -> int:
         return note(number, load)  # type: ignore[name-defined,no-any-return]  # noqa: F821

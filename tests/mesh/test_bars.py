@@ -62,7 +62,10 @@ FINISHED = [
         "await tqdm.gather(*[asyncio.sleep(0) for i in range(30)], desc='gathered')",
         "gathered",
     ),
-    ("with tqdm(total=30, desc='by hand') as bar:\n    for i in range(30): bar.update()", "by hand"),
+    (
+        "with tqdm(total=30, desc='by hand') as bar:\n    for i in range(30): bar.update()",
+        "by hand",
+    ),
     ("from rich.progress import track\nfor i in track(range(30), 'tracked'): pass", "tracked"),
     (
         "from rich.progress import Progress\nwith Progress() as p:\n"
@@ -74,7 +77,9 @@ FINISHED = [
 
 
 @pytest.mark.parametrize(("source", "title"), FINISHED, ids=[title for _, title in FINISHED])
-def test_every_kind_of_bar_is_one_for_all_ranks(notebook: Notebook, source: str, title: str) -> None:
+def test_every_kind_of_bar_is_one_for_all_ranks(
+    notebook: Notebook, source: str, title: str
+) -> None:
     outcome = notebook.run(f"%%dist\nfrom tqdm import tqdm\n{source};")
     assert outcome.status == "ok", outcome
     (line,) = [line for line in lines(outcome) if "None" not in line and "[None" not in line]
@@ -92,8 +97,14 @@ def test_a_bar_moves_while_the_cell_runs_and_text_stands_below_it(notebook: Note
     )
     outcome = notebook.run(source)
     shown = area(outcome)
-    assert [re.sub(r"\[.*?\] ", "", text.split("\n")[0])[:6] for text in shown][:2] == ["before", "moves "]
-    assert {line.partition("] ")[2] for text in shown[2:] for line in text.split("\n")} == {"within", "after"}
+    assert [re.sub(r"\[.*?\] ", "", text.split("\n")[0])[:6] for text in shown][:2] == [
+        "before",
+        "moves ",
+    ]
+    assert {line.partition("] ")[2] for text in shown[2:] for line in text.split("\n")} == {
+        "within",
+        "after",
+    }
     steps = [re.search(r"(\d+)(-\d+)?/12", c["data"]["text/plain"]) for c in bar_updates(outcome)]
     counts = [int(step[1]) for step in steps if step]
     assert counts == sorted(counts)
@@ -121,14 +132,18 @@ def test_nested_bars_and_notes(notebook: Notebook) -> None:
 
 def test_tasks_of_one_progress_stand_side_by_side(notebook: Notebook) -> None:
     source = (
-        "%%dist\nfrom rich.progress import Progress\nwith Progress() as p:\n"
-        "    first, second = p.add_task('first', total=4, loss=0.5), p.add_task('second', total=None)\n"
-        "    p.add_task('hidden', visible=False)\n    gone = p.add_task('gone')\n    p.remove_task(gone)\n"
-        "    p.update(first, completed=4, loss=0.25)\n    p.advance(second, 7)\n"
-        "    p.console.print('printed')"
+        "%%dist\nfrom rich.progress import Progress\nwith Progress() as p:\n    first, second = "
+        "p.add_task('first', total=4, loss=0.5), p.add_task('second', total=None)\n    "
+        "p.add_task('hidden', visible=False)\n    gone = p.add_task('gone')\n    "
+        "p.remove_task(gone)\n    p.update(first, completed=4, loss=0.25)\n    p.advance(second, "
+        "7)\n    p.console.print('printed')"
     )
     shown = lines(notebook.run(source))
-    assert {line.partition("] ")[2].split(" ")[0] for line in shown} == {"first", "second", "printed"}
+    assert {line.partition("] ")[2].split(" ")[0] for line in shown} == {
+        "first",
+        "second",
+        "printed",
+    }
     (first,) = [line for line in shown if "first" in line]
     assert "4/4" in first
     assert first.endswith("loss=0.25")
@@ -147,7 +162,8 @@ def test_the_slowest_rank_is_named_while_they_run(notebook: Notebook) -> None:
         cell, lambda o: any("10-50/100" in line and "[rank 1 slowest]" in line for line in lines(o))
     )
     notebook.finish(cell)
-    # Another cell runs meanwhile, on the kernel; what is said of the bar goes to the bar's own cell.
+    # Another cell runs meanwhile, on the kernel; what is said of the bar goes to the bar's own
+    # cell.
     other = notebook.run("print('other')")
     notebook.run("%dist_interrupt")
     outcome = notebook.read_until(cell, lambda o: any("[interrupted]" in line for line in lines(o)))
@@ -186,8 +202,8 @@ def test_a_bar_of_a_cell_that_fails_says_whose_fault_it_is(notebook: Notebook) -
 )
 def test_whatever_was_open_when_a_cell_failed_is_marked(notebook: Notebook, opening: str) -> None:
     outcome = notebook.run(
-        "%%dist\nfrom tqdm import tqdm\ndef broken():\n    yield from range(4)\n    raise KeyError(1)\n"
-        f"{opening}\nraise ValueError('no')"
+        "%%dist\nfrom tqdm import tqdm\ndef broken():\n    yield from range(4)\n    raise "
+        f"KeyError(1)\n{opening}\nraise ValueError('no')"
     )
     assert outcome.status == "error"
     (line,) = [line for line in lines(outcome) if "left open" in line and "%" in line]
@@ -198,7 +214,8 @@ def test_whatever_was_open_when_a_cell_failed_is_marked(notebook: Notebook, open
 
 def test_a_loop_that_was_left_is_no_failure(notebook: Notebook) -> None:
     outcome = notebook.run(
-        "%%dist\nfrom tqdm import tqdm\nfor i in tqdm(range(10), desc='left'):\n    if i == 4: break\n1 / 0"
+        "%%dist\nfrom tqdm import tqdm\nfor i in tqdm(range(10), desc='left'):\n    if i == 4: "
+        "break\n1 / 0"
     )
     (line,) = [line for line in lines(outcome) if "left" in line and "%" in line]
     assert "4/10" in line
@@ -218,7 +235,8 @@ def test_files_of_the_users_own_and_disabled_bars_are_left_alone(notebook: Noteb
 
 def test_text_written_past_a_bar_is_whole(notebook: Notebook) -> None:
     source = (
-        "%%dist\nfrom tqdm import tqdm\nfor i in tqdm(range(3), desc='writes'):\n    tqdm.write(f'line {i}')"
+        "%%dist\nfrom tqdm import tqdm\nfor i in tqdm(range(3), "
+        "desc='writes'):\n    tqdm.write(f'line {i}')"
     )
     shown = lines(notebook.run(source))
     assert [line for line in shown if "writes" not in line] == [
@@ -239,7 +257,9 @@ def test_a_flood_of_bars_is_few_messages(notebook: Notebook) -> None:
     assert [line for line in lines(outcome) if "3/3" in line]
 
 
-def test_a_forced_redraw_a_step_is_few_messages_and_the_last_one_arrives(notebook: Notebook) -> None:
+def test_a_forced_redraw_a_step_is_few_messages_and_the_last_one_arrives(
+    notebook: Notebook,
+) -> None:
     source = (
         "%%dist\nfrom tqdm import tqdm\nbar = tqdm(total=20000, desc='forced', mininterval=0)\n"
         "for i in range(20000):\n    bar.update(); bar.set_postfix(step=i)\nbar.close()"
@@ -252,7 +272,9 @@ def test_a_forced_redraw_a_step_is_few_messages_and_the_last_one_arrives(noteboo
 
 
 def test_a_bar_that_outlives_its_cell_goes_on_there(notebook: Notebook) -> None:
-    first = notebook.send("%%dist\nfrom tqdm import tqdm\nbar = tqdm(total=10, desc='long'); bar.update(3)")
+    first = notebook.send(
+        "%%dist\nfrom tqdm import tqdm\nbar = tqdm(total=10, desc='long'); bar.update(3)"
+    )
     notebook.finish(first)
     assert "3/10" in lines(notebook.cells[first])[0]
     second = notebook.run("%%dist\nbar.update(7); bar.close()")

@@ -24,7 +24,8 @@ def mesh() -> Iterator[cm.Mesh]:
     with own_runtime_dir(), cm.start(2) as started:
         started.cell("import sys, cellmesh, tqdm\nfrom IPython.display import HTML, display")
         started.cell(
-            f"large = 'x' * {_LARGE}\nshown = HTML(large)\nhandle = display('small', display_id=True)"
+            f"large = 'x' * {_LARGE}\nshown = HTML(large)\nhandle = display('small', "
+            "display_id=True)"
         )
         yield started
 
@@ -32,17 +33,29 @@ def mesh() -> Iterator[cm.Mesh]:
 @pytest.mark.parametrize(
     ("cell", "told"),
     [
-        ("display(shown)", r"bytes, not shown: .* the whole is in \S+/logs/rank\*-display-1\.html\)"),
-        ("for _ in range(40): display(HTML(large[:1 << 20]))", r"bytes, not shown: .* in \S+\.html\)"),
+        (
+            "display(shown)",
+            r"bytes, not shown: .* the whole is in \S+/logs/rank\*-display-1\.html\)",
+        ),
+        (
+            "for _ in range(40): display(HTML(large[:1 << 20]))",
+            r"bytes, not shown: .* in \S+\.html\)",
+        ),
         ("shown", r"bytes, not shown: .* the whole is in \S+\.html; on the rank it is `_`\)"),
         ("handle.update(shown)", r"bytes, not shown: .* the whole is in \S+\.html\)"),
-        ("display(HTML(large + large))", r"bytes, not shown: .*; too large for a file beside the log, too\)"),
+        (
+            "display(HTML(large + large))",
+            r"bytes, not shown: .*; too large for a file beside the log, too\)",
+        ),
         ("raise ValueError(large)", r"characters\)|…"),
         ("error = ValueError('no')\nerror.large = large\nraise error", "ValueError: no"),
         ("error = ValueError('no')\nerror.add_note(large)\nraise error", "ValueError: no|…"),
         ("raise type(large, (ValueError,), {})('no')", "xxxx"),
         ("def f(large):\n    raise ValueError('no')\nf(large)", "ValueError: no"),
-        ("try:\n    raise KeyError(large)\nfinally:\n    raise ValueError('no')", "ValueError: no|…"),
+        (
+            "try:\n    raise KeyError(large)\nfinally:\n    raise ValueError('no')",
+            "ValueError: no|…",
+        ),
         ("cellmesh.log(**{large: 1})", "a name of 52,428,800 characters"),
         ("cellmesh.log(**{f'n{i}': 1 for i in range(100_000)})", "100,000 names"),
         ("for _ in tqdm.tqdm(range(3), desc=large): pass", ""),
@@ -54,14 +67,14 @@ def test_what_comes_to_the_notebook_is_bounded(
     mesh: cm.Mesh, cell: str, told: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
-    drain = transport.drain
+    receive = transport.receive
 
-    def count(socket: Any) -> Iterator[Any]:
-        for frames in drain(socket):
-            sizes.append(sum(map(len, frames)))
-            yield frames
+    def count(socket: Any) -> Any:
+        frames = receive(socket)
+        sizes.append(sum(map(len, frames)))
+        return frames
 
-    monkeypatch.setattr(transport, "drain", count)
+    monkeypatch.setattr(transport, "receive", count)
     with contextlib.suppress(cm.RankFailure):
         mesh.submit_cell(cell, sink=recorder).result()
     assert sum(sizes) < (80 << 20 if "display" in cell or "shown" in cell else 1 << 20)

@@ -1,4 +1,6 @@
-"""Checkpoints on four ranks, 2 x 2: what is saved comes back in place, on other meshes, and in plain DCP."""
+"""Checkpoints on four ranks, 2 x 2: what is saved comes back in place, on other meshes, and in
+plain DCP.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ before = objects()
 for model in (fsdp, ddp, tp):
     for parameter in model.parameters():
         getattr(parameter, "to_local", lambda: parameter)().detach().zero_()
-adam.state.clear(); momentum.state.clear(); schedule.last_epoch = 99; adam.param_groups[0]["lr"] = 5.0
+adam.state.clear(); momentum.state.clear(); schedule.last_epoch = 99
+adam.param_groups[0]["lr"] = 5.0
 grid.to_local().zero_(); table.zero_(); own.zero_(); step = 0; history[:] = []; settings.clear()
 """
 
@@ -114,7 +117,11 @@ def test_an_optimizer_that_has_not_stepped_stays_so(mesh: cm.Mesh, tmp_path: Pat
 
 def test_it_is_plain_dcp(mesh: cm.Mesh, tmp_path: Path) -> None:
     mesh.save("fsdp", "step", "table", path=tmp_path / "ours")
-    state = {"fsdp": {"0.weight": torch.zeros(10, 6)}, "table": torch.zeros(5, dtype=torch.int64), "step": 0}
+    state = {
+        "fsdp": {"0.weight": torch.zeros(10, 6)},
+        "table": torch.zeros(5, dtype=torch.int64),
+        "step": 0,
+    }
     with pytest.warns(UserWarning, match="single process"):
         dcp.load(state, checkpoint_id=str(tmp_path / "ours"))
     assert state["step"] == 7
@@ -133,7 +140,9 @@ def test_it_is_plain_dcp(mesh: cm.Mesh, tmp_path: Path) -> None:
     mesh.cell("step = 7")
 
 
-def test_other_dims_and_fewer_ranks_load_it(mesh: cm.Mesh, own_mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_other_dims_and_fewer_ranks_load_it(
+    mesh: cm.Mesh, own_mesh: cm.Mesh, tmp_path: Path
+) -> None:
     mesh.cell("model, optimizer = sharded(6, mesh._flatten()); train(model, optimizer, rank)")
     mesh.save("model", "optimizer", "own", "history", path=tmp_path / "four")
     wanted = mesh.pull("whole(model)")[0]
@@ -158,7 +167,8 @@ def test_other_dims_and_fewer_ranks_load_it(mesh: cm.Mesh, own_mesh: cm.Mesh, tm
 
 def test_what_cannot_be_done_is_said_and_nothing_done(mesh: cm.Mesh, tmp_path: Path) -> None:
     mesh.cell(
-        "step = 7\nif rank < 3:\n    here = 1\nlone = torch.optim.SGD([torch.zeros(2)], lr=0.1)\nempty = {}"
+        "step = 7\nif rank < 3:\n    here = 1\nlone = torch.optim.SGD([torch.zeros(2)], "
+        "lr=0.1)\nempty = {}"
     )
     path = tmp_path / "saved"
     for names, words in (
@@ -206,10 +216,14 @@ def test_a_checkpoint_that_is_not_complete_is_told(mesh: cm.Mesh, tmp_path: Path
     mesh.save("grid", path=tmp_path / "saved")
     file = tmp_path / "saved" / "__2_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"):
+    with pytest.raises(
+        MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"
+    ):
         mesh.load(path=tmp_path / "saved")
     file.unlink()
-    with pytest.raises(MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"):
+    with pytest.raises(
+        MeshUsageError, match=r"is not complete: __2_0.distcp is missing or too short"
+    ):
         mesh.load(path=tmp_path / "saved")
     (tmp_path / "saved" / ".metadata").write_bytes(b"?")
     with pytest.raises(MeshUsageError, match=r"saved cannot be read: \w*Error"):

@@ -73,9 +73,9 @@ def open_gate(checkpoint: Path) -> None:
 
 def wait_for_save(shown: Recorder, part: str) -> str:
     with shown._changed:
-        assert shown._changed.wait_for(lambda: any(part in line for _, line in shown.lines()), WAIT_S), (
-            shown.lines()
-        )
+        assert shown._changed.wait_for(
+            lambda: any(part in line for _, line in shown.lines()), WAIT_S
+        ), shown.lines()
     return next(line for _, line in shown.lines() if part in line)
 
 
@@ -100,7 +100,10 @@ def test_a_rank_is_killed_while_it_is_written(
     if victim == 0:
         open_gate(checkpoint)
     line = wait_for_save(shown, "died before it was written")
-    assert line == f"model: not saved: rank {victim} died before it was written; {checkpoint} is as it was"
+    assert (
+        line
+        == f"model: not saved: rank {victim} died before it was written; {checkpoint} is as it was"
+    )
     with pytest.raises((MeshUsageError, cm.RankFailure), match=f"rank {victim} (died|was killed)"):
         own_mesh.save("model", path=checkpoint)
     own_mesh.heal()
@@ -110,10 +113,9 @@ def test_a_rank_is_killed_while_it_is_written(
 
 def test_a_rank_dies_before_the_state_is_copied(own_mesh: cm.Mesh, checkpoint: Path) -> None:
     own_mesh.cell(
-        "class Deadly:\n    def state_dict(self):\n        os._exit(3)\n    def load_state_dict(self, s):\n"
-        "        pass\n"
-        "import os\ndeadly = Deadly() if rank == 1 else torch.optim.lr_scheduler.ConstantLR(\n"
-        "    torch.optim.SGD(model.parameters(), lr=1.0))"
+        "class Deadly:\n    def state_dict(self):\n        os._exit(3)\n    def "
+        "load_state_dict(self, s):\n        pass\nimport os\ndeadly = Deadly() if rank == 1 else "
+        "torch.optim.lr_scheduler.ConstantLR(\n    torch.optim.SGD(model.parameters(), lr=1.0))"
     )
     with pytest.raises(cm.RankFailure, match="rank 1 exited with code 3"):
         own_mesh.save("model", "deadly", path=checkpoint)
@@ -122,7 +124,9 @@ def test_a_rank_dies_before_the_state_is_copied(own_mesh: cm.Mesh, checkpoint: P
     check_goes_on(own_mesh, checkpoint)
 
 
-def test_a_cell_fails_while_it_is_written(own_mesh: cm.Mesh, checkpoint: Path, shown: Recorder) -> None:
+def test_a_cell_fails_while_it_is_written(
+    own_mesh: cm.Mesh, checkpoint: Path, shown: Recorder
+) -> None:
     own_mesh.save("model", path=checkpoint, wait=False)
     with pytest.raises(cm.RankFailure, match="boom"):
         own_mesh.submit_cell(
@@ -136,7 +140,9 @@ def test_a_cell_fails_while_it_is_written(own_mesh: cm.Mesh, checkpoint: Path, s
     assert own_mesh.pull("value()").list == [{2.0}] * 2
 
 
-def test_waiting_for_it_can_be_interrupted(own_mesh: cm.Mesh, checkpoint: Path, shown: Recorder) -> None:
+def test_waiting_for_it_can_be_interrupted(
+    own_mesh: cm.Mesh, checkpoint: Path, shown: Recorder
+) -> None:
     failed: list[BaseException] = []
 
     def save() -> None:
@@ -166,7 +172,8 @@ def test_a_rank_that_cannot_write_is_told_of(own_mesh: cm.Mesh, checkpoint: Path
         "def full(*args):\n    raise OSError(28, 'No space left on device')\n"
         "FileSystemWriter.write_data = full"
     )
-    words = rf"not saved: rank 1: OSError: \[Errno 28\] No space left on device; {checkpoint} is as it was"
+    no_space = r"not saved: rank 1: OSError: \[Errno 28\] No space left on device"
+    words = rf"{no_space}; {checkpoint} is as it was"
     with pytest.raises(cm.RankFailure) as caught:
         own_mesh.save("model", path=checkpoint)
     for error in caught.value.exceptions_by_rank.values():
@@ -181,7 +188,10 @@ def test_everything_is_killed_while_it_is_written(
     own_mesh: cm.Mesh, checkpoint: Path, runtime_dir: Path
 ) -> None:
     own_mesh.save("model", path=checkpoint, wait=False)
-    processes = [*processes_of(runtime_dir), *(psutil.Process(rank.pid) for rank in own_mesh.report())]
+    processes = [
+        *processes_of(runtime_dir),
+        *(psutil.Process(rank.pid) for rank in own_mesh.report()),
+    ]
     for process in dict.fromkeys(processes):
         process.kill()
     psutil.wait_procs(processes, timeout=WAIT_S)

@@ -21,10 +21,17 @@ import msgspec
 import pytest
 
 import cellmesh as cm
-from cellmesh.cli.gathering import run_probe
-from cellmesh.wire.place import Place
-from cellmesh.wire.ticket import Ticket, make_directory, new_key, read_ticket, runtime_root, write_ticket
-from tests.conftest import check_nothing_left, process_named
+from cellmesh.cli.doctor.gather import run_probe
+from cellmesh.wire.host import Place
+from cellmesh.wire.ticket import (
+    Ticket,
+    make_directory,
+    new_key,
+    read_ticket,
+    runtime_root,
+    write_ticket,
+)
+from tests.conftest import check_nothing_left, process_named, stop_process
 
 WAIT_S = 40.0
 
@@ -49,7 +56,9 @@ def listed() -> list[dict[str, Any]]:
 def ended(pidfds: Iterable[int], timeout_s: float = WAIT_S) -> bool:
     """Whether these processes end in time."""
     deadline = time.monotonic() + timeout_s
-    return all(select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0] for pidfd in pidfds)
+    return all(
+        select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0] for pidfd in pidfds
+    )
 
 
 @pytest.fixture
@@ -103,7 +112,9 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_ps_lists_a_mesh_and_stop_ends_it(train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path) -> None:
+def test_ps_lists_a_mesh_and_stop_ends_it(
+    train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path
+) -> None:
     ticket = read_ticket(runtime_root() / "train" / "ticket.json")
     [mesh] = listed()
     assert (mesh["name"], mesh["state"], mesh["swept"]) == ("train", "running", False)
@@ -113,6 +124,9 @@ def test_ps_lists_a_mesh_and_stop_ends_it(train: cm.Mesh, pidfds: dict[int, int]
     assert {info.pid for info in train.report()} < set(mesh["pids"])
     assert 50e6 < mesh["memory_bytes"] < 2e9
     assert 0 < mesh["age_s"] < 120
+    assert mesh["segments_bytes"] == 0
+    train.push(x=bytearray(64 << 20))
+    assert listed()[0]["segments_bytes"] >= 64 << 20
 
     shown = cellmesh("ps")
     header, row = shown.stdout.splitlines()
@@ -141,7 +155,10 @@ def test_stop_all_ends_every_mesh(runtime_dir: Path) -> None:
     try:
         done = cellmesh("stop", "--all")
         assert (done.returncode, done.stderr) == (0, "")
-        assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["stopped one", "stopped two"]
+        assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+            "stopped one",
+            "stopped two",
+        ]
         check_nothing_left(runtime_dir)
         assert cellmesh("stop", "--all").stdout == "no mesh is running\n"
     finally:
@@ -158,7 +175,7 @@ def test_an_agent_that_hangs_is_killed_with_all_below_it(
     assert started in mesh["pids"]
     watched = [os.pidfd_open(pid) for pid in mesh["pids"]]
     try:
-        os.kill(mesh["agent_pid"], signal.SIGSTOP)
+        stop_process(mesh["agent_pid"])
         done = cellmesh("stop", "train", "--timeout", "0.2")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("killed train: 2 ranks")
@@ -181,9 +198,10 @@ def test_what_three_kills_leave_is_swept_by_ps(
 ) -> None:
     directory = runtime_root() / "train"
     agent, zygote = _agent_and_zygote(pidfds)
-    # Guardian and zygote first, as they would tidy up when the agent goes; which is not to replace them.
+    # Guardian and zygote first, as they would tidy up when the agent goes; which is not to replace
+    # them.
     process_named(runtime_dir, "cellmesh-guard").kill()
-    os.kill(agent, signal.SIGSTOP)
+    stop_process(agent)
     os.kill(zygote, signal.SIGKILL)
     assert ended([pidfds[zygote]])
     os.kill(agent, signal.SIGKILL)
@@ -192,7 +210,10 @@ def test_what_three_kills_leave_is_swept_by_ps(
 
     done = cellmesh("ps")
     assert done.stdout == "no mesh is running\n"
-    assert done.stderr == f"train is dead (its agent, process {agent}, has gone): removed {directory}\n"
+    assert (
+        done.stderr
+        == f"train is dead (its agent, process {agent}, has gone): removed {directory}\n"
+    )
     assert not directory.exists()
     assert listed() == []
 
@@ -202,7 +223,7 @@ def test_processes_that_outlive_their_agent_are_ended_by_ps(
 ) -> None:
     agent, zygote = _agent_and_zygote(pidfds)
     process_named(runtime_dir, "cellmesh-guard").kill()
-    os.kill(zygote, signal.SIGSTOP)  # now nobody tidies up
+    stop_process(zygote)  # now nobody tidies up
     os.kill(agent, signal.SIGKILL)
     assert ended(number for pid, number in pidfds.items() if pid != zygote)
 
@@ -266,7 +287,9 @@ def test_a_mesh_whose_socket_answers_is_left_alone(runtime_dir: Path) -> None:
         assert ghost.path.exists()
 
 
-def test_a_ticket_that_speaks_of_another_place_removes_nothing(runtime_dir: Path, tmp_path: Path) -> None:
+def test_a_ticket_that_speaks_of_another_place_removes_nothing(
+    runtime_dir: Path, tmp_path: Path
+) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     ghost = forged()
@@ -345,7 +368,9 @@ def test_version_and_help() -> None:
         (("ps", "--jsn"), "--json"),
     ],
 )
-def test_wrong_usage_is_an_error_that_says_what_is_right(args: tuple[str, ...], message: str) -> None:
+def test_wrong_usage_is_an_error_that_says_what_is_right(
+    args: tuple[str, ...], message: str
+) -> None:
     done = cellmesh(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr

@@ -1,4 +1,6 @@
-"""ipywidgets made on ranks, over the Jupyter protocol: what a front end is told, and what it can say."""
+"""ipywidgets made on ranks, over the Jupyter protocol: what a front end is told, and what it can
+say.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Front:
         return state
 
     def say(self, model: str, data: dict[str, Any], buffers: list[bytes] | None = None) -> Outcome:
-        """Say something to a comm; gives what was answered by the time the kernel was idle again."""
+        """Say something to a comm; gives what was answered by the time the kernel was idle
+        again.
+        """
         session = self.notebook.client.session
         message = session.msg("comm_msg", {"comm_id": model, "data": data})
         identity = message["header"]["msg_id"]
@@ -101,12 +105,16 @@ class Front:
 def test_the_lowest_ranks_slider_is_shown_and_answers(notebook: Notebook) -> None:
     front = Front(
         notebook,
-        f"%%dist\n{BEGIN}s = w.IntSlider()\ns.observe(lambda c: print('now', c['new']), 'value')\ndisplay(s)",
+        f"%%dist\n{BEGIN}s = w.IntSlider()\ns.observe(lambda c: print('now', c['new']), "
+        "'value')\ndisplay(s)",
     )
     (slider,) = front.views
     assert front.models("IntSliderModel") == [slider], "other ranks' are not known to the front end"
     texts = [data["text/plain"] for data in front.outcome.data()]
-    assert texts == ["[0] (ranks 1-2 have one, too: `%%dist --ranks 1` shows rank 1's)", "IntSlider(value=0)"]
+    assert texts == [
+        "[0] (ranks 1-2 have one, too: `%%dist --ranks 1` shows rank 1's)",
+        "IntSlider(value=0)",
+    ]
     echo = front.set(slider, value=7)
     (told,) = [c["data"] for kind, c in echo.messages if kind == "comm_msg"]
     assert told == {"method": "echo_update", "state": {"value": 7}, "buffer_paths": []}
@@ -119,7 +127,9 @@ def test_what_a_rank_changes_the_front_end_is_told(notebook: Notebook) -> None:
     (bar,) = front.views
     assert notebook.run("%%dist\nfor i in range(20_000):\n    s.value = i + 1").status == "ok"
     front.wait_until(lambda: front.state(bar)["value"] == 20_000)
-    updates = [c for kind, c in front.outcome.messages if kind == "comm_msg" and c["comm_id"] == bar]
+    updates = [
+        c for kind, c in front.outcome.messages if kind == "comm_msg" and c["comm_id"] == bar
+    ]
     assert len(updates) < 2_000, "a loop makes few messages"
 
 
@@ -144,7 +154,9 @@ def test_another_ranks_widget_is_shown_once_it_leads(notebook: Notebook) -> None
 
 def test_a_widget_that_refers_to_a_quiet_one_opens_it_first(notebook: Notebook) -> None:
     Front(notebook, f"%%dist\n{BEGIN}first, second = w.IntText(rank), w.IntText(10 * rank)")
-    front = Front(notebook, "%%dist --ranks 1\nbox = w.VBox([first])\ndisplay(box)\nbox.children = [second]")
+    front = Front(
+        notebook, "%%dist --ranks 1\nbox = w.VBox([first])\ndisplay(box)\nbox.children = [second]"
+    )
     (box,) = front.views
     front.wait_until(lambda: len(front.models("IntTextModel")) == 2)
     ids = [content.get("comm_id") for _, content in front.outcome.messages]
@@ -162,7 +174,9 @@ def test_a_widget_that_only_a_higher_rank_displays_is_named(notebook: Notebook) 
 
 
 def test_interact(notebook: Notebook) -> None:
-    front = Front(notebook, f"%%dist\n{BEGIN}w.interact(lambda x: print('x is', x) or [x], x=(0, 10));")
+    front = Front(
+        notebook, f"%%dist\n{BEGIN}w.interact(lambda x: print('x is', x) or [x], x=(0, 10));"
+    )
     (output,) = front.models("OutputModel")
     (slider,) = front.models("IntSliderModel")
     assert front.outcome.text() == "", "what the function prints stands in its widget"
@@ -218,14 +232,19 @@ def test_buffers_both_ways(notebook: Notebook) -> None:
         "[bytes(buffers[0])[::-1]]))\ndisplay(image)",
     )
     (image,) = front.views
-    (opened,) = [c for kind, c in front.outcome.messages if kind == "comm_open" and c["comm_id"] == image]
+    (opened,) = [
+        c for kind, c in front.outcome.messages if kind == "comm_open" and c["comm_id"] == image
+    ]
     assert opened["data"]["buffer_paths"] == [["value"]]
     big = bytes(range(256)) * (4 << 12)  # 4 MB
     front.say(image, {"method": "custom", "content": {}}, [big])
     found: list[Any] = []
     while not found:
         message = notebook.client.get_iopub_msg(timeout=WAIT_S)
-        if message["msg_type"] == "comm_msg" and message["content"]["data"].get("method") == "custom":
+        if (
+            message["msg_type"] == "comm_msg"
+            and message["content"]["data"].get("method") == "custom"
+        ):
             found.append(message)
     assert found[0]["content"]["data"]["content"] == {"n": len(big)}
     assert bytes(found[0]["buffers"][0]) == big[::-1]
@@ -234,11 +253,13 @@ def test_buffers_both_ways(notebook: Notebook) -> None:
 def test_moves_while_a_rank_is_busy_are_merged(notebook: Notebook) -> None:
     front = Front(
         notebook,
-        f"%%dist\n{BEGIN}import threading\ngate = threading.Event()\nseen = []\ns = w.IntSlider(max=10**6)\n"
-        "s.observe(lambda c: seen.append(c['new']), 'value')\ndisplay(s)",
+        f"%%dist\n{BEGIN}import threading\ngate = threading.Event()\nseen = []\ns = "
+        "w.IntSlider(max=10**6)\ns.observe(lambda c: seen.append(c['new']), 'value')\ndisplay(s)",
     )
     (slider,) = front.views
-    busy = notebook.run("%%dist --nowait --ranks 0\nthreading.Timer(60, gate.set).start()\ngate.wait()")
+    busy = notebook.run(
+        "%%dist --nowait --ranks 0\nthreading.Timer(60, gate.set).start()\ngate.wait()"
+    )
     assert busy.status == "ok"
     for value in range(1, 301):
         front.set(slider, value=value)
@@ -252,7 +273,9 @@ def test_moves_while_a_rank_is_busy_are_merged(notebook: Notebook) -> None:
 
 def test_a_page_that_is_loaded_again_is_told_of_ranks_widgets(notebook: Notebook) -> None:
     notebook.run("import ipywidgets\nown = ipywidgets.IntText(3)")
-    front = Front(notebook, f"%%dist\n{BEGIN}s = w.IntSlider()\nimage = w.Image(value=b'png')\ndisplay(s)")
+    front = Front(
+        notebook, f"%%dist\n{BEGIN}s = w.IntSlider()\nimage = w.Image(value=b'png')\ndisplay(s)"
+    )
     (slider,) = front.views
     (image,) = front.models("ImageModel")
     front.set(slider, value=9)
@@ -311,9 +334,14 @@ def test_a_callback_is_interrupted(notebook: Notebook) -> None:
     front.click(button)
     front.wait_for_text("[0] begins\n")
     notebook.run("%dist_interrupt")
-    front.wait_until(lambda: any("KeyboardInterrupt" in error["ename"] for error in front.outcome.errors()))
+    front.wait_until(
+        lambda: any("KeyboardInterrupt" in error["ename"] for error in front.outcome.errors())
+    )
     assert front.outcome.errors()[0]["ename"] == "[0] KeyboardInterrupt"
-    assert notebook.run("%%dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()").text() == "[0-2] 3.0\n"
+    assert (
+        notebook.run("%%dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()").text()
+        == "[0-2] 3.0\n"
+    )
 
 
 def test_the_stop_button_ends_the_callback_that_a_cell_waits_for(notebook: Notebook) -> None:
@@ -344,20 +372,26 @@ def test_a_callback_that_waits_for_other_ranks_is_released(notebook: Notebook) -
     front.click(button)
     front.wait_until(lambda: front.outcome.errors())
     assert front.outcome.errors()[0]["ename"] == "[0] Released"
-    assert notebook.run("%%dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()").text() == "[0-2] 3.0\n"
+    assert (
+        notebook.run("%%dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()").text()
+        == "[0-2] 3.0\n"
+    )
 
 
 def test_anywidgets_and_plotly(notebook: Notebook) -> None:
     front = Front(
         notebook,
-        "%%dist\nimport plotly.graph_objects as go\nf = go.FigureWidget(go.Scatter(y=[1, 2, 3]))\nf",
+        "%%dist\nimport plotly.graph_objects as go\nf = go.FigureWidget(go.Scatter(y=[1, 2, "
+        "3]))\nf",
     )
     (figure,) = front.views
     assert front.state(figure)["_model_module"] == "anywidget"
     assert notebook.run("%%dist\nf.data[0].y = [4, 5, 6]").status == "ok"
     front.wait_until(
         lambda: any(
-            kind == "comm_msg" and c["comm_id"] == figure and c["data"].get("state", {}).get("_py2js_restyle")
+            kind == "comm_msg"
+            and c["comm_id"] == figure
+            and c["data"].get("state", {}).get("_py2js_restyle")
             for kind, c in front.outcome.messages
         )
     )
@@ -366,7 +400,10 @@ def test_anywidgets_and_plotly(notebook: Notebook) -> None:
 def test_a_rank_that_dies_leaves_text_where_its_widgets_were(notebook: Notebook) -> None:
     front = Front(notebook, f"%%dist\n{BEGIN}s = w.IntSlider(3)\ndisplay(s)")
     (slider,) = front.views
-    assert notebook.run("%%dist\nimport os\nif rank == 0:\n    os.kill(os.getpid(), 9)").status == "error"
+    assert (
+        notebook.run("%%dist\nimport os\nif rank == 0:\n    os.kill(os.getpid(), 9)").status
+        == "error"
+    )
     closed = lambda: [c["comm_id"] for kind, c in front.outcome.messages if kind == "comm_close"]  # noqa: E731
     front.wait_until(lambda: slider in closed())
     (still,) = front.outcome.data("update_display_data")
@@ -415,28 +452,31 @@ def test_a_comm_without_widgets(notebook: Notebook) -> None:
     assert (opened["target_name"], opened["data"]) == ("mine", {"a": 1})
     front.say(opened["comm_id"], {"x": [1]})
     front.wait_until(
-        lambda: any(k == "comm_msg" and c["data"] == {"back": {"x": [1]}} for k, c in front.outcome.messages)
+        lambda: any(
+            k == "comm_msg" and c["data"] == {"back": {"x": [1]}} for k, c in front.outcome.messages
+        )
     )
 
 
 def test_a_widget_of_the_notebooks_own_runs_all_ranks(notebook: Notebook) -> None:
     front = Front(
         notebook,
-        "import ipywidgets\n"
-        "def total(x):\n    mesh.cell(f't = torch.tensor({x} + rank); dist.all_reduce(t); print(t.item())')\n"
-        "ipywidgets.interact(total, x=(0, 10));",
+        "import ipywidgets\ndef total(x):\n    mesh.cell(f't = torch.tensor({x} + rank); "
+        "dist.all_reduce(t); print(t.item())')\nipywidgets.interact(total, x=(0, 10));",
     )
     assert front.outcome.text() == "[0-2] 18\n"
     (slider,) = front.models("IntSliderModel")
     moved = front.set(slider, value=7)
-    assert moved.text() == "[0-2] 24\n", "as an answer to the move, which is where `Output` picks it up"
+    assert moved.text() == "[0-2] 24\n", (
+        "as an answer to the move, which is where `Output` picks it up"
+    )
 
 
 def test_comms_are_the_ranks_own_whatever_is_imported(runtime_dir: Path) -> None:
     with cm.start(1, preload=["ipywidgets"]) as mesh:
         mesh.cell(
-            "import comm, ipykernel.ipkernel, ipywidgets\n"
-            "kinds = [type(made).__name__ for made in (comm.create_comm('x'), ipywidgets.Label().comm)]"
+            "import comm, ipykernel.ipkernel, ipywidgets\nkinds = [type(made).__name__ for made "
+            "in (comm.create_comm('x'), ipywidgets.Label().comm)]"
         )
         assert mesh[0].pull("kinds") == ["RankComm", "RankComm"]
     check_nothing_left(runtime_dir)
@@ -448,7 +488,9 @@ def test_the_number_of_widgets_is_bounded(notebook: Notebook, tmp_path: Path) ->
         "limit, comms.MAX_OPEN = comms.MAX_OPEN, 300",
     )
     notebook.run("\n".join(lines))
-    front = Front(notebook, f"%%dist --ranks 0\n{BEGIN}many = [w.Label(str(i)) for i in range(1000)]\n")
+    front = Front(
+        notebook, f"%%dist --ranks 0\n{BEGIN}many = [w.Label(str(i)) for i in range(1000)]\n"
+    )
     front.wait_until(lambda: "more than 300 widgets" in front.outcome.text("stderr"))
     assert len([kind for kind, _ in front.outcome.messages if kind == "comm_open"]) <= 300
     notebook.run("comms.MAX_OPEN = limit")
@@ -472,7 +514,9 @@ SIZE = 1 << 20
         ),
     ],
 )
-def test_what_widgets_send_is_bounded_by_bytes(notebook: Notebook, make: str, change: str, name: str) -> None:
+def test_what_widgets_send_is_bounded_by_bytes(
+    notebook: Notebook, make: str, change: str, name: str
+) -> None:
     assert notebook.run("%dist_restart").status == "ok"
     sizes: list[int] = []
     get = notebook.client.get_iopub_msg
@@ -490,7 +534,8 @@ def test_what_widgets_send_is_bounded_by_bytes(notebook: Notebook, make: str, ch
             f"import time\nfor i in range(100):\n    {change}\n    time.sleep(0.04)",
         )
         said = re.findall(
-            r"cellmesh: a message of [\d,]+ bytes of (.*) was not sent: ", front.outcome.text("stderr")
+            r"cellmesh: a message of [\d,]+ bytes of (.*) was not sent: ",
+            front.outcome.text("stderr"),
         )
         assert len(said) == 1, front.outcome.text("stderr")
         assert re.fullmatch(name, said[0])
@@ -507,13 +552,16 @@ def test_a_widget_that_is_too_large_is_text_and_lives_on(notebook: Notebook) -> 
     assert notebook.run("%dist_restart").status == "ok"
     front = Front(
         notebook,
-        f"%%dist --ranks 0\n{BEGIN}x = w.Image(value=bytes(50 << 20))\nbox = w.VBox([x])\ndisplay(x, box)",
+        f"%%dist --ranks 0\n{BEGIN}x = w.Image(value=bytes(50 << 20))\nbox = "
+        "w.VBox([x])\ndisplay(x, box)",
     )
     assert front.views == []
     shown = [data["text/plain"] for data in front.outcome.data()]
     assert any("Image(value=b" in text for text in shown), shown
     assert any("VBox(children=(Image" in text for text in shown), shown
-    assert re.search("a message of 52,4[0-9,]* bytes of Image was not", front.outcome.text("stderr"))
+    assert re.search(
+        "a message of 52,4[0-9,]* bytes of Image was not", front.outcome.text("stderr")
+    )
     again = Front(notebook, "%%dist --ranks 0\nx.value = b'small'\ndisplay(box)")
     assert again.models("VBoxModel") == again.views
     assert len(again.models("ImageModel")) == 1

@@ -1,4 +1,6 @@
-"""A stop or a death while C++ is built for torch.compile leaves nothing that is later taken for whole."""
+"""A stop or a death while C++ is built for torch.compile leaves nothing that is later taken for
+whole.
+"""
 
 from __future__ import annotations
 

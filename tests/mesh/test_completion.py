@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.conftest import check_nothing_left, own_runtime_dir, stop_process
 
 from .test_kernel import WAIT_S, Notebook, open_notebook, plain
 
@@ -44,9 +46,9 @@ def notebook() -> Iterator[Notebook]:
         with open_notebook() as opened:
             assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
             # A loaded machine takes its time, and what is tested here is not how long.
-            opened.run("import cellmesh.magics.completing.hooks as patient\npatient._WAIT_S = 30")
+            opened.run("import cellmesh.magics.completion.hooks as patient\npatient._WAIT_S = 30")
             opened.run(
-                "import cellmesh.magics.completing.help as patient\n"
+                "import cellmesh.magics.completion.help as patient\n"
                 "patient._TOOLTIP_S = 30\npatient._HELP_S = 30"
             )
             opened.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = [1]")
@@ -92,7 +94,9 @@ def inspect(notebook: Notebook, code: str, cursor: int, detail: int = 0) -> str:
 def pager(notebook: Notebook, code: str) -> str:
     """What a cell shows in the pager."""
     cell = notebook.client.execute(code)
-    return "".join(plain(each["data"]["text/plain"]) for each in reply_to(notebook, cell)["payload"])
+    return "".join(
+        plain(each["data"]["text/plain"]) for each in reply_to(notebook, cell)["payload"]
+    )
 
 
 @pytest.mark.parametrize("magic", ["%%dist", "%%dist --ranks 1-2", "%%dist_profile --rows 3"])
@@ -213,16 +217,21 @@ def test_busy_ranks_answer(notebook: Notebook) -> None:
 def test_help_shows_docstring_and_source(notebook: Notebook) -> None:
     code = "%%dist\nx = double_it(3)"
     assert "Signature: double_it(value, times=2)" in inspect(notebook, code, code.index("it(3"))
-    assert "as many times as one likes" in inspect(notebook, code, len(code) - 1), "inside its brackets"
+    assert "as many times as one likes" in inspect(notebook, code, len(code) - 1), (
+        "inside its brackets"
+    )
     indexed = "%%dist\nnet_of_ranks.layers[0].in_features"
     assert "String form: 2" in inspect(notebook, indexed, len(indexed) - 3)
     assert "ModuleList(\n  (0): Linear" in inspect(notebook, indexed, indexed.index("yers"))
     assert "as many times as one likes" in pager(notebook, "%%dist\ndouble_it?")
     source = pager(notebook, "%%dist --ranks 1\ndouble_it??")
     assert (
-        'def double_it(value, times=2):\n    "as many times as one likes"\n    return value * times' in source
+        'def double_it(value, times=2):\n    "as many times as one likes"\n    return value * times'
+        in source
     )
-    assert "self.layers = nn.ModuleList" in pager(notebook, "%%dist\n??Net"), "a class made in a cell"
+    assert "self.layers = nn.ModuleList" in pager(notebook, "%%dist\n??Net"), (
+        "a class made in a cell"
+    )
     assert "Linear(in_features=3" in pager(notebook, "%%dist\nnet_of_ranks.layers[1]?")
 
 
@@ -272,17 +281,19 @@ def test_a_kernel_that_completes_line_by_line(notebook: Notebook) -> None:
 
 
 def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
-    notebook.run(
-        "import os, signal\n"
+    ran = notebook.run(
         "[stopped] = [info.pid for info in mesh.report() if info.rank == 1]\n"
         "patient_for, patient._WAIT_S = 30, 0.15\n"
-        "import cellmesh.magics.completing.hooks as completion\ncompletion._WAIT_S = 0.15\n"
-        "os.kill(stopped, signal.SIGSTOP)"
+        "import cellmesh.magics.completion.hooks as completion\ncompletion._WAIT_S = 0.15\n"
+        "print(stopped)"
     )
+    stopped = int(ran.text())
+    stop_process(stopped)
     try:
         assert complete(notebook, "%%dist --ranks 1\nname_in").matches == ["name_in_notebook"]
     finally:
-        notebook.run("os.kill(stopped, signal.SIGCONT)\ncompletion._WAIT_S = 30")
+        os.kill(stopped, signal.SIGCONT)
+        notebook.run("completion._WAIT_S = 30")
     assert complete(notebook, "%%dist --ranks 1\nnet_of").matches == ["net_of_ranks"]
 
 
@@ -307,9 +318,9 @@ from IPython.terminal.interactiveshell import TerminalInteractiveShell
 from IPython.terminal.ptutils import IPythonPTCompleter
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
-import cellmesh.magics.completing.hooks
+import cellmesh.magics.completion.hooks
 
-cellmesh.magics.completing.hooks._WAIT_S = 30
+cellmesh.magics.completion.hooks._WAIT_S = 30
 shell = TerminalInteractiveShell.instance()
 shell.Completer.use_jedi = False
 shell.run_cell("%load_ext cellmesh")
@@ -327,7 +338,11 @@ shell.run_cell("%dist_stop")
 def test_terminal_ipython() -> None:
     with own_runtime_dir() as directory:
         done = subprocess.run(
-            [sys.executable, "-c", TERMINAL], capture_output=True, text=True, timeout=100, check=True
+            [sys.executable, "-c", TERMINAL],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
         )
         check_nothing_left(directory)
     assert "'%%dist\\nname_on' [('name_on_ranks', -7)]" in done.stdout

@@ -1,4 +1,6 @@
-"""What a run of the tests says of itself, and what it does not take over from the shell that it runs in."""
+"""What a run of the tests says of itself, and what it does not take over from the shell that it
+runs in.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tests.conftest import tiers_left_out
 
 # Of the tests of the stop button: in the tests' own process, and in a kernel.
 PRESSED = (
-    "tests/core/test_run_waiting.py",
+    "tests/core/controller/test_run_waiter.py",
     "tests/mesh/test_kernel.py::test_the_stop_button_gets_ranks_out_of_a_collective",
 )
 
@@ -21,7 +23,11 @@ def test_tiers_that_did_not_run_are_named_with_what_makes_them_run() -> None:
     def of(*tiers: str) -> Any:
         return [SimpleNamespace(nodeid=f"tests/{tier}/test_one.py::test") for tier in tiers]
 
-    reports = {"passed": of("core", "gpu"), "error": of("mesh"), "skipped": of("browser", "gpu", "gpu")}
+    reports = {
+        "passed": of("core", "gpu"),
+        "error": of("mesh"),
+        "skipped": of("browser", "gpu", "gpu"),
+    }
     assert tiers_left_out(reports, ["browser", "compat", "core", "gpu", "mesh", "pair"]) == [
         "tests/browser did not run: apt-get install chromium && .venv/bin/pytest tests/browser",
         "tests/compat did not run: make compat",

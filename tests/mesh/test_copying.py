@@ -1,4 +1,6 @@
-"""What a rank holds, copied to rank 1, which has lost everything: the notebook passes it on unread."""
+"""What a rank holds, copied to rank 1, which has lost everything: the notebook passes it on
+unread.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,8 @@ lock = threading.Lock()
 """
 FORGET = """
 for _name in [n for n in globals() if not n.startswith("_") and n not in (
-        "rank", "local_rank", "world_size", "device", "mesh", "torch", "dist", "In", "Out", "get_ipython",
-        "exit", "quit", "open")]:
+        "rank", "local_rank", "world_size", "device", "mesh", "torch", "dist", "In", "Out",
+        "get_ipython", "exit", "quit", "open")]:
     del globals()[_name]
 import gc; gc.collect(); del gc
 """
@@ -83,7 +85,9 @@ def own_four(runtime_dir: Path) -> Iterator[cm.Mesh]:
 @pytest.mark.parametrize("num_steps", [1, 2, 4])  # DDP changes its buckets in the second one
 def test_what_rank_2_holds_goes_on_on_rank_1(own_four: cm.Mesh, num_steps: int) -> None:
     own_four.cell(WORLD)
-    own_four.cell(f"num_steps = {num_steps}\nfor _ in range(num_steps):\n    train(model, optimizer)")
+    own_four.cell(
+        f"num_steps = {num_steps}\nfor _ in range(num_steps):\n    train(model, optimizer)"
+    )
     own_four[[1]].cell(FORGET)
     copied, refused = copy_names(own_four[2], own_four[1])
     assert refused == {
@@ -91,7 +95,18 @@ def test_what_rank_2_holds_goes_on_on_rank_1(own_four: cm.Mesh, num_steps: int) 
         "sharded_optimizer": "a shard of this rank's: load a checkpoint",
         "lock": "a lock",
     }
-    names = {"model", "optimizer", "scheduler", "paired", "twin", "data", "Net", "Numbers", "train", "loader"}
+    names = {
+        "model",
+        "optimizer",
+        "scheduler",
+        "paired",
+        "twin",
+        "data",
+        "Net",
+        "Numbers",
+        "train",
+        "loader",
+    }
     assert names <= set(copied)
     own_four[[1]].cell(
         """
@@ -117,8 +132,8 @@ assert train.__globals__ is globals()
         "losses = [(train(model, optimizer), train(twin, twin_optimizer)) for _ in range(3)]\n"
         "paired(torch.ones(1, 4) * rank).sum().backward()"
     )
-    # In its second step DDP lays out its buckets anew; a copy made before that does so one step later, and
-    # adds up in another order until then.
+    # In its second step DDP lays out its buckets anew; a copy made before that does so one step
+    # later, and adds up in another order until then.
     tolerance = 1e-5 if num_steps == 1 else 0.0
     for losses in own_four.pull("losses").values():
         assert [ours for ours, _ in losses] == pytest.approx(
@@ -130,7 +145,9 @@ assert train.__globals__ is globals()
 
 def test_a_rank_that_was_killed_goes_on_in_a_new_process(own_four: cm.Mesh) -> None:
     own_four.cell(WORLD + "del sharded, sharded_optimizer, lock, half")
-    own_four.cell("for _ in range(3):\n    train(model, optimizer)\n    train(twin, twin_optimizer)")
+    own_four.cell(
+        "for _ in range(3):\n    train(model, optimizer)\n    train(twin, twin_optimizer)"
+    )
     own_four.cell("undisturbed = [train(twin, twin_optimizer) for _ in range(3)]")
     with pytest.raises(cm.RankFailure, match="SIGKILL"):
         own_four[[1]].cell("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
@@ -144,7 +161,8 @@ def test_a_rank_that_was_killed_goes_on_in_a_new_process(own_four: cm.Mesh) -> N
 
 def test_instances_and_functions_of_cells_are_those_of_the_new_rank(own_four: cm.Mesh) -> None:
     own_four.cell(
-        "class Point:\n    def __init__(self, x): self.x = x\n    def scaled(self): return self.x * scale"
+        "class Point:\n    def __init__(self, x): self.x = x\n    def scaled(self): return self.x "
+        "* scale"
     )
     own_four.cell("point, scale = Point(rank + 1), 10\ndef tell(): return rank, point.scaled()")
     own_four[[1]].cell(FORGET)

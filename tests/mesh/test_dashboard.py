@@ -1,4 +1,6 @@
-"""The dashboard over the Jupyter protocol, of real ranks: what is published, told, and left of it."""
+"""The dashboard over the Jupyter protocol, of real ranks: what is published, told, and left of
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.looking.watching import look_around, read_rows
+from cellmesh.controller.status import look_around, read_rows
 from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.mesh.test_kernel import WAIT_S, Notebook, Outcome, open_notebook
 
@@ -75,7 +77,10 @@ def test_a_dashboard_is_shown_in_three_forms_and_told_of_ranks(front_end: FrontE
     assert "<script" not in front_end.data["text/html"]
     front_end.look()
     rows = front_end.wait_for_told("all")["rows"]
-    pids = [front_end.notebook.run(f"mesh.report()[{rank}].pid").data("execute_result") for rank in (0, 1)]
+    pids = [
+        front_end.notebook.run(f"mesh.report()[{rank}].pid").data("execute_result")
+        for rank in (0, 1)
+    ]
     assert [str(row["pid"]) for row in rows] == [data[0]["text/plain"] for data in pids]
     sample = front_end.wait_for_told("look")["sample"]
     assert all(number > 10_000_000 for number in sample["rss"])
@@ -87,8 +92,13 @@ def test_it_goes_on_after_a_restart_and_stands_still_after_the_end(front_end: Fr
     front_end.look()
     before = front_end.wait_for_told("all")["rows"][1]["pid"]
     front_end.say(kind="do", action="restart")
-    assert "2 ranks ready in " in front_end.wait_for_told("told", action="restart", is_busy=False)["text"]
-    front_end.look(view="another")  # which is told all: the first may have been told before what came of it
+    assert (
+        "2 ranks ready in "
+        in front_end.wait_for_told("told", action="restart", is_busy=False)["text"]
+    )
+    front_end.look(
+        view="another"
+    )  # which is told all: the first may have been told before what came of it
     after = front_end.wait_for(
         lambda kind, content: [
             row["pid"]
@@ -102,7 +112,8 @@ def test_it_goes_on_after_a_restart_and_stands_still_after_the_end(front_end: Fr
     left = front_end.wait_for(
         lambda kind, content: (
             content["data"]
-            if kind == "update_display_data" and content["transient"]["display_id"] == display["display_id"]
+            if kind == "update_display_data"
+            and content["transient"]["display_id"] == display["display_id"]
             else None
         )
     )
@@ -121,8 +132,8 @@ def test_a_notebook_that_leaves_its_mesh_says_so(front_end: FrontEnd) -> None:
 
 
 def test_a_terminal_is_shown_the_table(mesh: cm.Mesh) -> None:
-    from cellmesh.magics.still.tables import Table
-    from cellmesh.magics.widgets.dashboard import show_dashboard
+    from cellmesh.magics.render.tables import Table
+    from cellmesh.magics.widgets.dashboard.dashboard import show_dashboard
 
     table = show_dashboard(mesh)
     assert isinstance(table, Table)

@@ -32,7 +32,9 @@ def wait_for_process(directory: Path, name: str, other_than: int) -> int:
     """Until there is another process of this name; its number."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        found = [process.pid for process in processes_named(directory, name) if process.pid != other_than]
+        found = [
+            process.pid for process in processes_named(directory, name) if process.pid != other_than
+        ]
         if found:
             return found[0]
     raise AssertionError(f"no new {name}")
@@ -120,7 +122,9 @@ def test_what_dies_is_replaced_at_once_and_serves_a_heal(
     assert own_mesh.pull("t.item()").list == [2.0, 2.0]
 
 
-def test_a_heal_does_not_wait_for_the_zygote_to_be_missed(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
+def test_a_heal_does_not_wait_for_the_zygote_to_be_missed(
+    own_mesh: cm.Mesh, runtime_dir: Path
+) -> None:
     rank = own_mesh.report()[1].pid
     for process in (process_named(runtime_dir, "cellmesh-zygote"), psutil.Process(rank)):
         process.kill()
@@ -130,7 +134,9 @@ def test_a_heal_does_not_wait_for_the_zygote_to_be_missed(own_mesh: cm.Mesh, run
     assert own_mesh.pull("rank").list == [0, 1]
 
 
-def test_a_zygote_that_keeps_dying_is_replaced_on_demand(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
+def test_a_zygote_that_keeps_dying_is_replaced_on_demand(
+    own_mesh: cm.Mesh, runtime_dir: Path
+) -> None:
     old = process_named(runtime_dir, "cellmesh-zygote")
     for _ in range(3):
         old.send_signal(signal.SIGKILL)
@@ -169,7 +175,9 @@ def test_a_rank_whose_cuda_context_is_lost_ends_and_is_replaced(own_mesh: cm.Mes
     own_mesh[1].cell(LOSE_CUDA_CONTEXT)
     with pytest.raises(cm.RankFailure, match="device-side assert"):
         own_mesh[1].cell("torch.cuda.synchronize()")
-    with pytest.raises((cm.RankFailure, cm.RankDied)) as caught:  # before or after the death is known
+    with pytest.raises(
+        (cm.RankFailure, cm.RankDied)
+    ) as caught:  # before or after the death is known
         own_mesh.cell("kept")
     error = caught.value
     died = error.exceptions_by_rank[1] if isinstance(error, cm.RankFailure) else error

@@ -50,13 +50,19 @@ def test_ranks_at_the_same_prompt_are_served_by_one_box(
 
 @pytest.mark.parametrize("leave", ["q", EOFError])
 def test_leaving_fails_the_cell_there_and_releases_the_others(
-    mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, leave: str | type[BaseException]
+    mesh: cm.Mesh,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    leave: str | type[BaseException],
 ) -> None:
     Typist(leave).sit_down(monkeypatch)
     with pytest.raises(cm.RankFailure) as caught:
-        mesh.submit_cell(f"kept = rank\nif rank == 1:\n    breakpoint()\n{SUM}", sink=recorder).result()
+        mesh.submit_cell(
+            f"kept = rank\nif rank == 1:\n    breakpoint()\n{SUM}", sink=recorder
+        ).result()
     assert re.match(
-        r"rank 1 left the debugger \(line 4\); ranks 0,2-3 waited in all_reduce at line 4 for \d\.\d s and "
+        r"rank 1 left the debugger \(line 4\); ranks 0,2-3 waited in all_reduce at line 4 "
+        r"for \d\.\d s and "
         r"were released$",
         str(caught.value),
     )
@@ -64,14 +70,18 @@ def test_leaving_fails_the_cell_there_and_releases_the_others(
     check_all_reduce(mesh)
 
 
-def test_the_stop_button_leaves_the_debugger(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stop_button_leaves_the_debugger(
+    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Typist("p 1", KeyboardInterrupt).sit_down(monkeypatch)
     with pytest.raises(RanksInterrupted, match="raised KeyboardInterrupt"):
         mesh.cell("breakpoint()\nx = 1")
     check_all_reduce(mesh)
 
 
-def test_the_next_cell_is_not_stepped_through(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_cell_is_not_stepped_through(
+    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typist = Typist("n", "n", "n").sit_down(monkeypatch)
     mesh[0:1].cell("breakpoint()\na = 1")
     assert len(typist.prompts) in (2, 3)
@@ -90,7 +100,9 @@ def current_trace() -> object:
 def test_breakpoints_in_imported_code(
     mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "stopping_module.py").write_text("def twice(x):\n    breakpoint()\n    return 2 * x\n")
+    (tmp_path / "stopping_module.py").write_text(
+        "def twice(x):\n    breakpoint()\n    return 2 * x\n"
+    )
     typist = Typist("p x", "u", "p here", "c").sit_down(monkeypatch)
     source = f"""\
         import sys
@@ -107,7 +119,9 @@ def test_breakpoints_in_imported_code(
     assert text.endswith("42")
 
 
-def test_breakpoints_in_a_function_that_was_sent(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breakpoints_in_a_function_that_was_sent(
+    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def halve(x: int) -> int:
         breakpoint()
         return x // 2
@@ -126,10 +140,15 @@ def test_breakpoints_in_an_async_cell(mesh: cm.Mesh, monkeypatch: pytest.MonkeyP
 
 
 def test_post_mortem_stands_where_the_exception_was_raised(
-    mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mesh: cm.Mesh,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(cm.RankFailure):
-        mesh[3:4].submit_cell("def divide(a, b):\n    return a / b\ndivide(rank, 0)", sink=recorder).result()
+        mesh[3:4].submit_cell(
+            "def divide(a, b):\n    return a / b\ndivide(rank, 0)", sink=recorder
+        ).result()
     typist = Typist("p (a, b)", "u", "w", "q").sit_down(monkeypatch)
     mesh[3].debug()
     assert typist.prompts == ["[3] (Pdb) "] * 4

@@ -28,7 +28,9 @@ LET_GO = "[os.close(hoard.pop()) for _ in range(len(hoard))]"
 MEET = "t = torch.ones(1); dist.all_reduce(t)"
 
 
-def test_a_heal_without_descriptors_fails_and_says_what_to_do(own_mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_a_heal_without_descriptors_fails_and_says_what_to_do(
+    own_mesh: cm.Mesh, recorder: Recorder
+) -> None:
     mesh = own_mesh
     mesh.cell("kept = rank; group = dist.new_group([0, 1])")
     pids = [info.pid for info in mesh.report()]
@@ -68,6 +70,8 @@ def test_a_group_that_cannot_be_connected_is_refused_and_ends_no_rank(own_mesh: 
 
 
 def test_what_a_group_needs_is_counted_amply(own_mesh: cm.Mesh) -> None:
-    own_mesh.cell("import os; before = len(os.listdir('/proc/self/fd')); group = dist.new_group([0, 1])")
+    own_mesh.cell(
+        "import os; before = len(os.listdir('/proc/self/fd')); group = dist.new_group([0, 1])"
+    )
     opened = own_mesh.pull("len(os.listdir('/proc/self/fd')) - before").list
     assert all(0 < num <= descriptors.A_GROUP + 2 for num in opened)

@@ -41,7 +41,9 @@ class Model:
 
 
 class Project:
-    """A module and its helper in a directory on `sys.path`, rewritten with another number at each edit."""
+    """A module and its helper in a directory on `sys.path`, rewritten with another number at each
+    edit.
+    """
 
     def __init__(self, directory: Path, name: str) -> None:
         self.directory, self.name, self.helper = directory, name, f"{name}_helper"
@@ -94,7 +96,9 @@ TAKEN: dict[str, Callable[[Any], Callable[[int], Any]]] = {
 
 def test_ranks_run_what_the_notebook_has_reloaded(mesh: cm.Mesh, project: Project) -> None:
     def values() -> dict[str, Any]:
-        return {name: set(mesh.run(take(project.module), 1).values()) for name, take in TAKEN.items()}
+        return {
+            name: set(mesh.run(take(project.module), 1).values()) for name, take in TAKEN.items()
+        }
 
     def expected(n: int) -> dict[str, Any]:
         return {name: {n if name == "constant" else 1 + n} for name in TAKEN}
@@ -102,7 +106,9 @@ def test_ranks_run_what_the_notebook_has_reloaded(mesh: cm.Mesh, project: Projec
     assert values() == expected(1)
     mesh.cell(f"import {project.name} as m; kept, model = m.function, m.Model()")
     project.edit(2)
-    assert values() == expected(1)  # edited and not reloaded: the notebook runs the old text, and so do ranks
+    assert values() == expected(
+        1
+    )  # edited and not reloaded: the notebook runs the old text, and so do ranks
     project.reload()
     assert values() == expected(2)
     # What ranks hold is updated in place, as %autoreload does.
@@ -123,18 +129,21 @@ def test_a_text_that_the_notebook_has_not_is_refused_with_what_to_type(
     error = caught.value.exceptions_by_rank[0]
     assert isinstance(error, MeshUsageError)
     assert (
-        f"has changed since the notebook loaded it: reload it there (`importlib.reload({project.name})`"
-        in str(error)
+        "has changed since the notebook loaded it: reload it there "
+        f"(`importlib.reload({project.name})`" in str(error)
     )
     project.reload()
     assert set(mesh.run(project.module.function, 1).values()) == {3}
 
 
-def test_a_module_that_does_not_run_on_ranks_leaves_what_they_had(mesh: cm.Mesh, project: Project) -> None:
+def test_a_module_that_does_not_run_on_ranks_leaves_what_they_had(
+    mesh: cm.Mesh, project: Project
+) -> None:
     mesh.run(project.module.function, 1)
     file = project.directory / f"{project.name}.py"
     file.write_text(
-        f"{TEXT.format(helper=project.helper, n=5)}\nif 'rank' in __import__('__main__').__dict__: 1 / 0"
+        f"{TEXT.format(helper=project.helper, n=5)}\nif 'rank' in "
+        "__import__('__main__').__dict__: 1 / 0"
     )
     project.reload()
     with pytest.raises(cm.RankFailure) as caught:
@@ -198,14 +207,19 @@ CALLABLES: dict[str, Callable[[], Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("make", CALLABLES.values(), ids=CALLABLES)
-def test_callables_of_every_kind_are_called(mesh: cm.Mesh, make: Callable[[], Callable[[int], Any]]) -> None:
+def test_callables_of_every_kind_are_called(
+    mesh: cm.Mesh, make: Callable[[], Callable[[int], Any]]
+) -> None:
     assert mesh.run(make(), 1).list == [2] * 4
 
 
 REFUSED: dict[str, tuple[Callable[[], Callable[[int], Any]], str]] = {
     "generator": (lambda: typed_in()["generates"], "return `list(...)` of what it yields"),
     "async generator": (lambda: typed_in()["agenerates"], "return `list(...)` of what it yields"),
-    "compiled": (lambda: torch.compile(lambda x: x + 1, backend="eager"), "call torch.compile on the ranks"),
+    "compiled": (
+        lambda: torch.compile(lambda x: x + 1, backend="eager"),
+        "call torch.compile on the ranks",
+    ),
 }
 
 

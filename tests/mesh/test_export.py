@@ -32,7 +32,14 @@ def notebook() -> Iterator[Notebook]:
 
 
 def torchrun(script: Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+    ]
     process = subprocess.Popen(
         [*command, "--nproc-per-node", "2", str(script)],
         cwd=script.parent,
@@ -101,7 +108,9 @@ def test_a_script_that_raises_on_one_rank_ends(notebook: Notebook, tmp_path: Pat
     path = tmp_path / "train.py"
     assert notebook.run(f"%dist_export {path}").status == "ok"
     text = path.read_text()
-    path.write_text(text.replace("step = 0", "if rank == 1:\n    raise ValueError('odd')\ndist.barrier()"))
+    path.write_text(
+        text.replace("step = 0", "if rank == 1:\n    raise ValueError('odd')\ndist.barrier()")
+    )
     status, output = torchrun(path)
     assert status != 0
     assert "ValueError: odd" in output
@@ -109,7 +118,8 @@ def test_a_script_that_raises_on_one_rank_ends(notebook: Notebook, tmp_path: Pat
 
 def test_seeds_are_equal_or_each_its_own(notebook: Notebook) -> None:
     draw = (
-        "%%dist -q\nimport random, numpy\ndrawn = torch.rand(1).item(), random.random(), numpy.random.rand()"
+        "%%dist -q\nimport random, numpy\ndrawn = "
+        "torch.rand(1).item(), random.random(), numpy.random.rand()"
     )
     told = "%dist_pull drawn --all"
     assert notebook.run("%%dist\nimport numpy").status == "ok"
@@ -128,7 +138,8 @@ def test_seeds_are_equal_or_each_its_own(notebook: Notebook) -> None:
 
 def test_a_straggler_is_named(notebook: Notebook) -> None:
     outcome = notebook.run(
-        "%%dist --time\nimport time\nif rank == 1:\n    time.sleep(0.5)\ndist.all_reduce(torch.ones(1))"
+        "%%dist --time\nimport time\nif rank == 1:\n    "
+        "time.sleep(0.5)\ndist.all_reduce(torch.ones(1))"
     )
     said = outcome.text()
     assert said.count("of it in collectives") == 2
@@ -139,4 +150,6 @@ def test_a_cell_that_fails_is_timed_as_well(notebook: Notebook) -> None:
     outcome = notebook.run("%%dist --time\nif rank == 0:\n    raise ValueError")
     assert outcome.status == "error"
     assert "] took " in outcome.text()
-    assert "exclude each other" in plain(notebook.run("%%dist --time --nowait\n1").errors()[0]["evalue"])
+    assert "exclude each other" in plain(
+        notebook.run("%%dist --time --nowait\n1").errors()[0]["evalue"]
+    )

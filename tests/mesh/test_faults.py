@@ -15,10 +15,10 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import NoMeshError, RanksInterrupted
-from cellmesh.workers.thread_stacks import stacks_of_threads
+from cellmesh.workers.rank.stack_inspection.thread_stacks import stacks_of_threads
 from tests.conftest import check_nothing_left, own_runtime_dir, process_named, processes_of
 
-from .conftest import Recorder
+from .conftest import Recorder, state_of
 
 WAIT_S = 40.0
 
@@ -28,7 +28,9 @@ def hardy() -> Iterator[cm.Mesh]:
     """Three ranks that are interrupted and go on."""
     with own_runtime_dir() as directory:
         with cm.start(3) as started:
-            started.cell("kept = rank; import threading, time, subprocess, asyncio; gate = threading.Event()")
+            started.cell(
+                "kept = rank; import threading, time, subprocess, asyncio; gate = threading.Event()"
+            )
             yield started
         check_nothing_left(directory)
 
@@ -57,7 +59,10 @@ def test_a_rank_that_dies_in_a_cell_is_reported_and_the_others_stay(
     end: str, words: str, own_mesh: cm.Mesh, recorder: Recorder
 ) -> None:
     own_mesh.cell("kept = rank")
-    source = f"import sys\nif rank == 1:\n    print('last words', file=sys.stderr, flush=True)\n    {end}"
+    source = (
+        "import sys\nif rank == 1:\n    print('last words', "
+        f"file=sys.stderr, flush=True)\n    {end}"
+    )
     run = own_mesh.submit_cell(source, sink=recorder)
     with pytest.raises(cm.RankFailure, match=f"rank 1 {words}") as caught:
         run.result(timeout_s=WAIT_S)
@@ -242,7 +247,9 @@ next(batches), next(batches)
 """
 
 
-def test_an_interrupt_ends_the_wait_for_a_data_loaders_workers(hardy: cm.Mesh, recorder: Recorder) -> None:
+def test_an_interrupt_ends_the_wait_for_a_data_loaders_workers(
+    hardy: cm.Mesh, recorder: Recorder
+) -> None:
     run = hardy.submit_cell(LOADING, sink=recorder)
     recorder.wait_for_line("fed")
     wait_until_busy(hardy, run)
@@ -285,7 +292,9 @@ def test_the_stop_button_frees_ranks_from_a_collective(
 ) -> None:
     mesh = waiting_mesh
     mesh.cell("kept = rank; ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))")
-    run = mesh.submit_cell(f"if rank == 0:\n    raise ValueError('boom')\n{collective}", sink=recorder)
+    run = mesh.submit_cell(
+        f"if rank == 0:\n    raise ValueError('boom')\n{collective}", sink=recorder
+    )
     note = recorder.wait_for_note("stop button")
     assert "rank 1" in note
     assert "line 3" in note
@@ -329,3 +338,34 @@ def wait_until_busy(mesh: cm.Mesh, run: cm.Run[None]) -> None:
         ):
             return
     raise AssertionError(mesh.states())
+
+
+def test_a_rank_waits_on_where_those_who_have_ended_are_not_in_the_group_of_its_operation(
+    hardy: cm.Mesh, tmp_path: Path
+) -> None:
+    # The last operation that rank 0 has begun has ended, on another group than that which it waits
+    # for.
+    hardy.cell("first, second = dist.new_group([0, 1]), dist.new_group([0, 2])")
+    run = hardy.submit_cell(
+        f"""
+import os
+meet, early = torch.ones(1), torch.ones(1)
+if rank == 0:
+    work = dist.all_reduce(early, group=first, async_op=True)
+    dist.all_reduce(meet, group=second)
+    work.wait()
+elif rank == 1:
+    while not os.path.exists({str(tmp_path / "go")!r}):
+        time.sleep(0.01)
+    dist.all_reduce(early, group=first)
+else:
+    dist.all_reduce(meet, group=second)
+"""
+    )
+    pause = threading.Event()
+    # Ranks that wait in vain are released after a second.
+    while 2 in run.waiting_ranks() or state_of(hardy, 0).waited_s < 3:
+        assert 0 in run.waiting_ranks()
+        pause.wait(0.02)
+    (tmp_path / "go").touch()
+    run.result(timeout_s=WAIT_S)

@@ -1,4 +1,6 @@
-"""A feature that is broken, as by another version of a library, costs what uses it, and nothing else."""
+"""A feature that is broken, as by another version of a library, costs what uses it, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,21 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import CellmeshError
-from cellmesh.workers import features
+from cellmesh.workers.rank import features
 from tests.conftest import check_nothing_left
 
-WORKERS = Path(features.__file__).parent
-FOLDERS = ("bars", "checkpoint", "comms", "looking", "replicas")
+WORKERS = Path(features.__file__).parents[1]
+FOLDERS = ("checkpoint", "comms", "completion", "inspect", "progress", "replicas", "values")
 MODULES = (
-    "debugger", "inspection", "profiling", "timing",
-    *(f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((WORKERS / folder).glob("[a-z]*.py"))),
-)  # fmt: skip
+    "rank.debugger",
+    "trace.timing",
+    "trace.torch_profiler",
+    *(
+        f"{folder}.{path.stem}"
+        for folder in FOLDERS
+        for path in sorted((WORKERS / folder).glob("[a-z]*.py"))
+    ),
+)
 # Run by every Python that finds it on its path; the modules to break are in the environment.
 BREAKER = """
 import importlib.machinery, os, sys
@@ -43,21 +51,22 @@ def breaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
 
 def test_what_a_rank_needs_to_start_imports_no_feature(breaker: pytest.MonkeyPatch) -> None:
     breaker.setenv("BROKEN", " ".join(MODULES))
-    code = "from cellmesh.workers import rank, shell, zygote"
+    code = "from cellmesh.workers import zygote; from cellmesh.workers.rank import main, shell"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
 
 USES = {
-    "looking.resolving": "mesh.inspect('rank')",
-    "looking.answering": "mesh.inspect('rank')",
-    "inspection": "mesh.inspect('rank')",
+    "inspect.resolving": "mesh.inspect('rank')",
+    "inspect.handler": "mesh.inspect('rank')",
+    "inspect.description": "mesh.inspect('rank')",
     "replicas.parts": "mesh.check('rank')",
+    "values.shards": "mesh.pull('rank', gather=True)",
     "checkpoint.saving": "mesh.save('rank', path=path)",
-    "profiling": "mesh.profile('pass')",
-    "timing": "mesh.submit_cell('pass', timed=True).result()",
-    "debugger": "mesh.cell('breakpoint()')",
-    "bars.tqdm_bars": "mesh.cell('import rich.progress')",
+    "trace.torch_profiler": "mesh.profile('pass')",
+    "trace.timing": "mesh.submit_cell('pass', timed=True).result()",
+    "rank.debugger": "mesh.cell('breakpoint()')",
+    "progress.tqdm_bars": "mesh.cell('import rich.progress')",
     "comms.hub": "mesh.cell('import comm')",
 }
 
@@ -79,7 +88,9 @@ def test_a_broken_feature_is_named_where_it_is_used(
         except CellmeshError as error:
             said = str(error)
         said += "".join(capsys.readouterr())
-        assert f"cellmesh.workers.{module} cannot be imported (KeyError: '__getattribute__')" in said, said
+        assert (
+            f"cellmesh.workers.{module} cannot be imported (KeyError: '__getattribute__')" in said
+        ), said
         mesh.cell("x += 1")
         assert mesh[0].pull("x") == 2
     check_nothing_left(runtime_dir)

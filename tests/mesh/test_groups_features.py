@@ -32,11 +32,17 @@ def _queries(rank: Rank) -> Iterator[tuple[str, Feature]]:
     yield "default device", lambda: str(c10d._get_pg_default_device())
     yield "device types", lambda: [str(device) for device in world._device_types]
     yield "sizes", lambda: (dist.get_world_size(), dist.get_world_size(tp), tp.size(), tp.rank())
-    yield "ranks", lambda: (dist.get_process_group_ranks(tp), dist.get_rank(tp), dist.get_global_rank(tp, 1))
+    yield (
+        "ranks",
+        lambda: (dist.get_process_group_ranks(tp), dist.get_rank(tp), dist.get_global_rank(tp, 1)),
+    )
     yield "names", lambda: (world.group_name, tp.group_name, world.group_desc, tp.group_desc)
     yield "by name", lambda: c10d._resolve_process_group(tp.group_name) is tp
     yield "by ranks", lambda: c10d._find_or_create_pg_by_ranks_and_tag("", [*_ranks(tp)], 2) is tp
-    yield "mesh", lambda: (rank.mesh.get_coordinate(), rank.mesh["tp"].get_local_rank(), rank.mesh.shape)
+    yield (
+        "mesh",
+        lambda: (rank.mesh.get_coordinate(), rank.mesh["tp"].get_local_rank(), rank.mesh.shape),
+    )
     yield "flattened", lambda: dist.get_process_group_ranks(rank.mesh._flatten("all").get_group())
     yield "config of all", lambda: [one["pg_name"] for one in c10d._get_all_pg_configs()]
     yield "tag", lambda: c10d._get_group_tag(tp)
@@ -80,7 +86,9 @@ def _collectives(rank: Rank) -> Iterator[tuple[str, Feature]]:
 
     def rooted(mine: torch.Tensor) -> Any:
         part = torch.zeros(4)
-        dist.scatter(part, [torch.full((4,), float(i)) for i in range(4)] if me == 1 else None, src=1)
+        dist.scatter(
+            part, [torch.full((4,), float(i)) for i in range(4)] if me == 1 else None, src=1
+        )
         dist.reduce(mine, 2)
         dist.gather(mine, [torch.zeros(4) for _ in range(4)] if me == 0 else None)
         dist.broadcast(mine, 3)
@@ -97,7 +105,10 @@ def _collectives(rank: Rank) -> Iterator[tuple[str, Feature]]:
 
     def messages(mine: torch.Tensor) -> Any:
         got = torch.zeros(4)
-        ops = [dist.P2POp(dist.isend, mine, (me + 1) % 4), dist.P2POp(dist.irecv, got, (me - 1) % 4)]
+        ops = [
+            dist.P2POp(dist.isend, mine, (me + 1) % 4),
+            dist.P2POp(dist.irecv, got, (me - 1) % 4),
+        ]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         if me == 0:
@@ -131,7 +142,10 @@ def _collectives(rank: Rank) -> Iterator[tuple[str, Feature]]:
     for call in (gather, into, to_all, rooted, objects, messages, asynchronous, subgroup):
         yield call.__name__, result(call)
     yield "functional", lambda: functional.all_gather_tensor(tensor, 0, dist.group.WORLD).tolist()
-    yield "functional on a dim", lambda: functional.all_reduce(tensor, "sum", (rank.mesh, 1)).tolist()
+    yield (
+        "functional on a dim",
+        lambda: functional.all_reduce(tensor, "sum", (rank.mesh, 1)).tolist(),
+    )
 
     def compiled() -> Any:
         @torch.compile(backend="aot_eager", fullgraph=True)
@@ -185,7 +199,8 @@ def _above(rank: Rank, directory: Path) -> Iterator[tuple[str, Feature]]:
         with Join([model]):
             for _ in range(2 + rank.rank):
                 model(torch.ones(2, 8)).sum().backward()
-        # Of the number of ranks that still train DDP's C++ learns from a Work that Python no longer holds.
+        # Of the number of ranks that still train DDP's C++ learns from a Work that Python no longer
+        # holds.
         alone = DistributedDataParallel(nn.Linear(2, 2))
         with Join([alone], divide_by_initial_world_size=False):
             for _ in range(rank.rank // 3):
@@ -258,8 +273,12 @@ def test_every_feature_gives_what_it_gives_under_torchrun(tmp_path: Path) -> Non
         shutil.rmtree(directory)
     for theirs, ours in zip(*results, strict=True):
         different = {
-            name: (theirs[name], ours.get(name)) for name in theirs if theirs[name] != ours.get(name)
+            name: (theirs[name], ours.get(name))
+            for name in theirs
+            if theirs[name] != ours.get(name)
         }
         assert not different
-    failed = {name for name, value in results[0][0].items() if isinstance(value, str) and "Error" in value}
+    failed = {
+        name for name, value in results[0][0].items() if isinstance(value, str) and "Error" in value
+    }
     assert failed == {"split_group", "pickle"}, "what torch itself refuses has changed"

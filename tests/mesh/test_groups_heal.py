@@ -15,7 +15,9 @@ NUM_HEALS = 100
 
 
 def _train(rank: Rank, num_steps: int, disturbed: bool) -> list[float]:
-    """Step the models in turn; when disturbed, one rank fails to come to a step before each of them."""
+    """Step the models in turn; when disturbed, one rank fails to come to a step before each of
+    them.
+    """
     models, losses = Models(rank), []
     for step in range(num_steps):
         kind, absent = KINDS[step % len(KINDS)], (step // len(KINDS)) % 4
@@ -36,7 +38,9 @@ def test_a_hundred_heals_change_no_loss() -> None:
 
 
 @pytest.mark.parametrize("absent", [0, 3])
-def test_a_rank_that_misses_the_second_forward_of_ddp_keeps_its_gradients_apart(absent: int) -> None:
+def test_a_rank_that_misses_the_second_forward_of_ddp_keeps_its_gradients_apart(
+    absent: int,
+) -> None:
     # Some ranks have put DDP's buckets in their final order by then, and others have not.
     def train(rank: Rank, disturbed: bool) -> list[float]:
         models = Models(rank)
@@ -68,7 +72,8 @@ def test_nothing_grows_with_heals() -> None:
 
     with World(4, DIMS) as world:
         for descriptors, threads in world.run(measure):
-            # What a connection holds goes a moment after it is closed: the most of each half is compared.
+            # What a connection holds goes a moment after it is closed: the most of each half is
+            # compared.
             assert max(descriptors[-6:]) <= max(descriptors[:-6]), descriptors
             assert max(threads[-6:]) <= max(threads[:-6]), threads
 
@@ -139,3 +144,32 @@ def test_what_a_rank_waits_in_is_known() -> None:
             assert world.hear(rank) == "waits"
         world.tell("go")
         assert world.results() == ["all_gather", "", *["all_gather"] * 2]
+
+
+def test_an_operation_that_is_waited_for_is_known_after_later_ones_have_ended() -> None:
+    def wait(rank: Rank) -> None:
+        groups, tp, dp = rank.groups, rank.mesh.get_group("tp"), rank.mesh.get_group("dp")
+        tensor = torch.ones(1)
+        if rank.rank == 1:  # tp is (0, 1), dp is (0, 2)
+            rank.listen()
+        work = dist.all_reduce(tensor, group=tp, async_op=True)
+        assert work is not None
+        if rank.rank != 1:
+            dist.all_reduce(torch.ones(1), group=dp)
+        else:
+            work.wait()
+            dist.all_reduce(torch.ones(1), group=dp)
+        if rank.rank == 0:
+            operation = groups.current()
+            assert operation is not None
+            assert (operation.name, operation.group) == ("all_reduce", tp.group_name)
+            rank.tell("looked")
+        work.wait()
+        assert groups.current() is None
+        groups.mark()
+        assert not groups.ledger.earlier  # it holds on to tensors
+
+    with World(4, DIMS) as world:
+        world.start(wait)
+        assert world.hear(0) == "looked"
+        world.tell("go")

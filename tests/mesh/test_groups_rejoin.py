@@ -27,11 +27,15 @@ def _resolve(name: str) -> dist.ProcessGroup:
 
 
 def _check_groups(rank: Rank) -> list[str]:
-    """Every group connects the right ranks, those made from now on, too; the names of all groups."""
+    """Every group connects the right ranks, those made from now on, too; the names of all
+    groups.
+    """
     assert _sum() == 4
     assert _sum(rank.mesh.get_group("dp")) == _sum(rank.mesh.get_group("tp")) == 2
     if rank.rank in (1, 2):
-        mine = next(group for group in dist.distributed_c10d._world.pg_names if _ranks(group) == [1, 2])
+        mine = next(
+            group for group in dist.distributed_c10d._world.pg_names if _ranks(group) == [1, 2]
+        )
         assert _sum(mine) == 2
         assert dist.get_backend(mine) == "gloo"
         assert mine.group_desc == "ours"

@@ -85,7 +85,9 @@ def test_every_wait_is_ended_and_everything_works_again() -> None:
             for group in (None, rank.mesh.get_group("dp"), rank.mesh.get_group("tp")):
                 dist.all_reduce(total, group=group)
             assert total.item() == 16, name
-            group = dist.new_group([1, 3])  # the name is the same on all ranks, whoever has made one before
+            group = dist.new_group(
+                [1, 3]
+            )  # the name is the same on all ranks, whoever has made one before
             if rank.rank in (1, 3):
                 dist.all_reduce(total, group=group)
                 assert total.item() == 32

@@ -15,9 +15,9 @@ import pytest
 import zmq
 
 import cellmesh as cm
-from cellmesh.wire.framing import Parcel, encode
+from cellmesh.wire.codec import Parcel, encode
+from cellmesh.wire.host import own_package, own_python, own_torch, own_version
 from cellmesh.wire.messages import PROTOCOL, Hello, Relay, RunCell, Stop
-from cellmesh.wire.place import own_package, own_python, own_torch, own_version
 from cellmesh.wire.reliable import Reliable
 from cellmesh.wire.ticket import find_tickets, runtime_root
 
@@ -124,7 +124,11 @@ def test_a_right_key_of_another_protocol_is_told_so(mesh: cm.Mesh) -> None:
         ("version", "9.9.9", f"runs cellmesh {own_version()}, and this is 9.9.9"),
         ("python", "2.7.18", f"runs Python {own_python()}, and this is 2.7.18"),
         ("torch", "1.0.0", f"runs torch {own_torch()}, and this is 1.0.0"),
-        ("package", "/other/cellmesh", f"of {own_package()}, and this is {own_version()} of /other/cellmesh"),
+        (
+            "package",
+            "/other/cellmesh",
+            f"of {own_package()}, and this is {own_version()} of /other/cellmesh",
+        ),
     ],
 )
 def test_a_right_key_of_another_version_is_told_both(
@@ -155,7 +159,13 @@ def own_hello() -> Hello:
     (ticket,) = find_tickets(runtime_root())
     key = bytes.fromhex(ticket.key)
     return Hello(
-        key, PROTOCOL, os.getpid(), own_version(), own_python(), package=own_package(), torch=own_torch()
+        key,
+        PROTOCOL,
+        os.getpid(),
+        own_version(),
+        own_python(),
+        package=own_package(),
+        torch=own_torch(),
     )
 
 
@@ -188,6 +198,7 @@ def test_the_store_stands_garbage_and_is_bound_to_loopback(mesh: cm.Mesh) -> Non
 def test_user_code_that_writes_into_our_socket_costs_its_own_rank_only(own_mesh: cm.Mesh) -> None:
     with pytest.raises(cm.RankFailure, match=r"wrote into its connection.*killed"):
         own_mesh[1].submit_cell(
-            "import os, time; os.write(3, b'\\x01\\0\\0\\0\\x05' + b'\\0' * 7 + b'junk!'); time.sleep(1000)"
+            "import os, time; os.write(3, b'\\x01\\0\\0\\0\\x05' + b'\\0' * 7 + b'junk!'); "
+            "time.sleep(1000)"
         ).result(timeout_s=20)
     assert own_mesh[0].run(lambda: 1) == 1

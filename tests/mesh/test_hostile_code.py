@@ -1,4 +1,6 @@
-"""User code that changes what Python has, forks, or takes all threads: stop, release and heal work on."""
+"""User code that changes what Python has, forks, or takes all threads: stop, release and heal work
+on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.magics.still.tables import status_table
+from cellmesh.magics.render.tables import status_table
 
 from .conftest import Recorder
 
@@ -31,11 +33,13 @@ def replace(**names: str) -> tuple[str, str]:
 # As freezegun does it: whatever is a clock in any module is exchanged.
 FREEZE = """
 import sys, time
-clocks = [time.monotonic, time.time, time.perf_counter, time.monotonic_ns, time.time_ns, time.perf_counter_ns]
+clocks = [time.monotonic, time.time, time.perf_counter]
+clocks += [time.monotonic_ns, time.time_ns, time.perf_counter_ns]
 froze = []
 for module in list(sys.modules.values()):
     for name, value in list(getattr(module, "__dict__", {}).items()):
-        if any(value is clock for clock in clocks) and module.__name__ not in ("threading", "__main__"):
+        is_clock = any(value is clock for clock in clocks)
+        if is_clock and module.__name__ not in ("threading", "__main__"):
             froze.append((module, name, value))
 for module, name, value in froze:
     setattr(module, name, lambda: 0.0)
@@ -57,7 +61,8 @@ CHANGES = {
         "threading.settrace(None); threading.setprofile(None)",
     ),
     "no thread left": replace(threading__Thread__start="no", _thread__start_new_thread="no"),
-    "no Thread": replace(threading__Thread="None", threading__Timer="None", threading__current_thread="no"),
+    "no Thread": replace(threading__Thread="None", threading__Timer="None",
+                         threading__current_thread="no"),
     "no sockets": replace(socket__socket="None", select__poll="None", select__select="no"),
     "no os": replace(**{f"os__{name}": "no" for name in OF_OS}),
     "no builtins": replace(builtins__print="no", builtins__open="no", builtins__input="no"),
@@ -66,13 +71,14 @@ CHANGES = {
     "SIGINT ends": (f"{SIGNAL}signal.signal(signal.SIGINT, signal.SIG_DFL)", DEFAULT),
     "SIGINT handled": (f"{SIGNAL}signal.signal(signal.SIGINT, lambda *a: None)", DEFAULT),
     "SIGINT raises": (f"{SIGNAL}{RAISE}signal.signal(signal.SIGINT, no)", DEFAULT),
-    "SIGINT blocked": (f"{SIGNAL}signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])", UNBLOCK),
+    "SIGINT blocked": (f"{SIGNAL}signal.pthread_sigmask(signal.SIG_BLOCK, "
+"[signal.SIGINT])", UNBLOCK),
     "signals blocked": (
         f"{SIGNAL}signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())", UNBLOCK
     ),
     "a full wakeup descriptor": (
-        f"{SIGNAL}pipe = os.pipe(); os.set_blocking(pipe[1], False); os.write(pipe[1], bytes(65536))\n"
-        "signal.set_wakeup_fd(pipe[1])",
+        f"{SIGNAL}pipe = os.pipe(); os.set_blocking(pipe[1], False); os.write(pipe[1], "
+        "bytes(65536))\nsignal.set_wakeup_fd(pipe[1])",
         "signal.set_wakeup_fd(-1); os.close(pipe[0]); os.close(pipe[1])",
     ),
     "no collector": ("import gc; gc.disable()", "gc.enable()"),
@@ -80,18 +86,22 @@ CHANGES = {
         "import sys; streams = sys.stdout, sys.stderr; sys.stdout = sys.stderr = None",
         "import sys; sys.stdout, sys.stderr = streams",
     ),
-    "warnings are errors": ("import warnings; warnings.simplefilter('error')", "warnings.resetwarnings()"),
+    "warnings are errors": ("import warnings; "
+"warnings.simplefilter('error')", "warnings.resetwarnings()"),
     "no log": ("import logging; logging.disable(1000)", "logging.disable(0)"),
     "nowhere": (
-        "import os, tempfile; here = os.getcwd(); os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())",
+        "import os, tempfile; here = os.getcwd(); os.chdir(tempfile.mkdtemp()); "
+        "os.rmdir(os.getcwd())",
         "os.chdir(here)",
     ),
     "no path": (
-        "import sys; paths = sys.path[:], sys.meta_path[:]; sys.path.clear(); sys.meta_path.clear()",
+        "import sys; paths = sys.path[:], sys.meta_path[:]; sys.path.clear(); "
+        "sys.meta_path.clear()",
         "import sys; sys.path[:], sys.meta_path[:] = paths",
     ),
     "names taken": (
-        "held = rank, dist, torch, mesh, device\nrank = mesh = device = get_ipython = display = None",
+        "held = rank, dist, torch, mesh, device\nrank = mesh = device = get_ipython = display = "
+        "None",
         "rank, dist, torch, mesh, device = held; del get_ipython, display",
     ),
     "another default": ("torch.set_default_device('meta')", "torch.set_default_device(None)"),
@@ -149,7 +159,11 @@ def change_and_fail(name: str, mesh: cm.Mesh) -> None:
     assert "released" in str(caught.value)
     if name not in HEALS_LATER:
         steps(mesh)
-    for waits in ("sleep(1000)", "while True: pass", f"if D.get_rank() == 0: {ALL_REDUCE}\nsleep(1000)"):
+    for waits in (
+        "sleep(1000)",
+        "while True: pass",
+        f"if D.get_rank() == 0: {ALL_REDUCE}\nsleep(1000)",
+    ):
         if name == "signals blocked" and "sleep" in waits:
             continue  # nothing reaches a thread that blocks all signals and sleeps
         run = mesh.submit_cell(waits)
@@ -167,10 +181,11 @@ CHILDREN = {
     "exits": ("import sys\nif not pid: sys.exit(7)", 7, None),
     "exits with a text": ("import sys\nif not pid: sys.exit('a last word')", 1, "a last word"),
     "is interrupted": ("if not pid: raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
-    "forks and returns": ("child = pid or os.fork()\nif pid == 0 and child: os.waitpid(child, 0)", 0, None),
+    "forks and returns": ("child = pid or os.fork()\nif pid == 0 and "
+"child: os.waitpid(child, 0)", 0, None),
     "forks and raises": (
-        "if not pid:\n    if not os.fork(): 1 / 0\n    exit_code = os.waitstatus_to_exitcode(os.wait()[1])\n"
-        "    raise SystemExit(exit_code + 4)",
+        "if not pid:\n    if not os.fork(): 1 / 0\n    exit_code = "
+        "os.waitstatus_to_exitcode(os.wait()[1])\n    raise SystemExit(exit_code + 4)",
         5, "ZeroDivisionError",
     ),
     "has a display and figures": ("display(3)", 0, None),
@@ -208,7 +223,9 @@ def wait_for_log(mesh: cm.Mesh, pattern: str) -> None:
 @pytest.mark.parametrize(
     ("body", "code"), [("pass", 0), ("if not pid: 1 / 0", 1), ("if not pid: exit_()", 3)]
 )
-def test_a_child_forked_in_a_thread_ends_with_its_function(body: str, code: int, quick: cm.Mesh) -> None:
+def test_a_child_forked_in_a_thread_ends_with_its_function(
+    body: str, code: int, quick: cm.Mesh
+) -> None:
     quick[1].cell(
         "import os, threading, sys\ndef exit_(): os._exit(3)\npids = []\n"
         f"def work():\n    pid = os.fork()\n    pids.append(pid)\n    {body}\n"
@@ -220,16 +237,18 @@ def test_a_child_forked_in_a_thread_ends_with_its_function(body: str, code: int,
 
 def test_processes_of_multiprocessing_are_left_alone(quick: cm.Mesh) -> None:
     quick[1].cell(
-        "import multiprocessing as mp, os\ncontext = mp.get_context('fork')\n"
-        "with context.Pool(2) as pool: assert pool.map(abs, [-1, -2]) == [1, 2]\n"
-        "process = context.Process(target=print, args=('child',)); process.start(); process.join()\n"
-        "assert process.exitcode == 0"
+        "import multiprocessing as mp, os\ncontext = mp.get_context('fork')\nwith context.Pool(2) "
+        "as pool: assert pool.map(abs, [-1, -2]) == [1, 2]\nprocess = "
+        "context.Process(target=print, args=('child',)); process.start(); process.join()\nassert "
+        "process.exitcode == 0"
     )
     steps(quick)
 
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "MemoryError"])
-def test_an_exception_does_not_end_the_control_thread(kind: str, quick: cm.Mesh, recorder: Recorder) -> None:
+def test_an_exception_does_not_end_the_control_thread(
+    kind: str, quick: cm.Mesh, recorder: Recorder
+) -> None:
     quick[1].cell(
         "import ctypes, threading\n"
         "for thread in threading.enumerate():\n    if thread.name.startswith('cellmesh-'):\n"
@@ -252,7 +271,8 @@ def test_the_end_of_a_failure_whose_own_code_does_not_end_can_be_interrupted(
 ) -> None:
     pids = quick.run(os.getpid).list
     run = quick[1].submit_cell(
-        f"def endless(self):\n    while True: pass\nraise type('X', (Exception,), {{'{name}': endless}})"
+        f"def endless(self):\n    while True: pass\nraise type('X', (Exception,), {{'{name}': "
+        "endless})"
     )
     wait_until_runs(quick[1])
     run.interrupt()
@@ -262,9 +282,11 @@ def test_the_end_of_a_failure_whose_own_code_does_not_end_can_be_interrupted(
     assert quick.run(os.getpid).list == pids
 
 
-def test_a_rank_whose_control_thread_answers_no_more_is_told_of_and_replaced(own_mesh: cm.Mesh) -> None:
+def test_a_rank_whose_control_thread_answers_no_more_is_told_of_and_replaced(
+    own_mesh: cm.Mesh,
+) -> None:
     own_mesh[1].cell(
-        "import threading\nfrom cellmesh.workers.control import ControlThread\n"
+        "import threading\nfrom cellmesh.workers.rank.control import ControlThread\n"
         "ControlThread._handle = lambda *_: threading.Event().wait()"
     )
     run = own_mesh.submit_cell("while True: pass")

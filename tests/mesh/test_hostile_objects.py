@@ -1,4 +1,6 @@
-"""Objects whose code raises, lies or never ends, looked at in every way there is: the rank stays as it is."""
+"""Objects whose code raises, lies or never ends, looked at in every way there is: the rank stays as
+it is.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.looking.inspecting import inspect
-from cellmesh.controller.looking.look import look
-from cellmesh.wire.looks import Complete, Explain, Gradients, Names, Overview
+from cellmesh.controller.inspect.inspection import inspect
+from cellmesh.controller.inspect.query import look
+from cellmesh.wire.inspect import Complete, Explain, Gradients, Names, Overview
 from cellmesh.wire.messages import SurveyNames
 
 WAIT_S = 40.0
@@ -21,39 +23,44 @@ WAIT_S = 40.0
 OBJECTS = {
     "getattr recurses": "class X:\n    def __getattr__(self, name): return self.nothing\nx = X()",
     "getattr ends": "class X:\n    def __getattr__(self, name): raise SystemExit(3)\nx = X()",
-    "getattr interrupts": "class X:\n    def __getattr__(self, name): raise KeyboardInterrupt\nx = X()",
+    "getattr interrupts": "class X:\n    def __getattr__(self, name): "
+"raise KeyboardInterrupt\nx = X()",
     "getattr gives itself": (
-        "class X:\n    def __getattr__(s, name): return s\n    __call__ = lambda s, *a, **k: s\nx = X()"
+        "class X:\n    def __getattr__(s, name): return s\n    __call__ = lambda s, *a, **k: s\nx "
+        "= X()"
     ),
-    "getattribute": "class X:\n    def __getattribute__(self, name): raise BaseException(name)\nx = X()",
+    "getattribute": "class X:\n    def __getattribute__(self, name): "
+"raise BaseException(name)\nx = X()",
     "class raises": "class X:\n    __class__ = property(lambda self: 1 / 0)\nx = X()",
     "class lies": "class X:\n    __class__ = property(lambda self: torch.nn.Module)\nx = X()",
     "class lies of a tensor": "class X:\n    __class__ = torch.Tensor\nx = X()",
     "dict raises": "def no(self): raise SystemExit\nclass X: __dict__ = property(no)\nx = X()",
     "all operators raise": (
-        "def no(*args): raise SystemExit('no')\n"
-        "names = '__eq__ __ne__ __lt__ __bool__ __hash__ __len__ __iter__ __contains__ __getitem__ __str__ "
-        "__repr__ __format__ __int__ __float__ __index__ __reduce_ex__ __reduce__ __sizeof__ __dir__ "
-        "__array__ __del__ __call__ __enter__ __next__ __copy__ __deepcopy__ _repr_html_'\n"
-        "x = type('X', (), dict.fromkeys(names.split(), no))()"
+        "def no(*args): raise SystemExit('no')\nnames = '__eq__ __ne__ __lt__ __bool__ __hash__ "
+        "__len__ __iter__ __contains__ __getitem__ __str__ __repr__ __format__ __int__ __float__ "
+        "__index__ __reduce_ex__ __reduce__ __sizeof__ __dir__ __array__ __del__ __call__ "
+        "__enter__ __next__ __copy__ __deepcopy__ _repr_html_'\nx = type('X', (), "
+        "dict.fromkeys(names.split(), no))()"
     ),
     "repr is no text": "class X:\n    def __repr__(self): return 3\nx = X()",
     "repr recurses": "class X:\n    def __repr__(self): return repr(self)\nx = X()",
     "repr is long": "class X:\n    def __repr__(self): return 'x' * 100_000_000\nx = X()",
-    "html lies": "class X:\n    _repr_mimebundle_ = lambda s, **k: {'text/html': object(), 3: X}\nx = X()",
+    "html lies": "class X:\n    _repr_mimebundle_ = lambda s, **k: "
+"{'text/html': object(), 3: X}\nx = X()",
     "metaclass": (
-        "class Meta(type):\n"
-        "    __module__ = property(lambda cls: 1 / 0)\n    __name__ = property(lambda cls: 1 / 0)\n"
-        "    __qualname__ = property(lambda cls: 1 / 0)\n    __mro__ = property(lambda cls: 1 / 0)\n"
-        "    def __instancecheck__(cls, other): raise SystemExit\n"
-        "    def __subclasscheck__(cls, other): raise SystemExit\n"
-        "    def __repr__(cls): raise SystemExit\n    def __getattribute__(cls, name): raise SystemExit\n"
-        "    def __eq__(cls, other): raise SystemExit\n    def __hash__(cls): raise SystemExit\n"
-        "x = Meta('X', (), {})()\ndel x\nx = Meta.__call__(Meta('X', (), {}))"
+        "class Meta(type):\n    __module__ = property(lambda cls: 1 / 0)\n    __name__ = "
+        "property(lambda cls: 1 / 0)\n    __qualname__ = property(lambda cls: 1 / 0)\n    __mro__ "
+        "= property(lambda cls: 1 / 0)\n    def __instancecheck__(cls, other): raise SystemExit\n "
+        "   def __subclasscheck__(cls, other): raise SystemExit\n    def __repr__(cls): raise "
+        "SystemExit\n    def __getattribute__(cls, name): raise SystemExit\n    def __eq__(cls, "
+        "other): raise SystemExit\n    def __hash__(cls): raise SystemExit\nx = Meta('X', (), "
+        "{})()\ndel x\nx = Meta.__call__(Meta('X', (), {}))"
     ),
-    "names of classes": "class X: pass\nX.__module__ = 3; X.__qualname__ = 'a' * 1_000_000\nx = X()",
+    "names of classes": "class X: pass\nX.__module__ = 3; X.__qualname__ "
+"= 'a' * 1_000_000\nx = X()",
     "half a module": (
-        "class X(torch.nn.Module):\n    def __init__(self):\n        global x; x = self\n        1 / 0\nX()"
+        "class X(torch.nn.Module):\n    def __init__(self):\n        global x; x = self\n        "
+        "1 / 0\nX()"
     ),
     "module whose parts lie": "x = torch.nn.Linear(2, 2); x._parameters = 7; x._modules = [x]",
     "module of itself": "x = torch.nn.Sequential(torch.nn.Linear(2, 2))\nx.again = x",
@@ -72,8 +79,8 @@ OBJECTS = {
         "x = S.__new__(S); y = S.__new__(S); y._is_root = True"
     ),
     "half a pipeline": (
-        "from torch.distributed.pipelining.schedules import _PipelineSchedule as P, ScheduleGPipe as G\n"
-        "x = G.__new__(G); y = G.__new__(G); y._stages = 3; z = G.__new__(G); z._stage = z"
+        "from torch.distributed.pipelining.schedules import _PipelineSchedule as P, ScheduleGPipe "
+        "as G\nx = G.__new__(G); y = G.__new__(G); y._stages = 3; z = G.__new__(G); z._stage = z"
     ),
     "a model that refuses": (
         "from torch.distributed.fsdp import FullyShardedDataParallel as F\n"
@@ -86,16 +93,17 @@ OBJECTS = {
         "    def __torch_function__(*a, **k): raise SystemExit\nx = torch.ones(2).as_subclass(X)"
     ),
     "an error without a text": (
-        "def no(*args): raise SystemExit\n"
-        "names = '__str__ __repr__ __reduce_ex__ __getattribute__ __eq__ __hash__ __bool__ __init__'\n"
-        "x = BaseException.__new__(type('X', (BaseException,), dict.fromkeys(names.split(), no)))\nraise x"
+        "def no(*args): raise SystemExit\nnames = '__str__ __repr__ __reduce_ex__ "
+        "__getattribute__ __eq__ __hash__ __bool__ __init__'\nx = BaseException.__new__(type('X', "
+        "(BaseException,), dict.fromkeys(names.split(), no)))\nraise x"
     ),
-    "an error with a long text": "x = type('X' * 10_000_000, (Exception,), {})('y' * 100_000_000)\nraise x",
+    "an error with a long text": "x = type('X' * 10_000_000, (Exception,), "
+"{})('y' * 100_000_000)\nraise x",
     "an error of strange parts": (
-        "class X(RuntimeError):\n    args = property(lambda self: 1 / 0)\n"
-        "    __traceback__ = 3\n    __cause__ = property(lambda self: 1 / 0)\n"
-        "    __context__ = property(lambda self: self)\n    __notes__ = property(lambda self: 1 / 0)\n"
-        "    __suppress_context__ = property(lambda self: 1 / 0)\n    add_note = None\nx = X()\nraise x"
+        "class X(RuntimeError):\n    args = property(lambda self: 1 / 0)\n    __traceback__ = 3\n "
+        "   __cause__ = property(lambda self: 1 / 0)\n    __context__ = property(lambda self: "
+        "self)\n    __notes__ = property(lambda self: 1 / 0)\n    __suppress_context__ = "
+        "property(lambda self: 1 / 0)\n    add_note = None\nx = X()\nraise x"
     ),
     "an error that cannot be made": (
         "class X(Exception):\n    def __new__(cls, *args): raise SystemExit\nx = 1\nraise X"
@@ -108,15 +116,18 @@ OBJECTS = {
     "a deep group": (
         "x = ValueError(1)\nfor _ in range(3000): x = ExceptionGroup('g', [x])\nraise x"
     ),
-    "a circle of causes": "x = ValueError(1); y = KeyError(2); x.__cause__ = y; y.__cause__ = x\nraise x",
+    "a circle of causes": "x = ValueError(1); y = KeyError(2); x.__cause__ "
+"= y; y.__cause__ = x\nraise x",
     "a long chain": (
-        "x = ValueError(0)\nfor i in range(5000):\n    y = ValueError(i); y.__context__ = x; x = y\nraise x"
+        "x = ValueError(0)\nfor i in range(5000):\n    y = ValueError(i); y.__context__ = x; x = "
+        "y\nraise x"
     ),
     "an error while it is pickled": (
         "class X(Exception):\n    def __reduce__(self): raise SystemExit\nx = X()\nraise x"
     ),
     "an error that pickles to nothing": (
-        "class X(Exception):\n    def __reduce__(self): return int, ('no number',)\nx = X()\nraise x"
+        "class X(Exception):\n    def __reduce__(self): return int, ('no number',)\nx = "
+        "X()\nraise x"
     ),
     "memory": "x = None\nraise MemoryError",
     "top of the stack": "def x(): x()\nx()",
@@ -145,9 +156,9 @@ def last_expression(ranks: Any) -> None:
 
 
 def raised_again(ranks: Any) -> None:
-    ranks.submit_cell("raise (x if type.__instancecheck__(BaseException, x) else ValueError(x))").result(
-        timeout_s=WAIT_S
-    )
+    ranks.submit_cell(
+        "raise (x if type.__instancecheck__(BaseException, x) else ValueError(x))"
+    ).result(timeout_s=WAIT_S)
 
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
@@ -155,16 +166,19 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "raised": raised_again,
     "pulled": lambda ranks: ranks.pull("x"),
     "returned": lambda ranks: ranks.submit(eval("lambda: x", {})).result(timeout_s=WAIT_S),
-    "raised in a call": lambda ranks: ranks.submit(eval("lambda: (_ for _ in ()).throw(x)", {})).result(
-        WAIT_S
-    ),
+    "raised in a call": lambda ranks: ranks.submit(
+        eval("lambda: (_ for _ in ()).throw(x)", {})
+    ).result(WAIT_S),
     "inspected": lambda ranks: inspect(ranks, "x"),
     "inspected beside": lambda ranks: look(ranks, Overview("x"), is_beside=True),
     "run for a look": lambda ranks: look(ranks, Overview("(x, x)", token="a", runs=True)),
     "gradients": lambda ranks: look(ranks, Gradients("x")),
     "completed": lambda ranks: look(ranks, Complete("x.", 2), is_beside=True),
     "completed inside": lambda ranks: look(ranks, Complete("x['", 3), is_beside=True),
-    "explained": lambda ranks: (look(ranks, Explain("x")), look(ranks, Explain("x", 1), is_beside=True)),
+    "explained": lambda ranks: (
+        look(ranks, Explain("x")),
+        look(ranks, Explain("x", 1), is_beside=True),
+    ),
     "named": lambda ranks: (look(ranks, Names()), look(ranks, Names(), is_beside=True)),
     "surveyed": lambda ranks: ranks._start(lambda n: SurveyNames(n)).result(timeout_s=WAIT_S),
     "checked": lambda ranks: (ranks.check("x"), ranks.check()),
@@ -178,7 +192,9 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 def quietly(look_at: Callable[[], Any]) -> BaseException | None:
     try:
         look_at()
-    except Exception as error:  # of the rank, or of a value that was pulled and is not to be had here
+    except (
+        Exception
+    ) as error:  # of the rank, or of a value that was pulled and is not to be had here
         return error
     return None
 

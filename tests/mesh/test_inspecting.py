@@ -1,4 +1,6 @@
-"""Inspecting values of real ranks: where they are, whether replicas are equal, what they look like."""
+"""Inspecting values of real ranks: where they are, whether replicas are equal, what they look
+like.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,16 @@ import numpy as np
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.looking import look as look_module
-from cellmesh.controller.looking import timeline as timeline_module
-from cellmesh.controller.looking.comparing import Difference
-from cellmesh.controller.looking.holding import about
-from cellmesh.controller.looking.inspecting import Inspection, comparison_of, inspect, spread_of
-from cellmesh.controller.looking.look import look
-from cellmesh.magics.widgets import answers as answers_module
-from cellmesh.magics.widgets.answers import MeshAnswers
-from cellmesh.wire.looks import Element, Gradients, Overview, Picture
+from cellmesh.controller.inspect import query as look_module
+from cellmesh.controller.inspect.inspection import Inspection, comparison_of, inspect, spread_of
+from cellmesh.controller.inspect.pinned import about
+from cellmesh.controller.inspect.query import look
+from cellmesh.controller.inspect.replica_diff import Difference
+from cellmesh.controller.trace import timeline as timeline_module
+from cellmesh.magics.widgets.inspector import source as answers_module
+from cellmesh.magics.widgets.inspector.source import MeshAnswers
+from cellmesh.wire.inspect import Element, Gradients, Overview, Picture
+from tests.conftest import stop_process
 
 MODEL = """
 import torch.nn as nn
@@ -199,7 +202,8 @@ def test_pictures_are_of_the_ranks_own_part(mesh: cm.Mesh) -> None:
     looked = look(mesh, Picture("u", "", (), (1, 0), (0, 3), (1, 5), 512, 512))
     for rank, (row, col) in enumerate(itertools.product((0, 5), (0, 4))):
         np.testing.assert_array_equal(
-            looked.answers[rank].values, np.arange(70.0).reshape(10, 7)[row + 1 : row + 5, col : col + 3].T
+            looked.answers[rank].values,
+            np.arange(70.0).reshape(10, 7)[row + 1 : row + 5, col : col + 3].T,
         )
     assert look(mesh, Element("u", "", (4, 2))).answers[3] == "69.0"
     refused = look(mesh, Picture("u", "", (), (0, 1), (0, 5), (0, 4), 9, 9)).refusals
@@ -208,7 +212,9 @@ def test_pictures_are_of_the_ranks_own_part(mesh: cm.Mesh) -> None:
 
 
 def test_nothing_is_asked_of_other_ranks(mesh: cm.Mesh) -> None:
-    """While two ranks wait in a collective for the others, all can be inspected; none has begun one more."""
+    """While two ranks wait in a collective for the others, all can be inspected; none has begun one
+    more.
+    """
     mesh.cell(SHARDED + MODEL)
     run = mesh[0:2].submit_cell("dist.barrier()")
     try:
@@ -287,7 +293,9 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
 
 
 def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
-    """Neither those that run the cell nor those that do not; values that are kept can still be asked for."""
+    """Neither those that run the cell nor those that do not; values that are kept can still be
+    asked for.
+    """
     mesh.cell(COMPUTED + "import threading; gate = threading.Event()")
     seen = mesh.inspect("compute()")
     run = mesh[0:2].submit_cell("gate.wait(60)")
@@ -301,9 +309,9 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
                 assert sorted(refusals) == [0, 1, 2, 3]
                 assert why in refusals[0].text
                 assert ("ranks 0-1 are busy" if not is_beside else why) in refusals[3].text
-        assert look(mesh, about(Element("compute()", "tensor", (0, 0)), seen.hold)).answers == dict.fromkeys(
-            range(4), "1.0"
-        )
+        assert look(
+            mesh, about(Element("compute()", "tensor", (0, 0)), seen.hold)
+        ).answers == dict.fromkeys(range(4), "1.0")
         assert mesh.inspect("dt").facts_of("")[0].placements == "S(0)"
     finally:
         run.interrupt()
@@ -311,13 +319,15 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
     assert set(mesh.pull("count").values()) == {1}
 
 
-def test_a_rank_that_does_not_answer_holds_up_nobody(mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_answer_holds_up_nobody(
+    mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answers_module, "ANSWER_S", 0.3)
     monkeypatch.setattr(timeline_module, "ANSWER_S", 0.3)
     mesh.cell("import os, threading; gate = threading.Event(); w = torch.ones(2)")
     pid = mesh[1].pull("os.getpid()")
     run = mesh[1:2].submit_cell("gate.wait(60)")
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     try:
         with presses_of_the_stop_button(), pytest.raises(KeyboardInterrupt):
             mesh.inspect("w")
@@ -368,13 +378,17 @@ def test_looking_at_much_costs_little_memory(mesh: cm.Mesh) -> None:
     def look_closely(name: str, height: int, width: int) -> None:
         facts = look(one, Overview(name)).answers[0].items[0].facts
         assert (facts.mean, facts.num_elements) == (1.0, height * width)
-        pixels = look(one, Picture(name, "", (), (0, 1), (0, height), (0, width), 500, 500)).answers[0]
+        pixels = look(
+            one, Picture(name, "", (), (0, 1), (0, height), (0, width), 500, 500)
+        ).answers[0]
         assert pixels.values.shape == (500, 500)
         spread = spread_of(one, inspect(one, name), "")
         assert spread is not None
         assert sum(spread.counts[0]) == height * width
 
-    one.cell("import resource; small = torch.ones(700, 900); big = torch.ones(8_000, 8_000).t()[:, ::2]")
+    one.cell(
+        "import resource; small = torch.ones(700, 900); big = torch.ones(8_000, 8_000).t()[:, ::2]"
+    )
     look_closely("small", 700, 900)  # what is needed once is there
     before = mesh[0].pull("resource.getrusage(resource.RUSAGE_SELF).ru_maxrss")
     look_closely("big", 8_000, 4_000)

@@ -6,8 +6,16 @@ import itertools
 from pathlib import Path
 
 import cellmesh as cm
-from cellmesh.controller.looking.look import look
-from cellmesh.wire.looks import AnySubject, Digests, Gradients, Histogram, Overview, Picture, Sample
+from cellmesh.controller.inspect.query import look
+from cellmesh.wire.inspect import (
+    AnySubject,
+    Digests,
+    Gradients,
+    Histogram,
+    Overview,
+    Picture,
+    Sample,
+)
 
 MODELS = """
 import os

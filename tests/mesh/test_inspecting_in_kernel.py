@@ -32,7 +32,9 @@ def notebook() -> Iterator[Notebook]:
             opened.run("%%dist\nw += 1")  # it is looked at again while the mesh is stopped
             stopped = opened.run("%dist_stop")
             assert stopped.status == "ok"
-            assert stopped.text() == stopped.text("stderr") == ""  # nothing of looks that came too late
+            assert (
+                stopped.text() == stopped.text("stderr") == ""
+            )  # nothing of looks that came too late
             check_nothing_left(directory)
         check_nothing_left(directory)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 
 from cellmesh.controller.mesh import Mesh
-from cellmesh.magics.widgets.answers import MeshAnswers
-from cellmesh.magics.widgets.closeups import ask_element, ask_picture
-from cellmesh.wire.looks import Pixels
+from cellmesh.magics.widgets.inspector.slices import ask_element, ask_picture
+from cellmesh.magics.widgets.inspector.source import MeshAnswers
+from cellmesh.wire.inspect import Pixels
 
 CONTENT = {
     "path": "", "rank": 1, "minus": None, "dims": [0, 1], "index": [0, 0],

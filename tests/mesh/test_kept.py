@@ -92,14 +92,19 @@ def test_a_mesh_that_has_ended_keeps_no_descriptor_and_no_thread(
 
 def _count_kept() -> tuple[int, int, list[str]]:
     gc.collect()
-    names = sorted(thread.name for thread in threading.enumerate() if "free_if_stuck" not in thread.name)
+    names = sorted(
+        thread.name for thread in threading.enumerate() if "free_if_stuck" not in thread.name
+    )
     return len(gc.get_objects()), len(os.listdir("/proc/self/fd")), names
 
 
 @pytest.mark.parametrize(
     ("cell", "max_objects"),
     [
-        ("def f(x):\n    raise ValueError(x)\nf(7)", 20),  # IPython's rendering kept the syntax tree: 200
+        (
+            "def f(x):\n    raise ValueError(x)\nf(7)",
+            20,
+        ),  # IPython's rendering kept the syntax tree: 200
         ("x = [1]\nx", 20),
         ("import torch.nn as nn\nnn.Linear(2, 3)(torch.ones(4))", 20),
         ("while True: pass", 20),

@@ -26,7 +26,9 @@ class Outcome:
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def text(self, name: str = "stdout") -> str:
-        return "".join(c["text"] for kind, c in self.messages if kind == "stream" and c["name"] == name)
+        return "".join(
+            c["text"] for kind, c in self.messages if kind == "stream" and c["name"] == name
+        )
 
     def data(self, kind: str = "display_data") -> list[dict[str, Any]]:
         return [content["data"] for each, content in self.messages if each == kind]
@@ -77,9 +79,9 @@ class Notebook:
 
 
 @contextlib.contextmanager
-def open_notebook() -> Iterator[Notebook]:
+def open_notebook(cwd: Path | None = None) -> Iterator[Notebook]:
     manager = KernelManager(kernel_name="python3", config=kernel_config())
-    manager.start_kernel()
+    manager.start_kernel(cwd=str(cwd or Path.cwd()))
     try:
         notebook = Notebook(manager)
         yield notebook
@@ -138,7 +140,9 @@ def test_the_mesh_itself_shows_its_ranks_in_their_places(notebook: Notebook) -> 
 
 def test_results_and_rich_displays(notebook: Notebook) -> None:
     assert notebook.run("%%dist\nworld_size").text() == "[0-2] 3\n"
-    outcome = notebook.run("%%dist\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")
+    outcome = notebook.run(
+        "%%dist\nfrom IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))"
+    )
     (data,) = outcome.data()
     assert "<b>x</b>" in data["text/html"]
     assert "[0-2]" in data["text/html"]
@@ -156,7 +160,9 @@ def test_a_display_is_updated_in_place(notebook: Notebook) -> None:
 
 
 def test_a_display_is_updated_from_a_later_cell(notebook: Notebook) -> None:
-    first = notebook.run("%%dist\nfrom IPython.display import display\nh = display('one', display_id=True)")
+    first = notebook.run(
+        "%%dist\nfrom IPython.display import display\nh = display('one', display_id=True)"
+    )
     second = notebook.run("%%dist\nh.update('two')")
     ((_, shown),) = [m for m in first.messages if m[0] == "display_data"]
     ((_, updated),) = [m for m in second.messages if m[0] == "update_display_data"]
@@ -231,10 +237,29 @@ def test_values_are_pushed_and_pulled(notebook: Notebook) -> None:
     assert notebook.run("alpha = {'a': [1, 2]}\n%dist_push alpha").status == "ok"
     notebook.run("%%dist\nbeta = [rank, alpha['a']]")
     notebook.run("%dist_pull beta --all\nprint(beta)")
-    assert notebook.run("print(beta)").text() == "Results({0: [0, [1, 2]], 1: [1, [1, 2]], 2: [2, [1, 2]]})\n"
+    assert (
+        notebook.run("print(beta)").text()
+        == "Results({0: [0, [1, 2]], 1: [1, [1, 2]], 2: [2, [1, 2]]})\n"
+    )
     notebook.run("%dist_pull beta --rank 2 --as gamma")
     assert notebook.run("print(gamma)").text() == "[2, [1, 2]]\n"
     assert notebook.run("%dist_pull beta[0] + 1").data("execute_result")[0]["text/plain"] == "1"
+
+
+def test_parts_are_pushed_and_pulled(notebook: Notebook) -> None:
+    notebook.run(
+        "import torch as th; shard = th.arange(9.).reshape(3, 3)\n%dist_push shard --shard 1"
+    )
+    assert notebook.run("%%dist\nprint(tuple(shard.shape))").text() == "[0-2] (3, 1)\n"
+    notebook.run("%dist_pull shard --gather --dim 1 --as whole")
+    assert notebook.run("print(th.equal(whole, shard))").text() == "True\n"
+    notebook.run('%dist_push whole --placements "Shard(0)"')
+    notebook.run("%dist_pull whole --gather --as again")
+    assert notebook.run("print(th.equal(again, shard))").text() == "True\n"
+    assert (
+        notebook.run("%dist_pull rank+0 --reduce mean").data("execute_result")[0]["text/plain"]
+        == "1.0"
+    )
 
 
 def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
@@ -264,6 +289,9 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
         ("%dist_push alhpa", "did you mean 'alpha'"),
         ("%dist_pull no_such", "NameError"),
         ("%dist_pull x --rank 9", "no rank 9"),
+        ("%dist_pull x --gather --all", "--gather and --reduce take all ranks"),
+        ("y = 3\n%dist_push y --shard 0", "y is a int: only tensors"),
+        ('y = 3\n%dist_push y --placements "Partial()"', "'Partial()' is no placement"),
         ("%dist_logs 8", "no rank 8"),
         ("%dist_auto maybe", "maybe"),
         ("%dist print(1)", "%%dist"),
@@ -273,14 +301,17 @@ def test_wrong_calls_say_what_to_type(notebook: Notebook, code: str, words: str)
     outcome = notebook.run(code)
     assert outcome.status == "error"
     evalue = outcome.errors()[-1]["evalue"]
-    assert words in evalue or words in evalue.replace("'", "")  # not every version of click has the quotes
+    assert words in evalue or words in evalue.replace(
+        "'", ""
+    )  # not every version of click has the quotes
     assert len(outcome.errors()[-1]["traceback"]) == 1
 
 
 def test_every_magic_explains_itself_with_an_example(notebook: Notebook) -> None:
     names = (
         notebook.run(
-            "print(*[n for n in get_ipython().magics_manager.magics['line'] if n.startswith('dist')])"
+            "print(*[n for n in get_ipython().magics_manager.magics['line'] if "
+            "n.startswith('dist')])"
         )
         .text()
         .split()
@@ -305,8 +336,14 @@ def test_the_stop_button_gets_ranks_out_of_a_collective(notebook: Notebook) -> N
     notebook.manager.interrupt_kernel()
     outcome = notebook.finish(cell)
     assert outcome.status == "error"
-    assert "ranks 1-2 raised KeyboardInterrupt: interrupted in barrier" in outcome.errors()[-1]["evalue"]
-    assert notebook.run("%%dist\nt = torch.ones(1); dist.all_reduce(t); t.item()").text() == "[0-2] 3.0\n"
+    assert (
+        "ranks 1-2 raised KeyboardInterrupt: interrupted in barrier"
+        in outcome.errors()[-1]["evalue"]
+    )
+    assert (
+        notebook.run("%%dist\nt = torch.ones(1); dist.all_reduce(t); t.item()").text()
+        == "[0-2] 3.0\n"
+    )
 
 
 def test_a_flood_leaves_the_kernel_responsive(notebook: Notebook) -> None:
@@ -314,7 +351,9 @@ def test_a_flood_leaves_the_kernel_responsive(notebook: Notebook) -> None:
     notebook.finish(cell)
     for number in range(20):
         assert notebook.run(f"print({number})").text() == f"{number}\n"
-    outcome = notebook.read_until(cell, lambda o: all(f"[{r}] {r} 299999" in o.text() for r in range(3)))
+    outcome = notebook.read_until(
+        cell, lambda o: all(f"[{r}] {r} 299999" in o.text() for r in range(3))
+    )
     assert len(outcome.text()) < 3_000_000
     assert "not shown" in outcome.text()
     logs = notebook.run("%dist_logs 1 --lines 2").text()
@@ -322,7 +361,9 @@ def test_a_flood_leaves_the_kernel_responsive(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_without_a_lease_nothing_is_left_when_the_kernel_goes(restart: bool, runtime_dir: Path) -> None:
+def test_without_a_lease_nothing_is_left_when_the_kernel_goes(
+    restart: bool, runtime_dir: Path
+) -> None:
     with open_notebook() as opened:
         opened.run("%load_ext cellmesh")
         assert opened.run("%dist_start 2 --lease 0").status == "ok"
@@ -342,4 +383,7 @@ def test_without_a_mesh_the_magics_say_how_to_start_one(runtime_dir: Path) -> No
         for code in ("%%dist\npass", "%dist_status", "%dist_stop", "%dist_pull x"):
             outcome = opened.run(code)
             assert outcome.status == "error"
-            assert "no mesh is running: start one with `%dist_start 4`" in outcome.errors()[0]["evalue"]
+            assert (
+                "no mesh is running: start one with `%dist_start 4`"
+                in outcome.errors()[0]["evalue"]
+            )

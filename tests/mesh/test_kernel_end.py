@@ -14,15 +14,18 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from cellmesh.controller.starting import attach, living_meshes
+from cellmesh.controller.session.start import attach, living_meshes
 from cellmesh.wire.ticket import read_holder, read_ticket, runtime_root
 from tests.conftest import LEFTOVER_S, check_nothing_left, kernel_config
 
 from .test_kernel import Notebook, open_notebook
 
 _BUSY = "%%dist --nowait\nimport time\ntime.sleep(600)"
-# Threads, exit handlers and a main thread that take longer than Jupyter waits for a kernel that it ends.
-_SLOW_THREAD = "import threading; threading.Thread(target=threading.Event().wait, args=(60,)).start()"
+# Threads, exit handlers and a main thread that take longer than Jupyter waits for a kernel that it
+# ends.
+_SLOW_THREAD = (
+    "import threading; threading.Thread(target=threading.Event().wait, args=(60,)).start()"
+)
 _SLOW_EXIT = "import atexit, time; atexit.register(time.sleep, 60)"
 _DEAF = """\
 import signal, time
@@ -103,7 +106,9 @@ def test_nbclient_leaves_nothing(runtime_dir: Path) -> None:
     check_nothing_left(runtime_dir)
 
 
-def test_exit_in_a_terminal_ends_its_mesh_and_one_of_a_notebook_that_it_holds(runtime_dir: Path) -> None:
+def test_exit_in_a_terminal_ends_its_mesh_and_one_of_a_notebook_that_it_holds(
+    runtime_dir: Path,
+) -> None:
     with open_notebook() as opened:
         opened.run("%load_ext cellmesh")
         opened.run("%dist_start 2 --name left")

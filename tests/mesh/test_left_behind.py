@@ -1,4 +1,6 @@
-"""What user code starts in sessions of its own ends with its mesh, whichever process of ours is killed."""
+"""What user code starts in sessions of its own ends with its mesh, whichever process of ours is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from cellmesh.wire.ticket import find_tickets, read_ticket, runtime_root
 from tests.conftest import check_nothing_left, process_named, processes_of
 
 WAIT_S = 20.0
-# A child in a session of its own, one that was forked twice and runs no program, one without environment.
+STARTS_COLD = True  # guardian, agent and zygote are started as scripts start them
+# A child in a session of its own, one that was forked twice and runs no program, one without
+# environment.
 START = """
 import os, signal, subprocess
 sleep = ["sleep", "1000"]
@@ -38,7 +42,8 @@ if os.fork() == 0:
             pass
     signal.pause()
 os.wait()
-started = [child, int(os.read(read_end, 20)), subprocess.Popen(sleep, start_new_session=True, env={}).pid]
+alone = subprocess.Popen(sleep, start_new_session=True, env={})
+started = [child, int(os.read(read_end, 20)), alone.pid]
 """
 
 
@@ -120,7 +125,10 @@ def test_the_next_command_ends_what_is_left_where_all_are_killed(
             assert [one.name for one in find_tickets(runtime_root())] == ["other"]
     else:
         done = subprocess.run(
-            [sys.executable, "-m", "cellmesh", *command.split()], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "cellmesh", *command.split()],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert ticket.name in done.stdout + done.stderr
     assert gone([one for of_rank in daemons for one in of_rank[:2]])

@@ -40,7 +40,9 @@ def pids_named(directory: Path, name: str) -> set[int]:
 
 @contextlib.contextmanager
 def killing(directory: Path, victim: str, moment: str) -> Iterator[None]:
-    """Kill a process before something is done, when the old rank 1 has gone, or when a new one is there."""
+    """Kill a process before something is done, when the old rank 1 has gone, or when a new one is
+    there.
+    """
     old = pids_named(directory, "cellmesh-r1")
 
     def kill() -> None:

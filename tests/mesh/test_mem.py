@@ -7,11 +7,11 @@ import pytest
 import cellmesh as cm
 from cellmesh.wire.messages import MemoryUse
 
-from .conftest import Recorder
+from .conftest import Recorder, state_of
 
 
 def use_of(mesh: cm.Mesh, rank: int = 0) -> MemoryUse:
-    return mesh.states()[rank].memory
+    return state_of(mesh, rank).memory
 
 
 def test_a_cells_change_is_seen_and_its_peak(mesh: cm.Mesh) -> None:
@@ -50,7 +50,7 @@ def test_a_cell_that_runs_is_told_of_as_it_is_now(mesh: cm.Mesh, recorder: Recor
     )
     recorder.wait_for_line("here")
     try:
-        state = mesh.states()[0]
+        state = state_of(mesh, 0)
     finally:
         run.interrupt()
         assert run.wait(20.0)

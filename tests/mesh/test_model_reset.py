@@ -1,4 +1,6 @@
-"""After a cell that failed, the next step of the same objects is an undisturbed one's, bit for bit."""
+"""After a cell that failed, the next step of the same objects is an undisturbed one's, bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ SCHEDULES = [name for name in pipelining.__all__ if name.startswith("Schedule")]
 def test_pipelines(quick: cm.Mesh, name: str) -> None:
     last = 0 if name.removeprefix("Schedule") in ("ZBVZeroBubble", "DualPipeV") else NUM_RANKS - 1
     # Over all schedules each place is met on each rank.
-    first, second, third, fourth = ((SCHEDULES.index(name) + i) % NUM_RANKS for i in range(NUM_RANKS))
+    first, second, third, fourth = (
+        (SCHEDULES.index(name) + i) % NUM_RANKS for i in range(NUM_RANKS)
+    )
     faults: list[Fault] = [
         ("forward", (first,), 2),
         ("backward", (second,), 2),
@@ -89,15 +93,21 @@ TRAINERS: dict[str, Callable[[], Any]] = {
     "DDP, fp16": partial(Trainer, partial(ddp, hook="fp16")),
     "DDP, bf16": partial(Trainer, partial(ddp, hook="bf16")),
     "DDP, hook in C++": partial(Trainer, partial(ddp, hook="ALLREDUCE")),
-    "DDP, fp16 in C++, static graph": partial(Trainer, partial(ddp, hook="FP16_COMPRESS", static_graph=True)),
+    "DDP, fp16 in C++, static graph": partial(
+        Trainer, partial(ddp, hook="FP16_COMPRESS", static_graph=True)
+    ),
     "DDP, hook of one's own": partial(Trainer, partial(ddp, hook="own")),
     "DDP, compiled": partial(Trainer, compiled(partial(ddp, bucket_cap_mb=25))),
     "DDP, compiled, fp16, no_sync": partial(
-        Trainer, compiled(partial(ddp, hook="fp16", bucket_cap_mb=25)), without_sync=training.no_sync
+        Trainer,
+        compiled(partial(ddp, hook="fp16", bucket_cap_mb=25)),
+        without_sync=training.no_sync,
     ),
     "DDP, ZeRO": partial(Trainer, ddp, make_optimizer=training.zero),
     "FSDP1": partial(Trainer, fsdp1),
-    "FSDP1, no_sync": partial(Trainer, partial(fsdp1, use_orig_params=True), without_sync=training.no_sync),
+    "FSDP1, no_sync": partial(
+        Trainer, partial(fsdp1, use_orig_params=True), without_sync=training.no_sync
+    ),
     "FSDP2": partial(Trainer, fsdp2, is_scaled=True),
     "FSDP2, prefetched, accumulated": partial(
         Trainer, partial(fsdp2, prefetches=True), without_sync=training.unsynced
@@ -121,8 +131,9 @@ def test_trainers(quick: cm.Mesh, name: str) -> None:
         faults += [("backward", (2,), 4), ("loss", ALL, 1), ("forward", (1,), 7)]
     if "one's own" in name:
         faults += [("hook", (2,), 1), ("hook", ALL, 0)]
-    # Each of the first three strikes some trainers' first step. None that lets DDP end its first backward
-    # pass does: buckets are put in another order then, and the step taken again sums up in another order.
+    # Each of the first three strikes some trainers' first step. None that lets DDP end its first
+    # backward pass does: buckets are put in another order then, and the step taken again sums up in
+    # another order.
     first = list(TRAINERS).index(name) % 3
     _check(quick, TRAINERS[name], faults[first:3] + faults[:first] + faults[3:])
 
@@ -131,9 +142,16 @@ DROPPED = "gradients of the step that failed are dropped"
 NOTES = {
     "dropped": (partial(Trainer, ddp), f"{DROPPED} (DDP)"),
     # In one bucket: in several, its callbacks wait for each other, under torchrun as well (gloo).
-    # (batched_powerSGD_hook raises an AssertionError in each step that it is to compress, as it does alone.)
-    "PowerSGD": (partial(Trainer, partial(ddp, hook="PowerSGD", bucket_cap_mb=25)), "PowerSGD starts over"),
-    "optimizers in hooks": (partial(InBackward, training.with_hooks), "may have updated some: %dist_check"),
+    # (batched_powerSGD_hook raises an AssertionError in each step that it is to compress, as it
+    # does alone.)
+    "PowerSGD": (
+        partial(Trainer, partial(ddp, hook="PowerSGD", bucket_cap_mb=25)),
+        "PowerSGD starts over",
+    ),
+    "optimizers in hooks": (
+        partial(InBackward, training.with_hooks),
+        "may have updated some: %dist_check",
+    ),
 }
 
 

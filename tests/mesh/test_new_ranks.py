@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.starting import attach
-from cellmesh.magics.still.tables import status_table
+from cellmesh.controller.session.start import attach
+from cellmesh.magics.render.tables import status_table
 from cellmesh.wire.messages import RankInfo
 from tests.conftest import check_nothing_left
 
@@ -70,7 +70,9 @@ def test_work_fills_a_new_rank_and_copies_never_overwrite_it(three: cm.Mesh) -> 
         assert "the last lines of rank 1:\n    last words of 1" in text
     assert three.heal().empty == (1,)
     assert three.heal().empty == (1,)  # nothing to heal, and still so
-    assert "its predecessor was killed by SIGKILL" in repr(status_table("", three.report(), three.states()))
+    assert "its predecessor was killed by SIGKILL" in repr(
+        status_table("", three.report(), three.states())
+    )
     three.cell("value = 10 + rank")
     assert "predecessor" not in repr(status_table("", three.report(), three.states()))
     kill_idle(three, 2)
@@ -79,7 +81,9 @@ def test_work_fills_a_new_rank_and_copies_never_overwrite_it(three: cm.Mesh) -> 
     assert three.pull("value").list == [10, 11, 11]
 
 
-def test_an_empty_rank_is_filled_after_an_attach_as_well(three: cm.Mesh, recorder: Recorder) -> None:
+def test_an_empty_rank_is_filled_after_an_attach_as_well(
+    three: cm.Mesh, recorder: Recorder
+) -> None:
     kill_idle(three, 1)
     wait_until_told(three, 1)
     three.heal()
@@ -107,7 +111,10 @@ def test_auto_heal_replaces_an_idle_rank_and_the_next_cell_says_so(
         run = mesh.submit_cell(f"{SUM}\nvalue", sink=recorder)
         with pytest.raises(cm.RankFailure, match="NameError"):
             run.result(WAIT_S)
-        told = "rank 1 was killed by SIGKILL; it is new and empty (`%dist_heal --from 0` copies from a rank)"
+        told = (
+            "rank 1 was killed by SIGKILL; it is new and empty "
+            "(`%dist_heal --from 0` copies from a rank)"
+        )
         assert recorder.notes[0] == told
         assert mesh.heal(source=0).copied_to == (1,)
         mesh.submit_cell(f"{SUM}\nvalue", sink=recorder).result(WAIT_S)

@@ -11,7 +11,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.output.fold import Gap, Live, Rich, Trace
-from cellmesh.workers.output import LOG_BYTES
+from cellmesh.workers.rank.stdout import LOG_BYTES
 from tests.conftest import FOLD
 
 from .conftest import Recorder
@@ -24,7 +24,9 @@ def run_cell(mesh: cm.Ranks, source: str, recorder: Recorder, **options: Any) ->
 
 
 def test_equal_lines_are_folded_and_odd_ones_marked(mesh: cm.Mesh, recorder: Recorder) -> None:
-    run_cell(mesh, "print('step 1')\nprint('nan!' if rank == 3 else 'ok')\nprint('step 2')", recorder)
+    run_cell(
+        mesh, "print('step 1')\nprint('nan!' if rank == 3 else 'ok')\nprint('step 2')", recorder
+    )
     assert recorder.lines() == [
         (ALL, "step 1"),
         ((0, 1, 2), "ok"),
@@ -43,11 +45,15 @@ def test_output_comes_while_the_cell_runs(mesh: cm.Mesh, recorder: Recorder) -> 
 
 
 def test_stderr_and_streams_keep_their_order_on_a_rank(mesh: cm.Mesh, recorder: Recorder) -> None:
-    run_cell(mesh[0], "import sys\nfor i in range(3): print(i); print(i, file=sys.stderr)", recorder)
+    run_cell(
+        mesh[0], "import sys\nfor i in range(3): print(i); print(i, file=sys.stderr)", recorder
+    )
     assert [line for _, line in recorder.lines()] == ["0", "0", "1", "1", "2", "2"]
 
 
-def test_the_last_expression_is_shown_and_can_be_silenced(mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_the_last_expression_is_shown_and_can_be_silenced(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
     run_cell(mesh, "1 + 1", recorder)
     (block,) = recorder.items(Rich)
     assert block.ranks == ALL
@@ -76,7 +82,9 @@ pd.DataFrame({"a": [1]})
 
 def test_ipythons_comforts_work(mesh: cm.Mesh, recorder: Recorder) -> None:
     run_cell(
-        mesh[2], "!echo shell $RANK\n%timeit -n1 -r1 pass\nimport asyncio\nawait asyncio.sleep(0)", recorder
+        mesh[2],
+        "!echo shell $RANK\n%timeit -n1 -r1 pass\nimport asyncio\nawait asyncio.sleep(0)",
+        recorder,
     )
     lines = [line for _, line in recorder.lines()]
     assert lines[0] == "shell 2"
@@ -96,7 +104,9 @@ def test_a_thread_prints_into_the_cell_that_started_it(mesh: cm.Mesh, recorder: 
     assert other.lines() == [(ALL, "other")]
 
 
-def test_text_from_below_python_is_the_ranks_and_the_cells(mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_text_from_below_python_is_the_ranks_and_the_cells(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
     source = """
 import os, subprocess, ctypes
 os.write(1, b"descriptor\\n")
@@ -148,7 +158,10 @@ def test_a_flood_is_bounded_and_whole_in_the_log(mesh: cm.Mesh, recorder: Record
     assert skipped > 1_000_000
     assert recorder.lines()[-1][1] == "999999"
     counted = subprocess.run(
-        ["grep", "-c", "^[0-9]*$", str(mesh.log_path(1))], capture_output=True, text=True, check=True
+        ["grep", "-c", "^[0-9]*$", str(mesh.log_path(1))],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert int(counted.stdout) >= 1_000_000
     log = mesh.read_log(1, 100)
@@ -158,7 +171,9 @@ def test_a_flood_is_bounded_and_whole_in_the_log(mesh: cm.Mesh, recorder: Record
 
 
 def test_a_flood_from_below_python_is_bounded(mesh: cm.Mesh, recorder: Recorder) -> None:
-    run_cell(mesh[0], "import subprocess; subprocess.run('yes | head -c 50000000', shell=True)", recorder)
+    run_cell(
+        mesh[0], "import subprocess; subprocess.run('yes | head -c 50000000', shell=True)", recorder
+    )
     assert len(recorder.lines()) < 100_000
     assert recorder.items(Gap)
 
@@ -190,7 +205,9 @@ def test_an_error_is_shown_while_others_wait(
     run = mesh.submit_cell("if rank == 1:\n    1 / 0\ngate.wait()", sink=recorder)
     recorder.wait_for_trace((1,))
     assert run.waiting_ranks() == [0, 2, 3]
-    with pytest.raises(cm.RankFailure, match=r"ranks 0,2-3 ran gate\.wait at line 3 and were released"):
+    with pytest.raises(
+        cm.RankFailure, match=r"ranks 0,2-3 ran gate\.wait at line 3 and were released"
+    ):
         run.result(20)
 
 

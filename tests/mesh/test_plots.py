@@ -40,7 +40,8 @@ def test_the_standing_picture_follows_at_a_cells_end(notebook: Notebook) -> None
 
     def has_followed(outcome: Outcome) -> bool:
         return any(
-            "later [0] 1 points, last 3.5" in d["text/plain"] for d in outcome.data("update_display_data")
+            "later [0] 1 points, last 3.5" in d["text/plain"]
+            for d in outcome.data("update_display_data")
         )
 
     notebook.read_until(shown, has_followed)
@@ -49,7 +50,9 @@ def test_the_standing_picture_follows_at_a_cells_end(notebook: Notebook) -> None
 def test_a_background_cell_logs_while_others_run(notebook: Notebook) -> None:
     notebook.run("%%dist --nowait --ranks 1\nfor i in range(5): cm.log(apart=i)\ncm.log(apart=9)")
     assert notebook.run("%%dist\n1").status == "ok"
-    outcome = notebook.run("p = mesh.plot('apart')\n{r: s.values[-1] for r, s in p.series('apart').items()}")
+    outcome = notebook.run(
+        "p = mesh.plot('apart')\n{r: s.values[-1] for r, s in p.series('apart').items()}"
+    )
     assert outcome.data("execute_result")[0]["text/plain"] == "{1: 9.0}"
 
 

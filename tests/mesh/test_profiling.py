@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller import profiling
+from cellmesh.controller.trace import profile as profiling
 from cellmesh.errors import MeshUsageError, RanksInterrupted
 
 STEP = "x = torch.ones(64, 64) @ torch.ones(64, 64)\ndist.all_reduce(x)"
@@ -38,7 +38,9 @@ def test_the_traces_become_one_file(mesh: cm.Mesh, tmp_path: Path) -> None:
     assert profile.trace_path == tmp_path / "t.json"
     assert profile.num_trace_bytes == profile.trace_path.stat().st_size
     events = json.loads(profile.trace_path.read_text())["traceEvents"]
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    names = {
+        event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
+    }
     assert names == {rank: f"rank {rank}" for rank in range(4)}
     spans = [event for event in events if event["name"] == "gloo:all_reduce"]
     assert sorted(event["pid"] for event in spans) == [0, 1, 2, 3]
@@ -49,7 +51,9 @@ def test_the_traces_become_one_file(mesh: cm.Mesh, tmp_path: Path) -> None:
 
 def test_what_ran_before_a_cell_failed_is_kept(mesh: cm.Mesh, tmp_path: Path) -> None:
     with pytest.raises(cm.RankFailure, match="rank 1 raised ValueError: odd") as caught:
-        mesh.profile(f"{STEP}\nif rank == 1: raise ValueError('odd')\ndist.barrier()", tmp_path / "t.json")
+        mesh.profile(
+            f"{STEP}\nif rank == 1: raise ValueError('odd')\ndist.barrier()", tmp_path / "t.json"
+        )
     profile = caught.value.profile
     assert sorted(profile.by_rank) == [0, 1, 2, 3]
     assert profile.trace_path.exists()
@@ -99,7 +103,9 @@ def test_a_trace_that_is_too_long_stays_where_its_rank_wrote_it(
     assert f"it is in {tmp_path / 't.rank1.json'}" in profile.describe_trace()
 
 
-def test_a_place_where_no_trace_can_be_is_refused_before_the_cell_runs(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_a_place_where_no_trace_can_be_is_refused_before_the_cell_runs(
+    mesh: cm.Mesh, tmp_path: Path
+) -> None:
     with pytest.raises(MeshUsageError, match="no directory"):
         mesh.profile("ran = True", tmp_path / "nowhere" / "t.json")
     with pytest.raises(

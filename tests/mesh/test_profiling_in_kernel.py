@@ -60,9 +60,18 @@ def test_some_ranks_are_profiled_also_in_auto_mode(notebook: Notebook) -> None:
 
 
 def test_a_mistake_in_its_line_is_told(notebook: Notebook) -> None:
-    assert "Did you mean '--rows'?" in notebook.run("%%dist_profile --row 3\npass").errors()[0]["evalue"]
-    assert "write %%dist_profile on its first line" in notebook.run("%dist_profile").errors()[0]["evalue"]
-    assert "no directory" in notebook.run("%%dist_profile -o /nowhere/t.json\npass").errors()[0]["evalue"]
+    assert (
+        "Did you mean '--rows'?"
+        in notebook.run("%%dist_profile --row 3\npass").errors()[0]["evalue"]
+    )
+    assert (
+        "write %%dist_profile on its first line"
+        in notebook.run("%dist_profile").errors()[0]["evalue"]
+    )
+    assert (
+        "no directory"
+        in notebook.run("%%dist_profile -o /nowhere/t.json\npass").errors()[0]["evalue"]
+    )
 
 
 def test_memory_is_shown_of_the_last_cell(notebook: Notebook) -> None:

@@ -1,4 +1,6 @@
-"""Programs that bring an address, a store or processes of their own meet on a mesh as they do in a script."""
+"""Programs that bring an address, a store or processes of their own meet on a mesh as they do in a
+script.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
 from cellmesh.wire.messages import RankState
 from tests.conftest import check_nothing_left, own_runtime_dir
+
+from .conftest import state_of
 
 TIMEOUT_S = 240.0  # processes that import torch, on a loaded machine
 
@@ -33,7 +37,9 @@ WHOLE_MESH = {
     "own port": 'os.environ["MASTER_PORT"] = "29611"\n'
     'dist.init_process_group("gloo", rank=rank, world_size=4)',
     "tcp": 'dist.init_process_group("gloo", "tcp://localhost:29612", rank=rank, world_size=4)',
-    "file": 'dist.init_process_group("gloo", init_method="file:///tmp/no/such", rank=rank, world_size=4)',
+    "file": 'dist.init_process_group("gloo", '
+    'init_method="file:///tmp/no/such", rank=rank, '
+    "world_size=4)",
     "device mesh": 'dist.init_device_mesh("cpu", (4,))',
 }
 PARTS = {
@@ -44,8 +50,10 @@ PARTS = {
     "dist.init_process_group()",
     "tcp": 'address = f"tcp://127.0.0.1:{29617 + rank // 2}"\n'
     'dist.init_process_group("gloo", f"{address}?rank={rank % 2}&world_size=2")',
-    "file": 'dist.init_process_group("gloo", f"file:///tmp/pair{rank // 2}", rank=rank % 2, world_size=2)',
-    "server": 'store = dist.TCPStore("127.0.0.1", 29650 + 2 * number + rank // 2, 2, rank % 2 == 0)\n'
+    "file": 'dist.init_process_group("gloo", f"file:///tmp/pair{rank '
+    '// 2}", rank=rank % 2, world_size=2)',
+    "server": 'store = dist.TCPStore("127.0.0.1", 29650 + 2 * number '
+    "+ rank // 2, 2, rank % 2 == 0)\n"
     'dist.init_process_group("gloo", store=store, rank=rank % 2, world_size=2)',
     "store": 'store = dist.FileStore(f"{directory}/{rank // 2}-{number}", 2)\n'
     'dist.init_process_group("gloo", store=store, rank=rank % 2, world_size=2)',
@@ -69,7 +77,8 @@ RPCS = {
     'rpc.init_rpc(f"w{rank}", rank=rank, world_size=4, rpc_backend_options=options)',
     "part": 'options.init_method = "tcp://localhost:29633"\n'
     'rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)',
-    "beside a group": 'dist.init_process_group("gloo", "tcp://localhost:29635", rank=rank, world_size=2) '
+    "beside a group": 'dist.init_process_group("gloo", '
+    '"tcp://localhost:29635", rank=rank, world_size=2) '
     "if rank < 2 else None\n"
     'options.init_method = "tcp://localhost:29635"\n'
     'rpc.init_rpc(f"w{rank}", rank=rank, world_size=4, rpc_backend_options=options)\n'
@@ -112,11 +121,16 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cm.Mesh]:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(mesh: cm.Mesh) -> Iterator[None]:
-    """After each program, whatever it did, all ranks have the mesh's groups in use, and these work."""
+    """After each program, whatever it did, all ranks have the mesh's groups in use, and these
+    work.
+    """
     yield
     run(mesh, ENVIRONMENT + "value = None\ndist.init_process_group()" + SUM)
     assert mesh.pull("value").list == WHOLE
-    run(mesh, "dist.all_reduce(t, group=made.get_group('tp'))\nassert made is mesh\nvalue = t.item()")
+    run(
+        mesh,
+        "dist.all_reduce(t, group=made.get_group('tp'))\nassert made is mesh\nvalue = t.item()",
+    )
     assert mesh.pull("value").list == [8.0] * 4
 
 
@@ -130,7 +144,9 @@ def run(ranks: cm.Ranks, source: str) -> None:
 
 @pytest.mark.parametrize("ends", [DESTROY, ""], ids=["destroyed", "left"])
 @pytest.mark.parametrize("name", WHOLE_MESH)
-def test_a_program_that_asks_for_the_whole_mesh_gets_it(mesh: cm.Mesh, name: str, ends: str) -> None:
+def test_a_program_that_asks_for_the_whole_mesh_gets_it(
+    mesh: cm.Mesh, name: str, ends: str
+) -> None:
     for _ in range(2):
         run(mesh, WHOLE_MESH[name] + SUM + ends)
         assert mesh.pull("value").list == WHOLE
@@ -138,7 +154,9 @@ def test_a_program_that_asks_for_the_whole_mesh_gets_it(mesh: cm.Mesh, name: str
 
 @pytest.mark.parametrize("ends", [DESTROY, ""], ids=["destroyed", "left"])
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_of_the_mesh_make_groups_of_their_own_side_by_side(mesh: cm.Mesh, name: str, ends: str) -> None:
+def test_parts_of_the_mesh_make_groups_of_their_own_side_by_side(
+    mesh: cm.Mesh, name: str, ends: str
+) -> None:
     for _ in range(2):
         run(mesh, "number += 1\n" + PARTS[name] + SUM + ends)
         assert mesh.pull("value").list == PAIRS
@@ -146,11 +164,16 @@ def test_parts_of_the_mesh_make_groups_of_their_own_side_by_side(mesh: cm.Mesh, 
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_failure_in_a_programs_own_group_costs_neither_it_nor_the_mesh(mesh: cm.Mesh, name: str) -> None:
+def test_a_failure_in_a_programs_own_group_costs_neither_it_nor_the_mesh(
+    mesh: cm.Mesh, name: str
+) -> None:
     run(mesh, "number += 1\n" + PARTS[name] + "\ngroup = dist.new_group([0, 1])")
     with pytest.raises(cm.RankFailure, match=r"ranks? 0.*waited in all_reduce"):
         run(mesh, "if rank == 1: raise ValueError('one')\n" + SUM)
-    run(mesh, SUM + "dist.all_reduce(t, group=group)\ndist.all_reduce(t, group=dist.new_group([0, 1]))")
+    run(
+        mesh,
+        SUM + "dist.all_reduce(t, group=group)\ndist.all_reduce(t, group=dist.new_group([0, 1]))",
+    )
     assert mesh.pull("value").list == PAIRS
     assert mesh.pull("t.item()").list == [8.0] * 4
     if name == "ports":
@@ -159,7 +182,9 @@ def test_a_failure_in_a_programs_own_group_costs_neither_it_nor_the_mesh(mesh: c
 
 
 @pytest.mark.parametrize("name", [*PARTS, "rpc"])
-def test_a_wait_for_ranks_that_do_not_call_ends_with_the_first_stop(mesh: cm.Mesh, name: str) -> None:
+def test_a_wait_for_ranks_that_do_not_call_ends_with_the_first_stop(
+    mesh: cm.Mesh, name: str
+) -> None:
     call, source = "init_process_group", "number += 1\n" + PARTS.get(name, "")
     if name == "rpc":
         pairs = {
@@ -174,7 +199,7 @@ def test_a_wait_for_ranks_that_do_not_call_ends_with_the_first_stop(mesh: cm.Mes
     expected = [f"{call} for rank 1 of 2", f"{call} for rank 0 of 2"]
     if name in ("store", "server"):  # which the program waits for, or through
         expected = [call if name == "store" else "dist.TCPStore"] * 2
-    while (found := [_place(mesh.states()[one]) for one in (0, 3)]) != expected:
+    while (found := [_place(state_of(mesh, one)) for one in (0, 3)]) != expected:
         assert time.monotonic() < deadline, found
     started.interrupt()
     with pytest.raises((RanksInterrupted, KeyboardInterrupt)):
@@ -199,8 +224,14 @@ def test_a_rank_that_fails_before_the_call_frees_those_that_wait_for_it(mesh: cm
             "world_size is 8, but the mesh has 4 ranks",
         ),
         ("dist.init_process_group('gloo', rank=7, world_size=2)", "rank 7 of world_size 2"),
-        ("dist.init_process_group('gloo', rank=0, world_size=2)", r"ranks \d and \d of the mesh both ask"),
-        ("dist.init_process_group('gloo', 'tcp://127.0.0.1:0?world_size=2')", "rank parameter missing"),
+        (
+            "dist.init_process_group('gloo', rank=0, world_size=2)",
+            r"ranks \d and \d of the mesh both ask",
+        ),
+        (
+            "dist.init_process_group('gloo', 'tcp://127.0.0.1:0?world_size=2')",
+            "rank parameter missing",
+        ),
         (DESTROY + "dist.barrier()", "has not been initialized"),
     ],
 )
@@ -215,7 +246,9 @@ def test_after_a_destroy_the_next_error_says_what_to_type(mesh: cm.Mesh) -> None
     run(mesh, DESTROY)
     with pytest.raises(cm.RankFailure) as caught:
         run(mesh, SUM)
-    assert "`dist.init_process_group()` in a cell" in caught.value.exceptions_by_rank[0].__notes__[0]
+    assert (
+        "`dist.init_process_group()` in a cell" in caught.value.exceptions_by_rank[0].__notes__[0]
+    )
 
 
 @pytest.mark.parametrize("name", RPCS)
@@ -239,7 +272,11 @@ def test_children_of_a_rank_make_a_group_of_their_own(mesh: cm.Mesh, method: str
     for _ in range(2 if method == "fork" else 1):  # the others import torch anew
         run(mesh[1:2], CHILDREN + START)
         assert mesh[1].pull("value") == ([(0, 3.0, 2), (1, 3.0, 2)], [0, 0])
-    spawn = "mp.start_processes(work, (2, mp.get_context(method).SimpleQueue()), 2, start_method=method)"
+    spawn = (
+        "mp.start_processes(work, (2, "
+        "mp.get_context(method).SimpleQueue()), 2, "
+        "start_method=method)"
+    )
     fails = "def work(*args):\n    raise ValueError('of the child')\n"
     with pytest.raises(cm.RankFailure, match=r"ProcessRaisedException: -- Process \d") as caught:
         run(mesh[1:2], CHILDREN + fails + spawn)
@@ -251,7 +288,8 @@ def test_children_of_a_rank_make_a_group_of_their_own(mesh: cm.Mesh, method: str
 def test_children_that_wait_for_others_end_with_the_cell(mesh: cm.Mesh, method: str) -> None:
     mesh[2].push(method=method, port=29642)
     start = (
-        CHILDREN + "child = mp.get_context(method).Process(target=work, args=(0, 2, None))\nchild.start()\n"
+        CHILDREN
+        + "child = mp.get_context(method).Process(target=work, args=(0, 2, None))\nchild.start()\n"
     )
     for _ in range(2 if method == "fork" else 1):  # the port is free again
         started = mesh[2:3].submit_cell(start + "child.join()")
@@ -275,10 +313,9 @@ def test_a_module_preloaded_may_have_imported_the_name(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trainer_of_mine.py").write_text(
-        "from torch.distributed import destroy_process_group, init_process_group\n"
-        "import torch, torch.distributed as dist\n\n\n"
-        "def train():\n    init_process_group('gloo')\n    t = torch.ones(1)\n    dist.all_reduce(t)\n"
-        "    destroy_process_group()\n    return t.item()\n"
+        "from torch.distributed import destroy_process_group, init_process_group\nimport torch, "
+        "torch.distributed as dist\n\n\ndef train():\n    init_process_group('gloo')\n    t = "
+        "torch.ones(1)\n    dist.all_reduce(t)\n    destroy_process_group()\n    return t.item()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with cm.start(2, preload=["trainer_of_mine"]) as mesh:
@@ -288,7 +325,9 @@ def test_a_module_preloaded_may_have_imported_the_name(
     check_nothing_left(runtime_dir)
 
 
-@pytest.mark.parametrize("leave", ["exit()", "quit()", "exit(3)", "import leaving\nleaving.leave()"])
+@pytest.mark.parametrize(
+    "leave", ["exit()", "quit()", "exit(3)", "import leaving\nleaving.leave()"]
+)
 def test_exit_and_quit_end_the_cell_as_sys_exit_does(mesh: cm.Mesh, leave: str) -> None:
     module = (
         "import sys, types\nsys.modules['leaving'] = module = types.ModuleType('leaving')\n"

@@ -68,7 +68,9 @@ def differing(report: CheckReport) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 def test_a_healthy_model_and_its_optimizer_are_equal(clean: cm.Mesh) -> None:
     clean.cell(
-        DDP + "model = make(); optimizer = torch.optim.Adam(model.parameters()); step(model, optimizer);"
+        DDP + "model = make(); optimizer = "
+        "torch.optim.Adam(model.parameters()); step(model, "
+        "optimizer);"
     )
     report = check(clean)
     assert report.equal
@@ -103,12 +105,19 @@ def test_a_replica_that_was_changed_is_found_with_how_far(clean: cm.Mesh) -> Non
 
 
 def test_only_the_first_differences_are_measured(clean: cm.Mesh) -> None:
-    clean.cell("x = [torch.full((3,), float(rank))] + [torch.full((2,), float(rank + i)) for i in range(9)]")
+    clean.cell(
+        "x = [torch.full((3,), float(rank))] + [torch.full((2,), float(rank + i)) for i in "
+        "range(9)]"
+    )
     report = check(clean, "x")
     assert len(report.differences) == 10
     measured = [bool(found.distances) for found in report.differences]
     assert measured == [True] * 3 + [False] * 7
-    assert {r: far.max_abs for r, far in report.differences[0].distances.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert {r: far.max_abs for r, far in report.differences[0].distances.items()} == {
+        1: 1.0,
+        2: 2.0,
+        3: 3.0,
+    }
 
 
 def test_plain_models_are_compared_where_they_are_named(clean: cm.Mesh) -> None:
@@ -258,7 +267,7 @@ def test_an_interrupted_adam_step_is_found_and_repaired(clean: cm.Mesh) -> None:
         clean.cell(INTERRUPTED_STEP)
     clean[[2]].cell(
         "import sys\n"
-        "from cellmesh.workers.failures import interrupted_step\n"
+        "from cellmesh.workers.rank.failures import interrupted_step\n"
         "assert interrupted_step(sys.last_traceback)"
     )
     report = check(clean, "(model, optimizer)")
@@ -287,7 +296,12 @@ def test_state_that_some_ranks_lack_is_made(clean: cm.Mesh) -> None:
     assert {found.missing for found in report.differences if ".state[" in found.path} == {(2,)}
     assert "optimizer.param_groups[0].lr" in differing(report)
     done = sync(clean, "optimizer", 0)
-    assert {rank: bool(r.num_created) for rank, r in done.reports.items()} == {0: 0, 1: 0, 2: 1, 3: 0}
+    assert {rank: bool(r.num_created) for rank, r in done.reports.items()} == {
+        0: 0,
+        1: 0,
+        2: 1,
+        3: 0,
+    }
     assert check(clean).equal
     assert clean.pull("optimizer.param_groups[0]['lr']").list == [0.1] * 4
     clean.cell("step(model, optimizer)")
@@ -307,7 +321,10 @@ def test_state_that_the_source_lacks_goes(clean: cm.Mesh) -> None:
 
 
 def test_generators_are_made_equal_where_that_is_asked(clean: cm.Mesh) -> None:
-    clean.cell("import random, numpy as np\ntorch.manual_seed(rank); random.seed(rank); np.random.seed(rank)")
+    clean.cell(
+        "import random, numpy as np\ntorch.manual_seed(rank); random.seed(rank); "
+        "np.random.seed(rank)"
+    )
     assert set(differing(check(clean, "rng"))) == {"rng.torch", "rng.python", "rng.numpy"}
     assert check(clean).equal
     sync(clean, "rng", 3)
@@ -319,7 +336,8 @@ def test_generators_are_made_equal_where_that_is_asked(clean: cm.Mesh) -> None:
 def test_many_kinds_of_tensors_are_made_equal(clean: cm.Mesh) -> None:
     clean.cell(
         """
-kinds = [torch.bool, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int16, torch.float64]
+kinds = [torch.bool, torch.bfloat16, torch.float8_e4m3fn]
+kinds += [torch.complex64, torch.int16, torch.float64]
 x = [torch.full((3,), 1 + rank).to(kind) for kind in kinds]
 x += [torch.full((2, 3), float(rank)).t(), torch.tensor(float(rank)), torch.empty(0)]
 x += [[rank, "a"], float(rank)]
@@ -329,7 +347,8 @@ before = [id(t) for t in x[:9]]
     sync(clean, "x", 1)
     assert check(clean, "x").equal
     clean.cell(
-        "assert before == [id(t) for t in x[:9]]; assert x[-1] == 1.0; assert x[6].tolist()[0] == [1, 1]"
+        "assert before == [id(t) for t in x[:9]]; assert x[-1] == 1.0; assert x[6].tolist()[0] == "
+        "[1, 1]"
     )
     assert clean[3].pull("x[-2]") == [1, "a"]
 

@@ -13,7 +13,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.output.fold import Rich
 from cellmesh.errors import MeshUsageError, NoMeshError, RanksInterrupted
-from tests.conftest import check_nothing_left, processes_named
+from tests.conftest import check_nothing_left, processes_named, stop_process
 
 from .conftest import Recorder
 
@@ -22,7 +22,11 @@ WAIT_S = 40.0
 
 @pytest.mark.parametrize(
     "written",
-    ["struct.pack('<IIQ', 0x68736D63, 1, 2**60)", "b'\\xff' * 64", "struct.pack('<II', 0x68736D63, 2**31)"],
+    [
+        "struct.pack('<IIQ', 0x68736D63, 1, 2**60)",
+        "b'\\xff' * 64",
+        "struct.pack('<II', 0x68736D63, 2**31)",
+    ],
 )
 def test_no_rank_can_take_the_agent_along(written: str, own_mesh: cm.Mesh) -> None:
     source = f"import os, struct, time; os.write(3, {written}); time.sleep(1000)"
@@ -35,7 +39,8 @@ def test_no_rank_can_take_the_agent_along(written: str, own_mesh: cm.Mesh) -> No
     "source",
     [
         "try: 1/0\nexcept Exception as e: raise e from e",
-        "class S(str): pass\nclass E(Exception):\n    def __str__(self): return S('odd')\nraise E()",
+        "class S(str): pass\nclass E(Exception):\n    def __str__(self): return S('odd')\nraise "
+        "E()",
         "class E(Exception):\n    def __str__(self): raise ValueError\nraise E()",
         "class E(Exception):\n    def __bool__(self): raise ValueError\nraise ValueError from E()",
         "__name__ = 3\nraise ValueError",
@@ -52,14 +57,18 @@ def test_no_exception_is_too_odd_for_a_rank(source: str, mesh: cm.Mesh) -> None:
 
 def test_long_errors_are_cut(mesh: cm.Mesh, recorder: Recorder) -> None:
     with pytest.raises(cm.RankFailure) as caught:
-        mesh.submit_cell("raise ValueError('x' * 3_000_000)", sink=recorder).result(timeout_s=WAIT_S)
+        mesh.submit_cell("raise ValueError('x' * 3_000_000)", sink=recorder).result(
+            timeout_s=WAIT_S
+        )
     assert len(str(caught.value)) < 10_000
     assert len(caught.value.tracebacks[0]) < 100_000
 
 
-def test_the_zygotes_death_with_unread_news_costs_no_rank(own_mesh: cm.Mesh, runtime_dir: Path) -> None:
+def test_the_zygotes_death_with_unread_news_costs_no_rank(
+    own_mesh: cm.Mesh, runtime_dir: Path
+) -> None:
     (zygote,) = processes_named(runtime_dir, "cellmesh-zygote")
-    zygote.send_signal(signal.SIGSTOP)
+    stop_process(zygote.pid)
     os.kill(own_mesh.report()[1].pid, signal.SIGKILL)
     with pytest.raises((cm.RankDied, cm.RankFailure), match="SIGKILL"):
         own_mesh[1].run(int)
@@ -142,8 +151,9 @@ def test_an_interrupt_ends_what_c_code_waits_for(mesh: cm.Mesh) -> None:
 
 def test_an_interrupt_that_user_code_handles_leaves_the_process_group_alone(mesh: cm.Mesh) -> None:
     source = (
-        "import time\nhandled = False\ntry:\n    while True: time.sleep(1000)\nexcept KeyboardInterrupt:\n"
-        "    until = time.monotonic() + 1.0\n    while time.monotonic() < until: pass\n    handled = True"
+        "import time\nhandled = False\ntry:\n    while True: time.sleep(1000)\nexcept "
+        "KeyboardInterrupt:\n    until = time.monotonic() + 1.0\n    while time.monotonic() < "
+        "until: pass\n    handled = True"
     )
     run = mesh.submit_cell(source)
     for _ in range(10_000):

@@ -1,4 +1,6 @@
-"""Rich output across ranks, over the Jupyter protocol: every type arrives, labelled, in its latest state."""
+"""Rich output across ranks, over the Jupyter protocol: every type arrives, labelled, in its latest
+state.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from tests.conftest import check_nothing_left, own_runtime_dir
 from .test_kernel import Notebook, Outcome, open_notebook
 
 # What VS Code's notebook draws: `mimeTypes` of the renderers in extensions/notebook-renderers and
-# extensions/markdown-language-features of microsoft/vscode (package.json), and those of the extension
-# ms-toolsai.jupyter-renderers, which comes with its Jupyter extension.
+# extensions/markdown-language-features of microsoft/vscode (package.json), and those of the
+# extension ms-toolsai.jupyter-renderers, which comes with its Jupyter extension.
 VS_CODE = {
     "image/gif", "image/png", "image/jpeg", "image/svg+xml", "text/html", "application/javascript",
     "text/plain", "text/markdown", "text/latex", "application/vnd.plotly.v1+json",
@@ -33,7 +35,8 @@ def notebook() -> Iterator[Notebook]:
             assert opened.run("%load_ext cellmesh").status == "ok"
             assert opened.run("%dist_start 3").status == "ok"
             opened.run(
-                "%%dist\nfrom IPython.display import *\nimport pandas, matplotlib.pyplot as plt, PIL.Image"
+                "%%dist\nfrom IPython.display import *\nimport pandas, matplotlib.pyplot as plt, "
+                "PIL.Image"
             )
             yield opened
             assert opened.run("%dist_stop").status == "ok"
@@ -67,7 +70,11 @@ def bundles(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def switches(outcome: Outcome) -> list[str]:
-    return [data["text/html"] for data in outcome.data() if "cellmesh-ranks" in data.get("text/html", "")]
+    return [
+        data["text/html"]
+        for data in outcome.data()
+        if "cellmesh-ranks" in data.get("text/html", "")
+    ]
 
 
 def area(outcome: Outcome) -> list[str]:
@@ -129,7 +136,8 @@ def test_images_keep_their_size(notebook: Notebook) -> None:
 
 def test_plotly_is_drawn_by_the_front_end_and_sends_no_program(notebook: Notebook) -> None:
     notebook.run(
-        "%%dist\nimport plotly.graph_objects as go\nfigure = go.Figure(go.Scatter(y=[0, rank // 2]))\n"
+        "%%dist\nimport plotly.graph_objects as go\nfigure = go.Figure(go.Scatter(y=[0, rank // "
+        "2]))\n"
         "figure.show()"  # the first time takes ranks unequally long
     )
     above, first, below, second = bundles(run(notebook, "figure.show()"))
@@ -168,7 +176,8 @@ def test_every_kind_of_display(notebook: Notebook, source: str, kind: str) -> No
 def test_updates_of_one_of_several_ranks(notebook: Notebook) -> None:
     outcome = run(
         notebook,
-        "h = display(f'first {rank}', display_id=True)\nfor i in range(100): rank == 1 and h.update(f'{i}')",
+        "h = display(f'first {rank}', display_id=True)\nfor i in range(100): rank == 1 and "
+        "h.update(f'{i}')",
     )
     assert area(outcome) == ["[0] 'first 0'", "[1] '99'", "[2] 'first 2'"]
     assert sum(kind == "update_display_data" for kind, _ in outcome.messages) < 100
@@ -181,15 +190,19 @@ def test_updates_of_one_of_several_ranks(notebook: Notebook) -> None:
 def test_a_rank_clears_what_is_its_own(notebook: Notebook) -> None:
     source = "print('all')\nprint('mine', rank)\ndist.barrier()\nif rank == 1: clear_output()\n"
     assert area(run(notebook, source)) == ["[0,2] all", "[0] mine 0", "[2] mine 2"]
-    waiting = "print('all')\ndist.barrier()\nif rank == 1:\n    clear_output(wait=True)\n    print('new')"
+    waiting = (
+        "print('all')\ndist.barrier()\nif rank == 1:\n    clear_output(wait=True)\n    print('new')"
+    )
     assert area(run(notebook, waiting)) == ["[0,2] all", "[1] new"]
-    assert area(run(notebook, "print('old')\nclear_output(wait=True)\nprint('new')")) == ["[0-2] new"]
+    assert area(run(notebook, "print('old')\nclear_output(wait=True)\nprint('new')")) == [
+        "[0-2] new"
+    ]
 
 
 def test_an_animation_in_a_flood_shows_its_end(notebook: Notebook) -> None:
     source = (
-        "for step in range(2000):\n    clear_output(wait=True)\n    display(f'step {step} of {rank}')\n"
-        "dist.barrier()\nprint('end')"
+        "for step in range(2000):\n    clear_output(wait=True)\n    display(f'step {step} of "
+        "{rank}')\ndist.barrier()\nprint('end')"
     )
     outcome = run(notebook, source)
     steps = [line for line in area(outcome) if "step" in line]
@@ -229,10 +242,12 @@ def test_the_switch_comes_with_what_threads_print_later(notebook: Notebook) -> N
 
 
 def test_a_cell_in_the_background_gets_its_switch_when_it_ends(notebook: Notebook) -> None:
-    notebook.run("from pathlib import Path; import tempfile; folder = tempfile.mkdtemp()\n%dist_push folder")
+    notebook.run(
+        "from pathlib import Path; import tempfile; folder = tempfile.mkdtemp()\n%dist_push folder"
+    )
     cell = notebook.send(
-        "%%dist --nowait\nimport time, pathlib\n"
-        "while not pathlib.Path(folder, 'go').exists(): time.sleep(0.02)\nprint('x', rank); print('y')"
+        "%%dist --nowait\nimport time, pathlib\nwhile not pathlib.Path(folder, 'go').exists(): "
+        "time.sleep(0.02)\nprint('x', rank); print('y')"
     )
     assert switches(notebook.finish(cell)) == []
     notebook.run("Path(folder, 'go').touch()")
@@ -248,7 +263,9 @@ def test_the_switch_can_be_turned_off(notebook: Notebook) -> None:
         assert switches(notebook.run(source)) == []
     finally:
         notebook.run("mesh.tabs = True")
-    assert switches(notebook.run("mesh.cell('print(1)\\nprint(rank)')")) == [], "a loop may have a thousand"
+    assert switches(notebook.run("mesh.cell('print(1)\\nprint(rank)')")) == [], (
+        "a loop may have a thousand"
+    )
     assert switches(notebook.run("%%dist -q\nprint('a')\nprint(rank)")) == []
 
 

@@ -64,7 +64,9 @@ def test_rpc_starts_again_beside_a_replaced_rank(own_mesh: cm.Mesh) -> None:
     assert own_mesh.pull("answer").list == [3, 3]
 
 
-def test_a_call_that_is_waited_for_can_be_interrupted(own_mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_a_call_that_is_waited_for_can_be_interrupted(
+    own_mesh: cm.Mesh, recorder: Recorder
+) -> None:
     own_mesh.cell(START)
     begun = "print('calling')\nanswer = None\nrpc.rpc_sync('rank1', nap)\nanswer = 'came'"
     run = own_mesh[0:1].submit_cell(begun, sink=recorder)
@@ -73,15 +75,21 @@ def test_a_call_that_is_waited_for_can_be_interrupted(own_mesh: cm.Mesh, recorde
     with pytest.raises((RanksInterrupted, KeyboardInterrupt)):
         run.result(timeout_s=30)
     assert own_mesh[0].pull("answer") is None
-    own_mesh.cell("answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()")
+    own_mesh.cell(
+        "answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()"
+    )
     assert own_mesh.pull("answer").list == [3, 3]
 
 
 def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START)
     with pytest.raises(cm.RankFailure, match="mine"):
-        own_mesh.cell("if rank == 1: raise ValueError('mine')\nrpc.rpc_sync('rank1', torch.add, args=(1, 2))")
-    own_mesh.cell("answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()")
+        own_mesh.cell(
+            "if rank == 1: raise ValueError('mine')\nrpc.rpc_sync('rank1', torch.add, args=(1, 2))"
+        )
+    own_mesh.cell(
+        "answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()"
+    )
     with pytest.raises(cm.RankFailure, match=r"waited in init_rpc for rank 1 of 2.*released"):
         own_mesh.cell("if rank == 1: raise ValueError('early')\n" + START)
     again = START.replace("scale, args=(rpc.RRef(7),)", "torch.add, args=(1, 3)")
@@ -96,7 +104,9 @@ def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
 
 def test_rpc_again_after_a_shutdown_that_was_released(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START)
-    with pytest.raises(cm.RankFailure, match=r"rank 0 waited in rpc\.shutdown at line 2 and was released"):
+    with pytest.raises(
+        cm.RankFailure, match=r"rank 0 waited in rpc\.shutdown at line 2 and was released"
+    ):
         own_mesh.cell("if rank == 1: raise ValueError('mine')\nrpc.shutdown()")
     own_mesh[1].cell("rpc.shutdown(graceful=False)")
     again = START.replace("scale, args=(rpc.RRef(7),)", "torch.add, args=(1, 2)")

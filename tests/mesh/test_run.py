@@ -107,7 +107,10 @@ def test_a_failure_carries_the_original_exceptions(mesh: cm.Mesh) -> None:
     with pytest.raises(cm.RankFailure) as caught:
         mesh.run(fail)
     failure = caught.value
-    assert {rank: type(exc) for rank, exc in failure.exceptions_by_rank.items()} == {1: KeyError, 3: KeyError}
+    assert {rank: type(exc) for rank, exc in failure.exceptions_by_rank.items()} == {
+        1: KeyError,
+        3: KeyError,
+    }
     assert failure.exceptions_by_rank[3].args == ("on 3",)
     assert "KeyError" in failure.tracebacks[1]
     assert "ranks 0,2 finished" in str(failure)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import cellmesh as cm
 from cellmesh.controller.run import Run
+from tests.conftest import stop_process
 
 from .conftest import Recorder
 
@@ -34,9 +35,13 @@ def blocked(mesh: cm.Mesh, recorder: Recorder) -> Iterator[Run[None]]:
         assert run.wait(20.0)
 
 
-def test_equal_stacks_are_shown_once_and_from_the_cell_on(mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_equal_stacks_are_shown_once_and_from_the_cell_on(
+    mesh: cm.Mesh, recorder: Recorder
+) -> None:
     with blocked(mesh, recorder):
-        while {state.collective for rank, state in mesh.states().items() if rank != 3} != {"all_reduce"}:
+        while {state.collective for rank, state in mesh.states().items() if rank != 3} != {
+            "all_reduce"
+        }:
             pass  # asking takes its time
         text = mesh.stacks()
         states = mesh.states()
@@ -62,7 +67,7 @@ def test_idle_ranks_have_no_stack(mesh: cm.Mesh) -> None:
 def test_a_rank_that_is_stopped_is_said_not_to_answer(mesh: cm.Mesh) -> None:
     mesh.cell("pass")  # ranks that rebuild their groups after the last test would have a stack
     pid = mesh.report()[2].pid
-    os.kill(pid, signal.SIGSTOP)
+    stop_process(pid)
     try:
         text = mesh.stacks()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,18 @@ import cellmesh as cm
 from cellmesh.errors import HostError, MeshUsageError, NoMeshError
 from tests.conftest import check_nothing_left
 
+STARTS_COLD = True  # as scripts do
+
 
 def test_ranks_have_the_environment_that_torchrun_sets(mesh: cm.Mesh) -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+    names = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "OMP_NUM_THREADS",
+    )
 
     def read() -> dict[str, str]:
         return {name: os.environ[name] for name in names}
@@ -96,7 +107,9 @@ def test_asking_for_another_backend_than_the_meshs_is_refused(mesh: cm.Mesh) -> 
 
 
 def test_user_sockets_and_groups_survive_beside_ours(mesh: cm.Mesh) -> None:
-    mesh.cell("g = dist.new_group([0, 1])\nx = torch.ones(1)\nif rank < 2: dist.all_reduce(x, group=g)")
+    mesh.cell(
+        "g = dist.new_group([0, 1])\nx = torch.ones(1)\nif rank < 2: dist.all_reduce(x, group=g)"
+    )
     assert mesh.pull("x.item()").list == [2.0, 2.0, 1.0, 1.0]
 
 
@@ -145,7 +158,10 @@ def test_exit_handlers_run_on_stop(runtime_dir: Path, tmp_path: Path) -> None:
 
 def test_preloaded_modules_are_there(runtime_dir: Path) -> None:
     with cm.start(1, preload="colorsys,wave") as mesh:
-        assert mesh[0].pull("[m in __import__('sys').modules for m in ('colorsys', 'wave')]") == [True, True]
+        assert mesh[0].pull("[m in __import__('sys').modules for m in ('colorsys', 'wave')]") == [
+            True,
+            True,
+        ]
 
 
 def test_a_preload_that_does_not_exist_is_named(runtime_dir: Path) -> None:
@@ -201,7 +217,9 @@ def test_options_come_from_the_projects_file(
         cm.start()
 
 
-def test_an_unwritable_runtime_directory_is_named(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_runtime_directory_is_named(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_the_way = runtime_dir / "file"
     in_the_way.touch()
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(in_the_way / "runtime"))
@@ -209,7 +227,9 @@ def test_an_unwritable_runtime_directory_is_named(runtime_dir: Path, monkeypatch
         cm.start(1)
 
 
-def test_a_full_runtime_directory_is_named(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_runtime_directory_is_named(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = runtime_dir / "s"
     small.mkdir()
     mounted = subprocess.run(
@@ -226,7 +246,9 @@ def test_a_full_runtime_directory_is_named(runtime_dir: Path, monkeypatch: pytes
         subprocess.run(["umount", str(small)], check=True)
 
 
-@pytest.mark.parametrize("on_path", [False, True], ids=["without the working directory", "with it last"])
+@pytest.mark.parametrize(
+    "on_path", [False, True], ids=["without the working directory", "with it last"]
+)
 def test_ranks_import_what_the_notebook_does_whatever_its_directory_holds(
     on_path: bool, runtime_dir: Path, tmp_path: Path
 ) -> None:
@@ -240,7 +262,11 @@ def test_ranks_import_what_the_notebook_does_whatever_its_directory_holds(
         "with cm.start(1) as mesh: print(json.dumps([see(), mesh[0].run(see)]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        [sys.executable, "-P", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     here, there = json.loads(done.stdout)
@@ -253,7 +279,9 @@ def test_a_torch_that_was_installed_since_the_kernel_began_is_named(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.__version__", "1.0.0")
-    with pytest.raises(MeshUsageError, match=r"the ranks import torch [2-9].*notebook has 1\.0\.0: restart"):
+    with pytest.raises(
+        MeshUsageError, match=r"the ranks import torch [2-9].*notebook has 1\.0\.0: restart"
+    ):
         cm.start(1)
     check_nothing_left(runtime_dir)
 
@@ -267,6 +295,10 @@ def test_every_file_of_a_mesh_is_its_users_alone(own_mesh: cm.Mesh, runtime_dir:
     assert [path for path in files if path.lstat().st_mode & 0o077] == []
 
 
+async def _awaited(run: cm.Run[Any]) -> None:
+    await run
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "use",
@@ -276,8 +308,11 @@ def test_every_file_of_a_mesh_is_its_users_alone(own_mesh: cm.Mesh, runtime_dir:
         lambda mesh, run: mesh.states(),
         lambda mesh, run: mesh.heal(),
         lambda mesh, run: run.result(),
+        lambda mesh, run: run.wait(),
+        lambda mesh, run: next(iter(run)),
+        lambda mesh, run: asyncio.run(_awaited(run)),
     ],
-    ids=["run", "pull", "states", "heal", "result"],
+    ids=["run", "pull", "states", "heal", "result", "wait", "iterate", "await"],
 )
 def test_a_forked_child_is_told_that_it_cannot_use_the_mesh(
     own_mesh: cm.Mesh, use: Callable[..., object]

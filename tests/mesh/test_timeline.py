@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.looking.history import History, Operation
+from cellmesh.controller.trace.match import History, Operation
 from cellmesh.errors import MeshUsageError, NoMeshError
-from cellmesh.magics.widgets.timeline import static_of
+from cellmesh.magics.widgets.timeline.timeline import static_of
 from tests.conftest import check_nothing_left, own_runtime_dir
 
 from .test_kernel import Notebook, open_notebook
@@ -58,7 +58,9 @@ def test_ranks_wait_for_the_one_that_comes_last(mesh: cm.Mesh, tmp_path: Path) -
         assert (reduce.wait_ns == reduce.start_ns) == (rank == 3)
         assert (reduce.waited_ns == 0) == (rank == 3)
         begin, end = cell.by_rank[rank]
-        assert begin <= reduce.start_ns <= reduce.end_ns <= barrier.start_ns <= barrier.end_ns <= end
+        assert (
+            begin <= reduce.start_ns <= reduce.end_ns <= barrier.start_ns <= barrier.end_ns <= end
+        )
     assert history.lateness()[3].num_last >= 1
     assert [one.title for one in mesh[1:3].timeline(2).cells][-1] == cell.title
     assert mesh[1:3].timeline().ranks == (1, 2)
@@ -155,7 +157,8 @@ def test_calls_count_and_a_trace_is_written(mesh: cm.Mesh, tmp_path: Path) -> No
 def test_what_raised_is_told_and_healed_groups_are_matched(mesh: cm.Mesh) -> None:
     with pytest.raises(cm.RankFailure):
         mesh.cell(
-            "dist.barrier()\nif rank == 1:\n    raise ValueError('odd')\ndist.all_reduce(torch.ones(1))"
+            "dist.barrier()\nif rank == 1:\n    raise "
+            "ValueError('odd')\ndist.all_reduce(torch.ones(1))"
         )
     mesh.heal()
     mesh.cell("dist.barrier()")
@@ -178,7 +181,9 @@ def test_a_rank_that_died_has_taken_its_past_along(own_mesh: cm.Mesh) -> None:
     run.wait()
     history = own_mesh.timeline()
     assert history.ranks == (0,)
-    assert history.notes == ("nothing of rank 1: was killed by SIGKILL; what it did is gone with it",)
+    assert history.notes == (
+        "nothing of rank 1: was killed by SIGKILL; what it did is gone with it",
+    )
     own_mesh.heal()
     own_mesh.cell("dist.barrier()")
     history = own_mesh.timeline()
@@ -214,5 +219,7 @@ def test_the_magic_shows_a_widget_a_picture_and_a_text(notebook: Notebook, tmp_p
     assert json.loads(path.read_text())["traceEvents"]
     [one] = notebook.run("%dist_timeline --ranks 1").data()
     assert "rank 0" not in one["text/plain"]
-    assert "Did you mean '--cells'?" in notebook.run("%dist_timeline --cell 1").errors()[0]["evalue"]
+    assert (
+        "Did you mean '--cells'?" in notebook.run("%dist_timeline --cell 1").errors()[0]["evalue"]
+    )
     assert notebook.run("%dist_stop").status == "ok"

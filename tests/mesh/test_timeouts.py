@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cellmesh as cm
 
-# Rank 3 never comes. Ranks that give up close their connections, which others of them may meet first.
+# Rank 3 never comes. Ranks that give up close their connections, which others of them may meet
+# first.
 GIVE_UP = """
 from datetime import timedelta
 

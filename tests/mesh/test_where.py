@@ -22,7 +22,8 @@ from tests.mesh.test_kernel import plain
 
 CELLS = (
     "%load_ext cellmesh\n%dist_start 2",
-    "%%dist\nimport cellmesh as cm\nfor i in range(5): cm.log(loss=i, step=i)\nx = torch.eye(3) + rank",
+    "%%dist\nimport cellmesh as cm\nfor i in range(5): cm.log(loss=i, step=i)\nx = torch.eye(3) + "
+    "rank",
     "%dist_plot loss",
     "%dist_inspect x",
     "%dist_timeline",
@@ -59,7 +60,8 @@ SHOWN = (
 )
 
 
-# A terminal without a kernel prints what is watched again after each cell, until something else is inspected.
+# A terminal without a kernel prints what is watched again after each cell, until something else is
+# inspected.
 WATCHED = (
     "%dist_inspect x --watch --follow",
     "mesh.cell('x += 41')",
@@ -71,7 +73,10 @@ WATCHED_SHOWN = (r"--follow needs a notebook", r"1 +Tensor +\(3, 3\) +float32 +c
 
 @pytest.mark.parametrize(
     ("program", "more", "shown"),
-    [(("IPython", "--no-banner"), WATCHED, WATCHED_SHOWN), (("jupyter_console", "--transport=ipc"), (), ())],
+    [
+        (("IPython", "--no-banner"), WATCHED, WATCHED_SHOWN),
+        (("jupyter_console", "--transport=ipc"), (), ()),
+    ],
 )
 def test_a_terminal_shows_text(
     program: tuple[str, ...],
@@ -94,7 +99,12 @@ def converse(command: list[str], folder: Path, cells: tuple[str, ...]) -> str:
     environment = {**os.environ, "IPYTHONDIR": str(folder), "TERM": "dumb", "COLUMNS": "200"}
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True
+        command,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=environment,
+        start_new_session=True,
     )
     os.close(terminal)
     said = ""

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.looking.look import look, look_at_one
-from cellmesh.magics.still.who import names_table
-from cellmesh.wire.looks import Complete, Explain
+from cellmesh.controller.inspect.query import look, look_at_one
+from cellmesh.magics.render.who import names_table
+from cellmesh.wire.inspect import Complete, Explain
 
 from .conftest import Recorder
 
@@ -49,7 +49,9 @@ def test_names_of_the_user_and_where_they_differ(mesh: cm.Mesh) -> None:
         "if rank > 1:\n    only = 'x'\n"
     )
     found = rows(mesh)
-    assert {"rank", "world_size", "mesh", "torch", "dist", "device", "get_ipython"}.isdisjoint(found)
+    assert {"rank", "world_size", "mesh", "torch", "dist", "device", "get_ipython"}.isdisjoint(
+        found
+    )
     assert found["alike"]["between ranks"] == "alike"
     assert found["apart"]["value"] == "[0,2] 0, [1,3] 1"
     assert found["size"]["shape"] == "[0] (2, 3), [1] (3, 3), [2] (4, 3), and 1 more"

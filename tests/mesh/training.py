@@ -1,6 +1,7 @@
 """What the ranks run in `test_model_reset`: trainers of all kinds, and faults that strike them.
 
-A trainer is made of a seed alone, so two of a kind compute the same; one is disturbed, the other is not.
+A trainer is made of a seed alone, so two of a kind compute the same; one is disturbed, the other is
+not.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def _reach(x: torch.Tensor, ahead: str, back: str) -> torch.Tensor:
 
 
 class Stage(Net):
-    """Also struck where the gradients of weights are computed, which zero-bubble schedules do apart."""
+    """Also struck where the gradients of weights are computed, which zero-bubble schedules do
+    apart.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = _reach(self.first.weight, "", "weight")
@@ -110,12 +113,16 @@ class Pipeline:
         is_multi = issubclass(schedule, pipelining.schedules.PipelineScheduleMulti)
         num_stages = 2 * size if is_multi else size
         is_v = name in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
-        indices = (rank,) if not is_multi else (rank, num_stages - 1 - rank if is_v else rank + size)
+        indices = (
+            (rank,) if not is_multi else (rank, num_stages - 1 - rank if is_v else rank + size)
+        )
         self.stages = [
             pipelining.PipelineStage(Stage(index), index, num_stages, torch.device("cpu"))
             for index in indices
         ]
-        self.schedule = schedule(self.stages if is_multi else self.stages[0], NUM_MICROBATCHES, loss_fn=_loss)
+        self.schedule = schedule(
+            self.stages if is_multi else self.stages[0], NUM_MICROBATCHES, loss_fn=_loss
+        )
         self.parameters = [p for stage in self.stages for p in stage.submod.parameters()]
         self.optimizer = torch.optim.SGD(self.parameters, 0.05, momentum=0.9)
 
@@ -125,7 +132,9 @@ class Pipeline:
         losses: list[torch.Tensor] = []
         inputs = [_batch(number)] if any(stage.is_first for stage in self.stages) else []
         is_last = any(stage.is_last for stage in self.stages)
-        out = self.schedule.step(*inputs, target=_batch(number, 1) if is_last else None, losses=losses)
+        out = self.schedule.step(
+            *inputs, target=_batch(number, 1) if is_last else None, losses=losses
+        )
         reach("after")
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters]).square()
         dist.all_reduce(norm)  # no rank steps before all are here
@@ -144,7 +153,8 @@ class Trainer:
         wrap: makes the model of the plain one.
         is_checkpointed: activations are computed again in the backward pass.
         make_optimizer: of the parameters.
-        without_sync: what a pass is in that does not reduce gradients; without it each step has one pass.
+        without_sync: what a pass is in that does not reduce gradients; without it each step has one
+            pass.
         is_scaled: with a `GradScaler`.
         is_joined: within `Join`.
     """
@@ -245,7 +255,9 @@ def _reduce_and_count(state, bucket):  # type: ignore[no-untyped-def] # torch re
 
 def fsdp1(model: nn.Module, **options: Any) -> Any:
     policy = ModuleWrapPolicy({Net})
-    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), **options)
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, device_id=torch.device("cpu"), **options
+    )
 
 
 def fsdp2(model: nn.Module, shape: tuple[int, ...] = (4,), prefetches: bool = False) -> Any:
@@ -285,7 +297,9 @@ def compiled(wrap: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
 def zero(parameters: Any) -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.05, momentum=0.9)
+    return ZeroRedundancyOptimizer(
+        parameters, optimizer_class=torch.optim.SGD, lr=0.05, momentum=0.9
+    )
 
 
 def with_hooks(model: nn.Module) -> Any:

@@ -1,7 +1,8 @@
-"""Writes docs/apis.md: which notebook shows which API of PyTorch Distributed, and what was run on what.
+"""Writes docs/apis.md: which notebook shows which API of PyTorch Distributed, and what was run on
+what.
 
-``python -m tests.notebooks.apis --write`` writes the page; without ``--write`` it only says whether the page
-is up to date.
+``python -m tests.notebooks.apis --write`` writes the page; without ``--write`` it only says whether
+the page is up to date.
 """
 
 from __future__ import annotations
@@ -61,13 +62,19 @@ def without_notebook(notebooks: Mapping[str, Uses]) -> list[str]:
 
 
 def public_names(module: str) -> list[str]:
-    """The names that a module means for others: its ``__all__``, or else what it has of torch.distributed."""
+    """The names that a module means for others: its ``__all__``, or else what it has of
+    torch.distributed.
+    """
     thing = find(module)
     listed = getattr(thing, "__all__", None)
     if listed is not None:
         return sorted(name for name in set(listed) if find(f"{module}.{name}") is not None)
-    origins = {name: origin(value) for name, value in vars(thing).items() if not name.startswith("_")}
-    return sorted(name for name, at in origins.items() if at and at[0].startswith("torch.distributed"))
+    origins = {
+        name: origin(value) for name, value in vars(thing).items() if not name.startswith("_")
+    }
+    return sorted(
+        name for name, at in origins.items() if at and at[0].startswith("torch.distributed")
+    )
 
 
 def unlisted() -> list[str]:
@@ -89,21 +96,28 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
     yield "<!-- Written by `python -m tests.notebooks.apis --write`; a test compares. -->"
     yield ""
     yield (
-        f"The APIs of the [Distributed Overview]({OVERVIEW_URL}), as last updated on {OVERVIEW_DATE}, of "
-        "the pages that it links to, and of the tutorials beside it, with the notebooks whose code uses them."
+        f"The APIs of the [Distributed Overview]({OVERVIEW_URL}), as last updated on "
+        f"{OVERVIEW_DATE}, of the pages that it links to, and of the tutorials beside it, with "
+        "the notebooks whose code uses them."
     )
     yield ""
     yield "- **CPU, gloo**: on 2 to 8 ranks of one machine."
     yield "  - *run*: in a cell that the tests execute, and that does not fail."
-    yield "  - *run, with a part of the notebook's own*: torch refuses it; the notebook adds what it lacks."
+    yield (
+        "  - *run, with a part of the notebook's own*: torch "
+        "refuses it; the notebook adds what it lacks."
+    )
     yield "  - *refused here*: a notebook tries it, and shows the error."
     yield "  - *needs a GPU*: it is in the notebook for GPUs only, and has not been run."
-    yield "- **GPU, NCCL**: the notebooks are written for GPUs too; we have not run them on GPUs so far."
+    yield (
+        "- **GPU, NCCL**: the notebooks are written for GPUs too; "
+        "we have not run them on GPUs so far."
+    )
     yield ""
     yield (
-        "What a cell uses is read from its code, through its imports; a method counts by its name, in a "
-        "notebook that uses something else of its section. Code in a `try` that catches errors does not "
-        "count as run."
+        "What a cell uses is read from its code, through its imports; a method counts by its "
+        "name, in a notebook that uses something else of its section. Code in a `try` that "
+        "catches errors does not count as run."
     )
     found = {api: where(api, section, notebooks) for section in SECTIONS for api in section.apis}
     best = {api: max(uses.values(), default=None) for api, uses in found.items()}
@@ -122,9 +136,12 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
         yield "|---|---|---|---|"
         for api in section.apis:
             shown_in = (
-                ", ".join(f"[{name[:2]}]" for name in found[api]) or f"not in a notebook: {api.reason or '?'}"
+                ", ".join(f"[{name[:2]}]" for name in found[api])
+                or f"not in a notebook: {api.reason or '?'}"
             )
-            yield f"| `{api.shown}` | {shown_in} | {_on_cpu(best[api], api)} | {_on_gpu(best[api])} |"
+            yield (
+                f"| `{api.shown}` | {shown_in} | {_on_cpu(best[api], api)} | {_on_gpu(best[api])} |"
+            )
     yield from _lines_of_left_out()
     yield ""
     for name in notebooks:
@@ -136,14 +153,19 @@ def _lines_of_left_out() -> Iterator[str]:
     yield ""
     yield "## Left out"
     yield ""
-    yield "Each public name of these modules is above or here; a test compares with the installed torch:"
+    yield (
+        "Each public name of these modules is above or here; a "
+        "test compares with the installed torch:"
+    )
     yield ", ".join(f"`{module.removeprefix('torch.')}`" for module in PUBLIC_MODULES) + "."
     yield ""
     yield "| why | names |"
     yield "|---|---|"
     for reason in dict.fromkeys(out.reason for out in LEFT_OUT):
         alike = (out for out in LEFT_OUT if out.reason == reason)
-        names = [f"`{out.module.removeprefix('torch.')}.{name}`" for out in alike for name in out.names]
+        names = [
+            f"`{out.module.removeprefix('torch.')}.{name}`" for out in alike for name in out.names
+        ]
         yield f"| {reason} | {', '.join(names)} |"
 
 
@@ -170,7 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: of the command line.
 
     Returns:
-        Exit code: 1 if the page is out of date, or an API is not listed, or has neither notebook nor reason.
+        Exit code: 1 if the page is out of date, or an API is not listed, or has neither notebook
+        nor reason.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.notebooks.apis", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write docs/apis.md")
@@ -182,14 +205,19 @@ def main(arguments: list[str] | None = None) -> int:
     missing = without_notebook(notebooks)
     for path in missing:
         print(
-            f"{path}: no notebook uses it, and tests/notebooks/catalogue.py gives no reason", file=sys.stderr
+            f"{path}: no notebook uses it, and tests/notebooks/catalogue.py gives no reason",
+            file=sys.stderr,
         )
     unknown = unlisted()
     for path in unknown:
-        print(f"{path}: neither in tests/notebooks/catalogue.py nor in left_out.py", file=sys.stderr)
+        print(
+            f"{path}: neither in tests/notebooks/catalogue.py nor in left_out.py", file=sys.stderr
+        )
     stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text
     if stale:
-        print("docs/apis.md is out of date: python -m tests.notebooks.apis --write", file=sys.stderr)
+        print(
+            "docs/apis.md is out of date: python -m tests.notebooks.apis --write", file=sys.stderr
+        )
     return int(stale or bool(missing or unknown))
 
 

@@ -91,9 +91,13 @@ SECTIONS = (
         (
             *_names(f"{_HOOKS}.default_hooks", "allreduce_hook fp16_compress_wrapper"),
             *_names(f"{_HOOKS}.default_hooks", "bf16_compress_wrapper", "the same for bfloat16"),
-            *_names(f"{_HOOKS}.default_hooks", "fp16_compress_hook bf16_compress_hook", _LIKE_A_HOOK),
             *_names(
-                f"{_HOOKS}.powerSGD_hook", "PowerSGDState powerSGD_hook batched_powerSGD_hook", _WITH_STATE
+                f"{_HOOKS}.default_hooks", "fp16_compress_hook bf16_compress_hook", _LIKE_A_HOOK
+            ),
+            *_names(
+                f"{_HOOKS}.powerSGD_hook",
+                "PowerSGDState powerSGD_hook batched_powerSGD_hook",
+                _WITH_STATE,
             ),
             *_names(f"{_HOOKS}.post_localSGD_hook", "PostLocalSGDState post_localSGD_hook"),
         ),
@@ -110,7 +114,9 @@ SECTIONS = (
             *_names(f"{_DIST}.fsdp", "fully_shard MixedPrecisionPolicy CPUOffloadPolicy"),
             *_names(f"{_DIST}.fsdp", "FSDPModule", "the class that `fully_shard` gives a module"),
             *_names(f"{_DIST}.fsdp", "OffloadPolicy", "the base class of CPUOffloadPolicy"),
-            *_methods(f"{_DIST}.fsdp.FSDPModule", "unshard reshard", "FSDP2 calls it round each layer"),
+            *_methods(
+                f"{_DIST}.fsdp.FSDPModule", "unshard reshard", "FSDP2 calls it round each layer"
+            ),
             *_methods(
                 f"{_DIST}.fsdp.FSDPModule",
                 "set_requires_gradient_sync",
@@ -121,7 +127,9 @@ SECTIONS = (
                 "set_modules_to_forward_prefetch set_modules_to_backward_prefetch",
                 "tunes the overlap with communication, which CPU ranks do not have",
             ),
-            *_names(f"{_DIST}.fsdp", "register_fsdp_forward_method UnshardHandle share_comm_ctx", _PARTS),
+            *_names(
+                f"{_DIST}.fsdp", "register_fsdp_forward_method UnshardHandle share_comm_ctx", _PARTS
+            ),
             *_names(
                 f"{_DIST}.fsdp",
                 "DataParallelMeshDims",
@@ -135,9 +143,13 @@ SECTIONS = (
         f"{DOCS}/distributed.tensor.parallel.html",
         (
             *_names(f"{_DTENSOR}.parallel", "parallelize_module ColwiseParallel RowwiseParallel"),
-            *_names(f"{_DTENSOR}.parallel", "SequenceParallel PrepareModuleInput PrepareModuleOutput"),
+            *_names(
+                f"{_DTENSOR}.parallel", "SequenceParallel PrepareModuleInput PrepareModuleOutput"
+            ),
             *_names(f"{_DTENSOR}.parallel", "loss_parallel"),
-            *_names(f"{_DTENSOR}.parallel", "PrepareModuleInputOutput", "the two before it, in one"),
+            *_names(
+                f"{_DTENSOR}.parallel", "PrepareModuleInputOutput", "the two before it, in one"
+            ),
             *_names(f"{_DTENSOR}.parallel", "ParallelStyle", _PARTS),
         ),
     ),
@@ -165,12 +177,16 @@ SECTIONS = (
         "DTensor",
         f"{DOCS}/distributed.tensor.html",
         (
-            *_names(_DTENSOR, "DTensor distribute_tensor distribute_module Shard Replicate Partial"),
+            *_names(
+                _DTENSOR, "DTensor distribute_tensor distribute_module Shard Replicate Partial"
+            ),
             *_methods(f"{_DTENSOR}.DTensor", "from_local to_local full_tensor redistribute"),
             *_names(_DTENSOR, "zeros ones empty full rand randn"),
             *_names(_DTENSOR, "Placement", "the base class of Shard, Replicate and Partial"),
             *_names(f"{_DTENSOR}.debug", "CommDebugMode"),
-            *_names(f"{_DTENSOR}.debug", "visualize_sharding", "the pictures of notebook 03 show more"),
+            *_names(
+                f"{_DTENSOR}.debug", "visualize_sharding", "the pictures of notebook 03 show more"
+            ),
             *_names(f"{_DTENSOR}.experimental", "local_map implicit_replication"),
             *_names(f"{_DTENSOR}.experimental", "register_sharding", _PARTS),
         ),
@@ -213,7 +229,9 @@ SECTIONS = (
             *_names(_DIST, "is_gloo_available is_nccl_available is_mpi_available is_ucc_available"),
             *_names(_DIST, "is_xccl_available"),
             *_names(
-                _DIST, "Backend", "the type of `get_backend()`, and where one's own backend is registered"
+                _DIST,
+                "Backend",
+                "the type of `get_backend()`, and where one's own backend is registered",
             ),
             *_names(_DIST, "is_torchelastic_launched", "for scripts under torchrun"),
             *_names(_DIST, "new_subgroups"),
@@ -227,12 +245,19 @@ SECTIONS = (
         "Collectives",
         f"{DOCS}/distributed.html#collective-functions",
         (
-            *_names(_DIST, "broadcast all_reduce reduce all_gather all_gather_into_tensor gather scatter"),
-            *_names(_DIST, "reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single barrier"),
+            *_names(
+                _DIST,
+                "broadcast all_reduce reduce all_gather all_gather_into_tensor gather scatter",
+            ),
+            *_names(
+                _DIST, "reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single barrier"
+            ),
             *_names(_DIST, "monitored_barrier ReduceOp"),
             *_names(_DIST, "Work", "what a call with `async_op=True` returns; see notebook 07"),
             *_methods(f"{_DIST}.Work", "is_completed"),
-            *_names(_DIST, "broadcast_object_list all_gather_object gather_object scatter_object_list"),
+            *_names(
+                _DIST, "broadcast_object_list all_gather_object gather_object scatter_object_list"
+            ),
             *_names(
                 _DIST,
                 "all_gather_single reduce_scatter_single",
@@ -243,7 +268,9 @@ SECTIONS = (
     Section(
         "Point-to-point messages",
         f"{DOCS}/distributed.html#point-to-point-communication",
-        _names(_DIST, "send recv isend irecv batch_isend_irecv P2POp send_object_list recv_object_list"),
+        _names(
+            _DIST, "send recv isend irecv batch_isend_irecv P2POp send_object_list recv_object_list"
+        ),
     ),
     Section(
         "Functional collectives",
@@ -276,10 +303,14 @@ SECTIONS = (
                 "set_model_state_dict set_optimizer_state_dict",
                 "`set_state_dict` sets both",
             ),
-            *_names(f"{_DCP}.stateful", "Stateful", "for classes of your own that know how to be saved"),
+            *_names(
+                f"{_DCP}.stateful", "Stateful", "for classes of your own that know how to be saved"
+            ),
             *_names(_DCP, "FileSystemReader FileSystemWriter", "save and load make them of a path"),
             *_names(
-                f"{_DCP}.format_utils", "dcp_to_torch_save torch_save_to_dcp", "a conversion in one process"
+                f"{_DCP}.format_utils",
+                "dcp_to_torch_save torch_save_to_dcp",
+                "a conversion in one process",
             ),
             *_names(_DCP, "StorageReader StorageWriter LoadPlanner SavePlanner", _PARTS),
         ),
@@ -317,7 +348,8 @@ SECTIONS = (
         (
             Api(
                 f"{_DIST}.run",
-                "`%dist_export` writes a notebook as a script for it; `tests/exactness` runs such scripts",
+                "`%dist_export` writes a notebook as a script for it; `tests/exactness` runs such "
+                "scripts",
                 title="torchrun",
             ),
             Api(f"{_DIST}.elastic.multiprocessing.errors.record", "for scripts under torchrun"),
@@ -327,13 +359,24 @@ SECTIONS = (
         "Debugging",
         f"{DOCS}/distributed.html#debugging-torch-distributed-applications",
         (
-            *_names(_DIST, "set_debug_level get_debug_level", "`TORCH_DISTRIBUTED_DEBUG`, before the start"),
-            *_names(_DIST, "breakpoint", "`breakpoint()` opens a debugger for all ranks in the notebook"),
+            *_names(
+                _DIST,
+                "set_debug_level get_debug_level",
+                "`TORCH_DISTRIBUTED_DEBUG`, before the start",
+            ),
+            *_names(
+                _DIST, "breakpoint", "`breakpoint()` opens a debugger for all ranks in the notebook"
+            ),
             Api("torch.utils._debug_mode.DebugMode"),
             Api("torch.profiler.profile"),
             *_names(_DIST, "record_comm", "gives collectives another name in profiles"),
-            Api("torch._C._distributed_c10d._dump_fr_trace", title="flight recorder: _dump_fr_trace"),
-            Api("torch.cuda.memory._record_memory_history", title="memory snapshots: _record_memory_history"),
+            Api(
+                "torch._C._distributed_c10d._dump_fr_trace", title="flight recorder: _dump_fr_trace"
+            ),
+            Api(
+                "torch.cuda.memory._record_memory_history",
+                title="memory snapshots: _record_memory_history",
+            ),
             Api("torch.cuda.memory._snapshot", title="memory snapshots: _snapshot"),
         ),
     ),

@@ -19,7 +19,9 @@ SCRIPTS = ROOT / "tests" / "exactness" / "scripts"
 
 
 def script_of(notebook: Path) -> Path:
-    """The hand-written script that trains as a notebook does; `tests/exactness` runs both, if it is there."""
+    """The hand-written script that trains as a notebook does; `tests/exactness` runs both, if it is
+    there.
+    """
     return SCRIPTS / f"{notebook.stem}.py"
 
 
@@ -36,7 +38,9 @@ def runtime_directory_of_a_test() -> Iterator[Path]:
 
 
 def _started_with(directory: Path) -> list[psutil.Process]:
-    """The processes with this runtime directory, or one in it, in their environment, orphans too."""
+    """The processes with this runtime directory, or one in it, in their environment, orphans
+    too.
+    """
     found = []
     for process in psutil.process_iter():
         try:
@@ -48,7 +52,9 @@ def _started_with(directory: Path) -> list[psutil.Process]:
 
 
 def execute(notebook: nbformat.NotebookNode) -> None:
-    """Execute a notebook in place, where its like lie, and check that it started a mesh and ended it."""
+    """Execute a notebook in place, where its like lie, and check that it started a mesh and ended
+    it.
+    """
     client = NotebookClient(
         notebook,
         timeout=120,

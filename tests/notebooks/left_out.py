@@ -79,34 +79,78 @@ LEFT_OUT = (
     _out("whether torch was built with it", _DIST, "is_available"),
     _out("whether torch was built with it", f"{_DIST}.autograd", "is_available"),
     _out("whether torch was built with it", f"{_DIST}.rpc", "is_available"),
-    _out(_EXCEPTIONS, _DIST, "DistError DistBackendError DistNetworkError DistStoreError QueueEmptyError"),
+    _out(
+        _EXCEPTIONS,
+        _DIST,
+        "DistError DistBackendError DistNetworkError DistStoreError QueueEmptyError",
+    ),
     _out(_EXCEPTIONS, _DCP, "CheckpointException"),
     _out(_TYPES, _DIST, "DebugLevel GroupMember GroupName ProcessGroup ProcessGroupGloo Store"),
     _out(_TYPES, _CORE, "default_pg_timeout"),
-    _out(_TYPES, f"{_DCP}.state_dict", "FQNS_T PrimitiveType ValueType DictValueType ListDictValueType"),
+    _out(
+        _TYPES,
+        f"{_DCP}.state_dict",
+        "FQNS_T PrimitiveType ValueType DictValueType ListDictValueType",
+    ),
     _out(_TYPES, f"{_DCP}.state_dict", "OptimizerStateType"),
     _out(_TYPES, f"{_DCP}.stateful", "StatefulT"),
-    _out(_OWN_BACKEND, _DIST, "AllreduceCoalescedOptions AllreduceOptions AllToAllOptions BarrierOptions"),
+    _out(
+        _OWN_BACKEND,
+        _DIST,
+        "AllreduceCoalescedOptions AllreduceOptions AllToAllOptions BarrierOptions",
+    ),
     _out(_OWN_BACKEND, _DIST, "BroadcastOptions GatherOptions ReduceOptions ReduceScatterOptions"),
     _out(_OWN_BACKEND, _DIST, "ScatterOptions BackendConfig get_backend_config supports_complex"),
-    _out("how the processes of a launcher find each other", _DIST, "rendezvous register_rendezvous_handler"),
+    _out(
+        "how the processes of a launcher find each other",
+        _DIST,
+        "rendezvous register_rendezvous_handler",
+    ),
     _out(_DEPRECATED, _DIST, "all_gather_coalesced all_reduce_coalesced reduce_op"),
     _out(_DEPRECATED, _CORE, "reduce_op"),
     _out(_DEPRECATED, _DCP, "load_state_dict save_state_dict load_sharded_optimizer_state_dict"),
     _out(_FSDP1, f"{_DIST}.fsdp", "BackwardPrefetch CPUOffload MixedPrecision ShardingStrategy"),
-    _out(_FSDP1, f"{_DIST}.fsdp", "StateDictConfig StateDictSettings StateDictType OptimStateKeyType"),
-    _out(_FSDP1, f"{_DIST}.fsdp", "FullStateDictConfig LocalStateDictConfig ShardedStateDictConfig"),
-    _out(_FSDP1, f"{_DIST}.fsdp", "FullOptimStateDictConfig LocalOptimStateDictConfig OptimStateDictConfig"),
+    _out(
+        _FSDP1, f"{_DIST}.fsdp", "StateDictConfig StateDictSettings StateDictType OptimStateKeyType"
+    ),
+    _out(
+        _FSDP1, f"{_DIST}.fsdp", "FullStateDictConfig LocalStateDictConfig ShardedStateDictConfig"
+    ),
+    _out(
+        _FSDP1,
+        f"{_DIST}.fsdp",
+        "FullOptimStateDictConfig LocalOptimStateDictConfig OptimStateDictConfig",
+    ),
     _out(_FSDP1, f"{_DIST}.fsdp", "ShardedOptimStateDictConfig"),
-    _out(_FSDP1, f"{_DIST}.fsdp.wrap", "always_wrap_policy lambda_auto_wrap_policy enable_wrap wrap"),
+    _out(
+        _FSDP1, f"{_DIST}.fsdp.wrap", "always_wrap_policy lambda_auto_wrap_policy enable_wrap wrap"
+    ),
     _out(_FSDP1, f"{_DIST}.fsdp.wrap", "transformer_auto_wrap_policy size_based_auto_wrap_policy"),
     _out(_FSDP1, f"{_DIST}.fsdp.wrap", "CustomPolicy ModuleWrapPolicy"),
-    _out(_OWN_STORAGE, _DCP, "DefaultLoadPlanner DefaultSavePlanner LoadPlan SavePlan ReadItem WriteItem"),
-    _out(_OWN_STORAGE, _DCP, "Metadata BytesStorageMetadata ChunkStorageMetadata TensorStorageMetadata"),
-    _out(_OWN_STORAGE, f"{_DCP}.planner", "WriteItemType LoadItemType BytesIOWriteData TensorWriteData"),
+    _out(
+        _OWN_STORAGE,
+        _DCP,
+        "DefaultLoadPlanner DefaultSavePlanner LoadPlan SavePlan ReadItem WriteItem",
+    ),
+    _out(
+        _OWN_STORAGE,
+        _DCP,
+        "Metadata BytesStorageMetadata ChunkStorageMetadata TensorStorageMetadata",
+    ),
+    _out(
+        _OWN_STORAGE,
+        f"{_DCP}.planner",
+        "WriteItemType LoadItemType BytesIOWriteData TensorWriteData",
+    ),
     _out(_OWN_STORAGE, f"{_DCP}.storage", "WriteResult"),
-    _out(_OWN_STORAGE, f"{_DCP}.format_utils", "BroadcastingTorchSaveReader DynamicMetaLoadPlanner"),
-    _out(_OWN_STORAGE, f"{_DCP}.staging", "AsyncStager BlockingAsyncStager DefaultStager StagingOptions"),
+    _out(
+        _OWN_STORAGE, f"{_DCP}.format_utils", "BroadcastingTorchSaveReader DynamicMetaLoadPlanner"
+    ),
+    _out(
+        _OWN_STORAGE,
+        f"{_DCP}.staging",
+        "AsyncStager BlockingAsyncStager DefaultStager StagingOptions",
+    ),
     _out(_HUGGING_FACE, _DCP, "HuggingFaceStorageReader HuggingFaceStorageWriter"),
     _out(_HUGGING_FACE, _DCP, "QuantizedHuggingFaceStorageReader"),
     _out(_PRIVATE, _DIST, "get_pg_count"),
@@ -116,6 +160,7 @@ LEFT_OUT = (
     _out(
         "collectives with gradients, experimental; notebook 02 writes one by hand",
         f"{_DIST}.nn.functional",
-        "broadcast gather scatter reduce reduce_scatter all_gather all_to_all all_to_all_single all_reduce",
+        "broadcast gather scatter reduce reduce_scatter all_gather all_to_all all_to_all_single "
+        "all_reduce",
     ),
 )

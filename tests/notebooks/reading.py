@@ -1,8 +1,8 @@
 """What the code of a notebook uses of torch.
 
-The notebooks are read, not run: the names that their code cells load are resolved through the cells' imports.
-The tests execute every notebook. Code counts as run in a cell that was executed and did not fail, outside of
-what catches errors and of what depends on an error that was caught.
+The notebooks are read, not run: the names that their code cells load are resolved through the
+cells' imports. The tests execute every notebook. Code counts as run in a cell that was executed and
+did not fail, outside of what catches errors and of what depends on an error that was caught.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class _Reader(ast.NodeVisitor):
 
     def _branches(self, test: ast.expr, body: Iterable[ast.AST], orelse: Iterable[ast.AST]) -> None:
         self.visit(test)
-        if not self.outcomes.isdisjoint(part.id for part in ast.walk(test) if isinstance(part, ast.Name)):
+        if not self.outcomes.isdisjoint(
+            part.id for part in ast.walk(test) if isinstance(part, ast.Name)
+        ):
             self._each([*body, *orelse], How.REFUSED)
             return
         source = ast.unparse(test)
@@ -171,7 +173,9 @@ def _how_it_went(cell: NotebookNode) -> How:
     if cell.execution_count is None:
         return How.NOT_RUN
     failed = any(output.output_type == "error" for output in cell.get("outputs", []))
-    shows_errors = not {"raises-exception", "shows-errors"}.isdisjoint(cell.metadata.get("tags", []))
+    shows_errors = not {"raises-exception", "shows-errors"}.isdisjoint(
+        cell.metadata.get("tags", [])
+    )
     return How.REFUSED if failed or shows_errors else How.RUN
 
 
@@ -213,6 +217,7 @@ def canonical(path: str) -> str:
         path: dotted, from a module on.
 
     Returns:
-        Where the thing was defined; the path itself where it cannot tell, or this torch has no such thing.
+        Where the thing was defined; the path itself where it cannot tell, or this torch has no such
+        thing.
     """
     return ".".join(origin(find(path)) or (path,))

@@ -54,9 +54,13 @@ def test_every_public_name_is_listed_or_left_out_with_a_reason() -> None:
 
 
 def test_a_name_that_nobody_lists_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apis, "LEFT_OUT", tuple(out for out in LEFT_OUT if "Joinable" not in out.names))
+    monkeypatch.setattr(
+        apis, "LEFT_OUT", tuple(out for out in LEFT_OUT if "Joinable" not in out.names)
+    )
     join = next(section for section in SECTIONS if section.title.startswith("Uneven"))
-    monkeypatch.setattr(apis, "SECTIONS", tuple(section for section in SECTIONS if section is not join))
+    monkeypatch.setattr(
+        apis, "SECTIONS", tuple(section for section in SECTIONS if section is not join)
+    )
     missing = apis.unlisted()
     assert [name.rpartition(".")[2] for name in missing] == ["Join", "JoinHook", "Joinable"]
 
@@ -73,7 +77,10 @@ def test_prose_comments_strings_and_bare_imports_do_not_count() -> None:
     uses = read(
         _notebook(
             new_markdown_cell("`dist.all_reduce(x)`"),
-            _code("%%dist\n# dist.broadcast\nprint('dist.barrier()')\nfrom torch.distributed import gather"),
+            _code(
+                "%%dist\n# dist.broadcast\nprint('dist.barrier()')\nfrom torch.distributed import "
+                "gather"
+            ),
         )
     )
     assert uses.paths == {}
@@ -82,8 +89,12 @@ def test_prose_comments_strings_and_bare_imports_do_not_count() -> None:
 def test_names_are_resolved_through_imports() -> None:
     uses = read(
         _notebook(
-            _code("%%dist --ranks 0\nimport torch.distributed.checkpoint as dcp\nfrom torch import nn"),
-            _code("%%dist\nif rank:\n    dcp.save({}, 'here')\nnn.Linear(1, 1)\ndist.all_reduce(nn)"),
+            _code(
+                "%%dist --ranks 0\nimport torch.distributed.checkpoint as dcp\nfrom torch import nn"
+            ),
+            _code(
+                "%%dist\nif rank:\n    dcp.save({}, 'here')\nnn.Linear(1, 1)\ndist.all_reduce(nn)"
+            ),
         )
     )
     used = ["torch.distributed.checkpoint.save", "torch.nn.Linear", "torch.distributed.all_reduce"]
@@ -92,14 +103,18 @@ def test_names_are_resolved_through_imports() -> None:
 
 def test_names_of_the_notebook_are_not_those_of_the_ranks() -> None:
     assert read(_notebook(_code("dist.barrier()"))).paths == {}
-    with_auto = read(_notebook(_code("%dist_auto on"), _code("dist.barrier()"), _code("%%local\ndist.send")))
+    with_auto = read(
+        _notebook(_code("%dist_auto on"), _code("dist.barrier()"), _code("%%local\ndist.send"))
+    )
     assert "torch.distributed.barrier" in with_auto.paths
     assert "torch.distributed.send" not in with_auto.paths
 
 
 def test_lines_of_magics_and_shell_are_passed_over() -> None:
     uses = read(
-        _notebook(_code("%%dist\n!ls\n%timeit 1\ndist.barrier()\nawait other"), _code("%%bash\nls -l |"))
+        _notebook(
+            _code("%%dist\n!ls\n%timeit 1\ndist.barrier()\nawait other"), _code("%%bash\nls -l |")
+        )
     )
     assert "torch.distributed.barrier" in uses.paths
 
@@ -119,7 +134,9 @@ def test_what_runs_on_gpus_only_is_told(source: str) -> None:
 
 
 def test_the_other_branch_runs_everywhere() -> None:
-    uses = read(_notebook(_code("%%dist\nif device.type == 'cuda':\n    pass\nelse:\n    dist.barrier()")))
+    uses = read(
+        _notebook(_code("%%dist\nif device.type == 'cuda':\n    pass\nelse:\n    dist.barrier()"))
+    )
     assert uses.paths["torch.distributed.barrier"] is How.RUN
 
 
@@ -129,8 +146,16 @@ def test_cells_that_show_errors_or_did_not_run_are_told_and_the_best_counts() ->
     idle = _code("%%dist\ndist.reduce\ndist.scatter")
     idle.metadata["count"] = None
     uses = read(_notebook(shows, tries, idle, _code("%%dist\ndist.scatter")))
-    found = {name: uses.paths[f"torch.distributed.{name}"] for name in ("send", "recv", "reduce", "scatter")}
-    assert found == {"send": How.REFUSED, "recv": How.REFUSED, "reduce": How.NOT_RUN, "scatter": How.RUN}
+    found = {
+        name: uses.paths[f"torch.distributed.{name}"]
+        for name in ("send", "recv", "reduce", "scatter")
+    }
+    assert found == {
+        "send": How.REFUSED,
+        "recv": How.REFUSED,
+        "reduce": How.NOT_RUN,
+        "scatter": How.RUN,
+    }
 
 
 def test_a_cell_that_failed_does_not_count_as_run() -> None:
@@ -179,7 +204,9 @@ def test_methods_count_in_notebooks_of_their_section() -> None:
     method = Api(f"{wrap}.no_sync", is_method=True)
     section = Section("DDP", "", (Api(wrap), method))
     from_parallel = (
-        "%%dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nwith DDP(m).no_sync():\n    1"
+        "%%dist\nfrom torch.nn.parallel import "
+        "DistributedDataParallel as DDP\nwith DDP(m).no_sync():\n    "
+        "1"
     )
     notebooks = {
         "uses.ipynb": read(_notebook(_code(from_parallel))),
@@ -189,7 +216,10 @@ def test_methods_count_in_notebooks_of_their_section() -> None:
 
 
 def test_an_api_without_notebook_or_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    barrier, send = Api("torch.distributed.barrier"), Api("torch.distributed.send", "told elsewhere")
+    barrier, send = (
+        Api("torch.distributed.barrier"),
+        Api("torch.distributed.send", "told elsewhere"),
+    )
     monkeypatch.setattr(apis, "SECTIONS", (Section("One", "https://example.org", (barrier, send)),))
     assert apis.without_notebook({}) == ["torch.distributed.barrier"]
     used = {"01_one.ipynb": read(_notebook(_code("%%dist\ndist.barrier()")))}
@@ -207,10 +237,13 @@ def test_what_a_notebook_adds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     section = Section("One", "https://example.org", (send, recv, scatter))
     monkeypatch.setattr(apis, "SECTIONS", (section,))
     refused = (
-        "try:\n    dist.recv(x)\nexcept ValueError:\n    pass\nif device.type == 'cuda':\n    dist.scatter(x)"
+        "try:\n    dist.recv(x)\nexcept ValueError:\n    pass\nif "
+        "device.type == 'cuda':\n    dist.scatter(x)"
     )
     page = apis.render({"01_one.ipynb": read(_notebook(_code(f"%%dist\ndist.send(x)\n{refused}")))})
-    assert "| `the sender` | [01] | run, with a part of the notebook's own: a wire | not run |" in page
+    assert (
+        "| `the sender` | [01] | run, with a part of the notebook's own: a wire | not run |" in page
+    )
     assert "| `recv` | [01] | refused here, shown with its error | not run |" in page
     assert "| `scatter` | [01] | needs a GPU, not run | not run |" in page
 

@@ -1,4 +1,6 @@
-"""Every notebook, executed in a real kernel; the demo that executes one; the script of the documentation."""
+"""Every notebook, executed in a real kernel; the demo that executes one; the script of the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(autouse=True)
 def runtime_directory() -> Iterator[Path]:
-    """A runtime directory of the test's own: no file may be left in it, no process that was given it."""
+    """A runtime directory of the test's own: no file may be left in it, no process that was given
+    it.
+    """
     with runtime_directory_of_a_test() as directory:
         yield directory
 
@@ -46,7 +50,9 @@ def test_is_committed_with_its_outputs(path: Path) -> None:
     for cell in code:
         kinds = {output.output_type for output in cell.outputs}
         may_fail = "raises-exception" in cell.metadata.get("tags", [])
-        assert kinds <= {"stream", "display_data", "execute_result"} | ({"error"} if may_fail else set())
+        assert kinds <= {"stream", "display_data", "execute_result"} | (
+            {"error"} if may_fail else set()
+        )
 
 
 def test_quickstart_is_committed_with_its_plot() -> None:
@@ -113,7 +119,12 @@ def test_the_script_of_the_documentation_runs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(blocks[0])
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} {9 + rank}" for rank in range(8)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cellmesh.wire import payload
-from cellmesh.wire.framing import Frame, Parcel, at_rank_for_control, at_rank_for_work, encode
+from cellmesh.wire.codec import Frame, Parcel, at_rank_for_control, at_rank_for_work, encode
 from cellmesh.wire.messages import (
     Blueprint,
     Describe,
@@ -123,7 +123,9 @@ class ScriptedRank:
                 case Release(run):
                     self.released.add(run)
                 case Look(run, subject):
-                    pickled, buffers = payload.dumps(f"{type(subject).__name__} on {self.rank}", "look")
+                    pickled, buffers = payload.dumps(
+                        f"{type(subject).__name__} on {self.rank}", "look"
+                    )
                     self._say(Done(run, pickled), buffers)
                 case Leave():
                     self.was_asked_to_leave = True

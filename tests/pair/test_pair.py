@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cellmesh.controller.core import ANSWER_S
-from cellmesh.controller.flight import REPORT_AFTER_S
+from cellmesh.controller.core.core import ANSWER_S
+from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.errors import RankDied, RankFailure, RanksInterrupted
 from cellmesh.wire.messages import StoreDied
 
@@ -199,7 +199,9 @@ def test_the_user_is_told_who_waits_where_and_how_to_get_them_out() -> None:
     world.wait(REPORT_AFTER_S * 0.9)
     assert "all_reduce" not in world.text_of(run)
     world.wait(REPORT_AFTER_S * 0.2)
-    assert "rank 3 has ended; ranks 0-2 in all_reduce at line 5. The stop button" in world.text_of(run)
+    assert "rank 3 has ended; ranks 0-2 in all_reduce at line 5. The stop button" in world.text_of(
+        run
+    )
 
 
 def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> None:

@@ -28,7 +28,9 @@ Step = tuple[str, int, int]
 
 
 def steps_of(kinds: dict[str, int]) -> st.SearchStrategy[list[Step]]:
-    """Long lists of what may happen, each as often as its weight says, with a rank and another number."""
+    """Long lists of what may happen, each as often as its weight says, with a rank and another
+    number.
+    """
     weighted = [kind for kind, weight in kinds.items() for _ in range(weight)]
     step = st.tuples(st.sampled_from(weighted), st.integers(0, 2), st.integers(0, 6))
     return st.lists(step, min_size=30, max_size=80)
@@ -48,7 +50,17 @@ def shown_by(world: World, run: Run[Any], rank: int) -> list[str]:
 @settings(max_examples=120)
 @given(
     steps=steps_of(
-        {"submit": 3, "done": 8, "fail": 1, "print": 12, "down": 6, "up": 3, "tick": 2, "wait": 1, "long": 1}
+        {
+            "submit": 3,
+            "done": 8,
+            "fail": 1,
+            "print": 12,
+            "down": 6,
+            "up": 3,
+            "tick": 2,
+            "wait": 1,
+            "long": 1,
+        }
     )
 )
 def test_every_run_ends_once_with_every_ranks_own_answer_and_output(steps: Sequence[Step]) -> None:
@@ -87,7 +99,9 @@ def test_every_run_ends_once_with_every_ranks_own_answer_and_output(steps: Seque
             case _:
                 act(kind, rank, number)
     world.deliver()
-    for _ in range(len(world.runs) + 1):  # what is held back after a failure goes on when all have ended it
+    for _ in range(
+        len(world.runs) + 1
+    ):  # what is held back after a failure goes on when all have ended it
         for rank, process in world.ranks.items():
             while process.running:
                 act("done", rank, 1)
@@ -112,7 +126,9 @@ def is_up(world: World, rank: int) -> bool:
 
 
 def calm_down(world: World) -> None:
-    """What is under way arrives, what was killed ends, who starts gets ready, and all work is done."""
+    """What is under way arrives, what was killed ends, who starts gets ready, and all work is
+    done.
+    """
     for _ in range(4 + len(world.runs)):
         world.wait(2.0)
         world.reap_doomed()
@@ -127,7 +143,16 @@ def calm_down(world: World) -> None:
 @settings(max_examples=200)
 @given(
     steps=steps_of(
-        {"submit": 4, "done": 6, "fail": 2, "print": 2, "die": 3, "interrupt": 2, "obey": 1, "restart": 2}
+        {
+            "submit": 4,
+            "done": 6,
+            "fail": 2,
+            "print": 2,
+            "die": 3,
+            "interrupt": 2,
+            "obey": 1,
+            "restart": 2,
+        }
         | {"reap": 3, "ready": 6, "down": 8, "up": 5, "wait": 2, "states": 2, "look": 2, "mute": 1}
     ),
     stops=st.booleans(),
@@ -146,7 +171,9 @@ def test_whatever_happens_every_run_ends_once_and_so_does_the_mesh(
                 arguments = {"fail": (ValueError("no"),), "print": ("x\n",)}.get(kind, ())
                 getattr(process, kind)(*arguments)
             # A rank that dies while the mesh starts would end it.
-            case "die" if process is not None and (world.supervisor.state == "ready" or process.is_doomed):
+            case "die" if process is not None and (
+                world.supervisor.state == "ready" or process.is_doomed
+            ):
                 world.reap(rank)
             case "interrupt" if world.runs:
                 world.runs[number % len(world.runs) + 1].interrupt()
@@ -154,7 +181,9 @@ def test_whatever_happens_every_run_ends_once_and_so_does_the_mesh(
                 world.restart()
             case "reap":
                 world.reap_doomed()
-            case "ready" if process is not None and not is_up(world, rank) and not process.is_doomed:
+            case "ready" if (
+                process is not None and not is_up(world, rank) and not process.is_doomed
+            ):
                 process.ready()
             case "down":
                 world.deliver_down()

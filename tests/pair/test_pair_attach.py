@@ -28,7 +28,9 @@ def test_a_run_goes_on_without_a_controller_and_the_next_one_has_it_whole() -> N
     world.ranks[1].done("answered nobody")
     world.wait(0.1)
     welcome = world.attach()
-    assert [(info.run, info.title, info.execution_count) for info in welcome.runs] == [(number, "run 1", 1)]
+    assert [(info.run, info.title, info.execution_count) for info in welcome.runs] == [
+        (number, "run 1", 1)
+    ]
     world.deliver()
     run = world.runs[number]
     assert run.waiting_ranks() == [2]
@@ -128,7 +130,17 @@ def test_a_heal_that_lost_its_controller_is_made_good() -> None:
     assert not any(rank.is_broken or rank.holds for rank in world.ranks.values())
 
 
-KINDS = {"submit": 4, "done": 8, "fail": 1, "print": 6, "die": 1, "down": 8, "up": 5, "wait": 3, "leave": 2}
+KINDS = {
+    "submit": 4,
+    "done": 8,
+    "fail": 1,
+    "print": 6,
+    "die": 1,
+    "down": 8,
+    "up": 5,
+    "wait": 3,
+    "leave": 2,
+}
 STEP = st.tuples(
     st.sampled_from([kind for kind, weight in KINDS.items() for _ in range(weight)]),
     st.integers(0, 2),
@@ -148,7 +160,9 @@ def test_however_often_controllers_go_every_run_ends_once(
             case "submit":
                 world.submit(SUBSETS[number])
             case "done" | "fail" | "print" if process is not None and process.running:
-                arguments: tuple[Any, ...] = {"fail": (ValueError("no"),), "print": ("x\n",)}.get(kind, ())
+                arguments: tuple[Any, ...] = {"fail": (ValueError("no"),), "print": ("x\n",)}.get(
+                    kind, ()
+                )
                 getattr(process, kind)(*arguments)
             case "die" if process is not None:
                 world.reap(rank)

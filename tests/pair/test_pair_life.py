@@ -81,7 +81,11 @@ def test_a_restart_ends_runs_in_flight_and_begins_afresh() -> None:
         run.result(0)
     world.deliver()
     world.reap_doomed()
-    assert {rank: process.pid for rank, process in world.ranks.items()} == {0: 2000, 1: 2001, 2: 2002}
+    assert {rank: process.pid for rank, process in world.ranks.items()} == {
+        0: 2000,
+        1: 2001,
+        2: 2002,
+    }
     assert world.core.state == "restarting"
     world.get_ready()
     assert world.core.state == "ready"

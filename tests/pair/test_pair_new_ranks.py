@@ -1,4 +1,6 @@
-"""Both sides of a mesh in memory: ranks that have replaced others, and who says that they are empty."""
+"""Both sides of a mesh in memory: ranks that have replaced others, and who says that they are
+empty.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import pytest
 
 from .world import World
 
-NOTE = "rank 1 was killed by SIGKILL; it is new and empty (`%dist_heal --from 0` copies from a rank)"
+NOTE = (
+    "rank 1 was killed by SIGKILL; it is new and empty (`%dist_heal --from 0` copies from a rank)"
+)
 
 
 def die(world: World, rank: int, text: str = "last words") -> None:
@@ -135,7 +139,9 @@ def test_what_the_user_knows_or_is_not_so_is_not_noted(how: str) -> None:
             world.ranks[rank].done()
         world.wait(1.0)
         get_new_ready(world, 1)
-        assert ["new and empty" in note for note in world.notes if "process groups rebuilt" in note] == [True]
+        assert [
+            "new and empty" in note for note in world.notes if "process groups rebuilt" in note
+        ] == [True]
     else:
         world = healed() if how == "asked" else auto_healed()
         if how == "asked later":

@@ -1,7 +1,9 @@
-"""Controller and agent in one process: what decides on both sides, with the wire's bytes between them.
+"""Controller and agent in one process: what decides on both sides, with the wire's bytes between
+them.
 
-`World` does what the link does on one side and the agent's shell on the other, without sockets, processes or
-time of its own. What is sent waits until it is delivered, so that a test can let messages cross.
+`World` does what the link does on one side and the agent's shell on the other, without sockets,
+processes or time of its own. What is sent waits until it is delivered, so that a test can let
+messages cross.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cellmesh.controller.core import (
+from cellmesh.controller.core.core import (
     Answer,
     Change,
     Core,
@@ -28,7 +30,7 @@ from cellmesh.controller.core import (
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
-from cellmesh.wire.framing import (
+from cellmesh.wire.codec import (
     Frame,
     Parcel,
     at_agent_from_controller,
@@ -36,7 +38,7 @@ from cellmesh.wire.framing import (
     at_controller,
     encode,
 )
-from cellmesh.wire.looks import Names
+from cellmesh.wire.inspect import Names
 from cellmesh.wire.messages import (
     Died,
     Done,
@@ -220,14 +222,18 @@ class World:
         chosen = tuple(range(self.num_ranks) if ranks is None else ranks)
         run = self._add_run(number, chosen, single)
         frames = encode_work(verb(number))
-        effects = self.core.submit(number, chosen, frames, channel, self.now, run.title, number, fills)
+        effects = self.core.submit(
+            number, chosen, frames, channel, self.now, run.title, number, fills
+        )
         self._carry_out(effects)
         return run
 
     def _add_run(self, number: int, ranks: tuple[int, ...], single: bool) -> Run[Any]:
         text = self.texts[number] = io.StringIO()
         printer = Printer(ranks, ConsoleSink(text, text))
-        run: Run[Any] = Run(number, ranks, single, printer, lambda: self._interrupt(number), f"run {number}")
+        run: Run[Any] = Run(
+            number, ranks, single, printer, lambda: self._interrupt(number), f"run {number}"
+        )
         self.runs[number] = run
         self._in_flight.add(number)
         return run

@@ -36,7 +36,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def launch(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[Job], Losses]]:
-    with launcher(tmp_path_factory.mktemp("launched"), *getattr(request.module, "MODULES", ())) as launched:
+    with launcher(
+        tmp_path_factory.mktemp("launched"), *getattr(request.module, "MODULES", ())
+    ) as launched:
         yield launched
 
 
@@ -52,7 +54,9 @@ def notebook_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Note
             if num_ranks not in opened:
                 notebook = opened[num_ranks] = stack.enter_context(open_notebook())
                 preload = f" --preload {modules}" if modules else ""
-                outcome = notebook.run(f"%load_ext cellmesh\n%dist_start {num_ranks} --settle 0.1{preload}")
+                outcome = notebook.run(
+                    f"%load_ext cellmesh\n%dist_start {num_ranks} --settle 0.1{preload}"
+                )
                 assert outcome.status == "ok", outcome.errors()
             return opened[num_ranks]
 

@@ -1,9 +1,10 @@
-"""A program as the cells of a notebook, with a failure in the middle of a step, exported, and as a script.
+"""A program as the cells of a notebook, with a failure in the middle of a step, exported, and as a
+script.
 
-A program is a file of `scripts/`, in the form of a well-known one: it calls what that one calls, in the same
-order. It leaves `losses` and, where it has any, `parameters` on each rank. Lines ``# %%`` part it into cells;
-what follows there are options of ``%%dist``, or ``steps``: the cell that a failure strikes, and that is run
-again after it.
+A program is a file of `scripts/`, in the form of a well-known one: it calls what that one calls, in
+the same order. It leaves `losses` and, where it has any, `parameters` on each rank. Lines ``# %%``
+part it into cells; what follows there are options of ``%%dist``, or ``steps``: the cell that a
+failure strikes, and that is run again after it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ class Program:
 
     Attributes:
         name: of its file.
-        fault: where the failure strikes, of `FAULTS`; "" if the test cannot reach into its processes.
-        counts: at which call of that kind, for each run of the cell that fails, one after the other.
+        fault: where the failure strikes, of `FAULTS`; "" if the test cannot reach into its
+            processes.
+        counts: at which call of that kind, for each run of the cell that fails, one after the
+            other.
         rank: on which it strikes.
         num_ranks: how many it runs on.
         argv: what it is given.
-        by_hand: it says itself where its ranks meet, as each is started by hand; with 1, it starts them.
+        by_hand: it says itself where its ranks meet, as each is started by hand; with 1, it starts
+            them.
     """
 
     name: str
@@ -100,7 +104,9 @@ def fail_between(count):
 """
 
 
-def run_as_cells(program: Program, notebook: Notebook, folder: Path, is_disturbed: bool = False) -> Losses:
+def run_as_cells(
+    program: Program, notebook: Notebook, folder: Path, is_disturbed: bool = False
+) -> Losses:
     """Run a program's cells on fresh ranks, in a folder.
 
     Args:
@@ -125,7 +131,8 @@ def run_as_cells(program: Program, notebook: Notebook, folder: Path, is_disturbe
     begin(notebook, f"%dist_pull {EXACT} --all --as exact")
     said = begin(notebook, "import json\nprint(json.dumps(dict(exact)))")
     return {
-        int(rank): [float.fromhex(each) for each in numbers] for rank, numbers in json.loads(said).items()
+        int(rank): [float.fromhex(each) for each in numbers]
+        for rank, numbers in json.loads(said).items()
     }
 
 
@@ -143,7 +150,9 @@ def begin(notebook: Notebook, cell: str) -> str:
     return outcome.text()
 
 
-def check(program: Program, notebook: Notebook, launch: Callable[[Job], Losses], where: Path) -> None:
+def check(
+    program: Program, notebook: Notebook, launch: Callable[[Job], Losses], where: Path
+) -> None:
     """Run a program in all ways, and compare what it computes on every rank."""
     by_cells = run_as_cells(program, notebook, where / "cells")
     exported = where / "exported.py"

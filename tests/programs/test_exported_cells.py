@@ -1,4 +1,6 @@
-"""Scripts that `%dist_export` writes of cells that make process groups or processes, run as torchrun does."""
+"""Scripts that `%dist_export` writes of cells that make process groups or processes, run as
+torchrun does.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ SETUP = (
     "def cleanup():\n"
     "    dist.destroy_process_group()\n"
 )
-SUM = "x = torch.ones(3) * (dist.get_rank() + 1)\ndist.all_reduce(x)\nlosses.append(x.sum().item())\n"
-MAIN = "def main():\n    setup(rank, world_size)\n" + textwrap.indent(SUM, "    ") + "    cleanup()\n"
+SUM = (
+    "x = torch.ones(3) * (dist.get_rank() + 1)\ndist.all_reduce(x)\nlosses.append(x.sum().item())\n"
+)
+MAIN = (
+    "def main():\n    setup(rank, world_size)\n" + textwrap.indent(SUM, "    ") + "    cleanup()\n"
+)
 SPAWNED = (
     "import os, socket, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
     "scale = 2\n"
@@ -61,7 +67,8 @@ CELLS = {
         [
             IMPORTS,
             "dist.destroy_process_group()",
-            "dist.init_process_group('gloo', 'tcp://localhost:12356', rank=rank, world_size=world_size)",
+            "dist.init_process_group('gloo', 'tcp://localhost:12356', rank=rank, "
+            "world_size=world_size)",
             SUM,
         ],
         [9],
@@ -99,7 +106,8 @@ CELLS = {
         [
             IMPORTS,
             "global rank\nrank = 1\nx = 3",
-            "from __future__ import annotations\ndef f(x: Unknown) -> Unknown: return x\nlosses.append(f(x))",
+            "from __future__ import annotations\ndef f(x: Unknown) -> Unknown: return "
+            "x\nlosses.append(f(x))",
         ],
         [3],
     ),

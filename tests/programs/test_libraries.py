@@ -1,4 +1,6 @@
-"""Programs of libraries on top of torch: as cells, with a failure, exported, and as scripts, all equal."""
+"""Programs of libraries on top of torch: as cells, with a failure, exported, and as scripts, all
+equal.
+"""
 
 from __future__ import annotations
 

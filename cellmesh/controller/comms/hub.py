@@ -1,12 +1,13 @@
-"""The widgets of ranks in the notebook: a comm of the kernel's for each of a rank's, and messages both ways.
+"""The widgets of ranks in the notebook: a comm of the kernel's for each of a rank's, and messages
+both ways.
 
-What a rank says goes to the front end at once. What the front end says goes to the rank as work, one message
-at a time, since a rank that is busy takes nothing in; what waits is merged (`inbox`). The kernel's part ends
-when that is queued: it stays free, and tells the front end itself that a value has been taken (the *echo*
-that ipywidgets' protocol wants).
+What a rank says goes to the front end at once. What the front end says goes to the rank as work,
+one message at a time, since a rank that is busy takes nothing in; what waits is merged (`inbox`).
+The kernel's part ends when that is queued: it stays free, and tells the front end itself that a
+value has been taken (the *echo* that ipywidgets' protocol wants).
 
-A page that is loaded again asks the kernel for all widgets. It is answered here, from the last known state of
-each model (`mirror`), whatever the rank is doing.
+A page that is loaded again asks the kernel for all widgets. It is answered here, from the last
+known state of each model (`mirror`), whatever the rank is doing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CellmeshError
-from ...wire.framing import Parcel
+from ...wire.codec import Parcel
 from ...wire.messages import ToFrontEnd
 from ..output.packed import unpack
 from ..output.sinks import Publish, cell_publisher
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # So many comms of ranks are open at most: front ends have trouble with fewer.
 MAX_OPEN = 10_000
+# So many places are known where a widget is displayed: they are told when it is no more.
+_MAX_VIEWS = 100
 # Of how many runs it is known which cell began them.
 _MAX_CELLS = 512
 
@@ -95,7 +98,7 @@ class RankComms:
                 if len(self._cells) > _MAX_CELLS:
                     self._cells.popitem(last=False)
 
-    # ---- what ranks say, on the link's thread
+    # ---- what ranks say, in the link's loop
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[ToFrontEnd]) -> None:
         """A rank's comm says something."""
@@ -129,7 +132,9 @@ class RankComms:
         """A widget is displayed; without it, this text would be."""
         with self._lock:
             if model_id in self._models:
-                self._views.setdefault(model_id, []).append(_View(publish, display_id, text))
+                views = self._views.setdefault(model_id, [])
+                views.append(_View(publish, display_id, text))
+                del views[:-_MAX_VIEWS]
 
     def close(self, ranks: Container[int] | None, why: str) -> None:
         """These ranks (None: all) are gone, or not ours any more: their widgets stand still."""
@@ -182,7 +187,10 @@ class RankComms:
             has_room = inbox.add(letter)
         if not has_room and not self._is_full:
             self._is_full = True
-            _note(model.cell, f"rank {model.rank} is busy, and its widgets have been told too much meanwhile")
+            _note(
+                model.cell,
+                f"rank {model.rank} is busy, and its widgets have been told too much meanwhile",
+            )
         self._deliver(model.rank)
 
     def running(self, ranks: Container[int]) -> tuple[int, ...]:
@@ -213,14 +221,18 @@ class RankComms:
 
     # ---- inside
 
-    def _open(self, rank: int, cell: Cell, comm_id: str, content: dict[str, Any], buffers: list[Any]) -> None:
+    def _open(
+        self, rank: int, cell: Cell, comm_id: str, content: dict[str, Any], buffers: list[Any]
+    ) -> None:
         from .kernel import KernelComm, answer_for
 
         if len(self._models) >= MAX_OPEN:
             if not self._is_full:
                 self._is_full = True
                 _note(
-                    cell, f"ranks have more than {MAX_OPEN:,} widgets open: those that follow are not shown"
+                    cell,
+                    f"ranks have more than {MAX_OPEN:,} widgets open: those that follow are not "
+                    "shown",
                 )
             return
         data, target_name = content["data"], content.get("target_name", "")
@@ -269,7 +281,9 @@ class RankComms:
             model.comm.publish_msg("comm_msg", data, answers=message)
 
     def _deliver(self, rank: int, hurries: bool = False) -> bool:
-        """Give a rank the next message, if it has taken in those before it; whether there was one."""
+        """Give a rank the next message, if it has taken in those before it; whether there was
+        one.
+        """
         with self._lock:
             inbox = self._inboxes[rank]
             letter = None if inbox.num_sent and not hurries else inbox.take()
@@ -301,7 +315,9 @@ _NO = ("no", "n", "false", "off", "0", "0.0")
 
 
 def _calling_cell(last: Cell | None) -> Cell | None:
-    """The cell that asks, which often is the one that asked last; None outside of a Jupyter kernel."""
+    """The cell that asks, which often is the one that asked last; None outside of a Jupyter
+    kernel.
+    """
     if last is not None and last.kernel.get_parent() is last.parent:
         return last
     publish = cell_publisher()

@@ -1,7 +1,7 @@
 """What the front end has told a rank's widgets, and the rank has not taken in yet; pure.
 
-A slider that is moved while its rank is busy says so many times: of each value, the newest is passed on. What
-is not an update of state (a click) keeps its place, and updates do not overtake it.
+A slider that is moved while its rank is busy says so many times: of each value, the newest is
+passed on. What is not an update of state (a click) keeps its place, and updates do not overtake it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...wire.framing import Frame, Parcel, encode
+from ...wire.codec import Frame, Parcel, encode
 from ...wire.messages import CommKind, FromFrontEnd
 from ..output.sinks import Publish
 
@@ -74,7 +74,9 @@ class Inbox:
 
     def drop(self, comm: str | None = None) -> None:
         """Forget what waits for a comm, or for all."""
-        self._letters = [] if comm is None else [each for each in self._letters if each.comm != comm]
+        self._letters = (
+            [] if comm is None else [each for each in self._letters if each.comm != comm]
+        )
 
 
 def encode_letter(run: int, letter: Letter) -> list[Frame]:
@@ -90,10 +92,16 @@ def merge(older: Letter, newer: Letter) -> None:
     old_state, old_paths, old_buffers = split(older)
     names = {*state, *(path[0] for path in paths)}
     kept = [
-        (path, buffer) for path, buffer in zip(old_paths, old_buffers, strict=False) if path[0] not in names
+        (path, buffer)
+        for path, buffer in zip(old_paths, old_buffers, strict=False)
+        if path[0] not in names
     ]
     merged = {name: value for name, value in old_state.items() if name not in names} | state
-    older.data = {**newer.data, "state": merged, "buffer_paths": [*(path for path, _ in kept), *paths]}
+    older.data = {
+        **newer.data,
+        "state": merged,
+        "buffer_paths": [*(path for path, _ in kept), *paths],
+    }
     older.buffers = [*(buffer for _, buffer in kept), *buffers]
 
 

@@ -1,4 +1,6 @@
-"""Comms in the notebook's kernel that stand for those of ranks. Imported only where there is a kernel."""
+"""Comms in the notebook's kernel that stand for those of ranks. Imported only where there is a
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import comm
 from comm.base_comm import BaseComm
 
-from ...wire.framing import Frame
+from ...wire.codec import Frame
 from ..output.sinks import Publish
 
 _CONTROL = "jupyter.widget.control"
@@ -45,7 +47,11 @@ class KernelComm(BaseComm):
     """
 
     def __init__(
-        self, cell: Cell, comm_id: str, target_name: str, hear: Callable[[str, dict[str, Any]], None]
+        self,
+        cell: Cell,
+        comm_id: str,
+        target_name: str,
+        hear: Callable[[str, dict[str, Any]], None],
     ) -> None:
         super().__init__(target_name=target_name, comm_id=comm_id, primary=False)
         self._cell = cell
@@ -100,7 +106,8 @@ class KernelComm(BaseComm):
 
 
 class Control:
-    """Answers a page that asks the kernel for all its widgets: with the kernel's own, and those of ranks.
+    """Answers a page that asks the kernel for all its widgets: with the kernel's own, and those of
+    ranks.
 
     Args:
         plain: answers for the kernel's own.
@@ -122,7 +129,9 @@ class Control:
         opened.send = send_all
         self._plain(opened, message)
 
-    def _add_ours(self, data: dict[str, Any], buffers: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _add_ours(
+        self, data: dict[str, Any], buffers: list[Any]
+    ) -> tuple[dict[str, Any], list[Any]]:
         for source in self.sources:
             states, paths, more = source()
             data = {

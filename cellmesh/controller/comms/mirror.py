@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...wire.framing import Frame
+from ...wire.codec import Frame
 
 # Of binary values that one model holds; of one with more, the rank is asked again.
 MAX_BYTES = 64 << 20
@@ -26,7 +26,10 @@ class Mirror:
     """
 
     def __init__(
-        self, state: Mapping[str, Any], paths: Sequence[Sequence[str | int]], buffers: Sequence[Frame]
+        self,
+        state: Mapping[str, Any],
+        paths: Sequence[Sequence[str | int]],
+        buffers: Sequence[Frame],
     ) -> None:
         self.state: dict[str, Any] = {}
         self._buffers: dict[Path, Frame] = {}
@@ -34,7 +37,10 @@ class Mirror:
         self.update(state, paths, buffers)
 
     def update(
-        self, state: Mapping[str, Any], paths: Sequence[Sequence[str | int]], buffers: Sequence[Frame]
+        self,
+        state: Mapping[str, Any],
+        paths: Sequence[Sequence[str | int]],
+        buffers: Sequence[Frame],
     ) -> None:
         """Some of its values have changed."""
         names = {*state, *(str(path[0]) for path in paths)}
@@ -42,7 +48,9 @@ class Mirror:
             self.state.pop(name, None)
         self._buffers = {path: kept for path, kept in self._buffers.items() if path[0] not in names}
         self.state.update(state)
-        self._buffers.update((tuple(path), buffer) for path, buffer in zip(paths, buffers, strict=False))
+        self._buffers.update(
+            (tuple(path), buffer) for path, buffer in zip(paths, buffers, strict=False)
+        )
         if sum(len(memoryview(buffer).cast("B")) for buffer in self._buffers.values()) > MAX_BYTES:
             self._buffers.clear()
             self.is_whole = False

@@ -1,4 +1,6 @@
-"""What is left of a rank's widget once nobody answers for it: its last state, as text and HTML; pure."""
+"""What is left of a rank's widget once nobody answers for it: its last state, as text and HTML;
+pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _REMARK = "font:11px monospace;opacity:.65;margin:2px 0"
 _STYLE = "font:13px monospace;white-space:pre-wrap;line-height:1.5"
 
 
-def draw_still(model_id: str, mirrors: Mapping[str, Mirror], text: str, why: str) -> tuple[str, str]:
+def draw_still(
+    model_id: str, mirrors: Mapping[str, Mirror], text: str, why: str
+) -> tuple[str, str]:
     """Draw a widget and those in it.
 
     Args:
@@ -36,7 +40,9 @@ def draw_still(model_id: str, mirrors: Mapping[str, Mirror], text: str, why: str
     return "\n".join([*(line for line, _ in lines), why]), drawn
 
 
-def _add(model_id: str, mirrors: Mapping[str, Mirror], seen: set[str], lines: list[tuple[str, str]]) -> None:
+def _add(
+    model_id: str, mirrors: Mapping[str, Mirror], seen: set[str], lines: list[tuple[str, str]]
+) -> None:
     mirror = mirrors.get(model_id)
     if mirror is None or model_id in seen or len(lines) >= _MAX_LINES:
         return

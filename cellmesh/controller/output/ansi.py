@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass, replace
 
 # Every escape sequence that user code prints; only those that end in "m" set colours.
-_SEQUENCE = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL)
+_SEQUENCE = re.compile(
+    r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL
+)
 # Readable on white and on black; the last eight are the bright ones.
 _COLOURS = (
     "#7d7d7d", "#d9453d", "#2e9e5b", "#b08800", "#3b82f6", "#b555c8", "#1597a5", "#8c8c8c",

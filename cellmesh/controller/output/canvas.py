@@ -1,7 +1,7 @@
 """A few lines that a program redraws by moving the cursor up, as a terminal would show them; pure.
 
-Bars inside of bars (of a process that a cell starts) do that, and whatever draws for a terminal. Only what
-moves between lines is understood; colours stay in the text.
+Bars inside of bars (of a process that a cell starts) do that, and whatever draws for a terminal.
+Only what moves between lines is understood; colours stay in the text.
 """
 
 from __future__ import annotations

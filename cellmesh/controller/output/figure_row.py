@@ -1,4 +1,6 @@
-"""Figures that differ by rank stand side by side: one display, redrawn as the ranks' figures arrive."""
+"""Figures that differ by rank stand side by side: one display, redrawn as the ranks' figures
+arrive.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .bundles import PICTURES, html_label, label, labelled, picture
 from .fold import Ranks
+from .mime_bundle import PICTURES, html_label, label, labelled, picture
 
 # A row is sent again with each figure that it gets: after so many the next figure begins another.
 _MAX_FIGURES, _MAX_BYTES = 8, 2_000_000
@@ -59,7 +61,9 @@ class FigureRow:
 def is_figure(content: Mapping[str, Any]) -> bool:
     """Whether a bundle is one picture, beside its text."""
     kinds = set(content["data"]) - {"text/plain"}
-    return len(kinds) == 1 and kinds <= set(PICTURES) and isinstance(content["data"][kinds.pop()], str)
+    return (
+        len(kinds) == 1 and kinds <= set(PICTURES) and isinstance(content["data"][kinds.pop()], str)
+    )
 
 
 def _kind(content: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
 """Folding: what ranks print alike is shown once, as ``[0-7] step 3``.
 
 Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
-tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue, or when
-it has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes first, so that
-one odd line does not unfold all that follow. Unfinished lines (progress bars) live in a block that is
-redrawn.
+tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue,
+or when it has waited `HOLD_S`; where heads differ, the one that no other rank has further back goes
+first, so that one odd line does not unfold all that follow. Unfinished lines (progress bars) live
+in a block that is redrawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
-from ..bars.board import Bars, Mark
+from ..progress.bars import Bars, Mark
 from .canvas import Canvas, has_controls, moves_up, strip_controls
 from .packed import unpack_bundle
 
@@ -170,7 +170,9 @@ class Folder:
         """
         self._close_finished_live()
         for rank in list(self._queues):
-            self._vacate([key for key in self._live if key[0] == rank and key not in self._open], now)
+            self._vacate(
+                [key for key in self._live if key[0] == rank and key not in self._open], now
+            )
         while group := self._choose(now, everything):
             first = self._queues[group[0]][0]
             ids = tuple(self._queues[rank].popleft().display_id for rank in group)
@@ -190,13 +192,17 @@ class Folder:
         if self._queues and self._all_agree():
             return 0.0
         times = [_show_by(queue[0]) for queue in self._queues.values()]
-        times += [since + OPEN_S for key, since in self._partial_since.items() if self._may_open(key)]
+        times += [
+            since + OPEN_S for key, since in self._partial_since.items() if self._may_open(key)
+        ]
         return min(times, default=None)
 
     # ---- text
 
     def _all_alike(self, ranks: Ranks, text: str) -> bool:
-        """Whether whole lines came from all at once, and nothing is in the way: no queues needed."""
+        """Whether whole lines came from all at once, and nothing is in the way: no queues
+        needed.
+        """
         return (
             not self._queues
             and not self._partial
@@ -224,7 +230,9 @@ class Folder:
                 self._live_changed = True
 
     def _draw_canvas(self, key: tuple[int, StreamName], text: str, now: float) -> bool:
-        """Lines that are redrawn all together are one unfinished piece; gives whether that is over."""
+        """Lines that are redrawn all together are one unfinished piece; gives whether that is
+        over.
+        """
         canvas = self._canvases.get(key)
         if canvas is not None and canvas.ends(text, now):
             self._finish_partial(key, now)
@@ -262,12 +270,16 @@ class Folder:
             self._end_line(key, text, now)
 
     def _may_open(self, key: tuple[int, StreamName]) -> bool:
-        """Whether an unfinished line may enter the block: not before what its rank has shown earlier."""
+        """Whether an unfinished line may enter the block: not before what its rank has shown
+        earlier.
+        """
         return key not in self._open and key[0] not in self._queues
 
     def _update_live(self, now: float, everything: bool) -> None:
         opening = [
-            key for key, since in self._partial_since.items() if self._may_open(key) and now >= since + OPEN_S
+            key
+            for key, since in self._partial_since.items()
+            if self._may_open(key) and now >= since + OPEN_S
         ]
         if opening and self._is_buried:
             # The block stands above lines that came later: what is unfinished moves below them.
@@ -289,7 +301,9 @@ class Folder:
             self._is_buried = False
 
     def _close_finished_live(self) -> None:
-        """A block of which no line is unfinished stays as it is, and what comes now stands below it."""
+        """A block of which no line is unfinished stays as it is, and what comes now stands below
+        it.
+        """
         if self._live and not self._open:
             self._ready.append(self._draw(closed=True))
             self._live.clear()
@@ -302,7 +316,9 @@ class Folder:
             self._vacate([key] if key in self._live else [], now)
 
     def _vacate(self, keys: Sequence[tuple[int, StreamName]], now: float) -> None:
-        """A rank goes on while others' lines in the block are unfinished: its finished ones go before."""
+        """A rank goes on while others' lines in the block are unfinished: its finished ones go
+        before.
+        """
         for key in reversed(keys):
             queue = self._queues.setdefault(key[0], collections.deque())
             arrived_at = queue[0].arrived_at if queue else now
@@ -340,10 +356,14 @@ class Folder:
         """Whether every rank that runs has an item to show, and it is the same."""
         heads = iter(self._queues.values())
         first = next(heads)[0].item
-        return self._running <= self._queues.keys() and all(queue[0].item == first for queue in heads)
+        return self._running <= self._queues.keys() and all(
+            queue[0].item == first for queue in heads
+        )
 
     def _reluctance(self, item: Item, ranks: list[int]) -> tuple[int, int]:
-        """How many other ranks have it, or a bar that began before it, further back; then the lowest rank."""
+        """How many other ranks have it, or a bar that began before it, further back; then the
+        lowest rank.
+        """
         others = [rank for rank in self._queues if rank not in ranks]
         coming = sum(
             any(

@@ -61,7 +61,9 @@ def _join(group: Sequence[Line]) -> Line:
     text = _NUMBER.sub(lambda match: next(spans), group[last][1])
     if min(firsts) == max(firsts):
         return ranks, text
-    slow = [members for (members, _), first in zip(group, firsts, strict=True) if first == min(firsts)]
+    slow = [
+        members for (members, _), first in zip(group, firsts, strict=True) if first == min(firsts)
+    ]
     behind = sorted(rank for members in slow for rank in members)
     return ranks, f"{text}  [{describe_ranks(behind)} slowest]"
 

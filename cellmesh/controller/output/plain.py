@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..bars.board import Bars, Mark
-from ..bars.drawing import as_lines
-from .bundles import label
+from ..progress.bars import Bars, Mark
+from ..progress.drawing import as_lines
 from .fold import Block, Gap, Line, Live, Rich, Trace
+from .mime_bundle import label
 
 
 def as_text(block: Block) -> tuple[str, str]:

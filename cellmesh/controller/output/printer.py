@@ -8,18 +8,20 @@ from typing import Any
 from ...errors import RankDied
 from ...wire.messages import Bar, Died, Failed
 from ...wire.ranks import describe_ranks
-from ..bars.board import BarBoard, Mark
+from ..progress.bars import BarBoard, Mark
 from .fold import Block, Folder, Live, Ranks
-from .frames import Frames
 from .sinks import CellSink, Sink
+from .throttle import Frames
 
-# What is printed after a run's end is in the switch between ranks a second later, then two, four, ...
+# What is printed after a run's end is in the switch between ranks a second later, then two, four,
+# ...
 _LATE_S = 1.0
 _MAX_LATE_S = 60.0
 
 
 class Printer:
-    """The output of one run; used on the link's thread. It outlives the run, for threads that print late.
+    """The output of one run; used in the link's loop. It outlives the run, for threads that print
+    late.
 
     Args:
         ranks: who runs it.
@@ -54,9 +56,11 @@ class Printer:
             return
         self._need_folder(now).feed(ranks, verb, now)
 
-    def settle(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """These ranks have ended the run, in this way."""
-        if type(verb) is Failed and self._shows_traces:
+    def settle(self, ranks: Ranks, verb: Any, now: float, is_shown: bool = True) -> None:
+        """These ranks have ended the run, in this way; where it is not shown, `Run.result` raises
+        it.
+        """
+        if type(verb) is Failed and self._shows_traces and is_shown:
             if verb.released:  # the summary that is raised in the end says the same
                 self._released.append((ranks, verb))
             else:
@@ -69,6 +73,8 @@ class Printer:
             self._lost.update(dict.fromkeys(ranks, verb.reason))
             if self._bars is not None:
                 self._bars.lose(ranks, verb.reason)
+            if not is_shown:
+                return
             one = str(RankDied(ranks[0], verb.reason, verb.last_output))
             self.note(one if len(ranks) == 1 else f"{describe_ranks(ranks)} {verb.reason}", now)
 
@@ -81,7 +87,9 @@ class Printer:
         self._sink.note(text)
 
     def status(self, text: str, now: float | None = None) -> None:
-        """Show a line that replaces the one before it, after the output that is due; "" takes it away."""
+        """Show a line that replaces the one before it, after the output that is due; "" takes it
+        away.
+        """
         if now is not None:
             self.show(now)
         self._sink.status(text, not text)
@@ -107,7 +115,8 @@ class Printer:
 
         Args:
             now: seconds.
-            is_raised: a caller gets the ranks' failures as one exception, which names those released.
+            is_raised: a caller gets the ranks' failures as one exception, which names those
+                released.
         """
         self.show(now, everything=True)
         if self._released and not is_raised:

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol, TextIO
 
-from ..bars.board import Bars
-from ..bars.console import ConsoleBars
-from .bundles import label as label
-from .cell_sink import CellSink as CellSink
-from .cell_sink import Displays as Displays
-from .cell_sink import Publish as Publish
+from ..progress.bars import Bars
+from ..progress.console import ConsoleBars
+from .cell import CellSink as CellSink
+from .cell import Displays as Displays
+from .cell import Publish as Publish
 from .fold import Block, Live, Trace
 from .live_lines import compact
+from .mime_bundle import label as label
 from .plain import as_remark
 from .plain import as_text as as_text
 from .plain import join_streams as join_streams
 
 
 class Sink(Protocol):
-    """Takes what is to be shown; called from the link's thread, in order."""
+    """Takes what is to be shown; called from the link's loop, in order."""
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
         """Show these now."""
@@ -30,7 +30,9 @@ class Sink(Protocol):
         """Show a remark of cellmesh's own."""
 
     def status(self, text: str, final: bool) -> None:
-        """Show a line that replaces the one before it, until one is `final`; a final "" takes it away."""
+        """Show a line that replaces the one before it, until one is `final`; a final "" takes it
+        away.
+        """
 
 
 class ConsoleSink:
@@ -56,7 +58,9 @@ class ConsoleSink:
                     going = self._bars.going(block.item)
                 else:
                     pieces += _as_texts(block)
-            except Exception as error:  # user code gives odd things to display, and prints more behind them
+            except (
+                Exception
+            ) as error:  # user code gives odd things to display, and prints more behind them
                 pieces.append(as_remark(block, error))
         for stream, text in join_streams(pieces):
             self._write(stream, text)
@@ -143,7 +147,8 @@ def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Si
 
 
 def cell_publisher() -> Publish | None:
-    """What publishes in the output area of the notebook cell that asks, from any thread and at any time.
+    """What publishes in the output area of the notebook cell that asks, from any thread and at any
+    time.
 
     Returns:
         None outside of a Jupyter kernel.
@@ -169,16 +174,22 @@ def cell_publisher() -> Publish | None:
 def is_attended() -> bool:
     """Whether somebody sits before the notebook whose cell asks.
 
-    Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions; nobody
-    would draw a widget, and where its page is shown later there is no kernel.
+    Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions;
+    nobody would draw a widget, and where its page is shown later there is no kernel.
     """
     kernel = _kernel()
-    return kernel is not None and bool(kernel.get_parent().get("content", {}).get("allow_stdin", True))
+    return kernel is not None and bool(
+        kernel.get_parent().get("content", {}).get("allow_stdin", True)
+    )
 
 
 def _kernel() -> Any:
     """The Jupyter kernel that this is, None if it is none."""
-    interactive = sys.modules.get("IPython")
+    if "ipykernel" not in sys.modules:
+        return None
+    interactive = sys.modules.get(
+        "IPython.core.getipython"
+    )  # IPython itself looks this up at each call
     shell = interactive.get_ipython() if interactive is not None else None
     kernel = getattr(shell, "kernel", None)
     return kernel if hasattr(kernel, "iopub_socket") else None

@@ -1,1 +1,3 @@
-"""``%dist_export``: what a notebook ran on its ranks, recorded, and written as a script for torchrun."""
+"""``%dist_export``: what a notebook ran on its ranks, recorded, and written as a script for
+torchrun.
+"""

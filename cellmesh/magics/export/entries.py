@@ -58,9 +58,15 @@ def write_checkpoint(count: int, checkpoint: Checkpoint, draft: Draft) -> Part:
     state = "".join(f"    {_key(held, draft)}: {_state(held)},\n" for held in checkpoint.items)
     title = f": %dist_{action} {' '.join(held.name for held in checkpoint.items)} {checkpoint.path}"
     if action == "save":
-        text = f"checkpoint = {{\n{state}}}\ndcp.save(checkpoint, checkpoint_id={quote(checkpoint.path)})\n"
+        text = (
+            f"checkpoint = {{\n{state}}}\ndcp.save(checkpoint, "
+            f"checkpoint_id={quote(checkpoint.path)})\n"
+        )
         return Part((count,), title, text)
-    lines = [f"checkpoint = {{\n{state}}}\ndcp.load(checkpoint, checkpoint_id={quote(checkpoint.path)})\n"]
+    lines = [
+        f"checkpoint = {{\n{state}}}\ndcp.load(checkpoint, "
+        f"checkpoint_id={quote(checkpoint.path)})\n"
+    ]
     lines += [_restore(held, draft) for held in checkpoint.items]
     return Part((count,), title, "".join(lines))
 

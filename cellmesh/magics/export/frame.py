@@ -41,7 +41,9 @@ class Draft:
     awaits: bool = False
 
     def own(self, name: str) -> str:
-        """A name of the script's frame (`rank`, `device`), or its copy where cells bind that name."""
+        """A name of the script's frame (`rank`, `device`), or its copy where cells bind that
+        name.
+        """
         return free_name(f"own_{name}", self.names) if name in self.bound else name
 
     @property
@@ -96,7 +98,11 @@ def make_mesh(dims: Mapping[str, int], draft: Draft) -> str:
     kind = f"{draft.own('device')}.type"
     if len(dims) == 1:
         return f"init_device_mesh({kind}, ({draft.own('world_size')},), mesh_dim_names=({names},))"
-    return f"init_device_mesh({kind}, ({', '.join(map(str, dims.values()))}), mesh_dim_names=({names}))"
+    return (
+        f"init_device_mesh({kind}, "
+        f"({', '.join(map(str, dims.values()))}), "
+        f"mesh_dim_names=({names}))"
+    )
 
 
 def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
@@ -112,11 +118,13 @@ def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
     if draft.groups.makes:
         draft.imports.add("import itertools")
     copies = [
-        f"{draft.own(name)} = {name}\n" for name in ("rank", "world_size", "device") if name in draft.bound
+        f"{draft.own(name)} = {name}\n"
+        for name in ("rank", "world_size", "device")
+        if name in draft.bound
     ]
     parts = [
-        f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their order.\n'
-        f'{attached}\n    torchrun --nproc-per-node {num_ranks} {filename}\n"""\n\n',
+        f'"""{Path(filename).stem}: the cells that a notebook ran on {num_ranks} ranks, in their '
+        f'order.\n{attached}\n    torchrun --nproc-per-node {num_ranks} {filename}\n"""\n\n',
         "".join(f"from __future__ import {name}\n" for name in dict.fromkeys(draft.futures)),
         "\n" if draft.futures else "",
         _imports(draft.imports | ({"import asyncio"} if draft.awaits else set())),
@@ -175,19 +183,19 @@ def _device(backend: str) -> str:
 _PAUSE = """
 from time import sleep
 
-sleep(0.5)  # gloo's threads let go of their last tensors: while Python shuts down it would abort the process
+sleep(0.5)  # gloo's threads let go of their last tensors: in Python's shutdown, that would abort it
 """
 
 
 def write_tail(draft: Draft) -> str:
     """Everything after the last cell.
 
-    A script that raises does not come here, and need not: its process ends, and torchrun ends the others.
-    Taking down a process group in which others wait could hang. Threads of gloo's groups that something
-    still refers to (a model's, a mesh's) live on, and cannot be waited for: one that needs Python to let go
-    of its last operation's tensors while Python shuts down aborts the process (``ProcessGroupGloo::runLoop``,
-    ``AsyncWork``'s destructor; 8 of 24 runs of a short script on two busy cores, 1 of 25 with a barrier in
-    place of the pause, none of 50 with it).
+    A script that raises does not come here, and need not: its process ends, and torchrun ends the
+    others. Taking down a process group in which others wait could hang. Threads of gloo's groups
+    that something still refers to (a model's, a mesh's) live on, and cannot be waited for: one that
+    needs Python to let go of its last operation's tensors while Python shuts down aborts the
+    process (``ProcessGroupGloo::runLoop``, ``AsyncWork``'s destructor; 8 of 24 runs of a short
+    script on two busy cores, 1 of 25 with a barrier in place of the pause, none of 50 with it).
     """
     close = f"{draft.loop}.close()\n" if draft.awaits else ""
     # Cells, or a library that they use, may have destroyed it.

@@ -222,7 +222,10 @@ def _literal(value: Any, depth: int) -> str:
     if kind not in (list, tuple, dict, set) or len(value) > _MAX_ITEMS or depth > 4:
         raise ValueError("no literal")
     if kind is dict:
-        pairs = [f"{_literal(key, depth + 1)}: {_literal(item, depth + 1)}" for key, item in value.items()]
+        pairs = [
+            f"{_literal(key, depth + 1)}: {_literal(item, depth + 1)}"
+            for key, item in value.items()
+        ]
         return f"{{{', '.join(pairs)}}}"
     items = [_literal(item, depth + 1) for item in value]
     if kind is tuple:

@@ -37,7 +37,9 @@ def to_python(source: str) -> Plain:
     tree = parse(transformed)
     if tree is None:  # a magic without its %, as `cd /tmp`
         return Plain(
-            "".join(f"# left out: {line}\n" for line in source.splitlines()), set(), [source.strip()]
+            "".join(f"# left out: {line}\n" for line in source.splitlines()),
+            set(),
+            [source.strip()],
         )
     plain = Plain(transformed)
     lines = transformed.splitlines(keepends=True)
@@ -58,11 +60,15 @@ def magic_of(value: ast.expr) -> tuple[str, list[str]] | None:
     """``get_ipython().method("text", ...)``: the method and its texts."""
     match value:
         case ast.Call(
-            func=ast.Attribute(value=ast.Call(func=ast.Name(id="get_ipython"), args=[]), attr=method),
+            func=ast.Attribute(
+                value=ast.Call(func=ast.Name(id="get_ipython"), args=[]), attr=method
+            ),
             args=args,
         ):
             return method, [
-                arg.value for arg in args if isinstance(arg, ast.Constant) and type(arg.value) is str
+                arg.value
+                for arg in args
+                if isinstance(arg, ast.Constant) and type(arg.value) is str
             ]
     return None
 

@@ -15,8 +15,10 @@ from .rewriting import CannotRewriteError, awaits, comment, names_bound, names_i
 
 # Magics that have no trace in a script, or one of their own.
 _TRACELESS = (
-    "%load_ext", "%reload_ext", "%unload_ext", "%dist_start", "%dist_stop", "%dist_attach", "%dist_detach",
-    "%dist_restart", "%dist_auto", "%dist_export", "%dist_mesh", "%dist_seed", "%dist_push", "%dist_save",
+    "%load_ext", "%reload_ext", "%unload_ext", "%dist_start", "%dist_stop", "%dist_attach",
+    "%dist_detach",
+    "%dist_restart", "%dist_auto", "%dist_export", "%dist_mesh", "%dist_seed", "%dist_push",
+    "%dist_save",
     "%dist_load", "%matplotlib",
 )  # fmt: skip
 # What every script has; a cell of the notebook that binds one of them would take it from rank 0.
@@ -32,7 +34,9 @@ def write_comment(cell: NotebookCell) -> Iterator[Part]:
     if all(line.startswith("%dist_") for line in told):
         yield Part((cell.count,), f" is left out: {'; '.join(told)}", "")
     else:
-        yield Part((cell.count,), " ran in the notebook's own process:", comment(source_of(cell), depth=1))
+        yield Part(
+            (cell.count,), " ran in the notebook's own process:", comment(source_of(cell), depth=1)
+        )
 
 
 def source_of(cell: NotebookCell) -> str:
@@ -70,7 +74,11 @@ def _find_problem(cell: NotebookCell, draft: Draft) -> str:
                 if target and (everyone or target != expression):
                     bound.add(target)
     taken = sorted(bound & (_FRAME | draft.names))
-    return f"it binds {', '.join(f'`{name}`' for name in taken)}, which ranks use as well" if taken else ""
+    return (
+        f"it binds {', '.join(f'`{name}`' for name in taken)}, which ranks use as well"
+        if taken
+        else ""
+    )
 
 
 def _statements(cell: NotebookCell) -> list[ast.stmt]:
@@ -118,7 +126,9 @@ def _on_rank_0(source: str, count: int, draft: Draft) -> str:
 
 
 def _read_pull(line: str) -> tuple[str, str, bool]:
-    """The expression, the name that it gets in the notebook ("": none), and whether of all ranks."""
+    """The expression, the name that it gets in the notebook ("": none), and whether of all
+    ranks.
+    """
     options = parse_options("dist_pull", line)
     expression = " ".join(options["expression"])
     target = options["target"] or (expression if expression.isidentifier() else "")
@@ -126,7 +136,9 @@ def _read_pull(line: str) -> tuple[str, str, bool]:
 
 
 def _pull(line: str) -> str:
-    """A pull: every rank evaluates the expression, as in the notebook, and rank 0 gets what was asked for."""
+    """A pull: every rank evaluates the expression, as in the notebook, and rank 0 gets what was
+    asked for.
+    """
     expression, target, of_others = _read_pull(line)
     options = parse_options("dist_pull", line)
     if not target or (target == expression and not of_others):

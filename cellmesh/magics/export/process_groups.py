@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 _MAKES = re.compile(r"\b(?:init|destroy)_process_group\b")
 _SPAWNS = re.compile(r"\b(?:spawn|forkserver)\b")
-_NAMES_A_STORE = re.compile(r"""MASTER_PORT(?:["']\s*\])?\s*=(?!=)|["']MASTER_PORT["']\s*:|tcp://""")
+_NAMES_A_STORE = re.compile(
+    r"""MASTER_PORT(?:["']\s*\])?\s*=(?!=)|["']MASTER_PORT["']\s*:|tcp://"""
+)
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,16 @@ class GroupUse:
 def find_group_use(sources: Iterable[str]) -> GroupUse:
     """What cells do with process groups, by the words in them."""
     text = "\n".join(sources)
-    return GroupUse(*(pattern.search(text) is not None for pattern in (_MAKES, _NAMES_A_STORE, _SPAWNS)))
+    return GroupUse(
+        *(pattern.search(text) is not None for pattern in (_MAKES, _NAMES_A_STORE, _SPAWNS))
+    )
 
 
 def write_group_use(use: GroupUse, has_mesh: bool) -> str:
     """What lets cells call ``init_process_group`` in a script that has a process group.
 
-    torch numbers groups from 0 again after the default one was destroyed: the next one would read the
-    addresses that the last one has left in torchrun's store, so that one of a few runs fails.
+    torch numbers groups from 0 again after the default one was destroyed: the next one would read
+    the addresses that the last one has left in torchrun's store, so that one of a few runs fails.
 
     Args:
         use: what cells do.
@@ -49,7 +53,7 @@ def write_group_use(use: GroupUse, has_mesh: bool) -> str:
 _ADOPTION = '''
 
 def adopt_process_group(rank: int, world_size: int) -> None:
-    """Cells that make the process group find the one above, and make one where they have destroyed it."""
+    """Cells that make the process group find the one above, or make one after they destroyed it."""
     store, *_ = next(dist.rendezvous("env://"))
     make_group, numbers = dist.init_process_group, itertools.count()
 

@@ -15,7 +15,7 @@ from ...controller.source import CellSyntaxError
 from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell
-from ..checkpoints import look_at_checkpoint
+from .checkpoints import look_at_checkpoint
 from .history import Aside, Beginning, Entry, History, Push, RankCell, Reshape, Seed, value_of
 
 _BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
@@ -37,14 +37,22 @@ class Recorder:
         self.history = History()
 
     def cell(
-        self, count: int, source: str, run: Run[Any], quiet: bool, mesh: Mesh, argv: str | None = None
+        self,
+        count: int,
+        source: str,
+        run: Run[Any],
+        quiet: bool,
+        mesh: Mesh,
+        argv: str | None = None,
     ) -> None:
         """Ranks have been sent a cell."""
         entry = RankCell(source, _unless_all(run.ranks, mesh), quiet, run, argv=read_argv(argv))
         self.history.add(count, entry)
         run.on_end(entry.settle)
 
-    def magic(self, count: int, name: str, line: str, options: dict[str, Any], mesh: Mesh | None) -> None:
+    def magic(
+        self, count: int, name: str, line: str, options: dict[str, Any], mesh: Mesh | None
+    ) -> None:
         """A line magic has done what it does."""
         if mesh is not None and name in _BEGINNINGS:
             self.history.begin(_beginning(mesh, attached=name == "dist_attach"))
@@ -56,7 +64,12 @@ class Recorder:
     def close_cell(self, result: ExecutionResult | None) -> None:
         """IPython's event: a cell of the notebook has ended."""
         info = result.info if result is not None else None
-        if result is None or info is None or not info.store_history or result.execution_count is None:
+        if (
+            result is None
+            or info is None
+            or not info.store_history
+            or result.execution_count is None
+        ):
             return  # one inside another, or a front end's own
         if isinstance(result.error_in_exec, CellSyntaxError):
             return  # no rank has run anything
@@ -78,7 +91,10 @@ class Recorder:
             case "dist_save" | "dist_load" if options.get("ranks") is None:
                 try:
                     return look_at_checkpoint(mesh, name.removeprefix("dist_"), options["names"])
-                except (CellmeshError, KeyboardInterrupt):  # it was done, and only the script will lack it
+                except (
+                    CellmeshError,
+                    KeyboardInterrupt,
+                ):  # it was done, and only the script will lack it
                     return Aside(f"%{name} {line}", changes=True)
         return Aside(f"%{name} {line}".strip(), name in _CHANGES)
 

@@ -1,4 +1,6 @@
-"""``cellmesh.log`` in a script: there is nobody to plot, and cellmesh need not be installed. Pure."""
+"""``cellmesh.log`` in a script: there is nobody to plot, and cellmesh need not be installed.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,11 @@ def names_in(source: str) -> set[str]:
         match node:
             case ast.Name(id=name) | ast.arg(arg=name):
                 found.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 found.add(name)
             case ast.alias(name=name, asname=asname):
                 found.add(asname or name.partition(".")[0])
@@ -104,7 +108,9 @@ def without_globals(source: str) -> str:
 
 
 def _passing(source: str, statement: ast.stmt) -> str:
-    """A cell with ``pass`` in place of a statement, or without its lines where nothing else is on them."""
+    """A cell with ``pass`` in place of a statement, or without its lines where nothing else is on
+    them.
+    """
     begin = offset(source, statement.lineno, statement.col_offset)
     end = offset(source, statement.end_lineno, statement.end_col_offset)
     is_alone = statement.col_offset == 0 and source[end : end + 1] in ("", "\n")
@@ -112,7 +118,8 @@ def _passing(source: str, statement: ast.stmt) -> str:
 
 
 def guard(source: str) -> str:
-    """A cell of which a process that was spawned, and imports the script, runs only what defines names.
+    """A cell of which a process that was spawned, and imports the script, runs only what defines
+    names.
 
     Raises:
         CannotRewriteError: a part of it cannot stand under an ``if``.
@@ -137,7 +144,13 @@ def guard(source: str) -> str:
 
 def _only_defines(node: ast.stmt) -> bool:
     match node:
-        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+        case (
+            ast.Import()
+            | ast.ImportFrom()
+            | ast.FunctionDef()
+            | ast.AsyncFunctionDef()
+            | ast.ClassDef()
+        ):
             return True
         case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
             return True
@@ -147,8 +160,8 @@ def _only_defines(node: ast.stmt) -> bool:
 
 
 class _Generators(ast.NodeTransformer):
-    """Makes generators of all comprehensions: from Python 3.12 a symbol table lists the names that other
-    comprehensions bind with those of the function round them.
+    """Makes generators of all comprehensions: from Python 3.12 a symbol table lists the names that
+    other comprehensions bind with those of the function round them.
     """
 
     def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.AST:
@@ -204,7 +217,9 @@ def _check_same(source: str, moved: str) -> None:
     assert isinstance(block, ast.If)
     if ast.dump(before) != ast.dump(ast.Module(block.body[:-1], [])):
         raise CannotRewriteError("it means something else when it is indented")
-    if any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in before.body):
+    if any(
+        isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in before.body
+    ):
         raise CannotRewriteError("`from __future__ import` must stand first in a file")
 
 
@@ -247,7 +262,9 @@ def as_coroutine(source: str, name: str) -> str:
 
 
 def _lines(source: str) -> list[str]:
-    """Lines as Python counts them, with their line feeds (`str.splitlines` knows other ends as well)."""
+    """Lines as Python counts them, with their line feeds (`str.splitlines` knows other ends as
+    well).
+    """
     return re.findall(r"[^\n]*\n|[^\n]+", source)
 
 
@@ -260,7 +277,9 @@ def _ended(source: str) -> str:
 
 
 def show_last(source: str, show: str) -> str:
-    """A cell whose last expression, if it may have a value and is not ended by ``;``, is given to `show`."""
+    """A cell whose last expression, if it may have a value and is not ended by ``;``, is given to
+    `show`.
+    """
     tree = parse(source)
     if tree is None or not tree.body:
         return source
@@ -274,9 +293,9 @@ def show_last(source: str, show: str) -> str:
     expression = source[start:end]
     call = parse(f"{show}({expression})")
     match call.body if call is not None else None:
-        case [ast.Expr(value=ast.Call(args=[argument], keywords=[]))] if ast.dump(argument) == ast.dump(
-            last.value
-        ):
+        case [ast.Expr(value=ast.Call(args=[argument], keywords=[]))] if ast.dump(
+            argument
+        ) == ast.dump(last.value):
             pass
         case _:
             expression = f"({expression})"

@@ -1,7 +1,7 @@
 """``%dist_export``: what a notebook ran on its mesh, as one script for torchrun. Pure.
 
-A script does what the ranks did, in the same order and with the same numbers: `device`, `mesh`, process
-group and threads are made as `workers/rank.py` makes them.
+A script does what the ranks did, in the same order and with the same numbers: `device`, `mesh`,
+process group and threads are made as `workers/rank/main.py` makes them.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def export(history: History, path: Path, with_locals: bool, overwrite: bool) -> 
     except SyntaxError as e:
         line = script.text.splitlines()[(e.lineno or 1) - 1].strip()
         raise MeshUsageError(
-            f"{path} was not written, as it would be no Python: {e.msg}, at `{line}`; change or leave out "
-            "the cell with this line, %dist_restart, run the cells again, and export them"
+            f"{path} was not written, as it would be no Python: {e.msg}, at `{line}`; change or "
+            "leave out the cell with this line, %dist_restart, run the cells again, and export "
+            "them"
         ) from None
     path.write_text(script.text, encoding="utf-8")
     num_ranks = math.prod(history.beginning.dims.values())
@@ -93,7 +94,9 @@ def export(history: History, path: Path, with_locals: bool, overwrite: bool) -> 
     left = f", {len(script.left_out)} left out ({left})" if left else ""
     lines = [f"{path}: {cells}{left}; run it with `torchrun --nproc-per-node {num_ranks} {path}`"]
     if history.beginning.attached:
-        lines.append("only cells of this notebook are in it: what others ran on this mesh is not known here")
+        lines.append(
+            "only cells of this notebook are in it: what others ran on this mesh is not known here"
+        )
     return "\n".join([*lines, *(f"- {warning}" for warning in script.warnings)])
 
 
@@ -136,7 +139,9 @@ def _write_cells(
                 guarded = draft.groups.spawns and not isinstance(entry, RankCell)
                 yield dataclasses.replace(part, text=guard(part.text)) if guarded else part
             if isinstance(entry, Aside) and entry.changes:
-                draft.warnings.append(f"In [{cell.count}]: a script has nothing like `{entry.line}`")
+                draft.warnings.append(
+                    f"In [{cell.count}]: a script has nothing like `{entry.line}`"
+                )
         if not cell.is_on_ranks() and with_locals:
             yield from write_on_rank_0(cell, draft)
 
@@ -148,7 +153,11 @@ def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator
         case Push():
             yield write_push(count, entry, draft)
         case Reshape(dims):
-            yield Part((count,), f": %dist_mesh {describe_dims(dims)}", f"mesh = {make_mesh(dims, draft)}\n")
+            yield Part(
+                (count,),
+                f": %dist_mesh {describe_dims(dims)}",
+                f"mesh = {make_mesh(dims, draft)}\n",
+            )
         case Seed():
             yield write_seed(count, entry, uses_numpy, draft)
         case Checkpoint():

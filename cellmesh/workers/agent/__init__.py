@@ -1,1 +1,3 @@
-"""The agent: one small process a mesh, which starts, watches and ends the others for the controller."""
+"""The agent: one small process a mesh, which starts, watches and ends the others for the
+controller.
+"""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ...wire.framing import Frame, Parcel
+import msgspec
+
+from ...wire.codec import Frame, Parcel
 from ...wire.messages import Channel
 
 
-@dataclass(frozen=True)
-class Fork:
+class Fork(msgspec.Struct, frozen=True):
     """Fork these ranks; if there is no zygote to do it, start one, and say so when it is ready.
 
     Attributes:
@@ -25,22 +25,19 @@ class Fork:
     rejoin: bool = False
 
 
-@dataclass(frozen=True)
-class KillRanks:
+class KillRanks(msgspec.Struct, frozen=True):
     """SIGKILL these ranks and what they started."""
 
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class AskToLeave:
+class AskToLeave(msgspec.Struct, frozen=True):
     """Tell these ranks to end by themselves."""
 
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ToRanks:
+class ToRanks(msgspec.Struct, frozen=True):
     """Pass frames on."""
 
     ranks: tuple[int, ...]
@@ -48,15 +45,13 @@ class ToRanks:
     frames: Sequence[Frame]
 
 
-@dataclass(frozen=True)
-class Up:
+class Up(msgspec.Struct, frozen=True):
     """Tell the controller."""
 
     parcels: Sequence[Parcel[Any]]
 
 
-@dataclass(frozen=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """Everything has ended: tidy up and exit."""
 
     reason: str
@@ -67,6 +62,8 @@ Action = Fork | KillRanks | AskToLeave | ToRanks | Up | End
 
 def join_relays(actions: Sequence[Action]) -> list[Action]:
     """Make one message of what goes to the same ranks in a row."""
+    if len(actions) < 2:
+        return list(actions)
     joined: list[Action] = []
     for action in actions:
         last = joined[-1] if joined else None

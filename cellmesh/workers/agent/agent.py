@@ -1,8 +1,9 @@
 """The agent: one process a host that supervises its ranks; the shell round `supervisor.Supervisor`.
 
-It relays between controller and ranks, joins equal answers, watches every process through its pidfd, reads
-the ranks' descriptors 1 and 2, keeps what nobody is there to hear, and ends everything when told to or when
-the lease is over that begins when the controller goes. It imports no torch and unpickles nothing.
+It relays between controller and ranks, joins equal answers, watches every process through its
+pidfd, reads the ranks' descriptors 1 and 2, keeps what nobody is there to hear, and ends everything
+when told to or when the lease is over that begins when the controller goes. It imports no torch and
+unpickles nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 import msgspec
 
 from ...errors import HostError
+from ...wire.codec import Parcel, encode
 from ...wire.faults import Faults
-from ...wire.framing import Parcel, encode
+from ...wire.host import host_name, started_ticks
 from ...wire.messages import (
     AgentFault,
     Detach,
@@ -38,15 +40,15 @@ from ...wire.messages import (
     Stop,
     Stopped,
 )
-from ...wire.place import host_name, started_ticks
 from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
-from .. import processes
-from ..events import Events
-from ..output import read_log
+from .. import linux_process
+from ..rank.stdout import read_log
 from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up, join_relays
-from .attachment import Attachment, Dims
-from .family import Family
+from .controller_port import Attachment, Dims
+from .events import Events
+from .processes import Family
 from .supervisor import Supervisor
+from .zygote_client import ZygoteClient
 
 # How long to wait before an action that has failed is tried again.
 _PAUSE_S = 0.1
@@ -57,24 +59,31 @@ class Agent:
 
     Args:
         ticket: what to start.
+        zygote: the mesh's, which imports already.
 
     Raises:
         HostError: a socket cannot be bound.
         OSError: a process cannot be started.
     """
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: Ticket, zygote: ZygoteClient) -> None:
         self._ticket = ticket
-        self._supervisor = Supervisor(ticket.num_ranks, ticket.backend, host_name(), time.monotonic())
+        self._supervisor = Supervisor(
+            ticket.num_ranks, ticket.backend, host_name(), time.monotonic()
+        )
         self._done = False
         self._num_faults = 0
-        processes.become_subreaper()
-        processes.name_process("cellmesh-agent")
+        linux_process.become_subreaper()
+        linux_process.name_process("cellmesh-agent")
 
         self._faults = Faults("the mesh's agent", self._report)
         self._events = Events(self._faults)
-        self._family = Family(ticket, self._events, self._faults, self._supervisor, self._act)
-        self._attachment = Attachment(ticket, self._events, self._hear, self._greet, self._stop)
+        self._family = Family(
+            ticket, self._events, self._faults, self._supervisor, self._act, zygote
+        )
+        self._attachment = Attachment(
+            ticket, self._events, self._hear, self._greet, self._stop, self._family.hear
+        )
         self._events.watch_signals(
             (signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped from outside")
         )
@@ -83,16 +92,32 @@ class Agent:
 
     def serve(self) -> None:
         """Supervise until the mesh has ended."""
-        while not self._done:
-            self._events.wait(0 if self._attachment.is_readable() else self._patience_s())
+        # An import may fail before the controller has said hello: it is to hear why.
+        while not self._done or self._attachment.is_awaiting_first(time.monotonic()):
+            is_readable = self._attachment.may_be_readable
+            self._events.wait(0 if is_readable else _PAUSE_S if self._done else self._patience_s())
+            if self._attachment.may_be_readable:
+                self._faults.guard(self._attachment.serve)
+            self._tick(time.monotonic())
+
+    def _tick(self, now: float) -> None:
+        try:
+            if actions := self._supervisor.tick(now):
+                self._act(actions)
+        except Exception as error:
+            self._faults.take(error)
+        try:
+            self._attachment.tick(now)
+        except Exception as error:
+            self._faults.take(error)
+        if self._attachment.may_be_readable:  # something was sent
             self._faults.guard(self._attachment.serve)
-            now = time.monotonic()
-            self._faults.guard(lambda now: self._act(self._supervisor.tick(now)), now)
-            self._faults.guard(self._attachment.tick, now)
 
     def tell_failure(self, error: Exception) -> None:
         """Tell the controller why the mesh ends, when it is our own fault."""
-        self._attachment.send([Parcel(Stopped(f"the agent failed: {type(error).__name__}: {error}"))])
+        self._attachment.send(
+            [Parcel(Stopped(f"the agent failed: {type(error).__name__}: {error}"))]
+        )
 
     def close(self) -> None:
         """End every process below this one and remove the mesh's directory."""
@@ -105,15 +130,18 @@ class Agent:
         self._attachment.send([Parcel(AgentFault(text))])
 
     def _patience_s(self) -> float | None:
-        deadlines = (self._supervisor.deadline(), self._attachment.deadline())
-        due = min((at for at in deadlines if at is not None), default=None)
+        due, at = self._supervisor.deadline(), self._attachment.deadline()
+        due = at if due is None or (at is not None and at < due) else due
         num_faults, self._num_faults = self._num_faults, self._faults.num
         least = _PAUSE_S if num_faults != self._num_faults else 0.0
         return None if due is None else max(least, due - time.monotonic())
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            self._faults.guard(self._carry_out, action)
+            try:
+                self._carry_out(action)
+            except Exception as error:
+                self._faults.take(error)
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -139,6 +167,8 @@ class Agent:
         actions: list[Action] = []
         for verb, buffers in parcels:
             if type(verb) is Relay:
+                if verb.lends:
+                    buffers = self._family.lending.lend(verb, buffers, self._supervisor.pids())
                 self._attachment.pass_on(verb, buffers)
                 actions += self._supervisor.relay(verb, buffers)
             else:  # what was said before goes before
@@ -185,21 +215,23 @@ class Agent:
         self._act(self._supervisor.stop(reason, time.monotonic()))
 
 
-def main(ticket_path: str) -> int:
+def main(ticket_path: str, zygote: ZygoteClient) -> int:
     """Run an agent.
 
     Args:
         ticket_path: the mesh's ticket.
+        zygote: the mesh's, which imports already.
 
     Returns:
         Exit code.
     """
     ticket = msgspec.structs.replace(
-        read_ticket(Path(ticket_path)), agent_pid=os.getpid(), agent_ticks=started_ticks(os.getpid())
+        read_ticket(Path(ticket_path)),
+        agent_pid=os.getpid(),
+        agent_ticks=started_ticks(os.getpid()),
     )
-    processes.allow_many_descriptors()
     try:
-        agent = Agent(ticket)
+        agent = Agent(ticket, zygote)
     except (HostError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
 """Joins what ranks say alike, so that eight equal answers travel as one message.
 
-How far a progress bar is may wait, for the bars of other ranks and for its own next word: they travel ten
-times a second at most, whatever the number of ranks.
+How far a progress bar is may wait, for the bars of other ranks and for its own next word: they
+travel ten times a second at most, whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...wire.framing import Frame, Parcel
+from ...wire.codec import Frame, Parcel
 from ...wire.messages import Bar, Done, Failed, FromRank, Ranked
 
 # How long an answer waits for its like from other ranks.
@@ -29,14 +29,17 @@ class _Slot:
 class Merger:
     """Gathers verbs from ranks; each rank's own order is kept.
 
-    Call `expect` for every run that is passed to ranks: once all have answered nothing waits any longer.
+    Call `expect` for every run that is passed to ranks: once all have answered nothing waits any
+    longer.
     """
 
     _slots: list[_Slot] = field(default_factory=list)
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
     _expected: dict[int, int] = field(default_factory=dict)
-    _bars: dict[int, dict[tuple[int, int], Bar]] = field(default_factory=dict)  # rank -> (run, bar) -> it
+    _bars: dict[int, dict[tuple[int, int], Bar]] = field(
+        default_factory=dict
+    )  # rank -> (run, bar) -> it
     _bars_due: float | None = None
     _oldest: float | None = None
     _urgent: bool = False
@@ -62,7 +65,11 @@ class Merger:
             self._oldest = now
         if kind is Done or kind is Failed:
             self._urgent |= kind is Failed
-            self._count_down(verb.run, 1)
+            left = self._expected.get(verb.run)
+            if left is not None and left > 1:
+                self._expected[verb.run] = left - 1
+            elif left is not None:
+                self._count_down(verb.run, 1)
         if not buffers:
             slot = self._latest_slot.get(verb)
             if slot is not None and slot > self._last_of_rank.get(rank, -1):
@@ -81,8 +88,11 @@ class Merger:
 
     def deadline(self) -> float | None:
         """When `take` will give something, if nothing more comes; None if nothing waits."""
-        others = None if self._oldest is None else self._oldest + HOLD_S
-        return min((at for at in (others, self._bars_due) if at is not None), default=None)
+        if self._oldest is None or (
+            self._bars_due is not None and self._bars_due < self._oldest + HOLD_S
+        ):
+            return self._bars_due
+        return self._oldest + HOLD_S
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
         """What is to be sent now: all that waits, or nothing."""
@@ -92,7 +102,10 @@ class Merger:
             self._bars_due, self._urgent = None, True
         if not self._urgent and (self._oldest is None or now < self._oldest + HOLD_S):
             return []
-        parcels = [Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers) for slot in self._slots]
+        parcels = [
+            Parcel(Ranked(tuple(sorted(slot.ranks)), slot.verb), slot.buffers)
+            for slot in self._slots
+        ]
         self._slots, self._latest_slot, self._last_of_rank = [], {}, {}
         self._oldest, self._urgent = None, False
         return parcels

@@ -1,4 +1,4 @@
-"""The agent's ends of what connects it to one rank: two pipes and two sockets."""
+"""The agent's ends of what connects it to one rank: two pipes and three sockets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import ProtocolError
-from ...wire.framing import Frame
+from ...wire.codec import Frame
 from ...wire.messages import Channel, StreamName
+from ...wire.segments import Memfd
 from ...wire.stream import QueuedChannel
-from ..events import Events, Order
+from ..linux_process import receive_descriptors
+from .events import Events, Order
 
 _PIPE_BYTES = 64 * 1024
+_MAX_NEWS_BYTES = 8 * 1024
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Hearing:
 
 
 class RankLink:
-    """Two pipes (the rank's descriptors 1 and 2) and two socketpairs (work and control).
+    """Two pipes (the rank's descriptors 1 and 2) and three socketpairs (work, control, large
+    values).
 
     Made before the rank is forked; `theirs` go to it, then `start` begins to listen.
 
@@ -55,30 +59,56 @@ class RankLink:
         self._reads["stdout"], self._reads["stderr"] = out[0], err[0]
         self._channels["work"] = QueuedChannel(work[0])
         self._channels["control"] = QueuedChannel(control[0])
-        self.theirs = (out[1], err[1], work[1].detach(), control[1].detach())
+        segments = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        segments[0].setblocking(False)
+        self._segments = segments[0]
+        self._given: dict[int, Memfd] = {}  # run -> its value
+        self._is_heard = True
+        self.theirs = (out[1], err[1], *(pair[1].detach() for pair in (work, control, segments)))
 
     def close_theirs(self) -> None:
         """Close the rank's ends here, once they have been passed on."""
         for number in self.theirs:
             os.close(number)
-        self.theirs = ()  # type: ignore[assignment]
+        self.theirs = ()
 
     def start(self) -> None:
         """Listen to the rank."""
         for stream, number in self._reads.items():
             os.set_blocking(number, False)
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            self._events.add(number, Order.PIPE, functools.partial(self._read_pipe, stream, decoder))
+            self._events.add(
+                number, Order.PIPE, functools.partial(self._read_pipe, stream, decoder)
+            )
         for channel in self._channels.values():
             self._events.add(
                 channel.connection.fileno(), Order.SOCKET, functools.partial(self._serve, channel)
             )
+        self._events.add(self._segments.fileno(), Order.SOCKET, self._hear_segments)
 
     def send(self, channel: Channel, packed: Sequence[Frame]) -> None:
         """Send what `wire.stream.pack` gave, or queue what the rank is too slow to take."""
         queued = self._channels.get(channel)
         if queued is not None and not queued.send_packed(packed):
-            self._events.want_write(queued.connection.fileno(), True)
+            self._want(queued, True)
+
+    def hear(self, is_heard: bool) -> None:
+        """Whether to read answers and displays; where not, the rank waits once its socket is
+        full.
+        """
+        if is_heard != self._is_heard:
+            self._is_heard = is_heard
+            for queued in self._channels.values():
+                self._want(queued, not queued.flush())
+            self._events.want(self._segments.fileno(), is_heard, False)
+
+    def take_given(self, run: int) -> Memfd | None:
+        """The segment that the rank has given as the value of a run, once; None if there is
+        none.
+        """
+        if run not in self._given:
+            self._hear_segments(select.EPOLLIN)
+        return self._given.pop(run, None)
 
     def finish(self) -> None:
         """The rank has ended: hear its last words, then close everything."""
@@ -98,8 +128,14 @@ class RankLink:
             self._events.remove(channel.connection.fileno())
             channel.connection.close()
         self._channels.clear()
+        if self._segments.fileno() >= 0:
+            self._events.remove(self._segments.fileno())
+            self._segments.close()
+        self._given.clear()
 
-    def _read_pipe(self, stream: StreamName, decoder: codecs.IncrementalDecoder | None, event: int) -> bool:
+    def _read_pipe(
+        self, stream: StreamName, decoder: codecs.IncrementalDecoder | None, event: int
+    ) -> bool:
         """Read once; whether there may be more."""
         try:
             data = os.read(self._reads[stream], _PIPE_BYTES)
@@ -119,19 +155,43 @@ class RankLink:
             self._events.remove(number)
             os.close(number)
 
+    def _hear_segments(self, event: int) -> None:
+        while self._segments.fileno() >= 0:
+            try:
+                data, descriptors = receive_descriptors(self._segments, _MAX_NEWS_BYTES, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, descriptors = b"", []
+            if not data:  # the rank has ended or closed it, which its other sockets show
+                self._events.remove(self._segments.fileno())
+                return
+            if descriptors:
+                self._given[int.from_bytes(data, "little", signed=True)] = Memfd(descriptors[0])
+            else:
+                self._hearing.message([data])
+
     def _serve(self, channel: QueuedChannel, event: int) -> None:
         number = channel.connection.fileno()
         if event & select.EPOLLOUT and channel.flush():
-            self._events.want_write(number, False)
+            self._want(channel, False)
         if event & select.EPOLLIN:
             try:
-                self._tell(channel.read())
+                for frames in channel.read():
+                    self._hearing.message(frames)
             except ProtocolError as error:
                 self._events.remove(number)
                 self._hearing.broken(error)
         if channel.has_ended or event & (select.EPOLLHUP | select.EPOLLERR) == event:
             self._events.remove(number)
             self._hearing.broken(None)
+
+    def _want(self, channel: QueuedChannel, write: bool) -> None:
+        """Have `_serve` called for what there is to read, where that is heard, or when one can
+        write.
+        """
+        is_heard = self._is_heard or channel is not self._channels.get("work")
+        self._events.want(channel.connection.fileno(), is_heard, write)
 
     def _tell(self, messages: Sequence[Sequence[Frame]]) -> None:
         for frames in messages:

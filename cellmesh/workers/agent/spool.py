@@ -1,9 +1,11 @@
 """What an agent has to say and no controller has taken in yet; pure.
 
-As long as a controller is attached and keeps up, what ranks say passes through at once. Else it waits here:
-while nobody is attached, and while a controller is too slow. Output is bounded, and the oldest dropped first;
-answers are kept, as runs wait for them. Of runs in flight, also what an earlier controller has taken in is
-kept, so that another one can have them whole.
+As long as a controller is attached and keeps up, what ranks say passes through at once. Else it
+waits here: while nobody is attached, and while a controller is too slow. Output is bounded, and the
+oldest dropped first; answers are kept, as runs wait for them. Of runs in flight, also what an
+earlier controller has taken in is kept, so that another one can have them whole. Answers are
+bounded, too: while a controller is attached, ranks are not read (`num_bytes`, `ahead`); while none
+is, values that are too large are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from ...wire.framing import Parcel
+from ...wire.bounds import MAX_ANSWER_BYTES, may_wait_for
+from ...wire.codec import Frame, Parcel
 from ...wire.messages import (
     AgentFault,
     Ask,
@@ -25,20 +28,22 @@ from ...wire.messages import (
     Display,
     Done,
     Failed,
+    Logged,
     Output,
     Ranked,
+    RankState,
     Relay,
     RunInfo,
     Skipped,
     StartFailed,
     Stopped,
     StoreDied,
+    ToFrontEnd,
 )
+from ...wire.segments import SegmentFrame
 from ...wire.standin import stand_in
 
 MAX_OUTPUT_BYTES = 64 << 20
-# Of values and exceptions, while nobody is attached who could take them.
-MAX_ANSWER_BYTES = 256 << 20
 # What one message may hold of what has waited.
 CHUNK_BYTES = 1 << 20
 # Runs of the controller's own, which end with it.
@@ -46,6 +51,9 @@ _FIRST_OWN_RUN = 1 << 40
 
 # Of progress bars, the last word of so many is kept.
 MAX_BARS = 1000
+
+# A parcel takes this, whatever is in it.
+_LEAST_BYTES = 500
 
 _OUTPUT = (Output, Skipped, Display)
 # What means something to a controller that did not ask for it.
@@ -65,9 +73,12 @@ class _Flight:
 
     info: RunInfo
     waiting: set[int]
-    answers: list[Parcel[Any]] = field(default_factory=list)
+    # As kept; by whom; how much it was.
+    answers: list[tuple[Parcel[Any], tuple[int, ...], int]] = field(default_factory=list)
     asks: dict[int, Parcel[Any]] = field(default_factory=dict)
-    bars: dict[tuple[int, int], Parcel[Any]] = field(default_factory=dict)  # (rank, number): they go on
+    bars: dict[tuple[int, int], Parcel[Any]] = field(
+        default_factory=dict
+    )  # (rank, number): they go on
 
 
 class Spool:
@@ -78,6 +89,10 @@ class Spool:
         max_answer_bytes: bound on values that wait for somebody to attach.
 
     Attributes:
+        num_bytes: of what waits and may not be dropped.
+        ahead: the ranks of which too many values are kept, of runs that others have not ended; but
+            for those that another rank may wait for. The one that is furthest behind is never among
+            them.
         num_dropped_bytes: of output, since nobody was attached.
         next_run: above every run that was seen.
     """
@@ -89,9 +104,20 @@ class Spool:
         self._max_answer_bytes = max_answer_bytes
         self._entries: collections.OrderedDict[int, Parcel[Any]] = collections.OrderedDict()
         self._next_entry = 0
-        self._output: collections.deque[int] = collections.deque()  # those entries that may be dropped
+        self._output: collections.deque[int] = (
+            collections.deque()
+        )  # those entries that may be dropped
         self._output_bytes = 0
         self._answer_bytes = 0
+        self.num_bytes = 0
+        self.ahead: set[int] = set()
+        self._given_bytes: collections.Counter[int] = (
+            collections.Counter()
+        )  # rank -> in runs in flight
+        self._waits: dict[
+            int, RankState
+        ] = {}  # of ranks that waited for others when they last told
+        self._kept_bytes = 0  # of answers in flights
         self._bars: dict[BarKey, int] = {}  # entries that a bar's next word replaces
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._flights: dict[int, _Flight] = {}
@@ -113,6 +139,7 @@ class Spool:
     def forget_runs(self) -> None:
         """All ranks are replaced: nobody waits for what they ran."""
         self._flights.clear()
+        self._forget_answers()
 
     def replied(self, ranks: Iterable[int]) -> None:
         """These ranks no longer wait for what they have asked."""
@@ -144,6 +171,8 @@ class Spool:
                 elif type(inner) is AskEnded and inner.run in self._flights:
                     for rank in verb.ranks:
                         self._flights[inner.run].asks.pop(rank, None)
+                elif type(inner) is RankState:
+                    self._note_state(verb.ranks, inner)
             elif type(verb) is Died:
                 for run in list(self._flights):
                     if verb.rank in self._flights[run].waiting:
@@ -168,6 +197,8 @@ class Spool:
             if _is_output(parcel.verb):
                 self._output.append(self._next_entry)
                 self._output_bytes += size_of(parcel)
+            else:
+                self.num_bytes += size_of(parcel)
             self._next_entry += 1
         while self._output_bytes > self._max_output_bytes:
             self._drop_oldest_output()
@@ -186,6 +217,8 @@ class Spool:
             if self._output and self._output[0] == number:
                 self._output.popleft()
                 self._output_bytes -= size
+            else:
+                self.num_bytes -= size
             if _is_bar(parcel.verb):
                 del self._bars[_bar_key(parcel)]
             num_bytes += size
@@ -203,9 +236,7 @@ class Spool:
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = False, 0
-        self._answer_bytes = sum(
-            size_of(parcel) for flight in self._flights.values() for parcel in flight.answers
-        )
+        self._answer_bytes = self._kept_bytes
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
@@ -217,18 +248,23 @@ class Spool:
         """
         dead = {died.rank for died in deaths}
         # Who died and was replaced since lives: the mesh's state has it.
-        waiting = [p for p in self._entries.values() if type(p.verb) is not Died or p.verb.rank in dead]
+        waiting = [
+            p for p in self._entries.values() if type(p.verb) is not Died or p.verb.rank in dead
+        ]
         to_come = {parcel.verb.rank for parcel in waiting if type(parcel.verb) is Died}
         before: list[Parcel[Any]] = []
         asks: list[Parcel[Any]] = []
         bars: list[Parcel[Any]] = []
         for _, flight in sorted(self._flights.items()):
-            # One that died and was replaced since is not dead: the mesh's state, which comes later, says so.
-            before += [answer for answer in flight.answers if getattr(answer.verb, "rank", -1) not in dead]
+            # One that died and was replaced since is not dead: the mesh's state, which comes later,
+            # says so.
+            answers = [answer for answer, *_ in flight.answers]
+            before += [answer for answer in answers if getattr(answer.verb, "rank", -1) not in dead]
             asks += dict.fromkeys(flight.asks.values())
             bars += flight.bars.values()
             flight.bars = {}
             flight.answers, flight.asks, flight.waiting = [], {}, set(flight.info.ranks)
+        self._forget_answers()
         told = [Parcel(died) for died in deaths if died.rank not in to_come]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = True, 0
@@ -237,7 +273,9 @@ class Spool:
     # ---- inside
 
     def _note_bar(self, parcel: Parcel[Any]) -> None:
-        """A controller knows how far a bar is; as long as it goes on, another one will want to know."""
+        """A controller knows how far a bar is; as long as it goes on, another one will want to
+        know.
+        """
         bar: Bar = parcel.verb.verb
         flight = self._flights.get(bar.run)
         if flight is None:
@@ -256,21 +294,66 @@ class Spool:
         self._bars[key] = self._next_entry
         if len(self._bars) > MAX_BARS:
             oldest = next(iter(self._bars))
-            del self._entries[self._bars.pop(oldest)]
+            self.num_bytes -= size_of(self._entries.pop(self._bars.pop(oldest)))
         return False
 
-    def _note_answer(self, run: int, ranks: Iterable[int], parcel: Parcel[Any]) -> None:
+    def _note_answer(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
         flight = self._flights.get(run)
         if flight is None:
             return
         flight.waiting.difference_update(ranks)
         for rank in ranks:
             flight.asks.pop(rank, None)
-        if not flight.waiting:
-            del self._flights[run]
-        else:
-            kept = sum(map(size_of, flight.answers))
-            flight.answers.append(_lighten(parcel, self._max_answer_bytes - kept))
+            if self._waits and self._waits.pop(rank, None) is not None:  # it goes on
+                self._find_ahead()
+        if flight.waiting:
+            light = _lighten(parcel, self._max_answer_bytes - self._kept_bytes)
+            self._kept_bytes += size_of(light)
+            self._count_given(ranks, size_of(parcel))
+            flight.answers.append((light, ranks, size_of(parcel)))
+            return
+        del self._flights[run]
+        for light, givers, num_bytes in flight.answers:
+            self._kept_bytes -= size_of(light)
+            self._count_given(givers, -num_bytes)
+
+    def _count_given(self, ranks: Iterable[int], num_bytes: int) -> None:
+        """These ranks have given so much in runs that others have not ended; less, once they
+        have.
+        """
+        for rank in ranks:
+            self._given_bytes[rank] += num_bytes
+            if self._given_bytes[rank] > self._max_answer_bytes:
+                if not self._is_awaited(rank):
+                    self.ahead.add(rank)
+            else:
+                self.ahead.discard(rank)
+
+    def _note_state(self, ranks: Iterable[int], state: RankState) -> None:
+        for rank in ranks:
+            if state.collective:
+                self._waits[rank] = state
+            else:
+                self._waits.pop(rank, None)
+        self._find_ahead()
+
+    def _is_awaited(self, rank: int) -> bool:
+        """Whether another rank may wait for what this one does next."""
+        return any(
+            may_wait_for(state, (rank,)) for other, state in self._waits.items() if other != rank
+        )
+
+    def _find_ahead(self) -> None:
+        too_much = (
+            rank for rank, given in self._given_bytes.items() if given > self._max_answer_bytes
+        )
+        self.ahead = {rank for rank in too_much if not self._is_awaited(rank)}
+
+    def _forget_answers(self) -> None:
+        self._kept_bytes = 0
+        self._given_bytes.clear()
+        self._waits.clear()
+        self.ahead.clear()
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
         """What of this is kept while nobody is attached."""
@@ -303,7 +386,7 @@ class Spool:
         self._entries.clear()
         self._output.clear()
         self._bars.clear()
-        self._output_bytes = 0
+        self._output_bytes = self.num_bytes = 0
 
 
 def size_of(parcel: Parcel[Any]) -> int:
@@ -317,8 +400,16 @@ def size_of(parcel: Parcel[Any]) -> int:
         case Done() | Failed():
             traceback = len(verb.traceback) if isinstance(verb, Failed) else 0
             stream = len(verb.payload.stream) if verb.payload is not None else 0
-            return traceback + stream + sum(map(len, parcel.buffers))
-    return 100
+            return _LEAST_BYTES + traceback + stream + sum(map(_num_bytes, parcel.buffers))
+        case ToFrontEnd():
+            return _LEAST_BYTES + len(verb.content) + sum(map(len, parcel.buffers))
+        case Logged():
+            return _LEAST_BYTES + 16 * len(verb.steps) * len(verb.names)
+    return _LEAST_BYTES
+
+
+def _num_bytes(frame: Frame) -> int:
+    return frame.num_bytes if isinstance(frame, SegmentFrame) else len(frame)
 
 
 def _is_bar(verb: Any) -> bool:
@@ -340,11 +431,13 @@ def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
         return parcel
     verb = parcel.verb.verb
     text = (
-        f"it was {size / 1e6:,.0f} MB, too much to keep until somebody was attached. The run ended well on "
-        "the rank: ask for the value again (mesh.pull)"
+        f"it was {size / 1e6:,.0f} MB, too much to keep until somebody was attached. The run "
+        "ended well on the rank: ask for the value again (mesh.pull)"
     )
     if type(verb) is Failed:
-        light = msgspec.structs.replace(verb, payload=None, why_no_payload="it was too large to keep")
+        light = msgspec.structs.replace(
+            verb, payload=None, why_no_payload="it was too large to keep"
+        )
     else:
         light = msgspec.structs.replace(verb, payload=stand_in(text))
     return Parcel(Ranked(parcel.verb.ranks, light))

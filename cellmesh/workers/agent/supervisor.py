@@ -1,14 +1,15 @@
 """What an agent decides: pure, without sockets, processes or clocks.
 
-The agent's shell tells what happened by calling a method, with the time where it matters, and carries out the
-actions that come back. The life of a mesh::
+The agent's shell tells what happened by calling a method, with the time where it matters, and
+carries out the actions that come back. The life of a mesh::
 
     starting --all ranks ready--> ready --Restart--> restarting --all old ranks ended--> starting
         |                            |
-        +--a rank or import failed---+--Stop, lease over--> stopping --all ended, or grace over--> ended
+        +--a rank or import failed---+--Stop, lease over--> stopping --all ended, or grace over-->
+        ended
 
-While the mesh is ready, single ranks die, and are forked anew on demand (`Supervisor.respawn`): all that are
-asked for become ready, or none of them stays.
+While the mesh is ready, single ranks die, and are forked anew on demand (`Supervisor.respawn`): all
+that are asked for become ready, or none of them stays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ...wire.framing import Frame, Parcel
+from ...wire.codec import Frame, Parcel
 from ...wire.messages import (
     Died,
     Done,
@@ -35,10 +36,10 @@ from ...wire.messages import (
     StoreDied,
     StreamName,
 )
-from ..output import Gate
+from ..rank.stdout import Gate
 from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
-from .record import RankRecord
+from .rank_record import RankRecord
 
 # How long ranks may take to run their exit handlers before they are killed.
 LEAVE_S = 1.0
@@ -90,6 +91,11 @@ class Supervisor:
 
     # ---- the zygote and the processes
 
+    @property
+    def has_unforked(self) -> bool:
+        """Whether the zygote has not reported the process of some rank yet."""
+        return bool(self._unforked)
+
     def zygote_ready(self, num_gpus: int) -> list[Action]:
         """Torch is imported: fork what is to be forked, unless what was asked for cannot work."""
         if self._state == "ready":
@@ -99,7 +105,8 @@ class Supervisor:
         if self._backend == "nccl" and num_gpus < len(self._ranks):
             return self._fail_start(
                 "user",
-                f"--backend nccl needs a GPU for each rank: {len(self._ranks)} ranks, {num_gpus} GPUs here. "
+                f"--backend nccl needs a GPU for each rank: {len(self._ranks)} ranks, {num_gpus} "
+                "GPUs here. "
                 + (f"Start {num_gpus} ranks, or use" if num_gpus else "Use")
                 + " --backend gloo",
             )
@@ -110,10 +117,14 @@ class Supervisor:
 
     def zygote_failed(self, text: str) -> list[Action]:
         """An import failed in the zygote."""
-        return self._fail_respawn(text) if self._state == "ready" else self._fail_start("user", text)
+        return (
+            self._fail_respawn(text) if self._state == "ready" else self._fail_start("user", text)
+        )
 
     def zygote_ended(self, reason: str, last_output: str) -> list[Action]:
-        """The zygote's process ended; living ranks do without it, and another can fork what is missing."""
+        """The zygote's process ended; living ranks do without it, and another can fork what is
+        missing.
+        """
         text = f"the zygote {reason}\n{last_output}".strip()
         self._num_zygotes_lost += 1
         if self._incarnation == 0:
@@ -124,11 +135,15 @@ class Supervisor:
             return self._start_over(text)
         if self._num_zygotes_lost <= MAX_ZYGOTES_LOST:
             return [self._fork_missing()]
-        return self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
+        return (
+            self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
+        )
 
     def fork_failed(self, text: str) -> list[Action]:
         """The ranks could not be forked."""
-        return self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
+        return (
+            self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
+        )
 
     def store_ended(self, reason: str) -> list[Action]:
         """The c10d store's process ended; there may be a new one already (`store_port`)."""
@@ -175,7 +190,8 @@ class Supervisor:
         verb = parcel.verb
         kind = type(verb)
         if kind is Done or kind is Failed:
-            self._close_gate(rank, now)
+            if state.gate.hides:
+                self._close_gate(rank, now)
             state.answer(verb.run, kind is Done)
         elif kind is RankReady:
             state.phase, state.device, state.backend = "idle", verb.device, verb.backend
@@ -200,13 +216,16 @@ class Supervisor:
 
     def relay(self, order: Relay, frames: Sequence[Frame]) -> list[Action]:
         """Pass work or control messages on to the ranks that live."""
-        ranks = tuple(rank for rank in order.ranks if rank in self._ranks and self._ranks[rank].alive)
+        is_work, ranks = order.run >= 0 and order.channel == "work", []
+        for rank in order.ranks:
+            state = self._ranks.get(rank)
+            if state is not None and state.pid > 0:
+                ranks.append(rank)
+                if is_work:
+                    state.take(order.run, order.fills)
         if order.run >= 0 and ranks:
             self._merger.expect(order.run, len(ranks))
-            if order.channel == "work":
-                for rank in ranks:
-                    self._ranks[rank].take(order.run, order.fills)
-        return [ToRanks(ranks, order.channel, frames)] if ranks else []
+        return [ToRanks(tuple(ranks), order.channel, frames)] if ranks else []
 
     def restart(self) -> list[Action]:
         """Replace every rank."""
@@ -223,7 +242,9 @@ class Supervisor:
         """Fork these ranks anew; those among them that live are left alone."""
         if self._state != "ready":
             return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self._state}"))])]
-        wanted = {rank for rank in ranks if rank in self._ranks and self._ranks[rank].phase == "dead"}
+        wanted = {
+            rank for rank in ranks if rank in self._ranks and self._ranks[rank].phase == "dead"
+        }
         if not wanted or self._respawn_failure is not None:
             return [Up([Parcel(RespawnFailed(tuple(ranks), "none of them is dead, or not yet"))])]
         told = [died for _, died in self._endings if died.rank in wanted]
@@ -259,9 +280,10 @@ class Supervisor:
     def tick(self, now: float) -> list[Action]:
         """Do what is due."""
         actions: list[Action] = []
-        due = [died for at, died in self._endings if at <= now]
-        self._endings = [(at, died) for at, died in self._endings if at > now]
-        merged: list[Parcel[Any]] = [*self._merger.take(now), *map(Parcel, due)]
+        merged: list[Parcel[Any]] = [*self._merger.take(now)]
+        if self._endings:
+            merged += [Parcel(died) for at, died in self._endings if at <= now]
+            self._endings = [(at, died) for at, died in self._endings if at > now]
         if merged:
             actions.append(Up(merged))
         if self._state == "stopping" and self._kill_at is not None and now >= self._kill_at:
@@ -270,18 +292,21 @@ class Supervisor:
         if now >= self._respawn_until:
             is_last = self._respawn_failure is not None  # what was killed hangs in the kernel
             self._respawn_until = now + LEAVE_S
-            actions += self._fail_respawn(f"the ranks were not ready after {RESPAWN_S:.0f} s", is_last)
+            actions += self._fail_respawn(
+                f"the ranks were not ready after {RESPAWN_S:.0f} s", is_last
+            )
         return actions
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest; None: not before something happens."""
-        times = [at for at, _ in self._endings]
-        times += [at for at in (self._merger.deadline(),) if at is not None]
+        due = self._merger.deadline()
+        due = math.inf if due is None else due
+        if self._endings:
+            due = min(due, *(at for at, _ in self._endings))
         if self._state == "stopping" and self._kill_at is not None:
-            times.append(self._kill_at)
-        if self._respawn_until < math.inf:
-            times.append(self._respawn_until)
-        return min(times, default=None)
+            due = min(due, self._kill_at)
+        due = min(due, self._respawn_until)
+        return due if due < math.inf else None
 
     # ---- what there is to see
 
@@ -294,7 +319,7 @@ class Supervisor:
         """What to tell a controller that has just come."""
         if self._state == "ready":
             return Parcel(MeshReady(self.report({}), self.store_port))
-        return Parcel(Progress("importing torch", 0))
+        return Parcel(Progress("process group" if self._incarnation else "importing torch", 0))
 
     def deaths(self) -> list[Died]:
         """Of the ranks that are dead, as far as that has been told."""
@@ -332,10 +357,17 @@ class Supervisor:
         return self._fork_missing()
 
     def _start_over(self, text: str) -> list[Action]:
-        """What ranks need to become ready has ended: all are replaced, unless that is the first start."""
-        # They meet under keys of their incarnation: one that is forked later cannot join those that wait.
+        """What ranks need to become ready has ended: all are replaced, unless that is the first
+        start.
+        """
+        # They meet under keys of their incarnation: one that is forked later cannot join those that
+        # wait.
         self._num_starts_lost += 1
-        return self._fail_start("host", text) if self._num_starts_lost > MAX_STARTS_LOST else self.restart()
+        return (
+            self._fail_start("host", text)
+            if self._num_starts_lost > MAX_STARTS_LOST
+            else self.restart()
+        )
 
     def _fork_missing(self) -> Fork:
         return Fork(tuple(sorted(self._unforked)), self._incarnation, rejoin=bool(self._respawning))
@@ -346,10 +378,14 @@ class Supervisor:
             return []
         ranks = self._respawning
         self._forget_respawn()
-        return [Up([Parcel(Respawned(tuple(info for info in self.report({}) if info.rank in ranks)))])]
+        return [
+            Up([Parcel(Respawned(tuple(info for info in self.report({}) if info.rank in ranks)))])
+        ]
 
     def _fail_respawn(self, text: str, is_last: bool = False) -> list[Action]:
-        """Give up: what has been forked is killed, and when that is gone (or at last) the failure is told."""
+        """Give up: what has been forked is killed, and when that is gone (or at last) the failure
+        is told.
+        """
         if not self._respawning:
             return []
         actions: list[Action] = []

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from ...wire import marks
 from ...wire.interpreter import isolated_command
 from ...wire.ticket import Ticket
-from .. import processes
-from ..zygote import MAX_RANKS_A_MESSAGE, Forked, ForkRanks, ForkStore, Reply
+from .. import linux_process
+from ..zygote import MAX_RANKS_A_MESSAGE, ONE_THREAD, Forked, ForkRanks, ForkStore, Reply
+from ..zygote import main as serve_agent
+
+if TYPE_CHECKING:
+    from ..rank.shell import RankShell
 
 # Forks take milliseconds; a zygote that needs longer than this hangs.
 _FORK_S = 20.0
@@ -29,28 +34,24 @@ class ZygoteClient:
 
     Args:
         ticket: the mesh's.
+        shell: the ranks', in a process with one thread that has everything imported: it forks the
+            zygote.
 
     Raises:
         OSError: it could not be started.
     """
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: Ticket, shell: RankShell | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
         log = os.open(ticket.logs / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        # One thread: OpenBLAS starts its pool when numpy is imported, unless told not to.
-        environment = {
-            **os.environ,
-            **{"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            marks.VARIABLE: marks.value_of(ticket.mark, 0),
-        }
-        code = "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
-        self.pid = os.posix_spawn(
-            sys.executable,
-            isolated_command(code, str(theirs.fileno()), str(ticket.path)),
-            environment,
-            file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
-        )
+        if shell is None:
+            self.pid = _spawn(ticket, theirs.fileno(), log)
+        elif (pid := os.fork()) == 0:
+            ours.close()
+            _become_zygote(ticket, theirs.detach(), log, shell)
+        else:
+            self.pid = pid
         os.close(log)
         theirs.close()
         self._socket = ours
@@ -80,7 +81,9 @@ class ZygoteClient:
         """
         return self._ask(ForkStore(port, os.getpid()), [listener])
 
-    def fork_ranks(self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]) -> list[int]:
+    def fork_ranks(
+        self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]
+    ) -> list[int]:
         """Fork ranks.
 
         Args:
@@ -116,7 +119,7 @@ class ZygoteClient:
         try:
             data = self._socket.recv(_MAX_MESSAGE_BYTES)
         except TimeoutError:
-            processes.kill([self.pid])  # its end is noticed and reported
+            linux_process.kill([self.pid])  # its end is noticed and reported
             return []
         except OSError:
             return []
@@ -125,3 +128,29 @@ class ZygoteClient:
         forked = msgspec.msgpack.decode(data, type=Forked) if data else Forked([])
         self.problem = forked.problem
         return forked.pids
+
+
+def _spawn(ticket: Ticket, connection: int, log: int) -> int:
+    code = "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
+    return os.posix_spawn(
+        sys.executable,
+        isolated_command(code, str(connection), str(ticket.path)),
+        {**os.environ, **ONE_THREAD, marks.VARIABLE: marks.value_of(ticket.mark, 0)},
+        file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
+    )
+
+
+def _become_zygote(ticket: Ticket, connection: int, log: int, shell: RankShell) -> NoReturn:
+    status = 1
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ.update(ONE_THREAD)
+        marks.claim(ticket.mark, 0)
+        serve_agent(connection, str(ticket.path), shell)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

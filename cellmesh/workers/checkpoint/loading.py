@@ -1,6 +1,7 @@
 """Load a checkpoint into the objects that the names of the namespace stand for.
 
-Each rank reads what its own shards need, on whatever number of ranks it was saved. No collective is run.
+Each rank reads what its own shards need, on whatever number of ranks it was saved. No collective is
+run.
 """
 
 from __future__ import annotations
@@ -86,13 +87,15 @@ class _Contents:
         if name not in self.names:
             near = get_close_matches(name, self.names, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise MeshUsageError(f"{self.path} has no {name!r}{hint}; it has {', '.join(self.names)}")
+            raise MeshUsageError(
+                f"{self.path} has no {name!r}{hint}; it has {', '.join(self.names)}"
+            )
         key = f"{name}@{dist.get_rank()}"
         if key not in self.keys:
             num_ranks = sum(one.startswith(f"{name}@") for one in self.keys)
             raise MeshUsageError(
-                f"{name!r} was different on each of {num_ranks} ranks when it was saved, and there is none "
-                "for this one: leave it out"
+                f"{name!r} was different on each of {num_ranks} ranks when it was saved, and "
+                "there is none for this one: leave it out"
             )
         return key
 
@@ -122,11 +125,15 @@ class _Contents:
             stored = self.metadata.state_dict_metadata.get(fqn)
             if stored is None:
                 told.append(f"{fqn} is not in the checkpoint")
-            elif not isinstance(leaf, torch.Tensor) or not isinstance(stored, TensorStorageMetadata):
+            elif not isinstance(leaf, torch.Tensor) or not isinstance(
+                stored, TensorStorageMetadata
+            ):
                 if isinstance(leaf, torch.Tensor) or isinstance(stored, TensorStorageMetadata):
                     told.append(f"{fqn} is a tensor on one side only")
             elif leaf.size() != stored.size:
-                told.append(f"{fqn} is {tuple(stored.size)} in the checkpoint, and {tuple(leaf.shape)} here")
+                told.append(
+                    f"{fqn} is {tuple(stored.size)} in the checkpoint, and {tuple(leaf.shape)} here"
+                )
         told += [f"{fqn} is in the checkpoint only" for fqn in theirs if fqn not in mine]
         more = f"; and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
         return "; ".join(told[:_MAX_NAMED]) + more
@@ -170,7 +177,8 @@ def load(namespace: dict[str, Any], names: Sequence[str], path: Path) -> tuple[s
     chosen = tuple(names or contents.names)
     targets = [_target(contents, name, namespace, names) for name in chosen]
     trees = {target.key: target.tree for target in targets}
-    # As dcp.load does, but alone: a part of a mesh may load, and a rank that has failed keeps nobody waiting.
+    # As dcp.load does, but alone: a part of a mesh may load, and a rank that has failed keeps
+    # nobody waiting.
     reader, planner = FileSystemReader(path), DefaultLoadPlanner()
     planner.set_up_planner(trees, contents.metadata, True)
     reader.set_up_storage_reader(contents.metadata, True)
@@ -182,7 +190,9 @@ def load(namespace: dict[str, Any], names: Sequence[str], path: Path) -> tuple[s
     return chosen
 
 
-def _target(contents: _Contents, name: str, namespace: dict[str, Any], names: Sequence[str]) -> _Target:
+def _target(
+    contents: _Contents, name: str, namespace: dict[str, Any], names: Sequence[str]
+) -> _Target:
     key = contents.key_of(name)
     value = namespace.get(name)
     if name not in namespace:
@@ -204,8 +214,8 @@ def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, A
     """A tensor or a value can be made of what was saved; a model cannot."""
     if any(len(at) > 1 for at in contents.below(key).values()):
         raise MeshUsageError(
-            f"there is no name {name!r} to load into: make it as it was made when it was saved, or name what "
-            "else to load"
+            f"there is no name {name!r} to load into: make it as it was made when it was saved, "
+            "or name what else to load"
         )
     device = namespace.get("device", "cpu")
 
@@ -215,7 +225,9 @@ def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, A
     return _Target(key, contents.skeleton(key), bind)
 
 
-def _optimizer_target(contents: _Contents, key: str, optimizer: Optimizer, model: nn.Module) -> _Target:
+def _optimizer_target(
+    contents: _Contents, key: str, optimizer: Optimizer, model: nn.Module
+) -> _Target:
     groups = contents.skeleton(key, "param_groups") or []
     if not contents.below(key, "state"):  # it had not stepped, or never has any
 

@@ -1,10 +1,11 @@
-"""Save names of the ranks' namespaces with torch.distributed.checkpoint (DCP), all of it or nothing.
+"""Save names of the ranks' namespaces with torch.distributed.checkpoint (DCP), all of it or
+nothing.
 
-A save has two parts. On the main thread, in step with the other ranks: DCP's plan of who writes what, and a
-copy of what this rank is to write. Then, on a thread and without collectives, so that whatever befalls
-process groups meanwhile is no matter: each rank writes its files into a directory beside the checkpoint and
-leaves a mark; when all have, rank 0 puts that directory in the checkpoint's place in one step
-(`place`).
+A save has two parts. On the main thread, in step with the other ranks: DCP's plan of who writes
+what, and a copy of what this rank is to write. Then, on a thread and without collectives, so that
+whatever befalls process groups meanwhile is no matter: each rank writes its files into a directory
+beside the checkpoint and leaves a mark; when all have, rank 0 puts that directory in the
+checkpoint's place in one step (`place`).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from ...errors import HostError, MeshUsageError
 from ...wire.ranks import describe_ranks
+from .directory import Place
 from .loading import find_load_problem, load
-from .place import Place
 from .state import State, find_save_problem, key_of, plain_digests, read_state
 
 _LOOK_S = 0.02
@@ -83,7 +84,8 @@ class Checkpoints:
         return why or find_load_problem(self._namespace, names, Path(path))
 
     def load(self, names: Sequence[str], path: str) -> tuple[str, ...]:
-        """Load names in place; waits for a save. No collective is run, but for those of old FSDP models.
+        """Load names in place; waits for a save. No collective is run, but for those of old FSDP
+        models.
 
         Args:
             names: which; none for all that the checkpoint has.
@@ -235,7 +237,9 @@ class _Saving:
             raise
 
 
-def _prepare(namespace: Mapping[str, Any], names: Sequence[str], place: Place, tells: bool) -> _Saving:
+def _prepare(
+    namespace: Mapping[str, Any], names: Sequence[str], place: Place, tells: bool
+) -> _Saving:
     """Plan a save and copy what this rank is to write of it. Collective."""
     began_at = time.monotonic()
     state: dict[str, State] = {}
@@ -247,7 +251,8 @@ def _prepare(namespace: Mapping[str, Any], names: Sequence[str], place: Place, t
     said = _agree(read)
     rank, token = dist.get_rank(), said[0][1]
     keyed = {
-        key_of(name, rank, [digests[name] for _, _, digests in said]): state[name].tree for name in names
+        key_of(name, rank, [digests[name] for _, _, digests in said]): state[name].tree
+        for name in names
     }
     planner = _StagedPlanner()
 
@@ -285,7 +290,9 @@ def _prepare(namespace: Mapping[str, Any], names: Sequence[str], place: Place, t
     except BaseException:
         place.close(discards=True)
         raise
-    return _Saving(rank, tuple(names), place, writer, plan, planner, metadata, peers, began_at, tells)
+    return _Saving(
+        rank, tuple(names), place, writer, plan, planner, metadata, peers, began_at, tells
+    )
 
 
 def _open_peers(pids: Sequence[int], rank: int) -> dict[int, int]:

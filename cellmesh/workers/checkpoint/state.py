@@ -1,4 +1,6 @@
-"""What a name of the namespace is in a checkpoint: a tree of tensors and values, as DCP is given it."""
+"""What a name of the namespace is in a checkpoint: a tree of tensors and values, as DCP is given
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from ...errors import MeshUsageError
-from ..inspection import digest_of_tensor, is_dtensor
+from ..inspect.description import digest_of_tensor, is_dtensor
 from ..replicas.parts import is_wrapped
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -51,7 +53,10 @@ def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str
             if not value:
                 return f"{name!r} is an empty dict, of which DCP keeps nothing: leave it out"
             if not all(isinstance(key, str) for key in value):
-                return f"{name!r} is a dict whose keys are not all text, as DCP would make them: rename them"
+                return (
+                    f"{name!r} is a dict whose keys are not all text, as "
+                    "DCP would make them: rename them"
+                )
     return ""
 
 
@@ -75,7 +80,9 @@ def _state_of(value: Any, name: str, namespace: Mapping[str, Any], names: Sequen
 
 
 def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """An optimizer's state by the names of its model's parameters. One that has not stepped has none."""
+    """An optimizer's state by the names of its model's parameters. One that has not stepped has
+    none.
+    """
     with fresh_state(optimizer) as was_fresh:
         tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
     if was_fresh:
@@ -85,9 +92,11 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
-    """Let torch give an optimizer without state one, by a step that changes nothing; then it goes again.
+    """Let torch give an optimizer without state one, by a step that changes nothing; then it goes
+    again.
 
-    Gradients would keep torch from it, so they are out of the way meanwhile. Yields whether there was none.
+    Gradients would keep torch from it, so they are out of the way meanwhile. Yields whether there
+    was none.
     """
     is_fresh = not optimizer.state
     parameters = [p for group in optimizer.param_groups for p in group["params"] if is_fresh]
@@ -106,7 +115,8 @@ def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
 def owner_of(
     optimizer: Optimizer, name: str, namespace: Mapping[str, Any], names: Sequence[str]
 ) -> nn.Module:
-    """The model whose parameters an optimizer steps: of the names given, else the smallest at top level.
+    """The model whose parameters an optimizer steps: of the names given, else the smallest at top
+    level.
 
     Raises:
         MeshUsageError: there is none.
@@ -126,21 +136,24 @@ def owner_of(
         if found:
             return found[0][1]
     raise MeshUsageError(
-        f"{name!r} is an optimizer, and no module at top level has all of its parameters: its state is saved "
-        "and loaded by their names"
+        f"{name!r} is an optimizer, and no module at top level has all of its parameters: its "
+        "state is saved and loaded by their names"
     )
 
 
 def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None]:
     """For each name, digests by path of what may differ by rank; None where that is not asked."""
     return {
-        name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name)} if one.is_plain else None
+        name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name)}
+        if one.is_plain
+        else None
         for name, one in state.items()
     }
 
 
 def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) -> str:
-    """The key of a name in the checkpoint: its own, or one for each rank where ranks hold different things.
+    """The key of a name in the checkpoint: its own, or one for each rank where ranks hold different
+    things.
 
     Args:
         name: which.
@@ -195,6 +208,9 @@ def _is_text(leaf: Any) -> bool:
 
 def _missing(name: str, namespace: Mapping[str, Any]) -> str:
     if not name.isidentifier():
-        return f"{name!r} is no name: names of the ranks' namespace are saved and loaded, no expressions"
+        return (
+            f"{name!r} is no name: names of the ranks' namespace "
+            "are saved and loaded, no expressions"
+        )
     near = get_close_matches(name, [one for one in namespace if not one.startswith("_")], 1)
     return f"there is no name {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")

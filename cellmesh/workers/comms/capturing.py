@@ -1,7 +1,8 @@
 """What is printed and displayed within an ipywidgets `Output`: it becomes the widget's state.
 
-In a kernel the front end picks it from the kernel's messages, by the message that they answer. A rank's
-output reaches the notebook folded and in other messages, so the rank itself puts it where it belongs.
+In a kernel the front end picks it from the kernel's messages, by the message that they answer. A
+rank's output reaches the notebook folded and in other messages, so the rank itself puts it where it
+belongs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ GATHER_S = 0.1
 
 
 class Capture:
-    """The output that goes into one widget, from ``with output:`` on; shown on its run's thread or a timer's.
+    """The output that goes into one widget, from ``with output:`` on; shown on its run's thread or
+    a timer's.
 
     Args:
         widget: the `Output`.
@@ -44,9 +46,14 @@ class Capture:
             self._clear_if_due()
             last = self._outputs[-1] if self._outputs else {}
             if last.get("output_type") == "stream" and last.get("name") == stream:
-                self._outputs[-1] = {**last, "text": _after_returns(last["text"] + text)[-MAX_BYTES:]}
+                self._outputs[-1] = {
+                    **last,
+                    "text": _after_returns(last["text"] + text)[-MAX_BYTES:],
+                }
             else:
-                self._outputs.append({"output_type": "stream", "name": stream, "text": _after_returns(text)})
+                self._outputs.append(
+                    {"output_type": "stream", "name": stream, "text": _after_returns(text)}
+                )
             self._changed()
 
     def add_display(self, kind: DisplayKind, bundle: bytes, display_id: str) -> None:
@@ -74,7 +81,11 @@ class Capture:
                 self._changed()
             return
         content = json.loads(bundle, parse_constant=lambda name: None)  # NaN is no JSON
-        output = {"output_type": "display_data", "data": content["data"], "metadata": content["metadata"]}
+        output = {
+            "output_type": "display_data",
+            "data": content["data"],
+            "metadata": content["metadata"],
+        }
         if kind == "update":
             if display_id in self._ids:
                 self._outputs[self._ids[display_id]] = output

@@ -1,7 +1,7 @@
 """Updates of widgets' states, gathered: of each number or text, the newest is sent.
 
-Other values are all sent. Some widgets give orders by way of their state, as plotly does: a list, and None
-right behind it.
+Other values are all sent. Some widgets give orders by way of their state, as plotly does: a list,
+and None right behind it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Updates:
         shield: entered around what an interrupt must not cut in half.
     """
 
-    def __init__(self, send: SendUpdate, shield: AbstractContextManager[Any, Any] | None = None) -> None:
+    def __init__(
+        self, send: SendUpdate, shield: AbstractContextManager[Any, Any] | None = None
+    ) -> None:
         self._send = send
         self._shield = shield or contextlib.nullcontext()
         self._lock = threading.RLock()
@@ -46,7 +48,8 @@ class Updates:
         with self._shield, self._lock:
             waiting = self._waiting.get(comm, {})
             if any(
-                not (_is_plain(waiting[name]) and _is_plain(packed[name])) for name in packed.keys() & waiting
+                not (_is_plain(waiting[name]) and _is_plain(packed[name]))
+                for name in packed.keys() & waiting
             ):
                 self._flush()
             self._waiting.setdefault(comm, {}).update(packed)

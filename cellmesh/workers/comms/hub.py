@@ -1,11 +1,11 @@
 """Comms (widgets) that user code opens on a rank, carried to the notebook's front end and back.
 
-Nothing here happens before user code imports `comm`, as ipywidgets, anywidget and plotly do: then comms are
-made by `rank_comm.RankComm` in place of the package's own, which lead nowhere.
+Nothing here happens before user code imports `comm`, as ipywidgets, anywidget and plotly do: then
+comms are made by `rank_comm.RankComm` in place of the package's own, which lead nowhere.
 
-The widgets of a run are those of its lowest rank, which *leads* it. Other ranks' comms are quiet: they send
-nothing. They speak up once their rank leads a run that displays one of them (``%%dist --ranks 2``); so do the
-comms that an earlier notebook has seen, once a later one displays them.
+The widgets of a run are those of its lowest rank, which *leads* it. Other ranks' comms are quiet:
+they send nothing. They speak up once their rank leads a run that displays one of them (``%%dist
+--ranks 2``); so do the comms that an earlier notebook has seen, once a later one displays them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ...wire.framing import Frame, Parcel
+from ...wire.codec import Frame, Parcel
 from ...wire.messages import CommKind, DisplayKind, FromFrontEnd, StreamName, ToFrontEnd
-from ..after_import import AfterImport
-from ..streams import DISPLAY_BOUND, Pump, RankStream, RunTracker
+from ..rank.after_import import AfterImport
+from ..rank.runs import RunTracker
+from ..rank.streams import DISPLAY_BOUND, Pump, RankStream
 from .coalescing import Updates, pack
 
 if TYPE_CHECKING:
-    from ..shell import RankShell, Show
+    from ..rank.shell import RankShell, Show
     from .rank_comm import RankComm
 
 VIEW = b"application/vnd.jupyter.widget-view+json"
-# Of how many runs it is known that this rank leads them.
+# Of how many runs that a widget was called back for it is known that this rank leads them.
 _MAX_LED = 1000
 # What Jupyter's headers add to a message.
 _HEADERS_BYTES = 1000
@@ -59,7 +60,6 @@ class Comms:
         self._tracker = tracker
         self._rank = rank
         self._led: dict[int, int] = {}  # run -> the audience that it was for
-        self._audience = 0
         self._updates = Updates(self._send_update, shield)
         self._comms: dict[str, RankComm] = {}
         self._outdated: set[str] = set()  # comms of whose updates one was not sent
@@ -73,16 +73,10 @@ class Comms:
         names = ("comm", "ipykernel.ipkernel")
         AfterImport(dict.fromkeys(names, lambda module: self._take_over())).install()
 
-    def begin_run(self, run: int, lead: int, audience: int) -> None:
-        """A run begins on the main thread."""
-        self._audience = audience
-        if lead == self._rank:
-            self._led[run] = audience
-            if len(self._led) > _MAX_LED:
-                del self._led[next(iter(self._led))]
-
     def showing(self, show: Show) -> Show:
-        """Wrap what shows displays: widgets are made known first, `Output` widgets take what is theirs."""
+        """Wrap what shows displays: widgets are made known first, `Output` widgets take what is
+        theirs.
+        """
 
         def show_or_capture(kind: DisplayKind, bundle: bytes, display_id: str) -> None:
             if self._is_installed:
@@ -101,7 +95,8 @@ class Comms:
         return show_or_capture
 
     def receive(self, verb: FromFrontEnd, buffers: tuple[Frame, ...]) -> None:
-        """A message of the front end's; on the main thread. What a callback raises is shown, and not raised.
+        """A message of the front end's; on the main thread. What a callback raises is shown, and
+        not raised.
 
         Raises:
             KeyboardInterrupt: the callback was interrupted.
@@ -121,6 +116,8 @@ class Comms:
         self._tracker.enter(found.run)
         if found.audience:
             self._led[found.run] = found.audience
+            if len(self._led) > _MAX_LED:
+                del self._led[next(iter(self._led))]
         try:
             if verb.kind == "close":
                 found.close_from_front_end(message)
@@ -182,7 +179,20 @@ class Comms:
 
     def _audience_of(self, run: int) -> int:
         """For whom this rank leads a run, 0 if it does not."""
-        return self._led.get(run, 0)
+        if run in self._led:
+            return self._led[run]
+        records = reversed(self._tracker.copy_records())
+        return next(
+            (each.audience for each in records if each.run == run and each.lead == self._rank), 0
+        )
+
+    @property
+    def _audience(self) -> int:
+        """For whom the last cell or call was."""
+        try:
+            return self._tracker.records[-1].audience
+        except IndexError:
+            return 0
 
     def _send_update(self, comm: RankComm, state: Mapping[str, str]) -> None:
         """Send an update; the values are JSON already."""
@@ -204,7 +214,9 @@ class Comms:
         if kind == "close":
             self._pump.send(Parcel(verb))
             return True
-        if self._open_referred(packed, opened) and self._pump.send_to_widget(Parcel(verb, frames), num_bytes):
+        if self._open_referred(packed, opened) and self._pump.send_to_widget(
+            Parcel(verb, frames), num_bytes
+        ):
             return True
         if kind == "open":
             comm.audience = _REFUSED
@@ -221,7 +233,9 @@ class Comms:
         return False
 
     def _catch_up(self) -> None:
-        """After a cell or a callback, send the state of widgets of whose updates one was not sent."""
+        """After a cell or a callback, send the state of widgets of whose updates one was not
+        sent.
+        """
         self._updates.flush()
         outdated, self._outdated = self._outdated, set()
         for comm in (self._comms[comm_id] for comm_id in outdated if comm_id in self._comms):
@@ -245,7 +259,9 @@ class Comms:
         return displayed.audience == self._audience
 
     def _open_again(self, comm_id: str, opened: set[str]) -> bool:
-        """Open a comm, after the models that its state refers to: the front end wants them first."""
+        """Open a comm, after the models that its state refers to: the front end wants them
+        first.
+        """
         comm = self._comms.get(comm_id)
         if comm is None or comm_id in opened:
             return comm is None or comm.audience != _REFUSED
@@ -257,7 +273,9 @@ class Comms:
         return self._post(comm, "open", pack(content), buffers, opened)
 
     def _open_referred(self, packed: str, opened: set[str]) -> bool:
-        """Open the models that a message names and the front end does not know; False if one is refused."""
+        """Open the models that a message names and the front end does not know; False if one is
+        refused.
+        """
         names = [part.partition('"')[0] for part in packed.split('"IPY_MODEL_')[1:]]
         return all(self._open_again(name, opened) for name in names)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import comm
 from comm.base_comm import BaseComm, CommManager
 
-from ...wire.framing import Frame
+from ...wire.codec import Frame
 from ...wire.messages import CommKind
 from .capturing import Capture, begin_capture, end_capture
 

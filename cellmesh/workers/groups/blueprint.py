@@ -1,10 +1,13 @@
-"""What a rank writes down of its process groups, for a rank that replaces a dead one and for healing."""
+"""What a rank writes down of its process groups, for a rank that replaces a dead one and for
+healing.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-# What a rank knows of the setup of its models with one signature, in an order that is the same on all ranks.
+# What a rank knows of the setup of its models with one signature, in an order that is the same on
+# all ranks.
 Progress = tuple[tuple[int, ...], ...]
 
 
@@ -13,7 +16,8 @@ class GroupPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         name: torch's name of it.
-        ranks: the mesh's ranks of its members, in the group's order; () for the mesh's default group.
+        ranks: the mesh's ranks of its members, in the group's order; () for the mesh's default
+            group.
         backend: backend string.
         tag: "" for none.
         description: torch's description.

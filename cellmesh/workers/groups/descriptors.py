@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from ...stdlib import os, time
 
-# Of each group, besides a connection to each member: gloo's listening socket, its loop's, its rendezvous'.
+# Of each group, besides a connection to each member: gloo's listening socket, its loop's, its
+# rendezvous'.
 A_GROUP = 8
 # For Python itself, and for files that user threads open while groups are connected.
 _SPARE = 16
@@ -32,8 +33,9 @@ def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
         if time.monotonic() > deadline:
             limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             return (
-                f"{max(0, num_free)} of {limit} descriptors are free, and connecting process groups needs "
-                f"{needed}: close files and sockets there, or start the mesh under a higher `ulimit -n`"
+                f"{max(0, num_free)} of {limit} descriptors are free, and connecting process "
+                f"groups needs {needed}: close files and sockets there, or start the mesh under a "
+                "higher `ulimit -n`"
             )
         time.sleep(_LOOK_S)
     return ""

@@ -1,9 +1,10 @@
-"""The process groups of a rank: made, shaped into a DeviceMesh, cut when they must end, and healed in place.
+"""The process groups of a rank: made, shaped into a DeviceMesh, cut when they must end, and healed
+in place.
 
-torch makes every group through ``_new_process_group_helper``. That is wrapped here: torch makes its group as
-ever, and a `HealableGroup` takes its place in torch's books, so that all above sees what it would see under
-torchrun. To heal, torch makes a fresh group with the same arguments, and the `HealableGroup` works through
-that one from then on.
+torch makes every group through ``_new_process_group_helper``. That is wrapped here: torch makes its
+group as ever, and a `HealableGroup` takes its place in torch's books, so that all above sees what
+it would see under torchrun. To heal, torch makes a fresh group with the same arguments, and the
+`HealableGroup` works through that one from then on.
 """
 
 from __future__ import annotations
@@ -22,17 +23,25 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...stdlib import os
 from ...wire.messages import GroupCount
-from ..spans import Spans
-from . import cutting, descriptors, remote_calls
+from ..trace.recorder import Spans
+from . import abort, descriptors, rpc
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
-from .books import Books
+from .c10d_registry import Books
+from .group_factory import (
+    TIMEOUT,
+    Maker,
+    call_for,
+    call_of_split,
+    plan_of,
+    set_timeouts,
+    timeouts_of,
+)
+from .heal_rendezvous import Meeting
 from .healing import HealableGroup
 from .init_process_group import DefaultGroup, torch_init_process_group
+from .interruptible_wait import Patience
 from .ledger import Ledger, Operation
-from .making import TIMEOUT, Maker, call_for, call_of_split, plan_of, set_timeouts, timeouts_of
-from .meeting import Meeting
 from .model_reset import Survey, note_comm_hooks
-from .patience import Patience
 from .placement import Placement as Placement
 from .placement import choose_placement as choose_placement
 from .rendezvous import Rendezvous
@@ -53,22 +62,37 @@ class Groups:
         placement: device and backend.
         store_port: port of the c10d store on MASTER_ADDR.
         incarnation: counts the starts and restarts of the mesh; keys of different ones do not mix.
+        spans: what the rank did lately.
+
+    Attributes:
+        ledger: what they have begun.
     """
 
     def __init__(
-        self, rank: int, world_size: int, placement: Placement, store_port: int, incarnation: int
+        self,
+        rank: int,
+        world_size: int,
+        placement: Placement,
+        store_port: int,
+        incarnation: int,
+        spans: Spans | None = None,
     ) -> None:
         self.rank, self.world_size, self.placement = rank, world_size, placement
         self._prefix = f"cellmesh/{incarnation}"
         self._store = MeshStore(os.environ["MASTER_ADDR"], store_port)
         self._patience = Patience(self._store.waits)
-        self._ledger = Ledger(self._patience)
+        self.ledger = Ledger(self._patience, spans=spans or Spans())
         self._books = Books()
         self._rendezvous = Rendezvous(self._store, self._prefix, rank, world_size)
-        self._default = DefaultGroup(self._books, self._rendezvous, placement.backend, rank, world_size)
+        self._default = DefaultGroup(
+            self._books, self._rendezvous, placement.backend, rank, world_size
+        )
         self._groups: list[weakref.ref[HealableGroup]] = []
         self._plans: list[GroupPlan] = []
         self._mesh: MeshPlan | None = None
+        self.mesh: DeviceMesh | None = (
+            None  # what `mesh` is on this rank, whatever a user binds to the name
+        )
         self._maker = Maker(self._store, self._patience)
         self._is_broken = self._is_replaying = False
         self._keys: list[str] = []
@@ -83,20 +107,22 @@ class Groups:
         """Make a DeviceMesh over all ranks. Every rank must call it; blocks."""
         self._default.restore()
         first_group, before = c10d._world.group_count, set(c10d._world.pg_names.values())
-        mesh = init_device_mesh(self.placement.device.type, tuple(shape), mesh_dim_names=tuple(names))
+        mesh = init_device_mesh(
+            self.placement.device.type, tuple(shape), mesh_dim_names=tuple(names)
+        )
         dims = set(c10d._world.pg_names.values()) - before
         self._default.own |= {c10d._get_default_group().group_name} | dims
-        self._mesh = MeshPlan(tuple(names), tuple(shape), first_group)
+        self._mesh, self.mesh = MeshPlan(tuple(names), tuple(shape), first_group), mesh
         return mesh
 
     def _take_over(self) -> None:
         """Have torch make its groups through us, from now on."""
-        cutting.prepare_nccl(os.environ, self.placement.device)
+        abort.prepare_nccl(os.environ, self.placement.device)
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
         self._maker.intercept(self._new_group)
         self._default.take_over()
-        note_comm_hooks()
+        note_comm_hooks(self._patience.keep_types)
 
     def _init_process_group(self) -> None:
         torch_init_process_group(
@@ -147,7 +173,7 @@ class Groups:
         """A group of ours for a call of torch's helper; not connected yet."""
         ranks = self._members(asked)
         group = HealableGroup(
-            self._ledger,
+            self.ledger,
             asked["group_name"],
             asked["group_desc"] or "undefined",
             ranks,
@@ -175,7 +201,7 @@ class Groups:
         """Whether the groups must be healed: some were cut, or have lost a connection."""
         if self._is_broken or self._patience.has_left:
             return True
-        return not all(cutting.all_stand(group.sockets) for group in self._living())
+        return not all(abort.all_stand(group.sockets) for group in self._living())
 
     def mark_broken(self) -> None:
         """Have the groups healed before they are used again."""
@@ -201,16 +227,20 @@ class Groups:
     def _cut(self) -> int:
         groups = self._living()
         if any(group.sockets for group in groups):
-            cutting.await_quiet({fd: inode for group in groups for fd, inode in group.sockets.items()})
+            abort.await_quiet(
+                {fd: inode for group in groups for fd, inode in group.sockets.items()}
+            )
         return sum(group.cut() for group in groups)
 
     @property
     def spans(self) -> Spans:
         """What the rank did lately."""
-        return self._ledger.spans
+        return self.ledger.spans
 
     def missing(self) -> str:
-        """Which ranks have not called the ``init_process_group`` that this rank waits in, in words."""
+        """Which ranks have not called the ``init_process_group`` that this rank waits in, in
+        words.
+        """
         return self._rendezvous.missing()
 
     def counts(self) -> tuple[GroupCount, ...]:
@@ -219,39 +249,49 @@ class Groups:
 
     def mark(self) -> None:
         """Begin to count anew for `counts_since_mark`. Main thread."""
-        touched = self._ledger.touched
+        touched = self.ledger.touched
         if touched:
             for group in touched:
                 group.is_touched = False
                 group.forget_backward()
-            self._ledger.touched = []
+            self.ledger.touched = []
+            self.ledger.drop_ended()
 
     def counts_since_mark(self) -> tuple[GroupCount, ...]:
-        """The groups on which collectives were begun since `mark`, without messages. Main thread."""
-        touched = self._ledger.touched
+        """The groups on which collectives were begun since `mark`, without messages. Main
+        thread.
+        """
+        touched = self.ledger.touched
         if not touched:
             return ()
         return tuple(group.count(with_messages=False) for group in touched)
 
     def current(self) -> Operation | None:
-        """The operation that the main thread has begun last, if it has not ended."""
-        return self._ledger.current()
+        """An operation of the main thread that has not ended: the one begun last, or the oldest."""
+        return self.ledger.current()
 
     def last_operation(self) -> Operation | None:
         """The operation that the main thread has begun last, whether it has ended or not."""
-        return self._ledger.last_begun()
+        return self.ledger.last_begun()
 
     def blueprint(self) -> bytes:
         """All that a new rank needs to make these groups (see `rejoin`)."""
-        return msgspec.msgpack.encode(BlueprintData(tuple(self._plans), self._books.group_count, self._mesh))
+        return msgspec.msgpack.encode(
+            BlueprintData(tuple(self._plans), self._books.group_count, self._mesh)
+        )
 
     def _living(self) -> list[HealableGroup]:
         """The groups that have been made and not been destroyed, oldest first."""
-        found = [group for group in (reference() for reference in list(self._groups)) if group is not None]
+        found = [
+            group
+            for group in (reference() for reference in list(self._groups))
+            if group is not None
+        ]
         return [group for group in found if not group.is_destroyed]
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """In a rank without groups: make those of a living rank, without connections, which `heal` makes.
+        """In a rank without groups: make those of a living rank, without connections, which `heal`
+        makes.
 
         Args:
             blueprint: the living rank's; empty if there is none.
@@ -272,9 +312,13 @@ class Groups:
             self._init_process_group()
             for plan in data.groups:
                 if plan.ranks:
-                    group, _ = self._replay_group(call_for(plan, self.rank, c10d._get_default_store()))
+                    group, _ = self._replay_group(
+                        call_for(plan, self.rank, c10d._get_default_store())
+                    )
                     if isinstance(group, HealableGroup):
-                        c10d._world.pg_group_ranks[group] = {one: i for i, one in enumerate(plan.ranks)}
+                        c10d._world.pg_group_ranks[group] = {
+                            one: i for i, one in enumerate(plan.ranks)
+                        }
             c10d._world.group_count = mesh.first_group
             made = self.build_mesh(mesh.names, mesh.shape)
         c10d._world.group_count = max(data.group_count, c10d._world.group_count)
@@ -311,9 +355,9 @@ class Groups:
         return notes
 
     def _heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
-        remote_calls.forget_gatherings()
-        self._ledger.generation = self._rendezvous.generation = generation
-        self._ledger.spans.end_all()  # what was cut has no other end
+        rpc.forget_gatherings()
+        self.ledger.generation = self._rendezvous.generation = generation
+        self.ledger.spans.end_all()  # what was cut has no other end
         prefix = f"{self._prefix}/{generation:x}"
         gc.collect()  # ranks would differ in models that nobody holds any more
         models = Survey(self._half_done)
@@ -323,15 +367,15 @@ class Groups:
             if group.inner is not None:
                 group.timeouts = timeouts_of(group.inner)
             group.take_down("it is being healed")
-        self._ledger.last = None
+        self.ledger.forget_operations()
         self.mark()
         c10d._world.pg_coalesce_state.clear()  # an interrupted batch would swallow what comes next
         meeting = Meeting(self._store, prefix, self.rank, participants)
         old_keys, self._keys = self._keys, meeting.keys
         meeting.tell_presence(self._presence(models))
-        self._ledger.drain.let_go()  # all who are here have cut their side
+        self.ledger.drain.let_go()  # all who are here have cut their side
         self._agree(list(meeting.present.values()))
-        with self._store.note_keys(meeting.keys), self._ledger.rebuilding():
+        with self._store.note_keys(meeting.keys), self.ledger.rebuilding():
             for group in sorted(self._living(), key=_order):
                 why = meeting.why_not(group.plan, self.world_size)
                 if why:
@@ -352,7 +396,9 @@ class Groups:
             models.progress,
             self._default.is_the_meshs,
             {program: c10d._world.group_count} if (program := self._default.program) else {},
-            descriptors.find_lack((group.size() for group in self._living()), self._ledger.drain.num_held),
+            descriptors.find_lack(
+                (group.size() for group in self._living()), self.ledger.drain.num_held
+            ),
         )
 
     def _agree(self, present: Sequence[Presence]) -> None:
@@ -408,5 +454,7 @@ class Groups:
 
 
 def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
-    """All members connect their groups in this order, so that none waits for another in a different one."""
+    """All members connect their groups in this order, so that none waits for another in a different
+    one.
+    """
     return bool(group.plan.ranks), group.plan.name, group.plan.ranks

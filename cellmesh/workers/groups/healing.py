@@ -1,7 +1,8 @@
 """A process group whose connections can be made anew while users' models go on holding it.
 
-``HealableGroup`` is what ``torch.distributed`` and everything above it see; the work is done by an inner,
-plain ``ProcessGroup``, which is replaced when the group is healed; see `passing` for what passes through.
+``HealableGroup`` is what ``torch.distributed`` and everything above it see; the work is done by an
+inner, plain ``ProcessGroup``, which is replaced when the group is healed; see `passing` for what
+passes through.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from torch.futures import Future
 
 from ...errors import GroupDown
 from ...wire.messages import GroupCount
-from ...wire.past import What
-from ..threads import start_thread
-from . import cutting
+from ...wire.trace import What
+from ..rank.threads import start_thread
+from . import abort as cutting
 from .blueprint import GroupPlan
 from .ledger import Ledger, has_ended_well
-from .passing import pass_on_everything
+from .op_tracking import pass_on_everything
 
 # Groups that were taken down where there was no thread to end them in.
 _kept: list[Any] = []
@@ -53,7 +54,9 @@ def ended_work() -> Work:
 
 
 class _Silent:
-    """Stands in for the inner group where a rank is to keep its own value, and not take rank 0's."""
+    """Stands in for the inner group where a rank is to keep its own value, and not take rank
+    0's.
+    """
 
     def broadcast(self, *args: Any, **kwargs: Any) -> Work:
         return ended_work()
@@ -74,7 +77,13 @@ class HealableGroup(ProcessGroup):
     """
 
     def __init__(
-        self, ledger: Ledger, name: str, description: str, ranks: tuple[int, ...], rank: int, size: int
+        self,
+        ledger: Ledger,
+        name: str,
+        description: str,
+        ranks: tuple[int, ...],
+        rank: int,
+        size: int,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._ledger = ledger
@@ -105,9 +114,13 @@ class HealableGroup(ProcessGroup):
     def take_down(self, why: str) -> None:
         """Let operations raise `GroupDown` until the next `connect`."""
         members = f"of ranks {', '.join(map(str, self._ranks))}" if self._ranks else "of all ranks"
-        text = f"the process group {self._name!r} {members} is down: {why}. %dist_heal connects it again"
+        text = (
+            f"the process group {self._name!r} {members} is down: "
+            f"{why}. %dist_heal connects it again"
+        )
         self.is_up = False
-        # Its end waits for gloo's threads, and one of them may wait without end for a rank that died.
+        # Its end waits for gloo's threads, and one of them may wait without end for a rank that
+        # died.
         retired, self._inner = [self._inner], _Down(text)
         has_ended = type(retired[0]) is _Down or retired[0] is None or start_thread(retired.clear)
         if not has_ended:
@@ -116,7 +129,8 @@ class HealableGroup(ProcessGroup):
         self._reset_counts()
 
     def cut(self) -> int:
-        """Make blocked operations raise, from any thread; the group is of no use until it is healed.
+        """Make blocked operations raise, from any thread; the group is of no use until it is
+        healed.
 
         Returns:
             How many connections were cut.
@@ -155,7 +169,9 @@ class HealableGroup(ProcessGroup):
 
     @property
     def has_failed_in_backward(self) -> bool:
-        """Whether the last operation that DDP has begun did not end well: its gradients are not reduced."""
+        """Whether the last operation that DDP has begun did not end well: its gradients are not
+        reduced.
+        """
         work = self._backward_work
         return work is not None and not has_ended_well(work)
 
@@ -182,9 +198,13 @@ class HealableGroup(ProcessGroup):
         return self._ranks[rank] if self._ranks else rank
 
     def what(self, label: str) -> What:
-        """What its operations of one kind have in common; the same object until it is connected anew."""
+        """What its operations of one kind have in common; the same object until it is connected
+        anew.
+        """
         name, generation = str(self._name), self._ledger.generation
-        return self.whats.setdefault(label, What(label, name, self._ranks, generation, not self.is_gloo))
+        return self.whats.setdefault(
+            label, What(label, name, self._ranks, generation, not self.is_gloo)
+        )
 
     def _settle_from_anyone(self) -> None:
         """Count messages that anyone could send: whose they were shows when they have come."""
@@ -214,8 +234,8 @@ class HealableGroup(ProcessGroup):
 
     @property
     def bound_device_id(self) -> Any:
-        # With a device, torch would split new communicators off the default group's: not when rebuilding,
-        # which is not done by all ranks and finds the default group's aborted.
+        # With a device, torch would split new communicators off the default group's: not when
+        # rebuilding, which is not done by all ranks and finds the default group's aborted.
         return None if self._ledger.is_rebuilding else self._device_id
 
     @bound_device_id.setter
@@ -238,7 +258,9 @@ class HealableGroup(ProcessGroup):
         if self.is_up:
             self._inner.abort()
 
-    def split_group(self, new_ranks: Sequence[int], *args: Any, **kwargs: Any) -> ProcessGroup | None:
+    def split_group(
+        self, new_ranks: Sequence[int], *args: Any, **kwargs: Any
+    ) -> ProcessGroup | None:
         inner = self._inner.split_group(new_ranks, *args, **kwargs)
         if inner is None or self.adopt_split is None:
             return None

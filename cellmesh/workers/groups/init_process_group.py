@@ -1,9 +1,9 @@
 """``init_process_group`` and ``destroy_process_group`` as programs on a rank call them.
 
-A rank has the mesh's default group from the start: a program that asks for the whole mesh finds it. One that
-asks for another size or rank gets a default group of its own, and the mesh's groups are set aside; so they
-are by ``destroy_process_group``. Set aside, they stay connected and are healed as ever; they are back when a
-program asks for the whole mesh again, in the same objects.
+A rank has the mesh's default group from the start: a program that asks for the whole mesh finds it.
+One that asks for another size or rank gets a default group of its own, and the mesh's groups are
+set aside; so they are by ``destroy_process_group``. Set aside, they stay connected and are healed
+as ever; they are back when a program asks for the whole mesh again, in the same objects.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.distributed.device_mesh as device_mesh
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import _unregister_all_process_groups
 
-from .books import Books
-from .making import TIMEOUT
+from .c10d_registry import Books
+from .group_factory import TIMEOUT
 from .rendezvous import Call, Rendezvous, read_call
 
 torch_init_process_group = c10d.init_process_group
@@ -29,7 +29,9 @@ _inherited: list[Any] = []  # what a forked process has of its parent's groups, 
 
 
 def install() -> None:
-    """Put functions that know the mesh in the place of torch's; the zygote does so before it preloads."""
+    """Put functions that know the mesh in the place of torch's; the zygote does so before it
+    preloads.
+    """
     for module in (dist, c10d, device_mesh):
         if hasattr(module, "init_process_group"):
             vars(module)["init_process_group"] = init_process_group
@@ -59,7 +61,9 @@ destroy_process_group.__doc__ = torch_destroy_process_group.__doc__
 
 
 def _of_this_process() -> DefaultGroup | None:
-    """The rank's; in a process forked from it, nothing of the parent's groups is left after this."""
+    """The rank's; in a process forked from it, nothing of the parent's groups is left after
+    this.
+    """
     global _of_rank
     if _of_rank is not None and _of_rank.pid != os.getpid():
         _inherited.append((_of_rank, _of_rank.books.take_out()))
@@ -82,7 +86,9 @@ class DefaultGroup:
         own: names of the mesh's groups; others end with a ``destroy_process_group``.
     """
 
-    def __init__(self, books: Books, rendezvous: Rendezvous, backend: str, rank: int, size: int) -> None:
+    def __init__(
+        self, books: Books, rendezvous: Rendezvous, backend: str, rank: int, size: int
+    ) -> None:
         self.books, self._rendezvous = books, rendezvous
         self._backend, self._rank, self._size = backend, rank, size
         self.pid = os.getpid()
@@ -119,7 +125,8 @@ class DefaultGroup:
         if is_whole and self.is_the_meshs:
             raise ValueError(
                 f"the mesh's process group is {self._backend!r}, not {backend!r}: call "
-                f"dist.destroy_process_group() first, or %dist_stop and start with --backend {backend}"
+                "dist.destroy_process_group() first, or %dist_stop and start with --backend "
+                f"{backend}"
             )
         was_the_meshs = self.is_the_meshs
         if was_the_meshs:
@@ -168,7 +175,9 @@ class DefaultGroup:
             self.books.register_aside()
             self._rendezvous.end_session()
         elif dist.is_initialized():
-            for other in [one for one, name in c10d._world.pg_names.items() if name not in self.own]:
+            for other in [
+                one for one, name in c10d._world.pg_names.items() if name not in self.own
+            ]:
                 torch_destroy_process_group(other)
             self.books.set_aside()
         else:

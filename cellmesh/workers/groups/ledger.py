@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,12 +11,16 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import Work
 
 from ...stdlib import threading
-from ..spans import Spans
-from .cutting import Drain
-from .patience import Patience
+from ..trace.recorder import Spans
+from .abort import Drain
+from .interruptible_wait import Patience
 
 if TYPE_CHECKING:
     from .healing import HealableGroup
+
+
+# Of operations that are waited for later, so many are known at a time.
+_MAX_EARLIER = 1024
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,11 @@ class Operation:
     since: float
 
 
+# An operation's label, its group, when it was begun, and how to reach its Work; None while it is
+# called.
+Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
+
+
 @dataclass
 class Ledger:
     """What the groups of one process have begun: written with each operation, so kept small.
@@ -43,7 +53,9 @@ class Ledger:
         spans: what the rank did lately; told of each operation's begin and end.
         generation: of the groups; 0 until they are healed.
         touched: the groups that have begun collectives since `Groups.mark`.
-        last: the last operation of the main thread: label, group, when, and how to reach its Work.
+        last: the last operation of the main thread.
+        earlier: those of its operations that were under way when others were begun, oldest first:
+            the last one may fail or end while an earlier one is waited for.
     """
 
     patience: Patience
@@ -51,9 +63,24 @@ class Ledger:
     spans: Spans = field(default_factory=Spans)
     generation: int = 0
     touched: list[HealableGroup] = field(default_factory=list)
-    last: tuple[str, HealableGroup, float, Callable[[], Work | None] | None] | None = None
+    last: Begun | None = None
+    earlier: deque[Begun] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))
     is_rebuilding: bool = False
     main_thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
+
+    def keep(self, begun: Begun) -> None:
+        """Another operation begins: remember this one, if it is under way."""
+        if _is_under_way(begun):
+            self.drop_ended()
+            self.earlier.append(begun)
+
+    def drop_ended(self) -> None:
+        """Keep no reference to the oldest operations that have ended: a Work holds on to
+        tensors.
+        """
+        earlier = self.earlier
+        while earlier and not _is_under_way(earlier[0]):
+            earlier.popleft()
 
     def forget(self, group: HealableGroup) -> None:
         """Keep no reference to a group."""
@@ -61,18 +88,21 @@ class Ledger:
         group.is_touched = False
         if self.last is not None and self.last[1] is group:
             self.last = None
+        self.earlier = deque((one for one in self.earlier if one[1] is not group), _MAX_EARLIER)
+
+    def forget_operations(self) -> None:
+        """All operations have ended, or nobody waits for them any more."""
+        self.last = None
+        self.earlier.clear()
 
     def current(self) -> Operation | None:
-        """The last operation, if it is under way."""
+        """The last operation, if it is under way; else the oldest one that is."""
         last = self.last
-        if last is None:
-            return None
-        label, group, since, find_work = last
-        if find_work is not None:
-            work = find_work()
-            if work is None or has_ended(work):
-                return None
-        return Operation(label, group.group_name, since)
+        for one in ([last] if last is not None else []) + list(self.earlier):
+            if _is_under_way(one):
+                label, group, since, _ = one
+                return Operation(label, group.group_name, since)
+        return None
 
     def last_begun(self) -> Operation | None:
         """The last operation, ended or not."""
@@ -91,6 +121,14 @@ class Ledger:
             self.is_rebuilding = False
 
 
+def _is_under_way(begun: Begun) -> bool:
+    find_work = begun[3]
+    if find_work is None:
+        return True
+    work = find_work()
+    return work is not None and not has_ended(work)
+
+
 def has_ended(work: Work) -> bool:
     """Whether an operation is over, well or not."""
     try:
@@ -102,6 +140,8 @@ def has_ended(work: Work) -> bool:
 def has_ended_well(work: Work) -> bool:
     """Whether an operation is over and gave what it should."""
     try:
-        return work.is_completed() and work.wait()  # which does not wait then, but raises what it met
+        return (
+            work.is_completed() and work.wait()
+        )  # which does not wait then, but raises what it met
     except Exception:
         return False

@@ -15,7 +15,9 @@ class Placement:
     backend: str
 
 
-def choose_placement(backend: str, local_rank: int, num_local_ranks: int, num_gpus: int) -> Placement:
+def choose_placement(
+    backend: str, local_rank: int, num_local_ranks: int, num_gpus: int
+) -> Placement:
     """Choose device and backend of a rank.
 
     Args:
@@ -25,7 +27,8 @@ def choose_placement(backend: str, local_rank: int, num_local_ranks: int, num_gp
         num_gpus: GPUs on its host.
 
     Returns:
-        With ``auto``: NCCL for CUDA tensors where every rank has a GPU of its own, else gloo for all.
+        With ``auto``: NCCL for CUDA tensors where every rank has a GPU of its own, else gloo for
+        all.
     """
     if num_gpus == 0:
         return Placement(torch.device("cpu"), "gloo")

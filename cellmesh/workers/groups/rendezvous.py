@@ -1,10 +1,11 @@
 """How ranks of a mesh find each other where a program calls ``init_process_group`` or ``init_rpc``.
 
-Under torchrun every process is a client of one store, and nobody serves an address that a program names
-itself; in a plain script rank 0 of the call serves it. Here an address (``env://`` with MASTER_ADDR and
-MASTER_PORT, ``tcp://``, ``file://``) is only a name: the ranks that call with the same one meet over the
-mesh's store, each time under keys of their own. So nothing of an earlier run of a cell is met, no port has to
-be free, and a wait for ranks that have not called yet ends with the first stop.
+Under torchrun every process is a client of one store, and nobody serves an address that a program
+names itself; in a plain script rank 0 of the call serves it. Here an address (``env://`` with
+MASTER_ADDR and MASTER_PORT, ``tcp://``, ``file://``) is only a name: the ranks that call with the
+same one meet over the mesh's store, each time under keys of their own. So nothing of an earlier run
+of a cell is met, no port has to be free, and a wait for ranks that have not called yet ends with
+the first stop.
 
 A process that a rank has forked or spawned is none of the mesh: torch's own ways are left to it.
 """
@@ -26,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-from . import remote_calls
+from . import rpc
 from .store import InterruptibleStore, MeshStore, ProgramsTCPStore
 
 _SCHEMES = ("env", "tcp", "file")
@@ -76,12 +77,17 @@ class _Go(msgspec.Struct, frozen=True):
 
 
 def read_call(url: str, rank: int = -1, size: int = -1) -> Call:
-    """What a program says by an ``init_method``, its arguments and, for ``env://``, the environment."""
+    """What a program says by an ``init_method``, its arguments and, for ``env://``, the
+    environment.
+    """
     parts = urlparse(url)
     query = dict(pair.split("=", 1) for pair in parts.query.split("&") if "=" in pair)
     address: str | None = None
     if parts.scheme == "env":
-        query = {"rank": os.environ.get("RANK", ""), "world_size": os.environ.get("WORLD_SIZE", "")} | query
+        query = {
+            "rank": os.environ.get("RANK", ""),
+            "world_size": os.environ.get("WORLD_SIZE", ""),
+        } | query
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         address = f"{_plain(host)}:{port}" if host and port else None
     elif parts.scheme == "tcp" and parts.port is not None:
@@ -152,10 +158,14 @@ class Rendezvous:
 
         ProgramsTCPStore.waits = self._store.waits
         vars(dist)["TCPStore"] = ProgramsTCPStore
-        vars(dist)["_create_store_from_options"] = create_store  # of RPC whose workers may join and leave
+        vars(dist)["_create_store_from_options"] = (
+            create_store  # of RPC whose workers may join and leave
+        )
 
     def _handler(self, in_torch: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        def handle(url: str, timeout: timedelta = default_pg_timeout, **kwargs: Any) -> Iterator[Any]:
+        def handle(
+            url: str, timeout: timedelta = default_pg_timeout, **kwargs: Any
+        ) -> Iterator[Any]:
             call = read_call(url)
             if self._is_open:
                 call = replace(call, size=-1)
@@ -164,14 +174,14 @@ class Rendezvous:
                 yield from in_torch(url, timeout=timeout, **kwargs)
                 return
             if not self.for_group:
-                remote_calls.refuse_if_running()  # before the store that the running RPC uses is forgotten
+                rpc.refuse_if_running()  # before the store that the running RPC uses is forgotten
             session = self._meet(call, timeout)
             if self.for_group:
                 self.session = session
             else:
                 self._forget(self._remote_session)
                 self._remote_session = session  # C++ holds no reference that Python counts
-                remote_calls.begin(session.number)
+                rpc.begin(session.number)
             yield session.store, call.rank, call.size
             raise RuntimeError("Unable to perform rerendezvous")  # as torch's handlers
 
@@ -211,8 +221,9 @@ class Rendezvous:
             other = msgspec.msgpack.decode(held, type=_Join).mesh_rank
             if other != self._rank:
                 raise ValueError(
-                    f"ranks {other} and {self._rank} of the mesh both ask to be rank {rank} of {size} at "
-                    f"{call.address}: give each group a MASTER_PORT or an init_method of its own"
+                    f"ranks {other} and {self._rank} of the mesh both ask to be rank {rank} of "
+                    f"{size} at {call.address}: give each group a MASTER_PORT or an init_method "
+                    "of its own"
                 )
             store.set(keys[rank], value)  # left behind by an earlier call of this rank
         self._awaited = (place, size)
@@ -250,7 +261,7 @@ class Rendezvous:
 
     def _begin(self, number: int, members: tuple[int, ...], prefix: str) -> Session:
         keys: list[str] = []
-        kind = InterruptibleStore if self.for_group else remote_calls.RemoteCallsStore
+        kind = InterruptibleStore if self.for_group else rpc.RemoteCallsStore
         store = kind(PrefixStore(prefix, self._store), self._store.waits)
         store.note_all_keys(keys)
         return Session(number, members, store, keys)
@@ -277,16 +288,22 @@ class Rendezvous:
             session.store.forget_keys(session.keys)
 
     def missing(self) -> str:
-        """Which ranks of a call this rank waits for, in words; "" if it waits for none. From any thread."""
+        """Which ranks of a call this rank waits for, in words; "" if it waits for none. From any
+        thread.
+        """
         awaited = self._awaited
         if awaited is None:
             return ""
         place, size = awaited
         try:
-            missing = [str(rank) for rank in range(size) if not self._store.check([f"{place}/{rank}"])]
+            missing = [
+                str(rank) for rank in range(size) if not self._store.check([f"{place}/{rank}"])
+            ]
         except RuntimeError:  # the store's process has just died
             return ""
-        return f"for rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {size}" if missing else ""
+        return (
+            f"for rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {size}" if missing else ""
+        )
 
 
 def _seconds(timeout: timedelta) -> float:

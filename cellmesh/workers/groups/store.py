@@ -1,7 +1,8 @@
 """c10d stores as a rank uses them: waits that can be ended, and a connection that is made again.
 
-torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here every wait
-asks again in short steps, from Python; so a signal gets the main thread out, and `Waits.cut` all.
+torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here
+every wait asks again in short steps, from Python; so a signal gets the main thread out, and
+`Waits.cut` all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError
 
 from ...stdlib import os, socket, threading, time
-from ..processes import renew_resolver
+from ..linux_process import renew_resolver
 
 _CONNECT_S = 10.0
 # Time-out of waits for which the caller names none.
@@ -79,7 +80,8 @@ class Waits:
 class InterruptibleStore(Store):
     """Passes on to another store, but for the waits.
 
-    Keep a reference for as long as a process group uses it: what C++ holds of it does not count for Python.
+    Keep a reference for as long as a process group uses it: what C++ holds of it does not count for
+    Python.
 
     Args:
         store: the other one.
@@ -233,7 +235,9 @@ class MeshStore(InterruptibleStore):
 
     def _connect(self) -> TCPStore:
         try:  # torch's client would try for long, and write a stack a time
-            with socket.socket() as connection:  # what `socket.create_connection` calls may be patched
+            with (
+                socket.socket() as connection
+            ):  # what `socket.create_connection` calls may be patched
                 connection.settimeout(_CONNECT_S)
                 connection.connect((self._host, self._port))
         except OSError as error:
@@ -247,7 +251,9 @@ class MeshStore(InterruptibleStore):
 
 
 class ProgramsTCPStore(TCPStore):
-    """``dist.TCPStore`` for programs on a rank: its waits can be ended; see torch for the arguments."""
+    """``dist.TCPStore`` for programs on a rank: its waits can be ended; see torch for the
+    arguments.
+    """
 
     waits: Waits  # the rank's
 
@@ -269,7 +275,9 @@ class ProgramsTCPStore(TCPStore):
         if wait_for_workers and world_size:
             self.add(_WORKERS, 1)
             if is_master:
-                self.waits.until(lambda: self.add(_WORKERS, 0) >= world_size, limit_s, f"clients of {place}")
+                self.waits.until(
+                    lambda: self.add(_WORKERS, 0) >= world_size, limit_s, f"clients of {place}"
+                )
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -277,7 +285,9 @@ class ProgramsTCPStore(TCPStore):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         limit: timedelta = timeout or self.timeout  # type: ignore[attr-defined]
-        self.waits.until(lambda: self.check(keys), limit.total_seconds(), f"keys: {', '.join(keys)}")
+        self.waits.until(
+            lambda: self.check(keys), limit.total_seconds(), f"keys: {', '.join(keys)}"
+        )
 
 
 def _is_served(host: str, port: int) -> bool:
@@ -292,9 +302,9 @@ def _is_served(host: str, port: int) -> bool:
 def _no_name_lookups() -> Iterator[None]:
     """Let the resolver give up at once, on this thread.
 
-    When it connects, torch looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts file has: a
-    DNS query for each rank. Sixty-four at once lose packets and wait 5 s for them; without an answering
-    server, eight do.
+    When it connects, torch looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts
+    file has: a DNS query for each rank. Sixty-four at once lose packets and wait 5 s for them;
+    without an answering server, eight do.
     """
     before = os.environ.get("RES_OPTIONS")
     os.environ["RES_OPTIONS"] = "attempts:0"

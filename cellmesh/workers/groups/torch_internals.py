@@ -1,7 +1,7 @@
 """The private parts of torch that process groups, their release and their rebuilding lean on.
 
-Torch promises none of them. They are looked for when the zygote starts, so that a version that has lost one
-is refused by the part's name, and not found out in the middle of a failure.
+Torch promises none of them. They are looked for when the zygote starts, so that a version that has
+lost one is refused by the part's name, and not found out in the middle of a failure.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
     "torch.distributed.distributed_c10d": (
         "_new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, "
         "group_name, backend_options, timeout, pg_tag, device_id, group_desc)",
-        "_get_default_group", "_get_default_store", "_world.group_count", "_world.pg_backend_config",
+        "_get_default_group", "_get_default_store", "_world.group_count",
+        "_world.pg_backend_config",
         "_world.pg_coalesce_state", "_world.pg_group_ranks", "_world.pg_map", "_world.pg_names",
         "_world.pg_to_tag", "_world.tags_to_pg",
     ),
     "torch._C._distributed_c10d": (
-        "PrefixStore", "ProcessGroup", "ProcessGroupGloo", "TCPStore", "Work", "_create_work_from_future",
+        "PrefixStore", "ProcessGroup", "ProcessGroupGloo", "TCPStore", "Work",
+        "_create_work_from_future",
         "_register_comm_hook", "_register_process_group", "_resolve_process_group",
         "_unregister_process_group",
     ),
@@ -40,7 +42,9 @@ def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
         for part in parts:
             path, _, parameters = part.rstrip(")").partition("(")
             try:
-                found: Any = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+                found: Any = functools.reduce(
+                    getattr, path.split("."), importlib.import_module(module)
+                )
             except (ImportError, AttributeError):
                 yield f"{module}.{path}"
                 continue
@@ -60,6 +64,6 @@ def check(expected: Mapping[str, tuple[str, ...]] = EXPECTED) -> None:
     """
     if missing := ", ".join(find_missing(expected)):
         raise ImportError(
-            f"torch {torch.__version__} has no {missing}, which rebuilding process groups takes: cellmesh is "
-            "tried with torch 2.11 to 2.15, install one of those"
+            f"torch {torch.__version__} has no {missing}, which rebuilding process groups takes: "
+            "cellmesh is tried with torch 2.11 to 2.15, install one of those"
         )

@@ -25,7 +25,9 @@ Buckets = list[list[int]]  # positions of parameters, a list a bucket
 
 
 def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
-    """Take over where modules and files are looked for; a dict for the names, which are loaded after."""
+    """Take over where modules and files are looked for; a dict for the names, which are loaded
+    after.
+    """
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
     with contextlib.suppress(OSError):
         os.chdir(directory)
@@ -78,7 +80,9 @@ def contents_of(cell: types.CellType) -> Any:
 
 
 def make_function(code: types.CodeType, name: str, num_cells: int) -> types.FunctionType:
-    """A function that sees the rank's namespace; what it closes over may refer to it, and comes later."""
+    """A function that sees the rank's namespace; what it closes over may refer to it, and comes
+    later.
+    """
     cells = tuple(types.CellType() for _ in range(num_cells))
     return types.FunctionType(code, vars(sys.modules["__main__"]), name, None, cells)
 
@@ -153,7 +157,9 @@ def set_ddp(
     if state.get("device_ids"):
         state["device_ids"] = [torch.cuda.current_device()]
         state["output_device"] = torch.cuda.current_device()
-    state.update(_comm_hooks=[], _accum_grad_hooks=[], _has_rebuilt_buckets=False, _lazy_init_ran=False)
+    state.update(
+        _comm_hooks=[], _accum_grad_hooks=[], _has_rebuilt_buckets=False, _lazy_init_ran=False
+    )
     state.pop("_cellmesh_final_buckets", None)  # what healing notes of another reducer
     state["_cellmesh_buckets"] = buckets
     with _use_buckets(buckets, state["bucket_bytes_cap"]):
@@ -165,17 +171,22 @@ def set_ddp(
 def renew_reducers(ranks: Collection[int]) -> None:
     """Let this rank's DDP models go on with copies of them that have just come to new ranks.
 
-    After its first step a reducer agrees with the other ranks on its buckets, once. Where one rank's copy is
-    new and will do that, the others must do it again, or they wait for each other. Runs no collective.
+    After its first step a reducer agrees with the other ranks on its buckets, once. Where one
+    rank's copy is new and will do that, the others must do it again, or they wait for each other.
+    Runs no collective.
 
     Args:
         ranks: the new ones.
     """
     # By `type`, as `isinstance` asks the objects.
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    found = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)
+    ]
     for module in found:
         is_whole = "reducer" in vars(module)
-        if is_whole and not set(ranks).isdisjoint(dist.get_process_group_ranks(module.process_group)):
+        if is_whole and not set(ranks).isdisjoint(
+            dist.get_process_group_ranks(module.process_group)
+        ):
             _renew_reducer(module)
 
 
@@ -190,7 +201,9 @@ def _renew_reducer(module: DistributedDataParallel) -> None:
     parameters, expect_sparse_gradient = internals._build_params_for_reducer()
     names = internals._build_debug_param_to_name_mapping(parameters)
     with _use_buckets(buckets, internals.bucket_bytes_cap):
-        internals._ddp_init_helper(parameters, expect_sparse_gradient, names, internals.static_graph)
+        internals._ddp_init_helper(
+            parameters, expect_sparse_gradient, names, internals.static_graph
+        )
     if internals.static_graph:
         internals.reducer._set_static_graph()
         internals.logger._set_static_graph()
@@ -199,7 +212,9 @@ def _renew_reducer(module: DistributedDataParallel) -> None:
 
 
 def buckets_of(module: DistributedDataParallel) -> Buckets | None:
-    """The buckets that a module has come to in its second step; None where it has those of a new one."""
+    """The buckets that a module has come to in its second step; None where it has those of a new
+    one.
+    """
     internals: Any = module
     told = internals._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     if told:  # "3 2, 1 0"

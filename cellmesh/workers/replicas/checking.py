@@ -1,4 +1,6 @@
-"""One rank's word on whether replicas are equal, and by how much they differ; no collective is run."""
+"""One rank's word on whether replicas are equal, and by how much they differ; no collective is
+run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...errors import MeshUsageError
 from ...wire.replicas import Distance, Entry
-from ..inspection import digest_of_tensor
+from ..inspect.description import digest_of_tensor
 from .parts import Part, StateSlot, Walk, is_wrapped, rng_parts
 
 _CHUNK = 1 << 22  # elements compared at a time
@@ -47,8 +49,8 @@ def find_parts(
     parts = list(walk.parts(value, expression, replace))
     if not parts:
         raise MeshUsageError(
-            f"{expression} is a {type(value).__name__} without tensors or numbers: name a model, an "
-            "optimizer, a tensor, or rng"
+            f"{expression} is a {type(value).__name__} without tensors or numbers: name a model, "
+            "an optimizer, a tensor, or rng"
         )
     return parts, [], walk.slots
 
@@ -58,7 +60,9 @@ def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[Part],
     visible = {name: value for name, value in namespace.items() if not name.startswith("_")}
     modules = {name: value for name, value in visible.items() if isinstance(value, nn.Module)}
     wrapped = {name: module for name, module in modules.items() if is_wrapped(module)}
-    inner = {id(part) for module in wrapped.values() for part in module.modules() if part is not module}
+    inner = {
+        id(part) for module in wrapped.values() for part in module.modules() if part is not module
+    }
     parts: list[Part] = []
     left_out: list[Entry] = []
     seen: set[int] = set()
@@ -89,10 +93,10 @@ def check(namespace: Mapping[str, Any], expression: str) -> list[Entry]:
 
     Args:
         namespace: the rank's.
-        expression: a model, an optimizer, a tensor, a number, a scheduler, a generator, a container or an
-            object that holds them; ``rng`` for the process's generators (unless that is a name of the
-            namespace); "" for all wrapped models (DDP, FSDP, tensor parallel) and optimizers over them at
-            top level, with generators beside them, which may differ.
+        expression: a model, an optimizer, a tensor, a number, a scheduler, a generator, a container
+            or an object that holds them; ``rng`` for the process's generators (unless that is a
+            name of the namespace); "" for all wrapped models (DDP, FSDP, tensor parallel) and
+            optimizers over them at top level, with generators beside them, which may differ.
 
     Returns:
         One entry a tensor or value.
@@ -136,7 +140,9 @@ def find_tensor(namespace: Mapping[str, Any], expression: str, path: str) -> tor
     Raises:
         MeshUsageError: it is no longer there, or is no tensor.
     """
-    return _find_local(namespace, expression, path).cpu().clone(memory_format=torch.contiguous_format)
+    return (
+        _find_local(namespace, expression, path).cpu().clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _find_local(namespace: Mapping[str, Any], expression: str, path: str) -> torch.Tensor:
@@ -147,7 +153,9 @@ def _find_local(namespace: Mapping[str, Any], expression: str, path: str) -> tor
     raise MeshUsageError(f"there is no tensor {path} on this rank")
 
 
-def compare(namespace: Mapping[str, Any], expression: str, path: str, theirs: torch.Tensor) -> Distance:
+def compare(
+    namespace: Mapping[str, Any], expression: str, path: str, theirs: torch.Tensor
+) -> Distance:
     """How far the rank's own part of a tensor is from another rank's.
 
     Args:
@@ -162,7 +170,8 @@ def compare(namespace: Mapping[str, Any], expression: str, path: str, theirs: to
     ours = _find_local(namespace, expression, path)
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         raise MeshUsageError(
-            f"{path} is {tuple(ours.shape)} {ours.dtype} here, and {tuple(theirs.shape)} {theirs.dtype} there"
+            f"{path} is {tuple(ours.shape)} {ours.dtype} here, and {tuple(theirs.shape)} "
+            f"{theirs.dtype} there"
         )
     return distance(ours, theirs)
 

@@ -1,8 +1,8 @@
 """Which names of a rank can be copied to a new one, and their values as one pickle.
 
-One pickle for all, so that what is shared stays shared: an optimizer holds the parameters of its model. What
-belongs to the rank itself (groups, meshes, its device) travels as a reference that the new rank resolves by
-its own books.
+One pickle for all, so that what is shared stays shared: an optimizer holds the parameters of its
+model. What belongs to the rank itself (groups, meshes, its device) travels as a reference that the
+new rank resolves by its own books.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ...errors import CellmeshError, UnpicklableError
 from ...wire import payload
-from ...wire.framing import Frame
+from ...wire.codec import Frame
 from ...wire.messages import Pickled
-from ..exceptions import text_of
-from ..inspection import is_dtensor
+from ..inspect.description import is_dtensor
+from ..rank.exceptions import text_of
 from . import arriving
 from .memory import memory_of
 
@@ -42,7 +42,10 @@ _SHELL_NAMES = frozenset(("In", "Out", "get_ipython", "exit", "quit", "open", "d
 _SHARD = "a shard of this rank's: load a checkpoint"
 _CANNOT: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (threading.Thread, "a thread"),
-    ((type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event), "a lock"),
+    (
+        (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event),
+        "a lock",
+    ),
     ((queue.Queue, queue.SimpleQueue), "a queue between threads"),
     (Executor, "a pool of workers"),
     (socket.socket, "a socket"),
@@ -61,10 +64,14 @@ def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
         namespace: the rank's.
 
     Returns:
-        The names that can be copied, and for others why not. Names that begin with ``_`` and what every
-        rank has by itself (``rank``, ``mesh``, ...) are in neither.
+        The names that can be copied, and for others why not. Names that begin with ``_`` and what
+        every rank has by itself (``rank``, ``mesh``, ...) are in neither.
     """
-    names = [name for name in namespace if not name.startswith("_") and name not in _OWN_NAMES | _SHELL_NAMES]
+    names = [
+        name
+        for name in namespace
+        if not name.startswith("_") and name not in _OWN_NAMES | _SHELL_NAMES
+    ]
     reasons = {name: why for name in names if (why := _why_not(namespace, name))}
     return [name for name in names if name not in reasons], reasons
 
@@ -72,9 +79,9 @@ def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
     """The values of names as one pickle of a dict, for another rank.
 
-    A name that turns out not to be copyable is left out, with a line on stderr that says why. Where the
-    pickle is loaded, `sys.path` and the working directory become this rank's first, as modules of the
-    user's are copied by reference.
+    A name that turns out not to be copyable is left out, with a line on stderr that says why. Where
+    the pickle is loaded, `sys.path` and the working directory become this rank's first, as modules
+    of the user's are copied by reference.
 
     Args:
         namespace: the rank's.
@@ -117,7 +124,9 @@ def _why_not(namespace: Mapping[str, Any], name: str) -> str:
 
 
 class _Values:
-    """Names and their values; pickled as a dict that the arriving rank makes after it has moved in."""
+    """Names and their values; pickled as a dict that the arriving rank makes after it has moved
+    in.
+    """
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -146,7 +155,13 @@ class _Reducer:
     def __call__(self, value: Any) -> Any:
         match value:
             case _Values():
-                return arriving.move_in, (list(sys.path), os.getcwd()), None, None, iter(value.values.items())
+                return (
+                    arriving.move_in,
+                    (list(sys.path), os.getcwd()),
+                    None,
+                    None,
+                    iter(value.values.items()),
+                )
             case torch.storage.TypedStorage():
                 return arriving.make_typed, (self._storage_of(value._untyped_storage), value.dtype)
             case torch.UntypedStorage():
@@ -242,7 +257,14 @@ class _Reducer:
     def _reduce_sampler(self, sampler: DistributedSampler[Any]) -> Any:
         """Its `rank` is the new rank's, in whatever this rank's is."""
         dim = self._dim_of_sampler(sampler)
-        return arriving.make_sampler, (type(sampler), dim), sampler.__dict__, None, None, arriving.set_sampler
+        return (
+            arriving.make_sampler,
+            (type(sampler), dim),
+            sampler.__dict__,
+            None,
+            None,
+            arriving.set_sampler,
+        )
 
     def _dim_of_sampler(self, sampler: DistributedSampler[Any]) -> int:
         """The dim of ``mesh`` that it goes by, -1 for all ranks."""
@@ -252,10 +274,13 @@ class _Reducer:
         root = self._namespace.get("mesh")
         if isinstance(root, DeviceMesh):
             part = (sampler.num_replicas, sampler.rank)
-            fitting = [d for d in range(root.ndim) if (root.size(d), root.get_local_rank(d)) == part]
+            fitting = [
+                d for d in range(root.ndim) if (root.size(d), root.get_local_rank(d)) == part
+            ]
         if len(fitting) != 1:
             raise UnpicklableError(
-                f"a DistributedSampler for part {sampler.rank} of {sampler.num_replicas}: make it again there"
+                f"a DistributedSampler for part {sampler.rank} of {sampler.num_replicas}: make it "
+                "again there"
             )
         return fitting[0]
 
@@ -263,13 +288,18 @@ class _Reducer:
 def _refuse_shards(tensor: torch.Tensor) -> Any:
     if is_dtensor(tensor) or type(tensor).__name__ == "ShardedTensor":
         raise UnpicklableError(_SHARD)
-    return NotImplemented
+    # Not left to `payload`, which copies what is a part of a storage: here tensors go on sharing
+    # it.
+    plain: Any = tensor if type(tensor) is torch.Tensor else None
+    return NotImplemented if plain is None else plain.__reduce_ex__(5)
 
 
 def _refuse_pipeline_stage(value: Any) -> None:
     pipelining: Any = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is not None and isinstance(value, pipelining._PipelineStageBase):
-        raise UnpicklableError(f"a pipeline's stage {value.stage_index}: make the new rank's own there")
+        raise UnpicklableError(
+            f"a pipeline's stage {value.stage_index}: make the new rank's own there"
+        )
 
 
 def _refuse_fsdp(module: torch.nn.Module) -> Any:
@@ -280,12 +310,18 @@ def _refuse_fsdp(module: torch.nn.Module) -> Any:
 
 
 def _reduce_ddp(module: DistributedDataParallel) -> Any:
-    """With its group, which need not be the default one; its reducer is made anew, without a collective."""
+    """With its group, which need not be the default one; its reducer is made anew, without a
+    collective.
+    """
     if module.mixed_precision is not None:
         raise UnpicklableError(
             "DistributedDataParallel with mixed_precision: wrap the model again on all ranks"
         )
-    state = {key: v for key, v in module.__dict__.items() if key not in ("reducer", "logger", "_comm_hooks")}
+    state = {
+        key: v
+        for key, v in module.__dict__.items()
+        if key not in ("reducer", "logger", "_comm_hooks")
+    }
     hooks = list(module._comm_hooks)
     carried = (state, hooks, arriving.buckets_of(module))
     return arriving.make_ddp, (type(module),), carried, None, None, arriving.set_ddp

@@ -10,8 +10,8 @@ import torch
 def memory_of(storage: torch.UntypedStorage) -> memoryview:
     """A CPU storage's bytes, to be read and written, without a copy.
 
-    As ``numpy()`` of a tensor would give them, but for this: torch never again resizes memory that numpy has
-    seen, and FSDP2 resizes what holds its parameters.
+    As ``numpy()`` of a tensor would give them, but for this: torch never again resizes memory that
+    numpy has seen, and FSDP2 resizes what holds its parameters.
     """
     array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
     array.storage = storage  # type: ignore[attr-defined]  # lives as long as the view does
@@ -21,4 +21,6 @@ def memory_of(storage: torch.UntypedStorage) -> memoryview:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a CPU tensor whose elements lie behind each other, likewise."""
     begin = tensor.storage_offset() * tensor.element_size()
-    return memory_of(tensor.untyped_storage())[begin : begin + tensor.numel() * tensor.element_size()]
+    return memory_of(tensor.untyped_storage())[
+        begin : begin + tensor.numel() * tensor.element_size()
+    ]

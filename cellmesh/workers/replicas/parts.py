@@ -1,7 +1,8 @@
-"""The tensors and plain values inside models, optimizers and containers, and who should hold the same.
+"""The tensors and plain values inside models, optimizers and containers, and who should hold the
+same.
 
-What a rank's own books say decides: DistributedDataParallel's group, a DTensor's mesh and placements. No
-collective is run, as groups may be broken when somebody asks.
+What a rank's own books say decides: DistributedDataParallel's group, a DTensor's mesh and
+placements. No collective is run, as groups may be broken when somebody asks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...wire.replicas import Kind
-from ..inspection import is_dtensor
+from ..inspect.description import is_dtensor
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _OWN_STATISTICS = "running statistics are each rank's own"
@@ -38,8 +39,10 @@ class Holders:
     """Ranks that should hold the same.
 
     Args:
-        ranks: global ranks; those of two sets of replicas stand in the same order. () for all ranks.
-        find_groups: process groups; what is broadcast over one after the other reaches all of `ranks`.
+        ranks: global ranks; those of two sets of replicas stand in the same order. () for all
+            ranks.
+        find_groups: process groups; what is broadcast over one after the other reaches all of
+            `ranks`.
     """
 
     ranks: tuple[int, ...]
@@ -93,9 +96,9 @@ class StateSlot:
 
 def is_wrapped(module: nn.Module) -> bool:
     """Whether a module says by itself which ranks hold what: DDP, FSDP, tensor parallel."""
-    return any(isinstance(m, DistributedDataParallel) or _is_fsdp1(m) for m in module.modules()) or any(
-        is_dtensor(p) for p in module.parameters()
-    )
+    return any(
+        isinstance(m, DistributedDataParallel) or _is_fsdp1(m) for m in module.modules()
+    ) or any(is_dtensor(p) for p in module.parameters())
 
 
 class Walk:
@@ -109,8 +112,14 @@ class Walk:
         self.slots: list[StateSlot] = []
         self._known: dict[int, Part] = {}  # id of a parameter or buffer -> as its model has it
         self._seen: set[int] = set()
-        modules = [(n, v) for n, v in namespace.items() if isinstance(v, nn.Module) and not n.startswith("_")]
-        for name, module in sorted(modules, key=lambda pair: not is_wrapped(pair[1])):  # the wrapped first
+        modules = [
+            (n, v)
+            for n, v in namespace.items()
+            if isinstance(v, nn.Module) and not n.startswith("_")
+        ]
+        for name, module in sorted(
+            modules, key=lambda pair: not is_wrapped(pair[1])
+        ):  # the wrapped first
             self._learn(name, module)
 
     def knows(self, parameter: torch.Tensor) -> bool:
@@ -155,7 +164,9 @@ class Walk:
             for part in _of_module(value, path):
                 if id(part.value) not in self._seen:
                     self._seen.add(id(part.value))
-                    yield self._of_tensor(part.value, part.path, part.holders, part.kind, part.why_differs)
+                    yield self._of_tensor(
+                        part.value, part.path, part.holders, part.kind, part.why_differs
+                    )
         elif isinstance(value, Optimizer):
             yield from self._of_optimizer(value, path, depth)
         elif isinstance(value, torch.Generator):
@@ -174,8 +185,8 @@ class Walk:
             if value.flags.writeable and value.dtype.kind in "biufc" and value.ndim:
                 yield Part(path, kind, torch.as_tensor(value), holders)
         elif hasattr(value, "__dict__") and not isinstance(value, type):
-            # Of the user's own objects only what is tensors, models, optimizers: a number there may well be
-            # the rank's own.
+            # Of the user's own objects only what is tensors, models, optimizers: a number there may
+            # well be the rank's own.
             counts = isinstance(value, LRScheduler | torch.amp.GradScaler)
             for name, item in list(vars(value).items()):
                 put = _attribute_setter(value, name) if counts else None
@@ -207,12 +218,17 @@ class Walk:
                 yield from self._of_slot(slot, depth)
 
     def _of_slot(self, slot: StateSlot, depth: int) -> Iterator[Part]:
-        # Step counts and the like are equal on all ranks of the mesh on which the parameter is sharded.
-        common = _on_mesh(slot.parameter.device_mesh) if is_dtensor(slot.parameter) else slot.holders
+        # Step counts and the like are equal on all ranks of the mesh on which the parameter is
+        # sharded.
+        common = (
+            _on_mesh(slot.parameter.device_mesh) if is_dtensor(slot.parameter) else slot.holders
+        )
         state = slot.optimizer.state.get(slot.parameter) or {}
         for key, value in list(state.items()):
             put = _setter(state, key)
-            for part in self._parts(value, f"{slot.path}.{key}", put, common, "optimizer state", depth + 1):
+            for part in self._parts(
+                value, f"{slot.path}.{key}", put, common, "optimizer state", depth + 1
+            ):
                 yield dataclasses.replace(part, in_state=True)
 
 
@@ -268,13 +284,19 @@ def _tensor_of(state: bytes) -> torch.Tensor:
 def _of_module(module: nn.Module, path: str) -> Iterator[Part]:
     """A module's parameters and buffers, each once, in its order."""
     meshes = [p.device_mesh for p in module.parameters() if is_dtensor(p)]
-    # Norms and biases beside tensor-parallel layers: plain tensors that all ranks of that mesh share.
+    # Norms and biases beside tensor-parallel layers: plain tensors that all ranks of that mesh
+    # share.
     common = _on_mesh(max(meshes, key=lambda mesh: mesh.size())) if meshes else EVERYONE
     yield from _of_submodule(module, path, common, frozenset(), "", set())
 
 
 def _of_submodule(
-    module: nn.Module, path: str, holders: Holders, ignored: frozenset[int], why_buffers: str, seen: set[int]
+    module: nn.Module,
+    path: str,
+    holders: Holders,
+    ignored: frozenset[int],
+    why_buffers: str,
+    seen: set[int],
 ) -> Iterator[Part]:
     if isinstance(module, DistributedDataParallel):
         holders = _on_group(module.process_group)
@@ -283,11 +305,15 @@ def _of_submodule(
         ignored |= {id(tensor) for name, tensor in named if name in skipped}
         # `broadcast_buffers` until torch 2.12
         copies = getattr(module, "forward_sync_buffers", None)
-        why_buffers = _DDP_COPIES if (module.broadcast_buffers if copies is None else copies) else ""
+        why_buffers = (
+            _DDP_COPIES if (module.broadcast_buffers if copies is None else copies) else ""
+        )
     elif _is_fsdp1(module):
         holders = _only_here()  # flat parameters: each rank has a piece of its own
     own_statistics = isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm)
-    named_tensors: list[tuple[str, Any, Kind]] = [(n, t, "parameter") for n, t in module._parameters.items()]
+    named_tensors: list[tuple[str, Any, Kind]] = [
+        (n, t, "parameter") for n, t in module._parameters.items()
+    ]
     named_tensors += [(n, t, "buffer") for n, t in module._buffers.items()]
     for name, tensor, kind in named_tensors:
         if tensor is None or id(tensor) in seen:
@@ -295,7 +321,9 @@ def _of_submodule(
         seen.add(id(tensor))
         why_differs = ""
         if kind == "buffer":
-            why_differs = why_buffers or (_OWN_STATISTICS if own_statistics and name in _STATISTICS else "")
+            why_differs = why_buffers or (
+                _OWN_STATISTICS if own_statistics and name in _STATISTICS else ""
+            )
         who = _only_here() if id(tensor) in ignored else _holders_of(tensor, holders)
         yield Part(f"{path}.{name}", kind, tensor, who, why_differs)
     for name, child in module._modules.items():
@@ -309,7 +337,9 @@ def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
     if not is_dtensor(tensor):
         return holders
     mesh = tensor.device_mesh
-    replicated = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    replicated = [
+        dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()
+    ]
     return _on_mesh(mesh, replicated)
 
 
@@ -334,7 +364,9 @@ def _is_fsdp1(module: nn.Module) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (isinstance(value, list | tuple) and all(map(_is_plain, value)))
+    return isinstance(value, _PLAIN) or (
+        isinstance(value, list | tuple) and all(map(_is_plain, value))
+    )
 
 
 def _setter(container: Any, key: Any) -> Callable[[Any], None]:

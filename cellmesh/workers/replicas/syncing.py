@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ...errors import MeshUsageError
 from ...wire.ranks import describe_ranks
 from ...wire.replicas import SyncReport
-from ..inspection import is_dtensor
+from ..inspect.description import is_dtensor
 from .checking import find_parts
 from .parts import Part, StateSlot
 
@@ -55,9 +55,9 @@ class _PartView:
 def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncReport:
     """Make replicas equal to those of rank `source`, in place. Collective among all ranks.
 
-    Parameters and buffers stay the same objects. Each set of replicas that rank `source` is not in takes
-    its values from the member that stands in it where `source` stands in its own. Tensors of which no other
-    rank holds the same part are left alone.
+    Parameters and buffers stay the same objects. Each set of replicas that rank `source` is not in
+    takes its values from the member that stands in it where `source` stands in its own. Tensors of
+    which no other rank holds the same part are left alone.
 
     Args:
         namespace: the rank's.
@@ -65,10 +65,13 @@ def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncRepo
         source: whose values are taken.
 
     Raises:
-        MeshUsageError: the value is not there or not alike on all ranks; nothing has been changed then.
+        MeshUsageError: the value is not there or not alike on all ranks; nothing has been changed
+            then.
     """
     slots, slot_views = _agree(namespace, expression, source)
-    num_created = sum(_match_state(slot, [v.get(slot.path) for v in slot_views], source) for slot in slots)
+    num_created = sum(
+        _match_state(slot, [v.get(slot.path) for v in slot_views], source) for slot in slots
+    )
     parts = {part.path: part for part in find_parts(namespace, expression)[0]}
     views = _exchange({path: _view_part(part) for path, part in parts.items()})
     num_equal, left_out = 0, []
@@ -77,13 +80,17 @@ def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncRepo
             part = parts.get(path)
             if part is None or len(_expand(part.holders.ranks)) == 1:
                 continue
-            if len(_kinds(path, _expand(part.holders.ranks), views)) > 1:  # state that cannot be made
+            if (
+                len(_kinds(path, _expand(part.holders.ranks), views)) > 1
+            ):  # state that cannot be made
                 left_out.append(path)
                 continue
             if part.replace is not None:
                 part.replace(views[_leader(part.holders.ranks, theirs.ranks, source)][path].value)
             else:
-                for group, position in zip(part.holders.find_groups(), theirs.positions, strict=True):
+                for group, position in zip(
+                    part.holders.find_groups(), theirs.positions, strict=True
+                ):
                     _broadcast(part.local(), group, position)
             num_equal += 1
     return SyncReport(
@@ -122,10 +129,14 @@ def _agree(
             raise MeshUsageError(f"there is no rank {source}")
         found, _, slots = find_parts(namespace, expression)
         if not found:
-            raise MeshUsageError("there is no wrapped model (DDP, FSDP, tensor parallel): name what to sync")
+            raise MeshUsageError(
+                "there is no wrapped model (DDP, FSDP, tensor parallel): name what to sync"
+            )
         parts = {part.path: _view_part(part) for part in found if not part.in_state}
         states = {
-            slot.path: _SlotView(slot.holders.ranks, _layout(slot.optimizer.state.get(slot.parameter), slot))
+            slot.path: _SlotView(
+                slot.holders.ranks, _layout(slot.optimizer.state.get(slot.parameter), slot)
+            )
             for slot in slots
         }
     except Exception as error:  # the others wait for this rank's word
@@ -144,7 +155,9 @@ def _agree(
 
 
 def _match_state(slot: StateSlot, views: Sequence[_SlotView | None], source: int) -> bool:
-    """Give an optimizer's state of a parameter the tensors that it has where its values come from."""
+    """Give an optimizer's state of a parameter the tensors that it has where its values come
+    from.
+    """
     theirs, mine = views[source], views[dist.get_rank()]
     if theirs is None or mine is None or len(_expand(slot.holders.ranks)) == 1:
         return False
@@ -156,7 +169,9 @@ def _match_state(slot: StateSlot, views: Sequence[_SlotView | None], source: int
     else:
         before = slot.optimizer.state.get(slot.parameter) or {}
         slot.optimizer.state[slot.parameter] = {
-            key: before[key] if key in before and mine.layout.get(key) == layout else _made(layout, slot)
+            key: before[key]
+            if key in before and mine.layout.get(key) == layout
+            else _made(layout, slot)
             for key, layout in leader.layout.items()
         }
     return True
@@ -202,10 +217,14 @@ def _differences(views: Sequence[Mapping[str, _PartView]]) -> Iterator[str]:
         for ranks in sorted({_expand(view[path].ranks) for view in views if path in view}):
             kinds = _kinds(path, ranks, views)
             if len(kinds) > 1:
-                yield f"{path} is " + ", ".join(f"{kind} on {describe_ranks(r)}" for kind, r in kinds.items())
+                yield f"{path} is " + ", ".join(
+                    f"{kind} on {describe_ranks(r)}" for kind, r in kinds.items()
+                )
 
 
-def _kinds(path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _PartView]]) -> dict[str, list[int]]:
+def _kinds(
+    path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _PartView]]
+) -> dict[str, list[int]]:
     """Shape and dtype -> the ranks that have a part so."""
     kinds: dict[str, list[int]] = {}
     for rank in ranks:

@@ -1,4 +1,5 @@
-"""FSDP2 training of a small transformer with checkpoints: the loop of notebook 04 as a script for torchrun.
+"""FSDP2 training of a small transformer with checkpoints: the loop of notebook 04 as a script for
+torchrun.
 
 torchrun --nproc-per-node 4 04_fsdp2.py
 """
@@ -29,7 +30,9 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3 * HEADS, -1)).transpose(1, 2).chunk(3, dim=1)
+        q, k, v = (
+            self.qkv(self.norm1(x)).unflatten(2, (3 * HEADS, -1)).transpose(1, 2).chunk(3, dim=1)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))

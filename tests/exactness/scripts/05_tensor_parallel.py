@@ -1,4 +1,5 @@
-"""FSDP2 x tensor parallel training of a small transformer: the loop of notebook 05 as a script for torchrun.
+"""FSDP2 x tensor parallel training of a small transformer: the loop of notebook 05 as a script for
+torchrun.
 
 torchrun --nproc-per-node 4 05_tensor_parallel.py
 """
@@ -89,7 +90,9 @@ def parallelize(model: Transformer, mesh: DeviceMesh) -> Transformer:
     ends = {
         "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        "head": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
     }
     parallelize_module(model, mesh["tp"], ends)
     for block in model.blocks:

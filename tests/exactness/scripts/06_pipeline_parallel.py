@@ -1,4 +1,5 @@
-"""Data x tensor x pipeline parallel training of a small transformer: the loop of notebook 06 for torchrun.
+"""Data x tensor x pipeline parallel training of a small transformer: the loop of notebook 06 for
+torchrun.
 
 torchrun --nproc-per-node 8 06_pipeline_parallel.py
 """
@@ -24,7 +25,10 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm1(x)
-        q, k, v = (w(y).unflatten(2, (-1, WIDTH // HEADS)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        q, k, v = (
+            w(y).unflatten(2, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for w in (self.q, self.k, self.v)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))

@@ -1,4 +1,6 @@
-"""Uneven inputs, a sharded optimizer, float16 gradients, post-local SGD (torchrun --nproc-per-node 4)."""
+"""Uneven inputs, a sharded optimizer, float16 gradients, post-local SGD (torchrun --nproc-per-node
+4).
+"""
 
 import os
 from pathlib import Path
@@ -40,9 +42,18 @@ def load_share(device: torch.device) -> list[Batch]:
 
 def build(device: torch.device) -> DistributedDataParallel:
     torch.manual_seed(0)
-    hidden = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+    hidden = [
+        nn.Linear(64, 128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+    ]
     model = nn.Sequential(*hidden, nn.Linear(128, 10))
-    return DistributedDataParallel(model.to(device), device_ids=[device] if device.type == "cuda" else None)
+    return DistributedDataParallel(
+        model.to(device), device_ids=[device] if device.type == "cuda" else None
+    )
 
 
 def step(model: DistributedDataParallel, optimizer: Optimizer, batch: Batch) -> None:

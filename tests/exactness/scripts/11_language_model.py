@@ -1,4 +1,5 @@
-"""A small Llama that learns to write from one book, in 3-D (FSDP2 x TP x PP) on 8 ranks: notebook 11 by hand.
+"""A small Llama that learns to write from one book, in 3-D (FSDP2 x TP x PP) on 8 ranks: notebook
+11 by hand.
 
 torchrun --nproc-per-node 8 11_language_model.py [CHECKPOINT]
 """
@@ -66,7 +67,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            w(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
+            w(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            for w in (self.wq, self.wk, self.wv)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -141,7 +143,8 @@ def cut(model: Transformer, mesh: DeviceMesh) -> nn.Module:
         plan |= {
             f"layers.{i}.attention_norm": SequenceParallel(),
             f"layers.{i}.attention": PrepareModuleInput(
-                input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+                input_layouts=(Shard(1), None, None),
+                desired_input_layouts=(Replicate(), None, None),
             ),
             f"layers.{i}.attention.wq": ColwiseParallel(),
             f"layers.{i}.attention.wk": ColwiseParallel(),
@@ -157,7 +160,9 @@ def cut(model: Transformer, mesh: DeviceMesh) -> nn.Module:
         }
     parallelize_module(model, mesh["tp"], plan)
     for i, block in model.layers.items():
-        model.layers[i] = fully_shard(checkpoint_wrapper(block), mesh=mesh["dp"], reshard_after_forward=False)
+        model.layers[i] = fully_shard(
+            checkpoint_wrapper(block), mesh=mesh["dp"], reshard_after_forward=False
+        )
     return fully_shard(model, mesh=mesh["dp"], reshard_after_forward=False)
 
 
@@ -223,7 +228,9 @@ def main() -> list[float]:
             if stage == num_stages - 1:
                 microbatch_losses = []
                 pipeline.step(target=targets, losses=microbatch_losses)
-                loss += sum(one.detach().full_tensor() for one in microbatch_losses) / NUM_MICROBATCHES
+                loss += (
+                    sum(one.detach().full_tensor() for one in microbatch_losses) / NUM_MICROBATCHES
+                )
             else:
                 pipeline.step(inputs)
         clip_gradients(parameters, pp_group)

@@ -1,4 +1,6 @@
-"""In the form of accelerate's examples: `prepare`, `accumulate`, `gather_for_metrics`, `save_state`."""
+"""In the form of accelerate's examples: `prepare`, `accumulate`, `gather_for_metrics`,
+`save_state`.
+"""
 
 import torch
 from accelerate import Accelerator
@@ -30,7 +32,10 @@ model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, load
 
 # %% steps
 losses = []
-accelerator.step, accelerator.sync_gradients = 0, True  # an accumulation that was begun is not gone on with
+accelerator.step, accelerator.sync_gradients = (
+    0,
+    True,
+)  # an accumulation that was begun is not gone on with
 model.train()
 optimizer.zero_grad()
 for x, y in loader:

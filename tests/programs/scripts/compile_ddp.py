@@ -1,4 +1,6 @@
-"""In the form of PyTorch's tutorials: a compiled model in DDP, with `no_sync`, and a communication hook."""
+"""In the form of PyTorch's tutorials: a compiled model in DDP, with `no_sync`, and a communication
+hook.
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""In the form of PyTorch's DCP recipes: a Stateful state, saved, saved in the background, loaded."""
+"""In the form of PyTorch's DCP recipes: a Stateful state, saved, saved in the background,
+loaded.
+"""
 
 import torch
 import torch.distributed as dist

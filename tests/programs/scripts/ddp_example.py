@@ -1,4 +1,6 @@
-"""In the form of pytorch/examples, distributed/ddp/example.py: one `main`, torchrun's environment."""
+"""In the form of pytorch/examples, distributed/ddp/example.py: one `main`, torchrun's
+environment.
+"""
 
 import os
 
@@ -39,7 +41,9 @@ def demo_basic():
 
 
 def spmd_main():
-    env_dict = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    env_dict = {
+        key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+    }
     print(f"[{os.getpid()}] Initializing process group with: {sorted(env_dict)}")
     dist.init_process_group(backend="gloo")
     losses.clear()

@@ -1,4 +1,6 @@
-"""In the form of PyTorch's DDP tutorial: `setup`, `cleanup`, processes by `mp.spawn`, a checkpoint."""
+"""In the form of PyTorch's DDP tutorial: `setup`, `cleanup`, processes by `mp.spawn`, a
+checkpoint.
+"""
 
 import os
 import tempfile
@@ -56,7 +58,9 @@ def demo_checkpoint(rank, world_size, path, queue):
 def run_demo(demo_fn, world_size):
     queue = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(demo_fn, args=(world_size, f"{folder}/model.pt", queue), nprocs=world_size, join=True)
+        mp.spawn(
+            demo_fn, args=(world_size, f"{folder}/model.pt", queue), nprocs=world_size, join=True
+        )
     return dict(queue.get() for _ in range(world_size))
 
 

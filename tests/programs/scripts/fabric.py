@@ -1,4 +1,6 @@
-"""In the form of Fabric's examples: `launch`, `setup`, `backward`, `no_backward_sync`, `save`, `load`."""
+"""In the form of Fabric's examples: `launch`, `setup`, `backward`, `no_backward_sync`, `save`,
+`load`.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""In the form of pytorch/examples, distributed/FSDP: FSDP1 with a policy, a scheduler, a checkpoint."""
+"""In the form of pytorch/examples, distributed/FSDP: FSDP1 with a policy, a scheduler, a
+checkpoint.
+"""
 
 import functools
 

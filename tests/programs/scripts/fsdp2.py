@@ -1,4 +1,6 @@
-"""In the form of pytorch/examples, distributed/FSDP2: `fully_shard` by layer, checkpoints by DCP."""
+"""In the form of pytorch/examples, distributed/FSDP2: `fully_shard` by layer, checkpoints by
+DCP.
+"""
 
 import torch
 import torch.distributed as dist
@@ -50,7 +52,9 @@ def build():
     torch.manual_seed(0)
     model = Transformer()
     for layer in model.layers:
-        fully_shard(layer, mp_policy=MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float32))
+        fully_shard(
+            layer, mp_policy=MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float32)
+        )
     fully_shard(model)
     for first, second in zip(model.layers, model.layers[1:], strict=False):
         first.set_modules_to_forward_prefetch([second])

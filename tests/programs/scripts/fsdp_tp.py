@@ -1,4 +1,6 @@
-"""In the form of pytorch/examples, fsdp_tp_example.py: TP and SP in one dim, FSDP2 over the other."""
+"""In the form of pytorch/examples, fsdp_tp_example.py: TP and SP in one dim, FSDP2 over the
+other.
+"""
 
 import os
 

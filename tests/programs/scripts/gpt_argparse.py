@@ -1,4 +1,6 @@
-"""In the form of minGPT: a GPT, a dataset of sums, a trainer with callbacks, options by argparse."""
+"""In the form of minGPT: a GPT, a dataset of sums, a trainer with callbacks, options by
+argparse.
+"""
 
 import argparse
 import math
@@ -35,7 +37,9 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
         self.attn = CausalSelfAttention(n_embd, n_head, block_size)
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd))
+        self.mlp = nn.Sequential(
+            nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd)
+        )
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
@@ -45,8 +49,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, args, vocab_size, block_size):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(vocab_size, args.n_embd), nn.Embedding(block_size, args.n_embd)
-        self.h = nn.ModuleList(Block(args.n_embd, args.n_head, block_size) for _ in range(args.n_layer))
+        self.wte, self.wpe = (
+            nn.Embedding(vocab_size, args.n_embd),
+            nn.Embedding(block_size, args.n_embd),
+        )
+        self.h = nn.ModuleList(
+            Block(args.n_embd, args.n_head, block_size) for _ in range(args.n_layer)
+        )
         self.ln_f = nn.LayerNorm(args.n_embd)
         self.lm_head = nn.Linear(args.n_embd, vocab_size, bias=False)
 
@@ -78,7 +87,9 @@ class Trainer:
     def __init__(self, args, model, dataset):
         self.args, self.model, self.dataset = args, DistributedDataParallel(model), dataset
         self.callbacks = defaultdict(list)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95))
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=args.learning_rate, betas=(0.9, 0.95)
+        )
 
     def run(self):
         sampler = DistributedSampler(self.dataset, shuffle=True, seed=5)

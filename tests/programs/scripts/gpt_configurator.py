@@ -1,4 +1,6 @@
-"""In the form of nanoGPT: settings are globals that a configurator overrides, gradients are accumulated."""
+"""In the form of nanoGPT: settings are globals that a configurator overrides, gradients are
+accumulated.
+"""
 
 import math
 import os
@@ -37,7 +39,9 @@ learning_rate, min_lr, weight_decay = 6e-3, 6e-4, 1e-1
 max_iters, warmup_iters, lr_decay_iters = 2, 1, 8
 grad_clip = 1.0
 config_keys = [
-    k for k, v in globals().items() if not k.startswith("_") and isinstance(v, (int, float, bool, str))
+    k
+    for k, v in globals().items()
+    if not k.startswith("_") and isinstance(v, (int, float, bool, str))
 ]
 exec(CONFIGURATOR)
 config = {k: globals()[k] for k in config_keys if k in ("max_iters", "n_layer", "learning_rate")}
@@ -59,7 +63,8 @@ class MLP(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(16, n_embd)
         self.h = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(n_embd), nn.Linear(n_embd, n_embd), nn.GELU()) for _ in range(n_layer)
+            nn.Sequential(nn.LayerNorm(n_embd), nn.Linear(n_embd, n_embd), nn.GELU())
+            for _ in range(n_layer)
         )
         self.lm_head = nn.Linear(n_embd, 16, bias=False)
         self.wte.weight = self.lm_head.weight
@@ -110,7 +115,9 @@ while iter_num < max_iters:
     scaler.update()
     losses.append(loss.item())
     if iter_num % eval_interval == 0 and master_process:
-        torch.save({"model": raw_model.state_dict(), "config": config}, os.path.join(out_dir, "ckpt.pt"))
+        torch.save(
+            {"model": raw_model.state_dict(), "config": config}, os.path.join(out_dir, "ckpt.pt")
+        )
     iter_num += 1
 
 # %%

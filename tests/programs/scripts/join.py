@@ -1,4 +1,6 @@
-"""In the form of PyTorch's tutorial on Join: ranks with unequal numbers of batches, DDP and ZeRO."""
+"""In the form of PyTorch's tutorial on Join: ranks with unequal numbers of batches, DDP and
+ZeRO.
+"""
 
 import torch
 import torch.distributed as dist

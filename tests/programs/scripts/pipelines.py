@@ -30,14 +30,21 @@ def build(name, rank, size):
     make = getattr(schedules, name)
     stage = stages[0] if name in SINGLE else stages
     schedule = make(stage, n_microbatches=MICROBATCHES, loss_fn=nn.MSELoss(), scale_grads=False)
-    return schedule, [stage.submod for stage in stages], {0} & set(indices), {num_stages - 1} & set(indices)
+    return (
+        schedule,
+        [stage.submod for stage in stages],
+        {0} & set(indices),
+        {num_stages - 1} & set(indices),
+    )
 
 
 # %%
 dist.init_process_group("gloo")
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 pipelines = {
-    name: build(name, rank, size) for name in (*SINGLE, *LOOPED, *V_SHAPED) if hasattr(schedules, name)
+    name: build(name, rank, size)
+    for name in (*SINGLE, *LOOPED, *V_SHAPED)
+    if hasattr(schedules, name)
 }
 computed = {}
 

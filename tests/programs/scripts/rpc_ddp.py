@@ -1,4 +1,6 @@
-"""In the form of PyTorch's tutorial on DDP with RPC: a dense layer on trainers, an embedding on a server."""
+"""In the form of PyTorch's tutorial on DDP with RPC: a dense layer on trainers, an embedding on a
+server.
+"""
 
 import os
 
@@ -64,7 +66,9 @@ losses = []
 if rank == 2:
     rpc.rpc_sync("ps", _seed)  # which makes the embedding
     emb = RemoteModule("ps", nn.EmbeddingBag, args=(10, 6), kwargs={"mode": "sum"})
-    futures = [rpc.rpc_async(f"trainer{i}", _run_trainer, args=(emb, i)) for i in range(NUM_TRAINERS)]
+    futures = [
+        rpc.rpc_async(f"trainer{i}", _run_trainer, args=(emb, i)) for i in range(NUM_TRAINERS)
+    ]
     losses = [value for future in futures for value in future.wait()]
 
 # %%

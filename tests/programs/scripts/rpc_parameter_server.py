@@ -1,4 +1,6 @@
-"""In the form of PyTorch's RPC tutorial: a parameter server, a trainer, distributed autograd, optimizer."""
+"""In the form of PyTorch's RPC tutorial: a parameter server, a trainer, distributed autograd,
+optimizer.
+"""
 
 import os
 
@@ -86,7 +88,9 @@ def run_training_loop(net, opt):
 os.environ.setdefault("MASTER_ADDR", "localhost")
 os.environ.setdefault("MASTER_PORT", "29500")
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-rpc.init_rpc("parameter_server" if rank == 0 else f"trainer_{rank}", rank=rank, world_size=world_size)
+rpc.init_rpc(
+    "parameter_server" if rank == 0 else f"trainer_{rank}", rank=rank, world_size=world_size
+)
 
 # %% steps
 if rank == 1:

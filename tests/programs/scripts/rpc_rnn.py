@@ -1,4 +1,6 @@
-"""In the form of PyTorch's RPC tutorial: an RNN whose embedding and decoder live on another worker."""
+"""In the form of PyTorch's RPC tutorial: an RNN whose embedding and decoder live on another
+worker.
+"""
 
 import os
 
@@ -65,7 +67,10 @@ class RNNModel(nn.Module):
         return _remote_method(Decoder.forward, self.decoder_rref, output), hidden
 
     def parameter_rrefs(self):
-        remote = [_remote_method(_parameter_rrefs, each) for each in (self.emb_table_rref, self.decoder_rref)]
+        remote = [
+            _remote_method(_parameter_rrefs, each)
+            for each in (self.emb_table_rref, self.decoder_rref)
+        ]
         return [*remote[0], *_parameter_rrefs(self.rnn), *remote[1]]
 
 

@@ -14,7 +14,8 @@ class MyTrainDataset(Dataset):
     def __init__(self, size):
         generator = torch.Generator().manual_seed(3)
         self.data = [
-            (torch.rand(20, generator=generator), torch.rand(1, generator=generator)) for _ in range(size)
+            (torch.rand(20, generator=generator), torch.rand(1, generator=generator))
+            for _ in range(size)
         ]
 
     def __len__(self):
@@ -75,12 +76,16 @@ def load_train_objs():
 
 
 def prepare_dataloader(dataset, batch_size):
-    return DataLoader(dataset, batch_size=batch_size, shuffle=False, sampler=DistributedSampler(dataset))
+    return DataLoader(
+        dataset, batch_size=batch_size, shuffle=False, sampler=DistributedSampler(dataset)
+    )
 
 
 def main(save_every, total_epochs, batch_size, snapshot_path="snapshot.pt"):
     dataset, model, optimizer = load_train_objs()
-    trainer = Trainer(model, prepare_dataloader(dataset, batch_size), optimizer, save_every, snapshot_path)
+    trainer = Trainer(
+        model, prepare_dataloader(dataset, batch_size), optimizer, save_every, snapshot_path
+    )
     trainer.train(total_epochs)
     return trainer
 

@@ -13,7 +13,9 @@ def example(use_zero):
     model = nn.Sequential(*[nn.Linear(12, 12) for _ in range(5)])
     ddp_model = DDP(model)
     if use_zero:
-        optimizer = ZeroRedundancyOptimizer(ddp_model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
+        optimizer = ZeroRedundancyOptimizer(
+            ddp_model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01
+        )
     else:
         optimizer = torch.optim.Adam(ddp_model.parameters(), lr=0.01)
     return ddp_model, optimizer

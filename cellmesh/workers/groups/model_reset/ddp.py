@@ -1,4 +1,6 @@
-"""DistributedDataParallel: gradients on their way into buckets, the buckets' order, communication hooks."""
+"""DistributedDataParallel: gradients on their way into buckets, the buckets' order, communication
+hooks.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _register_builtin = _c10d._register_builtin_comm_hook
 class NotedHook:
     """A communication hook of DDP, which keeps what it returned in the last backward pass.
 
-    DDP's reducer waits for these futures last of all, and holds the backward pass for done if one fails.
+    DDP's reducer waits for these futures last of all, and holds the backward pass for done if one
+    fails.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -70,20 +73,25 @@ _noted_hooks: weakref.WeakKeyDictionary[Any, NotedHook] = weakref.WeakKeyDiction
 _builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def note_comm_hooks() -> None:
-    """Wrap the communication hooks that DDP is given from now on (`NotedHook`)."""
+def note_comm_hooks(on_builtin: Callable[[], None]) -> None:
+    """Wrap the communication hooks that DDP is given from now on (`NotedHook`).
+
+    Args:
+        on_builtin: called before a model is given a hook that is C++.
+    """
+
+    def register_builtin(reducer: Any, hook_type: Any) -> None:
+        on_builtin()
+        _builtin_hooks[reducer] = hook_type
+        _register_builtin(reducer, hook_type)
+
     dist._register_comm_hook = _register_noted  # type: ignore[assignment, attr-defined]
-    dist._register_builtin_comm_hook = _register_builtin_noted  # type: ignore[assignment, attr-defined]
+    dist._register_builtin_comm_hook = register_builtin  # type: ignore[assignment, attr-defined]
 
 
 def _register_noted(reducer: Any, state: Any, hook: Hook) -> None:
     _noted_hooks[reducer] = noted = NotedHook(hook)
     _register(reducer, state, noted)
-
-
-def _register_builtin_noted(reducer: Any, hook_type: Any) -> None:
-    _builtin_hooks[reducer] = hook_type
-    _register_builtin(reducer, hook_type)
 
 
 class Ddp(Kind):
@@ -108,7 +116,8 @@ class Ddp(Kind):
         return False
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        # Ranks that differ in the second or third would begin their next forward pass with other collectives.
+        # Ranks that differ in the second or third would begin their next forward pass with other
+        # collectives.
         return (
             int(found._has_rebuilt_buckets),
             int(found.require_forward_param_sync),
@@ -140,7 +149,9 @@ class Ddp(Kind):
             found.reducer._set_forward_pass_work_handle(ended_work(), True)
         drop_grads(found.module)
         if found.static_graph and not found._get_ddp_logging_data().get("iteration"):
-            restart_buckets(found)  # the first backward pass was to count how often each gradient is ready
+            restart_buckets(
+                found
+            )  # the first backward pass was to count how often each gradient is ready
         for hook, state in found._comm_hooks:
             set_all(state, False, "wait_for_stream_enqueued", "wait_for_optim_stream_enqueued")
             if hasattr(state, "error_dict") and hasattr(state, "rng"):  # PowerSGD
@@ -148,10 +159,12 @@ class Ddp(Kind):
                     yield "PowerSGD starts over, without the error that it was to feed back"
                 clear(state, "error_dict", "p_memory_dict", "q_memory_dict")
                 state.rng.seed(state.iter)  # alike on all ranks
-            elif not isinstance(state, (dist.ProcessGroup, type(None))) and not _is_of_torch(type(state)):
+            elif not isinstance(state, (dist.ProcessGroup, type(None))) and not _is_of_torch(
+                type(state)
+            ):
                 yield (
-                    f"`{type(state).__name__}`, the state of DDP's communication hook, is as the failed step "
-                    "left it, which may differ between ranks"
+                    f"`{type(state).__name__}`, the state of DDP's communication hook, is as the "
+                    "failed step left it, which may differ between ranks"
                 )
             if "zero" in hook.__module__ or "optimizer" in hook.__module__:
                 yield MAY_HAVE_UPDATED

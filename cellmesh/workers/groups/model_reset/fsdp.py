@@ -84,7 +84,9 @@ class Fsdp2(Kind):
         groups = [group for state in found._state_ctx.all_states for group in param_groups(state)]
         if not any(map(has_unsharded_grads, groups)):
             return
-        sharded = {id(parameter.sharded_param) for group in groups for parameter in group.fsdp_params}
+        sharded = {
+            id(parameter.sharded_param) for group in groups for parameter in group.fsdp_params
+        }
         for owner in (found._modules[0], *_optimizers_of(sharded)):
             before_next(owner, "zero_grad", functools.partial(_forget_accumulated, groups))
 

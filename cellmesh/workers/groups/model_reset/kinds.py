@@ -10,8 +10,8 @@ from ...static_lookup import held_by
 from ..blueprint import Progress as Progress
 
 MAY_HAVE_UPDATED = (
-    "what updates parameters within the backward pass may have updated some: %dist_check shows whether "
-    "replicas still agree"
+    "what updates parameters within the backward pass may have updated some: %dist_check shows "
+    "whether replicas still agree"
 )
 
 
@@ -29,7 +29,9 @@ class Kind:
     drops_grads = True
 
     def concerns(self, found: Any) -> bool:
-        """Whether a live instance of the class is to be looked at by itself; runs none of its code."""
+        """Whether a live instance of the class is to be looked at by itself; runs none of its
+        code.
+        """
         raise NotImplementedError
 
     def names(self, found: Any) -> Iterable[str]:
@@ -41,16 +43,20 @@ class Kind:
         raise NotImplementedError
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        """How far what is done once, or counted, has got; it is the same on all ranks between two steps."""
+        """How far what is done once, or counted, has got; it is the same on all ranks between two
+        steps.
+        """
         return ()
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
         """Bring ranks that differ in `progress`, which holds each rank's, to the same state."""
 
     def arm(self, found: Any) -> None:
-        """After a failed cell: let the object's next step first drop what the failed step has left in it.
+        """After a failed cell: let the object's next step first drop what the failed step has left
+        in it.
 
-        Dropping it at once would be wrong: the next cell may go on with the step, by a backward pass.
+        Dropping it at once would be wrong: the next cell may go on with the step, by a backward
+        pass.
         """
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
@@ -120,14 +126,18 @@ def before_next(owner: Any, method: str, action: Callable[[], None]) -> None:
         object.__setattr__(owner, method, functools.partial(_act_and_call, owner, method, action))
 
 
-def _act_and_call(owner: Any, method: str, action: Callable[[], None], /, *args: Any, **kwargs: Any) -> Any:
+def _act_and_call(
+    owner: Any, method: str, action: Callable[[], None], /, *args: Any, **kwargs: Any
+) -> Any:
     object.__delattr__(owner, method)
     action()
     return getattr(owner, method)(*args, **kwargs)
 
 
 def may_update_in_backward(module: Any) -> bool:
-    """Whether something is called when a gradient of the module is there, as an optimizer may be."""
+    """Whether something is called when a gradient of the module is there, as an optimizer may
+    be.
+    """
     return any(
         parameter._post_accumulate_grad_hooks or hasattr(parameter, "_in_backward_optimizers")
         for parameter in module.parameters()
@@ -135,5 +145,7 @@ def may_update_in_backward(module: Any) -> bool:
 
 
 def leave_join(joinable: Any) -> None:
-    """Detach an object from the `Join` that it is in; a `Join` that is entered later includes it."""
+    """Detach an object from the `Join` that it is in; a `Join` that is entered later includes
+    it.
+    """
     joinable._join_config = joinable._join_config._replace(enable=False)

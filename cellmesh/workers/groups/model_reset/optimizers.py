@@ -32,7 +32,9 @@ class Zero(Kind):
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
         leave_join(found)
-        if (info := _overlap(found)) is not None and len({each[1] for one in progress for each in one}) > 1:
+        if (info := _overlap(found)) is not None and len(
+            {each[1] for one in progress for each in one}
+        ) > 1:
             _forget_buckets(info)
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
@@ -59,7 +61,9 @@ def _forget_buckets(info: Any) -> None:
 
 
 class Scaler(Kind):
-    """Between ``unscale_`` and ``update``, which a cell that failed may have left for the next cell to do."""
+    """Between ``unscale_`` and ``update``, which a cell that failed may have left for the next cell
+    to do.
+    """
 
     where = "torch.amp.grad_scaler", "GradScaler"
     label = "GradScaler"

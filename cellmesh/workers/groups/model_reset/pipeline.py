@@ -10,7 +10,8 @@ from .kinds import Kind, Progress, clear, drop_grads, set_all
 
 # Of schedules, over all versions of torch: what holds something only while a step runs.
 _OF_STEPS = ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops")
-# And of stages; an evaluation leaves them full. `fwd_cache` is `_forward_chunk_states` from torch 2.15 on.
+# And of stages; an evaluation leaves them full. `fwd_cache` is `_forward_chunk_states` from torch
+# 2.15 on.
 _OF_PASSES = ("fwd_cache", "_forward_chunk_states", "backward_state")
 _SETUP = (
     "_stage_initialized",
@@ -47,7 +48,12 @@ class Pipeline(Kind):
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
         clear(
-            found, *_OF_STEPS, "backward_counter", "unsharded_stages", "_deferred_stages", "_finalized_stages"
+            found,
+            *_OF_STEPS,
+            "backward_counter",
+            "unsharded_stages",
+            "_deferred_stages",
+            "_finalized_stages",
         )
         for stage in _stages(found):
             if getattr(stage, "_metadata_inference_buffer_backup", None) is not None:
@@ -62,7 +68,9 @@ class Pipeline(Kind):
         if not any(self.progress(found)):
             _forget_shapes(found)  # other ranks may have got less far in the exchange of shapes
         elif dirty:
-            set_all(found, False, *_SETUP)  # the first exchange of messages connects NCCL's communicators
+            set_all(
+                found, False, *_SETUP
+            )  # the first exchange of messages connects NCCL's communicators
         return ()
 
 
@@ -75,7 +83,9 @@ def _forget_shapes(schedule: Any) -> None:
 
 
 def _receives(stage: Any) -> Iterator[Any]:
-    """What a stage has asked others for and not used; before torch 2.15 buffers are used again and stay."""
+    """What a stage has asked others for and not used; before torch 2.15 buffers are used again and
+    stay.
+    """
     if hasattr(stage, "_forward_chunk_states"):
         for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
             yield from (info for info in infos if not info.is_root_arg)

@@ -1,12 +1,14 @@
 """The models of a rank that a failed step has left half done, found and reset.
 
-A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered, a pipeline
-with microbatches on the way; the next step on the same objects would raise or, worse, wait for operations
-that other ranks do not begin. The models are found through the garbage collector, as nobody registers them.
+A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered, a
+pipeline with microbatches on the way; the next step on the same objects would raise or, worse, wait
+for operations that other ranks do not begin. The models are found through the garbage collector, as
+nobody registers them.
 
-Ranks differ in what they find: the one that raised is often clean, while the others stopped in the middle of
-a backward pass. Since all must go on alike, each sends the others which models it has found half done, by a
-signature that is the same on all ranks, and `Survey.reset` resets the models that any of them has named.
+Ranks differ in what they find: the one that raised is often clean, while the others stopped in the
+middle of a backward pass. Since all must go on alike, each sends the others which models it has
+found half done, by a signature that is the same on all ranks, and `Survey.reset` resets the models
+that any of them has named.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Survey:
                 progress_of_one = kind.progress(one)
             except KeyboardInterrupt:
                 raise
-            except BaseException:  # half made, or user code in it raises: no step gets through it either
+            except (
+                BaseException
+            ):  # half made, or user code in it raises: no step gets through it either
                 continue
             self._found.append((signature, kind, one))
             progress.setdefault(signature, []).append(progress_of_one)
@@ -64,7 +68,9 @@ class Survey:
         }
 
     def arm(self) -> None:
-        """Let the next step of each model drop first what the failed step has left in it (`Kind.arm`)."""
+        """Let the next step of each model drop first what the failed step has left in it
+        (`Kind.arm`).
+        """
         for signature, kind, one in self._found:
             if signature not in self.half_done:
                 kind.arm(one)
@@ -88,8 +94,12 @@ class Survey:
                 if progress and signature in progress:
                     kind.align(one, progress[signature])
                 notes.update(dict.fromkeys(kind.reset(one, signature in half_done)))
-            except Exception as error:  # of a torch that keeps it elsewhere, or of the user's code in it
-                notes[f"{kind.label} could not be reset, construct it again ({type(error).__name__})"] = None
+            except (
+                Exception
+            ) as error:  # of a torch that keeps it elsewhere, or of the user's code in it
+                notes[
+                    f"{kind.label} could not be reset, construct it again ({type(error).__name__})"
+                ] = None
                 continue
             if signature in half_done and kind.drops_grads:
                 dropped.add(kind.label)
@@ -98,11 +108,13 @@ class Survey:
             notes = {text: None} | notes
         return tuple(notes)
 
-    # DDP packs gradients into buckets, in an order that it changes once, after the first step. Ranks that
-    # stopped on both sides of that would reduce one parameter's gradient into another's.
+    # DDP packs gradients into buckets, in an order that it changes once, after the first step.
+    # Ranks that stopped on both sides of that would reduce one parameter's gradient into another's.
 
     def finish_buckets(self, unsettled: Collection[str]) -> dict[str, list[str]]:
-        """Bring buckets into their final order where ranks differ in that; returns digests of the orders."""
+        """Bring buckets into their final order where ranks differ in that; returns digests of the
+        orders.
+        """
         digests: dict[str, list[str]] = {}
         for signature, kind, one in self._found:
             if isinstance(kind, Ddp) and signature in unsettled:
@@ -111,14 +123,18 @@ class Survey:
         return {signature: sorted(set(found)) for signature, found in digests.items()}
 
     def restart_buckets(self, different: Collection[str]) -> None:
-        """Bring buckets into the order of the first step, on all ranks, where ranks still differ."""
+        """Bring buckets into the order of the first step, on all ranks, where ranks still
+        differ.
+        """
         for signature, kind, one in self._found:
             if isinstance(kind, Ddp) and signature in different:
                 restart_buckets(one)
 
 
 def with_unsettled_buckets(progress: Mapping[str, Sequence[Progress]]) -> set[str]:
-    """Of the signatures in which ranks differ, those of DDP models with buckets in different states."""
+    """Of the signatures in which ranks differ, those of DDP models with buckets in different
+    states.
+    """
     return {
         signature
         for signature, found in progress.items()
@@ -129,7 +145,9 @@ def with_unsettled_buckets(progress: Mapping[str, Sequence[Progress]]) -> set[st
 
 
 def _all() -> list[tuple[Kind, Any]]:
-    """The live objects of all kinds; modules are not imported for that, and all is seen in one pass."""
+    """The live objects of all kinds; modules are not imported for that, and all is seen in one
+    pass.
+    """
     kinds: dict[int, Kind] = {}  # by id: a class's own hash, a metaclass's, may raise
     for kind in (Ddp(), Fsdp2(), Fsdp1(), Pipeline(), Zero(), Scaler()):
         module, name = kind.where
@@ -137,8 +155,11 @@ def _all() -> list[tuple[Kind, Any]]:
             kinds.update((id(each), kind) for each in _with_subclasses(root))
     if not kinds:
         return []
-    # By `type`, as ``isinstance`` asks the objects, and some that stand for others do something then.
-    found = [(kinds[id(type(thing))], thing) for thing in gc.get_objects() if id(type(thing)) in kinds]
+    # By `type`, as ``isinstance`` asks the objects, and some that stand for others do something
+    # then.
+    found = [
+        (kinds[id(type(thing))], thing) for thing in gc.get_objects() if id(type(thing)) in kinds
+    ]
     return [(kind, thing) for kind, thing in found if kind.concerns(thing)]
 
 

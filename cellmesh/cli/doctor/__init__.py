@@ -1,0 +1,1 @@
+"""``cellmesh doctor``: what this machine can run."""

@@ -1,0 +1,156 @@
+"""End a mesh from outside: a signal to its agent, and what it takes if that does not end
+everything.
+
+Signals go through pidfds: a pidfd means one process, whatever its number comes to mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from ..errors import HostError
+from ..wire.marks import is_dead
+from ..wire.ticket import Ticket, remove_directory, remove_own_directory
+from .meshes import Found, processes_of
+
+# The agent gives ranks a second to leave, then kills them.
+PATIENCE_S = 5.0
+_LEAVE_S = 1.0
+_KILL_S = 2.0
+_MAX_ROUNDS = 4
+
+
+def end_mesh(ticket: Ticket, patience_s: float = PATIENCE_S) -> Literal["ended", "killed"]:
+    """End a mesh: SIGTERM to its agent, SIGKILL to what does not end, and its directory removed.
+    Blocks.
+
+    Args:
+        ticket: its ticket.
+        patience_s: how long the agent may take before it is killed, in seconds.
+
+    Returns:
+        Whether the agent ended everything by itself.
+
+    Raises:
+        HostError: something of it is still there.
+    """
+    orderly = True
+    for _ in range(_MAX_ROUNDS):  # what is killed may have forked in between
+        with _watched(ticket) as pidfds:
+            if not pidfds:
+                break
+            orderly &= _end_processes(ticket.agent_pid, pidfds, patience_s)
+    else:
+        left = ", ".join(map(str, sorted(processes_of(ticket))))
+        raise HostError(
+            f"processes of {ticket.name} do not end even when killed: {left}. A driver or a file "
+            "system hangs: try again later, else the host must be restarted"
+        )
+    remove_directory(Path(ticket.directory))
+    if os.path.lexists(ticket.directory):
+        raise HostError(
+            f"{ticket.directory} cannot be removed: `rm -r {ticket.directory}` says why"
+        )
+    return "ended" if orderly else "killed"
+
+
+def end_waiting(found: Found, patience_s: float = PATIENCE_S) -> Literal["ended", "killed"]:
+    """End a zygote that waits for a notebook's next mesh: SIGTERM, then SIGKILL. Blocks.
+
+    Args:
+        found: as `find_waiting` gives.
+        patience_s: how long it may take before it is killed, in seconds.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(found.pids[0])
+        if process.create_time() == found.ticket.created_at:  # else the number is another's by now
+            process.terminate()
+            try:
+                process.wait(patience_s)
+            except psutil.TimeoutExpired:
+                process.kill()
+                return "killed"
+    return "ended"
+
+
+def sweep(found: Found) -> bool:
+    """End what is left of a dead mesh, and remove its directory; whether it was one, and is
+    removed.
+
+    Raises:
+        HostError: something of it is still there.
+    """
+    if found.state == "leftover" and is_dead(found.ticket):
+        return end_mesh(found.ticket) == "killed"
+    return found.state == "stale" and remove_own_directory(found.ticket)
+
+
+def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> bool:
+    """End these; whether they ended without being killed."""
+    orderly = False
+    if agent in pidfds:
+        _signal(pidfds[agent], signal.SIGTERM)
+        orderly = _wait([pidfds[agent]], patience_s)
+        if not orderly:
+            _signal(pidfds[agent], signal.SIGKILL)
+    # Each ends by itself when the agent has gone, unless it hangs.
+    if _wait(pidfds.values(), _LEAVE_S):
+        return orderly
+    for pidfd in pidfds.values():
+        _signal(pidfd, signal.SIGKILL)
+    _wait(pidfds.values(), _KILL_S)
+    return False
+
+
+@contextlib.contextmanager
+def _watched(ticket: Ticket) -> Iterator[dict[int, int]]:
+    """The mesh's processes, pid -> pidfd; a pidfd means one process, whatever its number means
+    later.
+    """
+    pidfds: dict[int, int] = {}
+    try:
+        for pid in processes_of(ticket):
+            try:
+                pidfds[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+        # A number may have changed hands before its pidfd was opened, but not since.
+        for pid in pidfds.keys() - processes_of(ticket):
+            os.close(pidfds.pop(pid))
+        yield pidfds
+    finally:
+        for pidfd in pidfds.values():
+            os.close(pidfd)
+
+
+def _signal(pidfd: int, number: signal.Signals) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
+
+
+def _wait(pidfds: Iterable[int], timeout_s: float) -> bool:
+    """Wait until all these processes have ended; whether they have."""
+    deadline = time.monotonic() + timeout_s
+    left = set(pidfds)
+    poll = select.poll()
+    for pidfd in left:
+        poll.register(pidfd, select.POLLIN)
+    while left:
+        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not events:
+            return False
+        for pidfd, _ in events:
+            poll.unregister(pidfd)
+            left.discard(pidfd)
+    return True

@@ -1,0 +1,1 @@
+"""What the controller decides: pure, without sockets, threads or clocks."""

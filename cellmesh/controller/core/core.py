@@ -1,0 +1,437 @@
+"""What the controller decides: pure, without sockets, threads or clocks.
+
+`Core` knows the mesh's state, which ranks each run still waits for, and which questions are open.
+Its methods take what happened, with the time, and return effects for the link to carry out. What
+brings the mesh back after a failure is `recovery.Recovery`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ...wire.codec import Frame, Parcel
+from ...wire.messages import (
+    Ask,
+    AskEnded,
+    Blueprint,
+    Channel,
+    Detach,
+    Detached,
+    Died,
+    Done,
+    Failed,
+    HostReport,
+    LogText,
+    MeshReady,
+    Probe,
+    Progress,
+    Ranked,
+    RankInfo,
+    RankState,
+    ReadHost,
+    ReadLog,
+    Refused,
+    Relay,
+    Reply,
+    Respawned,
+    RespawnFailed,
+    Restart,
+    SetDims,
+    Stacks,
+    StackText,
+    StartFailed,
+    Stop,
+    Stopped,
+    StoreDied,
+    Welcome,
+    interrupted_unbegun,
+)
+from ...wire.segments import SegmentFrame
+from .effects import Answer as Answer
+from .effects import Change as Change
+from .effects import Deliver as Deliver
+from .effects import Effect as Effect
+from .effects import Finish as Finish
+from .effects import HealReport as HealReport
+from .effects import Note as Note
+from .effects import Send as Send
+from .effects import State as State
+from .effects import Waits as Waits
+from .effects import Watch as Watch
+from .mesh_state import Board
+from .recovery import Recovery
+from .requests import ANSWER_S as ANSWER_S
+from .requests import Questions, control
+from .requests import encode_work as encode_work
+from .runs import OnError, Runs
+
+
+class Core:
+    """Decides for one mesh.
+
+    Args:
+        num_ranks: number of ranks.
+        dims: the DeviceMesh's, name -> size.
+        settle_s: how long the other ranks of a run may take to end after one has failed, in
+            seconds.
+        on_error: what then happens to those: ``release``, or ``wait`` for the user.
+        auto_heal: whether dead ranks are replaced without being asked.
+        new_generation: gives numbers that the mesh has not seen.
+        last_request: questions are numbered from above this.
+
+    Attributes:
+        has_ended: there is no mesh any more.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        dims: Mapping[str, int] | None = None,
+        settle_s: float = 1.0,
+        on_error: OnError = "release",
+        auto_heal: bool = False,
+        new_generation: Callable[[], int] = lambda: secrets.randbits(48),
+        last_request: int = 0,
+    ) -> None:
+        self.num_ranks = num_ranks
+        self.has_ended = False
+        self._board = Board(num_ranks, dims=dict(dims or {}))
+        self._questions = Questions(last_request)
+        self._recovery = Recovery(self._board, self._questions, new_generation, auto_heal)
+        self._runs = Runs(self._board, self._questions, self._recovery, settle_s, on_error)
+        self._now = 0.0
+        self._is_attached = True  # to a mesh that was there before
+
+    @property
+    def state(self) -> State:
+        """Where in its life the mesh is."""
+        return self._board.state
+
+    @property
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """The ranks as they were when the mesh became ready, or were replaced."""
+        return self._board.ranks
+
+    @property
+    def dead(self) -> Mapping[int, Died]:
+        """rank -> how it died."""
+        return self._board.dead
+
+    @property
+    def lost(self) -> set[int]:
+        """The dead ranks that nobody is about to replace."""
+        return self._board.dead.keys() - set(self._recovery.doomed.missing())
+
+    @property
+    def condemned(self) -> set[int]:
+        """The ranks that are about to be killed, unless they stop after all."""
+        return self._runs.condemned()
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        """The DeviceMesh's dims."""
+        return self._board.dims
+
+    # ---- what the user asks for
+
+    def submit(
+        self,
+        run: int,
+        ranks: Sequence[int],
+        frames: Sequence[Frame],
+        channel: Channel = "work",
+        now: float | None = None,
+        title: str = "",
+        execution_count: int = 0,
+        fills: bool = False,
+    ) -> list[Effect]:
+        """Send work to ranks.
+
+        Args:
+            run: a number not used before.
+            ranks: who is to do it.
+            frames: the encoded work.
+            channel: ``control`` for what is answered while the rank is busy.
+            now: seconds.
+            title: what to call it.
+            execution_count: of the notebook's cell, 0 if it is none.
+            fills: see `Relay`.
+        """
+        now = self._see(now)
+        if self.state != "ready":
+            reason = f"cannot be reached: the mesh is {self.state}"
+            died = Parcel(Died(min(ranks), reason, ""))
+            return [Deliver(run, tuple(ranks), died, has_begun=False), Finish(run)]
+        is_work = channel == "work"
+        effects = self._recovery.before_run(ranks, now) if is_work else []
+        effects += self._runs.add(run, tuple(ranks), now, is_work, fills)
+        dead = self._board.dead
+        gone = set() if not dead else self.lost if is_work else set(dead)
+        left = tuple([rank for rank in ranks if rank not in gone] if gone else ranks)
+        lends = isinstance(frames[-1], SegmentFrame)
+        order = Relay(left, channel, run, len(frames), title, execution_count, fills, lends)
+        parcel = Parcel(order, tuple(frames))
+        self._board.pending[run].is_sent, self._board.pending[run].title = bool(left), title
+        missing = self._recovery.doomed.missing() if dead else ()
+        must_wait = bool(self._runs.condemned().union(missing).intersection(left))
+        if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
+            effects.append(Send(parcel))
+        for rank in gone and [rank for rank in ranks if rank in gone]:
+            effects += self._runs.settle(run, (rank,), Parcel(self.dead[rank]), now)
+        return effects
+
+    def wait_for(self, run: int) -> list[Effect]:
+        """The user waits for a run and does nothing else: who has no work will not join it."""
+        if run in self._board.pending:
+            self._board.pending[run].is_waited_for = True
+        return []
+
+    def interrupt(self, run: int, now: float | None = None) -> list[Effect]:
+        """Interrupt a run on the ranks that have not ended it; the second time kills what does not
+        stop.
+        """
+        return self._runs.interrupt((run,), self._see(now))
+
+    def interrupt_all(self, runs: Iterable[int], now: float) -> list[Effect]:
+        """As `interrupt`, many runs, the newest first: an older one that ends would let the next
+        begin.
+        """
+        return self._runs.interrupt(runs, self._see(now))
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> list[Effect]:
+        """Answer ranks that ask (`Ask`).
+
+        Args:
+            requests: rank -> its request.
+            text: what the user typed.
+            is_end: end of file.
+        """
+        asking = [
+            rank for rank, request in requests.items() if self._board.asking.get(rank) == request
+        ]
+        for rank in asking:
+            del self._board.asking[rank]
+        return [control([rank], Reply(requests[rank], text, is_end)) for rank in asking]
+
+    def ask_states(self, ranks: Iterable[int], now: float) -> tuple[int, list[Effect]]:
+        """Ask ranks what they are doing; the answer is rank -> `RankState`."""
+        return self._ask(ranks, Probe, now)
+
+    def ask_stacks(
+        self, ranks: Iterable[int], now: float, all_threads: bool = False
+    ) -> tuple[int, list[Effect]]:
+        """Ask ranks for their stacks; the answer is rank -> `StackText`."""
+        return self._ask(ranks, lambda request: Stacks(request, all_threads), now)
+
+    def ask_host(self) -> tuple[int, list[Effect]]:
+        """Ask the agent for its processes; the answer is `HostReport`."""
+        return self._ask_agent(ReadHost(self._questions.new_request()))
+
+    def ask_log(self, rank: int, num_bytes: int) -> tuple[int, list[Effect]]:
+        """Ask for the end of a rank's log; the answer is `LogText`."""
+        return self._ask_agent(ReadLog(self._questions.new_request(), rank, num_bytes))
+
+    def heal(self, now: float) -> tuple[int, list[Effect]]:
+        """Replace dead ranks and rebuild the groups where needed; the answer is a `HealReport`."""
+        request = self._questions.new_request()
+        if self.state != "ready":
+            return request, [Answer(request, HealReport(failure=f"the mesh is {self.state}"))]
+        return request, self._recovery.heal(request, self._see(now))
+
+    def abandon_heal(self) -> list[Effect]:
+        """Stop a heal that the user no longer waits for."""
+        return self._recovery.abandon(self._now)
+
+    def set_dims(self, dims: Mapping[str, int]) -> list[Effect]:
+        """The DeviceMesh has these dims now."""
+        self._board.dims = dict(dims)
+        return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
+
+    def restart(self, dims: Mapping[str, int] | None = None) -> list[Effect]:
+        """Replace every rank; runs in flight end.
+
+        Args:
+            dims: of the new ranks' DeviceMesh; None for those of the start.
+        """
+        if self.state in ("stopping", "ended"):
+            return []
+        self._board.state = "restarting"
+        effects = self._abandon_all("was restarted")
+        return [
+            *effects,
+            Send(Parcel(Restart(tuple(dims or ()), tuple((dims or {}).values())))),
+            Change(self.state, None),
+        ]
+
+    def detach(self) -> list[Effect]:
+        """Leave the mesh to itself."""
+        return [] if self.state == "ended" else [Send(Parcel(Detach()))]
+
+    def stop(self) -> list[Effect]:
+        """End the mesh."""
+        if self.state in ("stopping", "ended"):
+            return []
+        self._board.state = "stopping"
+        return [*self._recovery.reset("the mesh was stopped"), Send(Parcel(Stop()))]
+
+    # ---- what happens
+
+    def receive(self, parcel: Parcel[Any], now: float) -> list[Effect]:
+        """The agent said something."""
+        now = self._see(now)
+        verb = parcel.verb
+        if self.state == "ended":
+            return []
+        match verb:
+            case Ranked():
+                return self._from_ranks(verb.ranks, Parcel(verb.verb, parcel.buffers), now)
+            case Died():
+                return self._rank_died(parcel, now)
+            case LogText() | HostReport():
+                return [Answer(verb.request, verb)]
+            case Welcome():
+                return self._welcomed(verb, now)
+            case Progress():
+                self._is_attached = False
+                if self.state == "connecting":
+                    self._board.state = "starting"
+            case MeshReady():
+                return self._mesh_ready(verb, now)
+            case Respawned():
+                return [*self._recovery.respawned(verb.ranks, now), Change(self.state, verb)]
+            case RespawnFailed():
+                return [
+                    *self._recovery.respawn_failed(verb.ranks, verb.text, now),
+                    Change(self.state, verb),
+                ]
+            case StartFailed() | Refused():
+                return [*self._abandon_all("did not start"), Change("stopping", verb)]
+            case Stopped() | Detached():
+                return self.agent_ended(verb.reason, verb)
+            case StoreDied():
+                self._board.store_port = verb.new_port
+                moved = self._recovery.store_moved(now) if verb.new_port else []
+                return [Change(self.state, verb), *moved]
+        return [Change(self.state, verb)]
+
+    def agent_ended(self, reason: str, cause: Any = None) -> list[Effect]:
+        """The agent is gone, and every rank with it; or it no longer listens to this controller."""
+        if self.state == "ended":
+            return []
+        self._board.state, self.has_ended = "ended", True
+        what = "can no longer be reached" if isinstance(cause, Detached) else "ended with its mesh"
+        effects = [*self._abandon_all(f"{what} ({reason})"), *self._questions.close_all(self._now)]
+        return [*effects, Change("ended", cause or Stopped(reason))]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        now = self._see(now)
+        return [*self._runs.tick(now), *self._questions.tick(now), *self._recovery.tick(now)]
+
+    def deadline(self) -> float | None:
+        """When to call `tick` at the latest; None: not before something happens."""
+        due = self._runs.deadline()
+        for at in (self._questions.deadline(), self._recovery.deadline()):
+            due = at if due is None or (at is not None and at < due) else due
+        return due
+
+    # ---- inside: what the agent says
+
+    def _see(self, now: float | None) -> float:
+        self._now = self._now if now is None else max(self._now, now)
+        return self._now
+
+    def _welcomed(self, welcome: Welcome, now: float) -> list[Effect]:
+        if self.state == "connecting":
+            self._board.state = "starting"
+            if welcome.mesh_dim_names:
+                self._board.dims = dict(
+                    zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True)
+                )
+            for info in welcome.runs:
+                self._runs.add(info.run, info.ranks, now, fills=True)
+                self._board.pending[info.run].title = info.title
+        return [Change(self.state, welcome)]
+
+    def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:
+        if self.state == "stopping":
+            return [Change(self.state, ready)]
+        effects: list[Effect] = []
+        if self.state == "ready":  # restarted twice
+            self._board.state = "restarting"
+            effects = self._abandon_all("was restarted")
+        self._board.begin(ready)
+        effects += [*self._recovery.reset("every rank is new"), Change(self.state, ready)]
+        effects += self._recovery.resume_all(now) if self._is_attached else []
+        self._is_attached = False
+        return effects
+
+    def _from_ranks(self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float) -> list[Effect]:
+        verb = parcel.verb
+        match verb:
+            case Done() | Failed():
+                return self._ended_on(ranks, parcel, now)
+            case Ask():
+                self._board.asking.update(dict.fromkeys(ranks, verb.request))
+            case AskEnded():
+                for rank in [
+                    rank for rank in ranks if self._board.asking.get(rank) == verb.request
+                ]:
+                    del self._board.asking[rank]
+            case RankState() | StackText() | Blueprint():
+                return self._questions.answer(verb.request, ranks, verb, now)
+        return [Deliver(verb.run, ranks, parcel)]
+
+    def _ended_on(
+        self, ranks: tuple[int, ...], parcel: Parcel[Done | Failed], now: float
+    ) -> list[Effect]:
+        verb, pending = parcel.verb, self._board.pending.get(parcel.verb.run)
+        if pending is None or pending.is_work:
+            for rank in ranks:
+                self._board.asking.pop(rank, None)
+            if isinstance(verb, Failed):
+                self._board.held.update(dict.fromkeys(ranks, verb.run))
+            elif verb.counts:
+                self._recovery.tally.add(ranks, verb.counts)
+        if pending is None:
+            is_open = isinstance(verb, Failed) or self._recovery.is_own(verb.run)
+            return self._recovery.begin(now) if is_open else []
+        has_begun = type(verb) is Done or verb != interrupted_unbegun(verb.run)
+        return self._runs.settle(verb.run, ranks, parcel, now, has_begun)
+
+    def _rank_died(self, parcel: Parcel[Died], now: float) -> list[Effect]:
+        rank = parcel.verb.rank
+        is_news = rank not in self.dead and self.state == "ready"
+        self._board.dead[rank] = parcel.verb
+        self._board.held.pop(rank, None)
+        self._board.asking.pop(rank, None)
+        effects: list[Effect] = [Change(self.state, parcel.verb)]
+        if is_news:
+            self._recovery.rank_died(rank)
+        effects += self._runs.rank_died(rank, parcel, now)
+        effects += self._questions.forget_rank(rank, now)
+        return [*effects, *self._recovery.after_death(rank, now)] if is_news else effects
+
+    # ---- inside: ends and questions
+
+    def _abandon_all(self, reason: str) -> list[Effect]:
+        effects = self._recovery.reset(f"the mesh {reason}")
+        self._board.held.clear()
+        return [*effects, *self._runs.abandon(reason, self._now)]
+
+    def _ask(
+        self, ranks: Iterable[int], verb: Callable[[int], Any], now: float
+    ) -> tuple[int, list[Effect]]:
+        request = self._questions.new_request()
+        living = self._board.among_living(ranks) if self.state in ("ready", "restarting") else ()
+        return request, self._questions.ask(
+            living, verb, self._see(now), lambda answers, now: [Answer(request, answers)], request
+        )
+
+    def _ask_agent(self, verb: ReadHost | ReadLog) -> tuple[int, list[Effect]]:
+        return verb.request, [
+            Answer(verb.request, None) if self.state == "ended" else Send(Parcel(verb))
+        ]

@@ -1,0 +1,156 @@
+"""What the controller's core wants done: the link carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from ...wire.codec import Parcel
+from ...wire.messages import RankState
+from ...wire.ranks import describe_ranks
+
+State = Literal["connecting", "starting", "ready", "restarting", "stopping", "ended"]
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send to the agent."""
+
+    parcel: Parcel[Any]
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Hand a run what some of its ranks said (or, with `Died`, what became of them).
+
+    `has_begun`: False where these ranks end a run that they have not begun, as thousands may at
+    once.
+    """
+
+    run: int
+    ranks: tuple[int, ...]
+    parcel: Parcel[Any]
+    has_begun: bool = True
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Tell a run's user where its other ranks are, after one failed."""
+
+    run: int
+    states: dict[int, RankState]
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """Show where the ranks of a run that takes long are; one that does not answer is missing."""
+
+    run: int
+    states: Mapping[int, RankState]
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Show a remark with a run's output, also after its end."""
+
+    run: int
+    text: str
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Every rank of the run has ended it."""
+
+    run: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A question is answered, as far as it will be."""
+
+    request: int
+    value: Any
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The mesh's state changed, or a start made progress."""
+
+    state: State
+    cause: Any
+
+
+@dataclass(frozen=True)
+class HealReport:
+    """What a recovery did.
+
+    Attributes:
+        respawned: the ranks that were dead and are new.
+        healed: whether process groups were rebuilt.
+        failure: why it did not work out, "" if it did.
+        took_s: how long it took, in seconds.
+        dead: ranks that are dead still.
+        copied_to: ranks to which names were copied.
+        copied: those names.
+        not_copied: names that could not be copied -> why.
+        empty: ranks that are new and empty still.
+        notes: of models in which a step had stopped, what was forgotten or could not be reset.
+    """
+
+    respawned: tuple[int, ...] = ()
+    healed: bool = False
+    failure: str = ""
+    took_s: float = 0.0
+    dead: tuple[int, ...] = ()
+    copied_to: tuple[int, ...] = ()
+    copied: tuple[str, ...] = ()
+    not_copied: Mapping[str, str] = field(default_factory=dict)
+    empty: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def describe_heal(report: HealReport) -> str:
+    """What a recovery did, in a sentence."""
+    if report.failure and not report.healed:
+        return f"the mesh could not be healed: {report.failure}"
+    text = f"process groups rebuilt in {report.took_s:.1f} s; what the ranks hold is untouched"
+    if report.dead:
+        ranks = describe_ranks(report.dead)
+        verb, it = ("is", "it") if len(report.dead) == 1 else ("are", "them")
+        text = f"{ranks} {verb} dead: `%dist_heal` replaces {it}; what the others hold is untouched"
+    elif report.copied_to:
+        ranks = describe_ranks(report.copied_to)
+        verb = "is" if len(report.copied_to) == 1 else "are"
+        text = f"{ranks} {verb} new, process groups rebuilt, names copied in {report.took_s:.1f} s"
+    elif report.respawned:
+        ranks = describe_ranks(report.respawned)
+        verb = "is" if len(report.respawned) == 1 else "are"
+        text = (
+            f"{ranks} {verb} new and empty, process groups rebuilt in {report.took_s:.1f} s; the "
+            "others hold what they held (`%dist_heal --from 0` copies from a rank)"
+        )
+    text = "; ".join((text, *report.notes))
+    return f"{text}. But {report.failure}" if report.failure else text
+
+
+def tell_busy(running: Mapping[int, str]) -> str:
+    """Why a heal does not work out now.
+
+    Args:
+        running: rank that is not known to be idle -> what it runs, "" where that is not known.
+    """
+    by_title: dict[str, list[int]] = {}
+    for rank, title in sorted(running.items()):
+        by_title.setdefault(title, []).append(rank)
+    parts = [
+        f"{describe_ranks(ranks)} {_does(len(ranks), title)}"
+        for title, ranks in sorted(by_title.items())
+    ]
+    return (
+        f"{describe_ranks(running)} must be idle for that, and {', '.join(parts)}: wait, or stop "
+        "what runs with %dist_interrupt, then heal"
+    )
+
+
+def _does(num_ranks: int, title: str) -> str:
+    if not title:
+        return "did not say so"
+    return f"{'runs' if num_ranks == 1 else 'run'} {title}"
+
+
+Effect = Send | Deliver | Waits | Watch | Note | Finish | Answer | Change

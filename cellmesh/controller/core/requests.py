@@ -1,0 +1,122 @@
+"""Questions to ranks' control threads, answered as far as they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...wire.codec import Frame, Parcel, encode
+from ...wire.messages import Control, Heal, Look, Relay, Resume, Work
+from .effects import Effect, Send
+
+# A rank whose control thread cannot get a word in is reported without its answer.
+ANSWER_S = 1.0
+
+OnAnswers = Callable[[dict[int, Any], float], list[Effect]]
+
+
+@dataclass
+class _Question:
+    ranks: set[int]
+    deadline: float
+    on_answers: OnAnswers
+    answers: dict[int, Any] = field(default_factory=dict)
+
+
+class Questions:
+    """The questions that are open.
+
+    Args:
+        last_request: numbers begin above this. A late answer to a controller that has gone must not
+            be taken for one to its successor.
+    """
+
+    def __init__(self, last_request: int = 0) -> None:
+        self._open: dict[int, _Question] = {}
+        self._last_request = last_request
+
+    def new_request(self) -> int:
+        """A number for a question."""
+        self._last_request += 1
+        return self._last_request
+
+    def ask(
+        self,
+        ranks: Iterable[int],
+        verb: Callable[[int], Control],
+        now: float,
+        on_answers: OnAnswers,
+        request: int = 0,
+    ) -> list[Effect]:
+        """Ask ranks.
+
+        Args:
+            ranks: who; if there is none, the answer is empty and comes at once.
+            verb: the question, given its number.
+            now: seconds.
+            on_answers: what to do with rank -> answer, when all have answered or none more is
+                waited for.
+            request: the question's number, if it has one already.
+        """
+        wanted = set(ranks)
+        if not wanted:
+            return on_answers({}, now)
+        request = request or self.new_request()
+        self._open[request] = _Question(wanted, now + ANSWER_S, on_answers)
+        return [control(wanted, verb(request))]
+
+    def answer(self, request: int, ranks: Iterable[int], value: Any, now: float) -> list[Effect]:
+        """These ranks have answered."""
+        question = self._open.get(request)
+        if question is None:
+            return []
+        question.answers.update(dict.fromkeys(ranks, value))
+        return self._close(request, now) if question.ranks <= question.answers.keys() else []
+
+    def forget_rank(self, rank: int, now: float) -> list[Effect]:
+        """This rank will not answer any more."""
+        effects: list[Effect] = []
+        for request, question in list(self._open.items()):
+            question.ranks.discard(rank)
+            if question.ranks <= question.answers.keys():
+                effects += self._close(request, now)
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """Close the questions that have been open long enough."""
+        effects: list[Effect] = []
+        for request, question in list(self._open.items()):
+            if now >= question.deadline:
+                effects += self._close(request, now)
+        return effects
+
+    def deadline(self) -> float | None:
+        """When to call `tick` at the latest."""
+        return min(question.deadline for question in self._open.values()) if self._open else None
+
+    def close_all(self, now: float) -> list[Effect]:
+        """Nobody will answer any more."""
+        return [effect for request in list(self._open) for effect in self._close(request, now)]
+
+    def _close(self, request: int, now: float) -> list[Effect]:
+        question = self._open.pop(request, None)  # one that closes may close another
+        return question.on_answers(question.answers, now) if question is not None else []
+
+
+def control(ranks: Iterable[int], *verbs: Control) -> Send:
+    """A message for ranks' control threads."""
+    frames = encode([*map(Parcel, verbs)])
+    return Send(Parcel(Relay(tuple(sorted(ranks)), "control", -1, len(frames)), tuple(frames)))
+
+
+def work(ranks: Iterable[int], verb: Heal | Resume, run: int) -> Send:
+    """A message of the core's own for ranks' main threads."""
+    frames = encode([Parcel(verb)])
+    title = "heal" if run >= 0 else ""
+    return Send(Parcel(Relay(tuple(sorted(ranks)), "work", run, len(frames), title), tuple(frames)))
+
+
+def encode_work(work: Work | Look, buffers: Sequence[Frame] = ()) -> list[Frame]:
+    """The frames of one piece of work."""
+    return encode([Parcel(work, tuple(buffers))])

@@ -1,0 +1,373 @@
+"""Runs in flight: who has ended them, who is released, interrupted, killed, watched. Pure, as
+`core.Core`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from ...wire.codec import Parcel
+from ...wire.messages import (
+    Died,
+    Done,
+    Failed,
+    Interrupt,
+    Kill,
+    Probe,
+    RankState,
+    Release,
+    interrupted_unbegun,
+)
+from .deadlock import find_stuck
+from .effects import Deliver, Effect, Finish, Note, Send, Waits, Watch
+from .mesh_state import Board, Pending
+from .recovery import Recovery
+from .requests import Questions, control
+
+# With `on_error="wait"`: after a rank fails, how long the others may take before it is told where
+# they are.
+REPORT_AFTER_S = 0.3
+# How long a run may take before its user is shown where its ranks are, and how often.
+WATCH_AFTER_S = 5.0
+WATCH_EVERY_S = 1.0
+# So many of the runs that wait for their turn are watched, the newest.
+MAX_WATCHED = 16
+# How often runs are looked at that have not ended.
+SWEEP_S = 0.5
+# A second interrupt within this time of the first kills what has not stopped; every rank has this
+# long.
+ESCALATE_S = 5.0
+STOP_S = 2.0
+
+STEP_WAS_INTERRUPTED = (
+    "an optimizer's step was interrupted: %dist_check tells whether replicas still agree, "
+    "%dist_sync makes them equal"
+)
+
+OnError = Literal["release", "wait"]
+
+
+class Runs:
+    """The runs of one mesh.
+
+    Args:
+        board: the mesh; holds them.
+        questions: asks ranks.
+        recovery: told when a run has ended.
+        settle_s: how long the other ranks of a run may take to end after one has failed, in
+            seconds.
+        on_error: what then happens to those: ``release``, or ``wait`` for the user.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        questions: Questions,
+        recovery: Recovery,
+        settle_s: float,
+        on_error: OnError,
+    ) -> None:
+        self._board = board
+        self._questions = questions
+        self._recovery = recovery
+        self._settle_s = settle_s
+        self._on_error = on_error
+        self._settling: set[int] = set()  # runs with something due at a time of their own
+        self._sweep_at: float | None = None
+        self._is_sweeping = False
+        recovery.settle = self.settle
+        # Ranks that were given something or have ended something since the last sweep began: what
+        # they have told of themselves in it may be from before.
+        self._came: set[int] = set()
+
+    def add(
+        self,
+        run: int,
+        ranks: tuple[int, ...],
+        now: float,
+        is_work: bool = True,
+        fills: bool = False,
+    ) -> list[Effect]:
+        """A run begins on these ranks; its output begins with what the user does not know yet."""
+        if not self._board.pending:
+            self._sweep_at = now + SWEEP_S
+        self._board.pending[run] = Pending(
+            ranks, set(ranks), now, is_work, watched_at=now, fills=fills
+        )
+        self._came |= set(ranks)
+        return self._board.news.tell(run) if fills else []
+
+    def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
+        """Interrupt runs on the ranks that have not ended them; the second time kills what does not
+        stop.
+        """
+        told: dict[tuple[int, ...], list[Interrupt]] = {}
+        unclear: dict[int, set[int]] = {}
+        settled: list[Effect] = []
+        for run in runs:
+            pending = self._board.pending.get(run)
+            if pending is None:
+                continue
+            ranks = tuple(sorted(pending.ranks))
+            if self._recovery.deferred.take_back(run):
+                settled += self._settle_unbegun(run, ranks, now)
+                continue
+            first = pending.interrupted_at
+            if first is not None and now - first <= ESCALATE_S and pending.is_work:
+                pending.kill_at = pending.kill_at or max(now, first + STOP_S)
+                self._settling.add(run)
+                continue
+            pending.interrupted_at = now
+            told.setdefault(ranks, []).append(Interrupt(run))
+            if pending.is_work:
+                held = pending.ranks & self._board.held.keys()
+                unclear[run] = pending.ranks - held - self._board.runs_first(run)
+                settled += self._settle_unbegun(run, tuple(sorted(held)), now)
+        effects: list[Effect] = [control(ranks, *verbs) for ranks, verbs in told.items()]
+        if asked := set[int]().union(*unclear.values()):
+            effects += self._questions.ask(
+                asked, Probe, now, lambda states, now: self._settle_queued(unclear, states, now)
+            )
+        return [*effects, *settled]
+
+    def _settle_queued(
+        self, unclear: Mapping[int, set[int]], states: dict[int, RankState], now: float
+    ) -> list[Effect]:
+        """Who runs something older has not begun this; who does not may have, and answers by
+        itself.
+        """
+        effects: list[Effect] = []
+        for run, ranks in unclear.items():
+            queued = [
+                rank for rank in sorted(ranks) if rank in states and 0 <= states[rank].run < run
+            ]
+            effects += self._settle_unbegun(run, tuple(queued), now)
+        return effects
+
+    def condemned(self) -> set[int]:
+        """The ranks that are about to be killed, unless they stop after all."""
+        if not self._settling:
+            return set()
+        runs = [run for run in self._settling if self._board.pending[run].kill_at is not None]
+        return {rank for run in runs for rank in self._board.runs_first(run)}
+
+    def abandon(self, reason: str, now: float) -> list[Effect]:
+        """No run will be answered any more."""
+        effects: list[Effect] = []
+        begun = {run: bool(self._board.runs_first(run)) for run in self._board.pending}
+        for run, pending in list(self._board.pending.items()):
+            ranks = tuple(sorted(pending.ranks))
+            effects += self.settle(run, ranks, Parcel(Died(ranks[0], reason, "")), now, begun[run])
+        self._settling.clear()
+        return effects
+
+    def rank_died(self, rank: int, parcel: Parcel[Died], now: float) -> list[Effect]:
+        """A rank has died: it ends all its runs."""
+        effects: list[Effect] = []
+        runs = [run for run, pending in self._board.pending.items() if rank in pending.ranks]
+        begun = {run for run in runs if rank in self._board.runs_first(run)}
+        for run in runs:
+            effects += self.settle(run, (rank,), parcel, now, run in begun)
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due."""
+        effects: list[Effect] = []
+        for run in list(self._settling):
+            effects += self._settle_due(run, now)
+        if self._sweep_at is not None and now >= self._sweep_at:
+            effects += self._sweep(now)
+        return effects
+
+    def deadline(self) -> float | None:
+        """When to call `tick` at the latest."""
+        due = math.inf
+        if self._sweep_at is not None:
+            for run in self._board.pending:
+                if not self._recovery.is_own(run):
+                    due = self._sweep_at
+                    break
+        for run in self._settling:
+            pending = self._board.pending.get(run)
+            if pending is not None and pending.is_sent:
+                due = min(due, pending.settle_at or due, pending.kill_at or due)
+        return due if due < math.inf else None
+
+    def settle(
+        self,
+        run: int,
+        ranks: tuple[int, ...],
+        parcel: Parcel[Any],
+        now: float,
+        has_begun: bool = True,
+    ) -> list[Effect]:
+        """These ranks have ended the run (`has_begun`: see `Deliver`)."""
+        pending = self._board.pending.get(run)
+        if pending is None:
+            return []
+        if not pending.ranks.issuperset(ranks):
+            ranks = tuple(rank for rank in ranks if rank in pending.ranks)
+        if not ranks:
+            return []
+        is_own = self._recovery.is_own(run)
+        pending.ranks.difference_update(ranks)
+        if self._is_sweeping:
+            self._came.update(ranks)
+        effects: list[Effect] = [] if is_own else [Deliver(run, ranks, parcel, has_begun)]
+        if type(parcel.verb) is Done:
+            if pending.fills:
+                self._board.news.forget(ranks)
+        else:
+            pending.has_failed = True
+            pending.was_in_step |= isinstance(parcel.verb, Failed) and parcel.verb.in_step
+        if is_own:
+            effects += self._recovery.rank_left_heal(run, ranks, parcel.verb)
+        if not pending.ranks:
+            del self._board.pending[run]
+            self._settling.discard(run)
+            if pending.was_in_step:
+                effects.append(Note(run, STEP_WAS_INTERRUPTED))
+            if not is_own:
+                effects.append(Finish(run))
+            return [*effects, *self._recovery.run_ended(run, pending, now)]
+        if pending.first_end_at is None:
+            pending.first_end_at = now
+        if pending.has_failed and pending.settle_at is None and pending.is_work and not is_own:
+            wait_s = self._settle_s if self._on_error == "release" else REPORT_AFTER_S
+            pending.settle_at = now + wait_s
+            self._settling.add(run)
+        return effects
+
+    def _settle_unbegun(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
+        """A run was interrupted on ranks that have not come to it; they will pass it over when they
+        do.
+        """
+        stopped = interrupted_unbegun(run)
+        return self.settle(run, ranks, Parcel(stopped), now, has_begun=False) if ranks else []
+
+    def _settle_due(self, run: int, now: float) -> list[Effect]:
+        pending = self._board.pending.get(run)
+        if pending is None:
+            self._settling.discard(run)
+            return []
+        if not pending.is_sent:
+            return []
+        effects: list[Effect] = []
+        if pending.kill_at is not None and now >= pending.kill_at:
+            pending.kill_at = None
+            ranks = tuple(
+                sorted(self._board.runs_first(run))
+            )  # what waits behind another run is well
+            if ranks:
+                self._recovery.doomed.add(ranks)
+                effects.append(Send(Parcel(Kill(ranks))))
+        if pending.settle_at is not None and now >= pending.settle_at:
+            pending.settle_at = None
+            if self._on_error == "wait":
+                effects += self._report(run, now)
+            elif pending.ranks & self._board.asking.keys():
+                pending.settle_at = now + max(
+                    self._settle_s, SWEEP_S
+                )  # somebody is in the debugger
+            elif (
+                pending.interrupted_at is None
+            ):  # else all were told: what they save is their affair
+                effects += self._release(run, pending, self._board.runs_first(run))
+                if pending.ranks - pending.released:  # they are to have their time, too
+                    pending.settle_at = now + max(self._settle_s, SWEEP_S)
+        if pending.kill_at is None and pending.settle_at is None:
+            self._settling.discard(run)
+        return effects
+
+    def _release(self, run: int, pending: Pending, ranks: Iterable[int]) -> list[Effect]:
+        new = set(ranks) - pending.released
+        pending.released |= new
+        return [control(new, Release(run))] if new else []
+
+    def _report(self, run: int, now: float) -> list[Effect]:
+        def report(states: dict[int, RankState], now: float) -> list[Effect]:
+            pending = self._board.pending.get(run)
+            left = {
+                rank: state
+                for rank, state in states.items()
+                if pending is not None and rank in pending.ranks and state.run == run
+            }
+            return [Waits(run, left)] if left else []
+
+        ranks = self._board.among_living(self._board.pending[run].ranks)
+        return self._questions.ask(ranks, Probe, now, report)
+
+    def _sweep(self, now: float) -> list[Effect]:
+        """Look at the runs that have not ended: some are to be shown, some released."""
+        self._sweep_at = now + SWEEP_S if self._board.pending else None
+        if self._is_sweeping or self._board.state != "ready" or not self._runs_to_look_at(now):
+            return []
+        self._is_sweeping = True
+        self._came.clear()
+        return self._questions.ask(self._board.living(), Probe, now, self._swept)
+
+    def _runs_to_look_at(self, now: float) -> list[int]:
+        return [
+            run
+            for run, pending in self._board.pending.items()
+            if pending.is_work
+            and pending.is_sent
+            and not self._recovery.is_own(run)
+            and (self._is_to_be_watched(pending, now) or self._may_be_stuck(pending, now))
+        ]
+
+    def _is_to_be_watched(self, pending: Pending, now: float) -> bool:
+        is_long = now - pending.started_at >= WATCH_AFTER_S
+        return is_long and now - pending.watched_at >= WATCH_EVERY_S - SWEEP_S / 2
+
+    def _may_be_stuck(self, pending: Pending, now: float) -> bool:
+        if self._on_error == "wait" or pending.ranks <= pending.released:
+            return False
+        if pending.ranks & self._board.asking.keys():
+            return False
+        since = pending.first_end_at
+        if since is None and pending.is_waited_for and len(pending.members) < self._board.num_ranks:
+            since = pending.started_at
+        return since is not None and now - since >= self._settle_s
+
+    def _swept(self, states: dict[int, RankState], now: float) -> list[Effect]:
+        self._is_sweeping = False
+        effects: list[Effect] = []
+        runs, with_work = self._runs_to_look_at(now), self._board.with_work()
+        begun = {state.run for state in states.values()}
+        # The oldest, whose ranks may not answer; behind others, the newest is what a user waits
+        # for.
+        watched = begun.union(runs[:1], runs[-MAX_WATCHED:])
+        for run in runs:
+            pending = self._board.pending[run]
+            if run in begun and self._may_be_stuck(pending, now):
+                own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
+                absent = self._absent(pending, with_work) - self._came
+                stuck = find_stuck(
+                    own,
+                    pending.ranks,
+                    absent,
+                    self._board.dead,
+                    self._board.num_ranks,
+                    self._settle_s,
+                )
+                effects += self._release(run, pending, stuck)
+            if run in watched and self._is_to_be_watched(pending, now):
+                pending.watched_at = now
+                left = {r: s for r, s in states.items() if r in pending.ranks}
+                effects.append(Watch(run, left))
+        return effects
+
+    def _absent(self, pending: Pending, with_work: set[int]) -> set[int]:
+        """The ranks that will begin nothing more that this run could wait for, the dead left out.
+
+        A rank that has ended it may come in another run, unless it holds that back until this one
+        has ended.
+        """
+        may_come = pending.ranks | (with_work - self._board.held.keys())
+        if not pending.is_waited_for:
+            return set(pending.members) - may_come
+        others = set(range(self._board.num_ranks)) - set(pending.members)
+        return (set(pending.members) - may_come) | (others - with_work)

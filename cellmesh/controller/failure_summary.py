@@ -1,0 +1,153 @@
+"""What becomes of a run on its ranks, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import RankDied, RemoteError
+from ..wire import payload
+from ..wire.codec import Parcel
+from ..wire.messages import Died, Done, Failed, RankState
+from ..wire.ranks import describe_ranks
+from .core.mesh_state import FIRST_HEAL
+
+_MAX_LINE = 300
+# How a rank's text begins that tells where an interruption struck.
+
+Outcomes = Mapping[int, Parcel[Any]]
+
+
+def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
+    """Why nothing can run on dead ranks.
+
+    Args:
+        dead: those that are asked for.
+        first: how the first of them ended.
+    """
+    return RankDied(
+        first.rank,
+        f"{first.reason}, so nothing can run on {describe_ranks(dead)}. `%dist_heal` replaces "
+        "what is dead and keeps the others as they are; `--ranks` runs on the others",
+        first.last_output,
+    )
+
+
+def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> str:
+    """Which ranks failed, how and where, and what became of the others, in one line.
+
+    Args:
+        exceptions: of the ranks that did not finish.
+        outcomes: how ranks have ended the run, as far as they have.
+    """
+    failed: dict[str, list[int]] = {}
+    released: dict[tuple[str, str], list[int]] = {}
+    for rank, exc in exceptions.items():
+        verb = outcomes[rank].verb
+        if is_released(verb):
+            released.setdefault(_place(verb), []).append(rank)
+        else:
+            failed.setdefault(_describe_failure(verb, exc), []).append(rank)
+    parts = [f"{describe_ranks(ranks)} {text}" for text, ranks in failed.items()]
+    for (where, line), ranks in released.items():
+        were = "was" if len(ranks) == 1 else "were"
+        waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)
+        for_s = f" for {waited_s:.1f} s" if waited_s else ""
+        parts.append(f"{describe_ranks(ranks)} {where}{line}{for_s} and {were} released")
+    rest = sorted(rank for rank, outcome in outcomes.items() if type(outcome.verb) is Done)
+    if rest:
+        parts.append(f"{describe_ranks(rest)} finished")
+    return "; ".join(parts)
+
+
+def is_released(verb: Any) -> bool:
+    """Whether a rank ended a run since others would not come, and for no reason of its own."""
+    return type(verb) is Failed and verb.released
+
+
+def _place(verb: Failed) -> tuple[str, str]:
+    where = verb.text.partition("\n")[0][:_MAX_LINE] if verb.text != "ran the cell" else "ran"
+    return where, f" at line {verb.line}" if verb.line else ""
+
+
+def _describe_failure(verb: Any, exc: BaseException) -> str:
+    if isinstance(exc, RankDied):
+        return exc.reason
+    line = f" (line {verb.line})" if verb.line else ""
+    if verb.type_name == "BdbQuit":
+        return f"left the debugger{line}"
+    first_line = verb.text.lstrip().partition("\n")[0][:_MAX_LINE]
+    return f"raised {verb.type_name}" + (f": {first_line}" if first_line else "") + line
+
+
+def describe_state(state: RankState) -> str:
+    """What a rank is doing, in words."""
+    if state.run < 0:
+        return "idle"
+    if state.run >= FIRST_HEAL:
+        return "healing its process groups"
+    line = f" at line {state.line}" if state.line else ""
+    if state.asks:
+        return f"asking you{line}"
+    if state.collective:
+        return f"in {state.collective}{line}"
+    where = f" {state.where}" if state.where else ""
+    return f"running{where}{line}"
+
+
+def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
+    """What the ranks are doing that have not ended a run, those that wait first.
+
+    Args:
+        run: its number.
+        ranks: who.
+        states: of those that answered.
+    """
+    doing: dict[tuple[int, str, str], list[int]] = {}
+    for rank in ranks:
+        doing.setdefault(_doing(run, states.get(rank)), []).append(rank)
+    parts = []
+    for (_, verb, rest), alike in sorted(doing.items(), key=lambda pair: (pair[0][0], pair[1])):
+        waited_s = max((states[rank].waited_s for rank in alike if rank in states), default=0.0)
+        for_s = f" {waited_s:.0f} s" if verb == "wait" and waited_s >= 1 else ""
+        parts.append(f"{describe_ranks(alike)} {_conjugate(verb, len(alike))}{rest}{for_s}")
+    return "; ".join(parts)
+
+
+def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:
+    """Where to list a rank, what it does (a verb in the plural), and the rest of the phrase."""
+    if state is None:
+        return 4, "do", " not answer"
+    if state.run != run:
+        return 3, "have", " not begun it" if state.run < 0 else " something else to end first"
+    line = f" (line {state.line})" if state.line else ""
+    if state.asks:
+        return 0, "ask", f" you{line}"
+    if state.collective:
+        return 1, "wait", f" in {state.collective}{line}"
+    where = f" line {state.line}" if state.line else ""
+    if state.where:
+        where += f": {state.where}" if where else f" {state.where}"
+    return 2, "run", where
+
+
+def _conjugate(verb: str, count: int) -> str:
+    return verb if count > 1 else {"do": "does", "have": "has"}.get(verb, f"{verb}s")
+
+
+def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:
+    """The exception that ended the run on a rank, or what stands in for it."""
+    verb = outcome.verb
+    if type(verb) is Died:
+        return RankDied(rank, verb.reason, verb.last_output)
+    if verb.payload is None and verb.type_name == "KeyboardInterrupt":  # no rank has come to it
+        return KeyboardInterrupt(verb.text)
+    if verb.payload is None:
+        return RemoteError(verb.type_name, verb.text, verb.why_no_payload)
+    try:
+        exc = payload.loads(verb.payload, outcome.buffers)
+    except Exception as e:
+        return RemoteError(verb.type_name, verb.text, f"it cannot be loaded here: {e}")
+    if not isinstance(exc, BaseException):
+        return RemoteError(verb.type_name, verb.text)
+    return exc

@@ -1,0 +1,121 @@
+"""Look at something on some ranks: busy ranks answer beside what they run, and each answers for
+itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...stdlib import time
+from ...wire.inspect import AnySubject, Refusal
+from ...wire.messages import Look
+
+if TYPE_CHECKING:
+    from ..ranks import Ranks
+
+# What is answered beside a cell runs nothing that may take longer; whoever does not may never do: C
+# code that holds the interpreter. What widgets ask waits no longer for anybody.
+ANSWER_S = 20.0
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What ranks told.
+
+    Attributes:
+        answers: rank -> its answer (see `looks`).
+        refusals: rank -> why it has none: the expression raised there, or the rank is dead.
+    """
+
+    answers: dict[int, Any] = field(default_factory=dict)
+    refusals: dict[int, Refusal] = field(default_factory=dict)
+
+
+def look(
+    ranks: Ranks,
+    subject: AnySubject,
+    *,
+    is_beside: bool = False,
+    takes_turn: bool = False,
+    timeout_s: float | None = None,
+) -> Looked:
+    """Ask ranks to look at something. Blocks until all have answered, or it is known who does not.
+
+    Args:
+        ranks: who is asked; those that are dead are told of as such.
+        subject: what to look at.
+        is_beside: never wait for a rank's turn, also where it seems idle.
+        takes_turn: always wait for it, also where a rank is busy: on its main thread, code may run.
+        timeout_s: how long to wait; ranks that have not answered by then count as refusing. None
+            waits as long as it takes for those whose turn it is, and `ANSWER_S` for those that
+            answer beside.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+    """
+    from ..ranks import Ranks
+
+    session = ranks._session
+    dead = session.dead_ranks & set(ranks.ranks)
+    busy = set(ranks.ranks) if is_beside else set() if takes_turn else session.catalog.busy_ranks()
+    looked = Looked(
+        {}, {rank: Refusal("RankDied", session.why_dead(rank)) for rank in sorted(dead)}
+    )
+    living = [rank for rank in ranks.ranks if rank not in dead]
+    runs = []
+    for chosen, channel in (
+        ([rank for rank in living if rank not in busy], "work"),
+        ([rank for rank in living if rank in busy], "control"),
+    ):
+        if chosen:
+            part = Ranks(session, chosen)
+            run = part._start(lambda number: Look(number, subject), channel=channel)  # type: ignore[arg-type]
+            runs.append((run, channel))
+            if takes_turn:  # ranks that wait in it for one that has raised are to be released
+                session.wait_for(run.number)
+    limit_s = ANSWER_S if timeout_s is None else timeout_s
+    deadline = time.monotonic() + limit_s
+    for run, channel in runs:
+        # Whoever stops waiting for what is answered beside a cell does not mean to interrupt the
+        # cell's rank.
+        has_turn = channel == "work" and timeout_s is None
+        if not has_turn:
+            run.wait(max(0.0, deadline - time.monotonic()))
+        answers, failures = run.gather(None if has_turn else 0.0)
+        for rank, answer in answers.items():
+            (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
+        for rank, error in failures.items():
+            looked.refusals[rank] = Refusal(type(error).__name__, str(error))
+        late = set(run.ranks) - answers.keys() - failures.keys()
+        if late and getattr(subject, "runs", False):
+            session.give_up(run.number)  # what it evaluates would hold up what comes next
+        for rank in late:
+            looked.refusals[rank] = Refusal("TimeoutError", f"no answer within {limit_s:.3g} s")
+    return looked
+
+
+def look_at_one(ranks: Ranks, subject: AnySubject, timeout_s: float) -> Any | None:
+    """Ask one rank, at once: the lowest that is idle, else the lowest that is busy.
+
+    Args:
+        ranks: who may be asked.
+        subject: what to look at.
+        timeout_s: how long to wait.
+
+    Returns:
+        Its answer; None if there is no such rank, or none in time, or it refused.
+
+    Raises:
+        NoMeshError: the mesh has ended.
+    """
+    from ..ranks import Ranks
+
+    session = ranks._session
+    dead, busy = session.dead_ranks, session.catalog.busy_ranks()
+    living = sorted((rank in busy, rank) for rank in ranks.ranks if rank not in dead)
+    if not living:
+        return None
+    _, rank = living[0]
+    looked = look(Ranks(session, [rank]), subject, is_beside=True, timeout_s=timeout_s)
+    return looked.answers.get(rank)

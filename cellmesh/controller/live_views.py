@@ -1,0 +1,89 @@
+"""What a notebook shows of a mesh and keeps up to date: until the mesh ends, or newer ones take its
+place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+# So many of a kind go on; of those that no longer do, so many can still be seen by a page that was
+# loaded again since, and knows nothing of the picture that was left in their place.
+MAX_LIVE = 8
+MAX_STILL = 8
+
+
+class Exhibit(Protocol):
+    """Something shown; its methods are called on any thread."""
+
+    def freeze(self, why: str) -> None:
+        """Leave what was seen last, and why it changes no more."""
+
+    def close(self) -> None:
+        """Let go of it; it has been frozen."""
+
+
+class Shown:
+    """What is shown of one mesh; used on any thread, and never waits for what is shown.
+
+    Args:
+        max_live: how many of a kind go on.
+        max_still: how many more of a kind are kept.
+    """
+
+    def __init__(self, max_live: int = MAX_LIVE, max_still: int = MAX_STILL) -> None:
+        self._max_live = max_live
+        self._max_still = max_still
+        self._live: dict[str, deque[Exhibit]] = {}
+        self._still: dict[str, deque[Exhibit]] = {}
+        self._why = ""
+        self._lock = threading.Lock()
+
+    def add(self, kind: str, exhibit: Exhibit) -> None:
+        """Keep something up to date; the oldest of its kind stands still if there are too many.
+
+        Args:
+            kind: as users call it: "plots".
+            exhibit: what is shown.
+        """
+        calls: list[Callable[[], None]] = []
+        with self._lock:
+            if self._why:
+                why = self._why
+                calls.append(lambda: exhibit.freeze(why))
+            else:
+                live = self._live.setdefault(kind, deque())
+                still = self._still.setdefault(kind, deque())
+                live.append(exhibit)
+                if len(live) > self._max_live:
+                    oldest = live.popleft()
+                    still.append(oldest)
+                    calls.append(lambda: oldest.freeze(f"no longer updated: newer {kind} are"))
+                if len(still) > self._max_still:
+                    calls.append(still.popleft().close)
+        do_apart(calls)
+
+    def end(self, why: str) -> None:
+        """There is no more to be seen: all stand still."""
+        with self._lock:
+            self._why = why
+            exhibits = [one for live in self._live.values() for one in live]
+            self._live.clear()
+            self._still.clear()
+        do_apart([lambda one=one: one.freeze(why) for one in exhibits])  # type: ignore[misc]
+
+
+def do_apart(calls: Sequence[Callable[[], None]]) -> None:
+    """Call these one after the other on a thread of their own, as drawing takes long."""
+
+    def do() -> None:
+        with contextlib.ExitStack() as stack:  # each is called, whichever fails
+            for call in reversed(calls):
+                stack.callback(call)
+
+    if calls:
+        with contextlib.suppress(RuntimeError):  # the interpreter ends: nobody is there to be told
+            threading.Thread(target=do, name="cellmesh-shown", daemon=True).start()

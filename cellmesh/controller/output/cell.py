@@ -1,0 +1,435 @@
+"""The output area of a notebook's cell, kept up over the Jupyter protocol."""
+
+from __future__ import annotations
+
+import collections
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...wire.ranks import describe_ranks
+from ..progress.bars import Bars
+from ..progress.drawing import as_html, as_lines
+from .cell_record import Entry, Record
+from .clear_output import Pane
+from .figure_row import FigureRow, is_figure
+from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
+from .live_lines import compact
+from .mime_bundle import has_room, heading, label, labelled
+from .plain import as_remark, as_text, is_textual, join_streams
+from .rank_tabs import switch
+
+_STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
+Publish = Callable[[str, dict[str, Any]], None]
+_MAX_RECORDS = 16
+# When a rank clears, others' output is shown again: always if it is little, else until that comes
+# to so much.
+_SMALL_BYTES = 40_000
+_MAX_AGAIN_BYTES = 1_000_000
+# Of so many displays, each rank's counted, it is known where they are; then those are forgotten
+# that have not changed for longest.
+_MAX_PLACES = 10_000
+
+
+class Widgets(Protocol):
+    """The ranks' widgets that the front end knows."""
+
+    def is_open(self, model_id: str) -> bool:
+        """Whether it knows this one."""
+
+    def shown(self, model_id: str, publish: Publish, display_id: str, text: str) -> None:
+        """One is displayed; without it, this text would be."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's display is shown.
+
+    Attributes:
+        display_id: ours.
+        leader: the lowest of its ranks, which it follows.
+    """
+
+    display_id: str
+    leader: int
+
+
+@dataclass
+class Displays:
+    """The displays of a mesh that can be updated, also from a later cell.
+
+    Attributes:
+        places: a rank's own id, as (rank, id) -> where it is shown.
+        widgets: None where there are none.
+        has_tabs: whether cells whose ranks show different things get a switch between ranks.
+        records: what the newest cells have shown, for output that comes after a cell's end.
+    """
+
+    places: dict[tuple[int, str], Place] = field(default_factory=dict)
+    widgets: Widgets | None = None
+    has_tabs: bool = True
+    records: collections.deque[Record] = field(default_factory=collections.deque)
+
+    def put(self, rank: int, theirs: str, place: Place) -> None:
+        """A rank's display is shown here, or has changed."""
+        self.places.pop((rank, theirs), None)
+        self.places[rank, theirs] = place  # last
+        if len(self.places) > _MAX_PLACES:
+            del self.places[next(iter(self.places))]
+
+    def keep(self, record: Record) -> None:
+        """A run has ended; of those that have, only the newest are remembered."""
+        if record not in self.records:
+            self.records.append(record)
+        while len(self.records) > _MAX_RECORDS:
+            self.records.popleft().switch_off()
+
+
+class CellSink:
+    """The output area of one notebook cell, however late the output comes.
+
+    Args:
+        publish: sends an iopub message (type, content) with that cell as its parent.
+        displays: the mesh's; None for none but the cell's own.
+        has_tabs: whether ranks that show different things get a switch in the end, if the mesh's
+            have.
+    """
+
+    def __init__(
+        self, publish: Publish, displays: Displays | None = None, has_tabs: bool = False
+    ) -> None:
+        self._send = publish
+        self._row: FigureRow | None = None  # figures that stand at the end of the area
+        self._live_id = ""
+        self._status_id = ""
+        self._live: Live | None = None
+        self._status = ""
+        self._has_tabs = has_tabs
+        self._tabs_id = self._tabs = ""
+        self._record = Record()
+        self._clearing: set[int] = set()  # ranks whose next output clears what they have shown
+        self._again_bytes = 0.0
+        self._pane = Pane()
+        self._pane_id = ""
+        self._bar_ids: dict[int, str] = {}
+        self._displays = displays if displays is not None else Displays()
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        texts: list[tuple[str, str]] = []
+        for block in blocks:
+            try:
+                self._show_one(block, texts)
+            except (
+                Exception
+            ) as error:  # user code gives odd things to display, and prints more behind them
+                texts.append(as_remark(block, error))
+        self._write(texts)
+        if self._pane.is_changed:
+            self._draw_pane()
+
+    def _show_one(self, block: Block | Live, texts: list[tuple[str, str]]) -> None:
+        """Show a block, or gather its text for the stream message that it can share with its
+        neighbours.
+        """
+        if self._clearing:
+            self._flush(texts)
+            self._clear_for(block)
+        if self._pane.take(block):
+            assert isinstance(block, Block)
+            self._record.add(Entry(block.ranks, block.item))
+            return
+        if isinstance(block, Block) and is_textual(block):
+            texts.append(as_text(block))
+            self._record.add(Entry(block.ranks, block.item))
+            return
+        self._flush(texts)
+        if isinstance(block, Live):
+            self._show_live(block)
+        elif isinstance(block.item, Trace):
+            self._show_trace(block.ranks, block.item)
+        elif isinstance(block.item, Bars):
+            self._show_bars(block.ranks, block.item)
+        elif isinstance(block.item, Rich):
+            self._show_rich(block, block.item)
+
+    def note(self, text: str) -> None:
+        self._record.add(Entry((), Line("stderr", text)))
+        self._publish("stream", {"name": "stderr", "text": text + "\n"})
+
+    def status(self, text: str, final: bool) -> None:
+        if text or self._status_id:
+            self._status = "" if final else text
+            self._status_id = self._redraw(self._status_id, text, final)
+
+    def end(self, ranks: Sequence[int]) -> None:
+        """All of its ranks have ended the run, or something came later: show the switch between
+        them.
+        """
+        self._record.keeps_widgets = True
+        self._displays.keep(self._record)
+        if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
+            return
+        identity = self._tabs_id or uuid.uuid4().hex
+        text = switch(self._record.by_rank(), identity)
+        if not text or text == self._tabs:
+            return
+        kind = "update_display_data" if self._tabs_id else "display_data"
+        self._tabs_id, self._tabs = identity, text
+        # Without text: in a console, where it would have nothing to switch, it is not shown.
+        content = {
+            "data": {"text/html": text},
+            "metadata": {},
+            "transient": {"display_id": identity},
+        }
+        self._publish(kind, content)
+
+    def _publish(self, kind: str, content: dict[str, Any]) -> None:
+        if kind != "update_display_data":
+            self._row = None  # the next figure stands below this
+        self._send(kind, content)
+
+    def _flush(self, texts: list[tuple[str, str]]) -> None:
+        self._write(texts)
+        texts.clear()
+
+    def _write(self, pieces: Sequence[tuple[str, str]]) -> None:
+        for stream, text in join_streams(pieces):
+            self._publish("stream", {"name": stream, "text": text})
+
+    def _show_trace(self, ranks: Ranks, trace: Trace) -> None:
+        self._publish_trace(ranks, trace)
+        self._record.add(Entry(ranks, trace))
+
+    def _publish_trace(self, ranks: Ranks, trace: Trace) -> None:
+        self._publish(
+            "error",
+            {
+                "ename": f"{label(ranks)} {trace.type_name}",
+                "evalue": trace.text,
+                "traceback": [f"{label(ranks)}", *trace.traceback.rstrip().split("\n")],
+            },
+        )
+
+    def _show_bars(self, ranks: Ranks, bars: Bars) -> None:
+        is_new = bars.number not in self._bar_ids
+        display_id = self._bar_ids.setdefault(bars.number, uuid.uuid4().hex)
+        content = {
+            "data": {"text/plain": "\n".join(as_lines(bars)), "text/html": as_html(bars)},
+            "metadata": {},
+            "transient": {"display_id": display_id},
+        }
+        self._publish("display_data" if is_new else "update_display_data", content)
+        entry = Entry(ranks, None, display_id, content)
+        self._record.add(entry) if is_new else self._record.replace(entry)
+
+    def _show_live(self, live: Live) -> None:
+        text = _live_text(live)
+        self._live_id = self._redraw(self._live_id, text, live.closed)
+        self._live = None if live.closed else live
+        if live.closed:
+            for ranks, text in live.lines:
+                for line in text.split("\n"):
+                    self._record.add(Entry(ranks, Line(live.stream, line)))
+
+    def _redraw(self, display_id: str, text: str, final: bool) -> str:
+        """Show a text, in place of what has this id; gives the id under which it can be
+        replaced.
+        """
+        kind = "update_display_data" if display_id else "display_data"
+        display_id = display_id or uuid.uuid4().hex
+        content = {
+            "data": {"text/plain": text},
+            "metadata": {},
+            "transient": {"display_id": display_id},
+        }
+        self._publish(kind, content)
+        return "" if final else display_id
+
+    def _show_rich(self, block: Block, rich: Rich) -> None:
+        if rich.kind == "clear":
+            self._clear(block.ranks, rich.bundle == b"wait")
+            return
+        content = rich.content()
+        if isinstance(rich, WidgetView):
+            self._show_widget(block.ranks, rich.class_name, content)
+            return
+        if rich.kind == "update":
+            self._update(block, content)
+            return
+        known = [(r, i) for r, i in zip(block.ranks, block.display_ids, strict=True) if i]
+        ours = ""
+        if known:
+            ours = uuid.uuid4().hex
+            for rank, theirs in known:
+                self._displays.put(rank, theirs, Place(ours, block.ranks[0]))
+        self._display(block.ranks, content, ours)
+        self._record.add(Entry(block.ranks, rich, ours))
+
+    def _display(self, ranks: Ranks, content: dict[str, Any], display_id: str) -> None:
+        if not display_id and is_figure(content):
+            self._show_figure(ranks, content)
+            return
+        if not has_room(content):
+            self._publish("display_data", heading(ranks, ""))
+        if display_id:
+            content = {**content, "transient": {"display_id": display_id}}
+        self._publish("display_data", labelled(content, ranks))
+
+    def _show_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
+        row = self._row
+        if row is not None and row.has_room(ranks, content):
+            self._publish("update_display_data", row.add(ranks, content))
+            return
+        row = FigureRow()
+        self._publish("display_data", row.add(ranks, content))
+        self._row = row
+
+    def _show_widget(self, ranks: Ranks, class_name: str, content: dict[str, Any]) -> None:
+        """Show the lowest rank's, which it answers; of the others it is told that they have one,
+        too.
+        """
+        widgets, data = self._displays.widgets, content["data"]
+        model_id, text = (
+            str(data[VIEW_MIME].get("model_id", "")),
+            str(data.get("text/plain", class_name)),
+        )
+        if widgets is None or not widgets.is_open(model_id):
+            first = f"`%%dist --ranks {ranks[0]}` shows rank {ranks[0]}'s"
+            self._publish("display_data", heading(ranks, f"{class_name} (not shown; {first})"))
+            return
+        remark = ""
+        if others := ranks[1:]:
+            verb = "has" if len(others) == 1 else "have"
+            first = f"`%%dist --ranks {others[0]}` shows rank {others[0]}'s"
+            remark = f"({describe_ranks(others)} {verb} one, too: {first})"
+        display_id = uuid.uuid4().hex
+        said = heading(ranks[:1], remark)
+        content = {**content, "transient": {"display_id": display_id}}
+        for each, identity in ((said, ""), (content, display_id)):
+            self._publish("display_data", each)
+            self._record.add(Entry(ranks, None, identity, each, model_id))
+        widgets.shown(model_id, self._publish, display_id, text)
+
+    def _is_open(self, model_id: str) -> bool:
+        widgets = self._displays.widgets
+        return widgets is not None and widgets.is_open(model_id)
+
+    def _update(self, block: Block, content: dict[str, Any]) -> None:
+        # A display that several ranks share follows its lowest rank.
+        shown: dict[Place, list[int]] = {}
+        for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
+            place = self._displays.places.get((rank, theirs))
+            if place is not None:
+                self._displays.put(rank, theirs, place)
+                shown.setdefault(place, []).append(rank)
+        for place, ranks in shown.items():
+            if place.leader in ranks:
+                bundle = labelled(content, tuple(ranks))
+                transient = {"display_id": place.display_id}
+                self._publish("update_display_data", {**bundle, "transient": transient})
+                self._record.replace(Entry(tuple(ranks), _as_display(block.item), place.display_id))
+
+    # ---- clearing
+
+    def _clear(self, ranks: Ranks, wait: bool) -> None:
+        """Take away what these ranks have shown, now or when they show more; others' output
+        stays.
+        """
+        others = self._record.cost_of_others(ranks)
+        if not others and all(set(each) <= set(ranks) for each, _ in self._live_lines()):
+            self._forget_places()
+            self._record.empty()
+            self._live = None
+            self._clearing.clear()
+            self._publish("clear_output", {"wait": wait})
+            return
+        self._clearing.update(ranks)
+        if not wait:
+            self._clear_now(ranks)
+
+    def _live_lines(self) -> Sequence[tuple[Ranks, str]]:
+        return self._live.lines if self._live is not None else ()
+
+    def _clear_for(self, block: Block | Live) -> None:
+        """What waited for output of the ranks that this is of."""
+        if isinstance(block, Live):
+            ranks = {rank for each, _ in block.lines for rank in each}
+        elif isinstance(block.item, Rich) and block.item.kind in ("clear", "update"):
+            return
+        else:
+            ranks = set(block.ranks)
+        if due := self._clearing & ranks:
+            self._clear_now(due)
+
+    def _clear_now(self, ranks: Iterable[int]) -> None:
+        """A front end can only clear a whole cell: what is others' is shown again, unless it is
+        much.
+        """
+        gone = set(ranks)
+        self._clearing -= gone
+        if not self._record.holds(gone) and not any(
+            gone.intersection(each) for each, _ in self._live_lines()
+        ):
+            return
+        cost = self._record.cost_of_others(gone)
+        self._record.clear(gone)
+        if cost <= _SMALL_BYTES:
+            self._show_again(gone)
+        elif self._again_bytes + cost <= _MAX_AGAIN_BYTES:
+            self._again_bytes += cost
+            self._show_again(gone)
+        else:
+            if not gone <= self._pane.ranks:
+                self._write([("stderr", f"{label(tuple(sorted(gone)))} {_STAYS}\n")])
+            self._pane.clear(gone)
+
+    def _show_again(self, gone: set[int]) -> None:
+        self._forget_places()
+        self._publish("clear_output", {"wait": True})
+        texts: list[tuple[str, str]] = []
+        for entry in self._record.entries:
+            if entry.item is not None and is_textual(block := Block(entry.ranks, entry.item)):
+                texts.append(as_text(block))
+                continue
+            self._write(texts)
+            texts = []
+            if entry.widget and not self._is_open(entry.widget):
+                continue
+            if entry.content:
+                self._publish("display_data", dict(entry.content))
+            elif isinstance(entry.item, Trace):
+                self._publish_trace(entry.ranks, entry.item)
+            elif isinstance(entry.item, Rich):
+                self._display(entry.ranks, entry.item.content(), entry.display_id)
+        self._write(texts)
+        if self._live is not None:
+            self._live_id = self._redraw("", _live_text(self._live, gone), False)
+        if self._status:
+            self._status_id = self._redraw("", self._status, False)
+
+    def _draw_pane(self) -> None:
+        kind = "update_display_data" if self._pane_id else "display_data"
+        self._pane_id = self._pane_id or uuid.uuid4().hex
+        self._publish(kind, {**self._pane.content(), "transient": {"display_id": self._pane_id}})
+
+    def _forget_places(self) -> None:
+        """What would be redrawn in place is not there any more."""
+        self._live_id = self._status_id = self._tabs_id = self._tabs = self._pane_id = ""
+        self._pane = Pane()
+        self._bar_ids.clear()
+
+
+def _live_text(live: Live, gone: Iterable[int] = ()) -> str:
+    without = set(gone)
+    lines = [
+        (tuple(rank for rank in ranks if rank not in without), line) for ranks, line in live.lines
+    ]
+    return "\n".join(
+        f"{label(ranks)} {line}" for ranks, line in compact([each for each in lines if each[0]])
+    )
+
+
+def _as_display(item: Any) -> Rich:
+    assert isinstance(item, Rich)
+    return Rich("display", item.bundle)

@@ -1,0 +1,214 @@
+"""What stands in a cell's output area, by rank: bounded, and with each display in its latest state.
+
+Pure. It is what the switch between ranks is made of (`tabs`), and what is drawn again when only
+some ranks clear their output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .fold import Item, Line, Ranks, Rich, Trace
+
+BUDGET_BYTES = 400_000
+_ENTRY_BYTES = 100  # what an entry costs beside its text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing in the area.
+
+    Attributes:
+        ranks: whose it is; empty for what is nobody's (remarks).
+        item: what it is.
+        display_id: ours, of a display that can be updated.
+        content: what was published for it, where that is not made of `item` again.
+        widget: of a widget that stands there, or of the line above it: its model.
+    """
+
+    ranks: Ranks
+    item: Item | None
+    display_id: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    widget: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes."""
+        return _ENTRY_BYTES + 8 * len(self.ranks) + _size(self.item) + len(str(self.content))
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a rank has shown, without what was dropped.
+
+    Attributes:
+        items: in the rank's order.
+        dropped: stands for the older items that are not there; equal for ranks that lost the same.
+    """
+
+    items: tuple[Item, ...]
+    dropped: int = 0
+
+
+class Record:
+    """Remembers an output area.
+
+    Args:
+        budget_bytes: about how much; beyond twice of it, the oldest output of those ranks goes that
+            have the most.
+
+    Attributes:
+        keeps_widgets: whether clearing leaves widgets, as is right for what their callbacks clear.
+    """
+
+    def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
+        self._budget = budget_bytes
+        self._size = 0
+        self._entries: list[Entry] = []
+        self._dropped: dict[int, int] = {}
+        self._is_off = False
+        self.keeps_widgets = False
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """What is there, in its order."""
+        return self._entries
+
+    def switch_off(self) -> None:
+        """Remember nothing any longer, but whose output is there."""
+        self._is_off = True
+        self._dropped = {rank: 1 for entry in self._entries for rank in entry.ranks} | self._dropped
+        self._entries, self._size = [], 0
+
+    def empty(self) -> None:
+        """Nothing is there any more."""
+        self._entries, self._size, self._dropped = [], 0, {}
+
+    def add(self, entry: Entry) -> None:
+        """This stands below the rest."""
+        if self._is_off:
+            self._dropped.update(dict.fromkeys(entry.ranks, 1))
+            return
+        self._entries.append(entry)
+        self._size += entry.num_bytes
+        if self._size > 2 * self._budget:
+            self._shrink()
+
+    def replace(self, entry: Entry) -> None:
+        """This stands where what has its `display_id` stands; nothing happens if nothing has."""
+        for index in range(len(self._entries) - 1, -1, -1):
+            old = self._entries[index]
+            if old.display_id == entry.display_id:
+                # Ranks that share a display show what its lowest rank shows.
+                self._entries[index] = replace(entry, ranks=old.ranks)
+                self._size += self._entries[index].num_bytes - old.num_bytes
+                if self._size > 2 * self._budget:
+                    self._shrink()
+                return
+
+    def holds(self, ranks: Iterable[int]) -> bool:
+        """Whether anything is there of these ranks, be it remembered or not."""
+        these = set(ranks)
+        return any(
+            not these.isdisjoint(each)
+            for each in (self._dropped, *(e.ranks for e in self._entries))
+        )
+
+    def cost_of_others(self, ranks: Iterable[int]) -> float:
+        """How much stays when these ranks clear; infinite where some of it is not remembered."""
+        these = set(ranks)
+        if not these.issuperset(self._dropped):
+            return float("inf")
+        return sum(
+            entry.num_bytes
+            for entry in self._entries
+            if not these.issuperset(entry.ranks) or self._is_kept(entry)
+        )
+
+    def clear(self, ranks: Iterable[int]) -> None:
+        """These ranks' output goes; what they share with others stays theirs."""
+        gone = set(ranks)
+        kept: list[Entry] = []
+        for entry in self._entries:
+            left = tuple(rank for rank in entry.ranks if rank not in gone)
+            if left == entry.ranks or self._is_kept(entry):
+                kept.append(entry)
+            elif left:
+                kept.append(replace(entry, ranks=left))
+        self._keep(kept)
+        for rank in gone:
+            self._dropped.pop(rank, None)
+
+    def by_rank(self) -> dict[int, Output]:
+        """What each rank has shown."""
+        if self._is_off:
+            return {}
+        items: dict[int, list[Item]] = {rank: [] for rank in self._dropped}
+        for entry in self._entries:
+            if entry.item is not None:
+                for rank in entry.ranks:
+                    items.setdefault(rank, []).append(entry.item)
+        return {
+            rank: Output(tuple(items[rank]), self._dropped.get(rank, 0)) for rank in sorted(items)
+        }
+
+    def _is_kept(self, entry: Entry) -> bool:
+        return self.keeps_widgets and entry.widget != ""
+
+    def _keep(self, entries: list[Entry]) -> None:
+        self._entries = entries
+        self._size = sum(entry.num_bytes for entry in entries)
+
+    def _shrink(self) -> None:
+        """Keep the newest: each rank's up to a share that is the same for all who have more than
+        it.
+        """
+        costs: dict[int, float] = {}
+        for entry in self._entries:
+            for rank in entry.ranks or (-1,):
+                costs[rank] = costs.get(rank, 0.0) + entry.num_bytes / max(1, len(entry.ranks))
+        left = dict.fromkeys(costs, share(costs.values(), self._budget))
+        kept: list[Entry] = []
+        dropped: list[Entry] = []
+        for entry in reversed(self._entries):
+            cost = entry.num_bytes / max(1, len(entry.ranks))
+            for rank in entry.ranks or (-1,):
+                left[rank] -= cost
+            ranks = tuple(rank for rank in entry.ranks if left[rank] >= 0)
+            if ranks or (not entry.ranks and left[-1] >= 0):
+                kept.append(replace(entry, ranks=ranks))
+            if len(ranks) < len(entry.ranks):
+                dropped.append(
+                    replace(entry, ranks=tuple(r for r in entry.ranks if r not in ranks))
+                )
+        for entry in reversed(dropped):
+            for rank in entry.ranks:
+                self._dropped[rank] = hash((self._dropped.get(rank, 0), entry.item)) or 1
+        self._keep(kept[::-1])
+
+
+def share(costs: Iterable[float], budget: float) -> float:
+    """How much each may have so that all together have no more than a budget, and who needs less
+    has it.
+    """
+    waiting = sorted(costs)
+    while waiting:
+        each = budget / len(waiting)
+        if waiting[0] > each:
+            return each
+        budget -= waiting.pop(0)
+    return float("inf")
+
+
+def _size(item: Item | None) -> int:
+    match item:
+        case Line(_, text):
+            return len(text)
+        case Rich(_, bundle):
+            return len(bundle)
+        case Trace(_, text, traceback):
+            return len(text) + len(traceback)
+    return 0

@@ -1,0 +1,201 @@
+"""Bundles of MIME types: where the label of their ranks goes, and what is left of one where nothing
+runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+from ...wire.ranks import format_ranks
+from .fold import Ranks
+
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+# Front ends that prefer HTML show a picture under its label; those that know no HTML (LaTeX, PDF)
+# take the picture itself. Beyond this it is not sent twice.
+_TWICE_BYTES = 1_000_000
+# What may stand in the bundle beside a label in HTML or text. Front ends prefer any other type to
+# these.
+_ROOMY = {"text/html", "text/plain", "text/markdown", "text/latex", "image/svg+xml", *PICTURES}
+_VOID = {
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track",
+    "wbr",
+}  # fmt: skip
+_RUNNING = ("<script", "<iframe", "<object", "<embed")
+
+
+def label(ranks: Ranks) -> str:
+    """``[0-3,5]``."""
+    return f"[{format_ranks(ranks)}]"
+
+
+def html_label(ranks: Ranks) -> str:
+    """The label as HTML, a line of its own."""
+    return (
+        '<div style="font:11px monospace;opacity:.65;margin:2px '
+        f'0">{html.escape(label(ranks))}</div>'
+    )
+
+
+def heading(ranks: Ranks, text: str) -> dict[str, Any]:
+    """A line that stands before what has no room for a label."""
+    line = f"{label(ranks)} {text}".rstrip()
+    style = "font:11px monospace;opacity:.65;margin:2px 0"
+    data = {"text/plain": line, "text/html": f'<div style="{style}">{html.escape(line)}</div>'}
+    return {"data": data, "metadata": {}}
+
+
+def has_room(content: Mapping[str, Any]) -> bool:
+    """Whether `labelled` can write the ranks over all that a front end may choose of a bundle."""
+    isolated = content.get("metadata", {}).get("text/html", {})
+    if isinstance(isolated, Mapping) and isolated.get("isolated"):
+        return False  # a page of its own
+    return set(content["data"]) <= _ROOMY
+
+
+def labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """The bundle with its ranks written over it, where its types have room for that."""
+    mark = label(ranks)
+    data = dict(content["data"])
+    if not has_room(content):
+        # Who knows none of its types, as a viewer without the extension, is told what is missing.
+        if not any(kind in data for kind in ("text/plain", "text/html", *PICTURES)):
+            data["text/plain"] = f"{mark} <{', '.join(data)}>"
+        return {**content, "data": data}
+    pictures = [kind for kind in PICTURES if isinstance(data.get(kind), str)]
+    if "text/html" in data:
+        data["text/html"] = f"{html_label(ranks)}{data['text/html']}"
+    elif pictures:
+        data["text/html"] = f"{html_label(ranks)}{picture(content, pictures[0])}"
+        if len(data[pictures[0]]) > _TWICE_BYTES:
+            for kind in pictures:
+                del data[kind]
+    elif "image/svg+xml" in data:
+        data["text/html"] = f"{html_label(ranks)}{_as_drawing(str(data['image/svg+xml']))}"
+    elif "text/latex" in data or "text/markdown" in data:
+        text = data.pop("text/markdown", None) or data["text/latex"]
+        data.pop("text/latex", None)  # some front ends prefer it, and it has no room for a label
+        data["text/markdown"] = f"`{mark}`\n\n{text}"
+    if "text/plain" in data:
+        data["text/plain"] = f"{mark} {data['text/plain']}"
+    return {**content, "data": data}
+
+
+def picture(content: Mapping[str, Any], kind: str, style: str = "") -> str:
+    """A picture of a bundle as HTML, in the size that its metadata asks for, with this style."""
+    metadata = content.get("metadata", {}).get(kind, {})
+    sizes = "".join(
+        f' {name}="{int(metadata[name])}"'
+        for name in ("width", "height")
+        if isinstance(metadata, Mapping)
+        and isinstance(metadata.get(name), int | float)
+        and math.isfinite(metadata[name])
+    )
+    text = "".join(str(content["data"][kind]).split())
+    styled = f' style="{style}"' if style else ""
+    return f'<img src="data:{kind};base64,{html.escape(text)}"{sizes}{styled}/>'
+
+
+def still(content: Mapping[str, Any]) -> str:
+    """What a bundle shows, as HTML in which nothing runs and which ends where it ends."""
+    data = content["data"]
+    written = str(data.get("text/html", ""))
+    if written and not any(mark in written.lower() for mark in _RUNNING):
+        return balance(written)
+    for kind in PICTURES:
+        if isinstance(data.get(kind), str):
+            return picture(content, kind)
+    if "image/svg+xml" in data:
+        return _as_drawing(str(data["image/svg+xml"]))
+    for kind in ("text/markdown", "text/latex"):
+        if kind in data:
+            return pre(html.escape(str(data[kind]), quote=False))
+    if "application/json" in data:
+        return pre(html.escape(json.dumps(data["application/json"], indent=1), quote=False))
+    return pre(html.escape(str(data.get("text/plain", "")), quote=False))
+
+
+def pre(inner: str, style: str = "") -> str:
+    """Text, as it stands; `inner` is HTML."""
+    return (
+        "<pre "
+        f'style="margin:0;padding:0;white-space:pre-wrap;overflow-wrap:anywhere;background:none;color:inherit;line-height:1.35;{style}">{inner}</pre>'
+    )
+
+
+def balance(text: str) -> str:
+    """HTML that can stand within other HTML: what is opened is closed, and no attribute runs
+    anything.
+
+    Elements that run (`_RUNNING`) stay.
+    """
+    balancer = _Balancer()
+    balancer.feed(text)
+    balancer.close()
+    return balancer.finish()
+
+
+def _as_drawing(svg: str) -> str:
+    """A drawing as a picture: sanitizers take drawings out of HTML, and scripts in one do not
+    run.
+    """
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img src="data:image/svg+xml;base64,{data}" style="max-width:100%"/>'
+
+
+def _written(attributes: Sequence[tuple[str, str | None]]) -> str:
+    """The attributes of an element, without those that run something."""
+    return "".join(
+        f" {name}" if value is None else f' {name}="{html.escape(value)}"'
+        for name, value in attributes
+        if not (name.startswith("on") or name == "srcdoc" or _is_script(value or ""))
+    )
+
+
+def _is_script(value: str) -> bool:
+    """Whether an address is a program; browsers pass over what is not to be seen in it."""
+    return "".join(each for each in value[:100] if each > " ").lower().startswith("javascript:")
+
+
+class _Balancer(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self._pieces: list[str] = []
+        self._open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self._pieces.append(f"<{tag}{_written(attrs)}>")
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self._pieces.append(f"<{tag}{_written(attrs)}/>")
+        if tag not in _VOID:  # in HTML, a slash closes nothing
+            self._pieces.append(f"</{tag}>")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self._open:
+            return
+        while (last := self._open.pop()) != tag:
+            self._pieces.append(f"</{last}>")
+        self._pieces.append(f"</{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        # In a drawing, a browser reads what is within <style> as elements.
+        is_raw = self._open[-1:] == ["style"] and not {"svg", "math"}.intersection(self._open)
+        self._pieces.append(data if is_raw else data.replace("<", "&lt;"))
+
+    def handle_entityref(self, name: str) -> None:
+        self._pieces.append(f"&{name};")
+
+    def handle_charref(self, name: str) -> None:
+        self._pieces.append(f"&#{name};")
+
+    def finish(self) -> str:
+        closing = [f"</{tag}>" for tag in reversed(self._open)]
+        return "".join([*self._pieces, *closing])

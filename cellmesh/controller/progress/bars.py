@@ -1,0 +1,286 @@
+"""The progress bars of a run, all ranks together: which are one bar, where they stand, when they
+are drawn.
+
+Pure: the ranks' words and the time go in, what to draw comes out. The first bars of ranks that have
+the same title (numbers in it aside) are one bar, and so are the second ones. Bars stand together in
+blocks: one that begins right after another, or inside of it, stands below it; one that begins after
+other output has a block of its own. A block is redrawn in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from ...wire.messages import Bar
+from .rows import Row, make_row
+
+REDRAW_S = 0.1
+# With many ranks a drawing is large, and looks no better ten times a second.
+_MANY_RANKS = 16
+_REDRAW_MANY_S = 0.25
+# Once no bar of a block goes on, ranks that have not begun theirs are waited for, before it counts
+# as ended.
+SETTLE_S = 0.3
+# What has not changed for so long is drawn once more, so that it can be looked at rank by rank.
+STILL_S = 1.0
+_MAX_ROWS = 10
+_MAX_BLOCKS = 50
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The place of a bar among the other output of each rank that has begun it before it was shown.
+
+    Attributes:
+        group: which bar.
+    """
+
+    group: int
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A block of bars, as it is to be drawn now.
+
+    Attributes:
+        number: of the block; drawings of the same number replace each other.
+        rows: its bars.
+        num_passed: earlier bars of it that ended and are not shown any more.
+        num_more: bars that there is no room for.
+        closed: none of its bars goes on.
+        is_still: nothing has changed for a while.
+    """
+
+    number: int
+    rows: tuple[Row, ...]
+    num_passed: int = 0
+    num_more: int = 0
+    closed: bool = False
+    is_still: bool = False
+
+
+@dataclass
+class _Group:
+    number: int
+    num_outer: int
+    bars: dict[int, Bar] = field(default_factory=dict)
+    block: int = -1
+
+
+@dataclass
+class _Block:
+    groups: list[_Group] = field(default_factory=list)
+    num_passed: int = 0
+    is_changed: bool = True
+    is_closed: bool = False
+    may_be_still: bool = False
+    ended_at: float | None = (
+        None  # when none of its bars went on any more, and ranks may still come
+    )
+
+
+class BarBoard:
+    """The bars of one run.
+
+    Args:
+        ranks: who runs it.
+    """
+
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        self._ranks = set(ranks)
+        self._groups: dict[int, _Group] = {}
+        self._by_key: dict[tuple[object, ...], int] = {}
+        self._num_seen: dict[tuple[object, ...], int] = {}  # bars of a rank with this key
+        self._members: dict[tuple[int, int, int], _Group] = {}  # (run, rank, bar)
+        self._blocks: list[_Block] = []
+        self._died: dict[int, str] = {}
+        self._is_buried = False
+        self._num_groups = 0
+        self._drawn_at = float("-inf")
+        self._changed = False
+
+    # ---- what happens
+
+    def take(self, rank: int, bar: Bar) -> Mark | None:
+        """A rank says how far a bar is.
+
+        Returns:
+            The bar's place, if the rank has begun it and it does not stand anywhere yet.
+        """
+        mark = None
+        bar = _with_finite_numbers(bar)
+        member = (bar.run, rank, bar.bar)
+        group = self._members.get(member)
+        if group is None:
+            if bar.state == "removed":
+                return None
+            group = self._members[member] = self._join(rank, bar)
+            if group.block < 0:
+                mark = Mark(group.number)
+        elif group.bars[rank].state != "open" and bar.state == "open":
+            return None  # said before it ended, and overtaken
+        group.bars[rank] = bar
+        self._touch(group)
+        return mark
+
+    def place(self, mark: Mark) -> bool:
+        """The output before a bar has been shown: here it stands, unless it stands somewhere
+        already.
+        """
+        group = self._groups.get(mark.group)
+        if group is None or group.block >= 0:
+            return False
+        group.block = self._block_for(group)
+        self._blocks[group.block].groups.append(group)
+        self._is_buried = self._is_buried and group.block < len(self._blocks) - 1
+        self._touch(group)
+        return True
+
+    def bury(self) -> None:
+        """Other output has been shown, below all blocks."""
+        self._is_buried = True
+
+    def lose(self, ranks: Iterable[int], reason: str) -> None:
+        """These ranks have died."""
+        for rank in ranks:
+            self._died[rank] = reason
+            for group in self._groups.values():
+                if rank in group.bars:
+                    self._touch(group)
+
+    # ---- what is shown
+
+    def draw(self, now: float, at_once: bool = False, is_over: bool = False) -> list[Bars]:
+        """The blocks that are to be drawn now.
+
+        Args:
+            now: seconds.
+            at_once: all that have changed.
+            is_over: the run is over, and every block as it will stay.
+        """
+        due = self.deadline()
+        if not is_over and (due is None or (now < due and not at_once)):
+            return []
+        is_still = not self._changed
+        self._drawn_at, self._changed = now, False
+        drawings = []
+        for number, block in enumerate(self._blocks):
+            has_settled = block.ended_at is not None and now >= block.ended_at + SETTLE_S
+            stands = is_still and block.may_be_still
+            if block.is_changed or has_settled or stands or (is_over and not block.is_closed):
+                drawing = self._draw_block(number, block, now)
+                drawings.append(replace(drawing, closed=drawing.closed or is_over, is_still=stands))
+                block.is_changed, block.is_closed = False, drawings[-1].closed
+                block.may_be_still = not (block.is_closed or stands)
+                if is_over:
+                    block.ended_at = None
+        return drawings
+
+    def deadline(self) -> float | None:
+        """When `draw` will have something, if nothing comes; None if nothing has changed."""
+        if not self._changed:
+            ends = [
+                block.ended_at + SETTLE_S for block in self._blocks if block.ended_at is not None
+            ]
+            stills = [self._drawn_at + STILL_S for block in self._blocks if block.may_be_still]
+            return min([*ends, *stills], default=None)
+        many = any(len(group.bars) > _MANY_RANKS for group in self._groups.values())
+        return self._drawn_at + (_REDRAW_MANY_S if many else REDRAW_S)
+
+    # ---- inside
+
+    def _join(self, rank: int, bar: Bar) -> _Group:
+        key = (bar.run, bar.num_outer, re.sub(r"\d+", "#", bar.title))
+        place = self._num_seen[(rank, *key)] = self._num_seen.get((rank, *key), 0) + 1
+        number = self._by_key.get((place, *key))
+        if number is not None and number in self._groups:
+            return self._groups[number]
+        self._num_groups += 1
+        group = _Group(self._num_groups, bar.num_outer)
+        self._groups[group.number] = group
+        self._by_key[(place, *key)] = group.number
+        return group
+
+    def _touch(self, group: _Group) -> None:
+        if group.block >= 0:
+            self._blocks[group.block].is_changed = self._changed = True
+
+    def _block_for(self, group: _Group) -> int:
+        last = len(self._blocks) - 1
+        if last < 0:
+            self._blocks.append(_Block())
+            return 0
+        if not self._is_buried or last + 1 >= _MAX_BLOCKS or not self._blocks[last].groups:
+            return last
+        outer = [
+            other
+            for other in self._groups.values()
+            if other.block >= 0 and other.num_outer < group.num_outer and self._is_open(other)
+        ]
+        if outer:
+            return outer[-1].block
+        self._blocks.append(_Block())
+        return last + 1
+
+    def _is_open(self, group: _Group) -> bool:
+        return any(
+            bar.state == "open" and rank not in self._died for rank, bar in group.bars.items()
+        )
+
+    def _draw_block(self, number: int, block: _Block, now: float) -> Bars:
+        for group in [group for group in block.groups if self._is_removed(group)]:
+            self._forget(block, group)
+        ended = [group for group in block.groups if not self._is_open(group)]
+        for group in ended[: max(0, len(block.groups) - _MAX_ROWS)]:
+            self._forget(block, group)
+            block.num_passed += 1
+        shown = block.groups[:_MAX_ROWS]
+        return Bars(
+            number,
+            tuple(make_row(group.number, group.bars, self._died) for group in shown),
+            block.num_passed,
+            len(block.groups) - len(shown),
+            self._has_ended(block, now),
+        )
+
+    def _has_ended(self, block: _Block, now: float) -> bool:
+        """Whether no bar goes on, and no rank seems to be about to begin it."""
+        groups = block.groups
+        if any(self._is_open(group) for group in groups):
+            block.ended_at = None
+            return False
+        if all(self._ranks <= group.bars.keys() | self._died.keys() for group in groups):
+            block.ended_at = None
+            return True
+        block.ended_at = now if block.ended_at is None else block.ended_at
+        if now < block.ended_at + SETTLE_S:
+            return False
+        block.ended_at = None
+        return True
+
+    def _is_removed(self, group: _Group) -> bool:
+        """Whether every rank has taken the bar away."""
+        return all(bar.state == "removed" for bar in group.bars.values())
+
+    def _forget(self, block: _Block, group: _Group) -> None:
+        block.groups.remove(group)
+        del self._groups[group.number]
+        for rank, bar in group.bars.items():
+            self._members.pop((bar.run, rank, bar.bar), None)
+        self._by_key = {
+            key: number for key, number in self._by_key.items() if number in self._groups
+        }
+
+
+def _with_finite_numbers(bar: Bar) -> Bar:
+    """A bar may count up to infinity, or be set to NaN: such a number says nothing."""
+    numbers = (bar.done, bar.total, bar.elapsed_s, bar.rate)
+    if all(map(math.isfinite, numbers)):
+        return bar
+    done, total, elapsed_s, rate = (number if math.isfinite(number) else 0.0 for number in numbers)
+    return msgspec.structs.replace(bar, done=done, total=total, elapsed_s=elapsed_s, rate=rate)

@@ -1,0 +1,355 @@
+"""Where a run's user waits: news come in, questions are answered, and the stop button is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ..errors import RanksInterrupted
+from ..stdlib import time
+from ..wire.messages import Ask
+from ..wire.ranks import describe_ranks
+from .core.runs import ESCALATE_S, STOP_S
+from .kernel import is_leaving
+from .stdin import Prompt, Prompts, ask_user
+
+# How long a question may stand open before it is told that nobody waits who could answer it.
+_UNATTENDED_S = 1.0
+# A signal that comes just before a thread begins to wait does not end the wait: its handler runs at
+# the next look around.
+_LOOK_UP_S = 0.5
+
+Reply = Callable[[Mapping[int, int], str, bool], None]
+# Brings news (see `Link.serve`): whether there is any, until when, how to wait where another thread
+# does it.
+Serve = Callable[[Callable[[], bool], float, Callable[[], object]], None]
+
+
+class Desk:
+    """Where the user waits for one run.
+
+    Questions are put to the user by the main thread, while it waits here.
+
+    Args:
+        running: gives the ranks that have not ended the run.
+        interrupt: interrupts the run; again soon after kills what has not stopped.
+        reply: answers ranks, given rank -> request, the text, and whether it is the end of input.
+        note: shows a remark.
+        title: what to call the run.
+        condemned: gives the ranks that are about to be killed; None for all that run.
+        serve: brings the news on the thread that waits; None where another thread does.
+        hand_over: has another thread bring them.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], Sequence[int]],
+        interrupt: Callable[[], None],
+        reply: Reply,
+        note: Callable[[str], None],
+        title: str,
+        condemned: Callable[[], Collection[int]] | None = None,
+        serve: Serve | None = None,
+        hand_over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._running = running
+        self._interrupt = interrupt
+        self._reply = reply
+        self._note = note
+        self._title = title
+        self._condemned = condemned or (lambda: self._running())
+        self._serve = serve
+        self._hand_over = hand_over
+        self._news = threading.Condition()
+        self._last_news = object()  # another one with each
+        self._num_waiting = 0  # on the condition
+        self._wakers: list[Callable[[], None]] = []  # of who awaits news
+        self._prompts = Prompts()
+        self._num_attending = 0  # who wait and can answer
+        self._box: Prompt | None = None  # the question that the user sees
+        self._is_box_withdrawn = False
+
+    # ---- from the link's loop
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether a rank waits for the user."""
+        return bool(self._prompts)
+
+    def tell_news(self) -> None:
+        """Something has happened that somebody may wait for."""
+        self._last_news = object()
+        if self._num_waiting or self._wakers:
+            with self._news:
+                self._news.notify_all()
+                wakers, self._wakers = self._wakers, []
+            for wake in wakers:
+                wake()
+
+    def end(self) -> None:
+        """The run has ended; it is not referred to here, so that its values go when its user drops
+        it.
+        """
+        self._running, self._interrupt = list, _do_nothing
+        self.tell_news()
+
+    def add(
+        self, ranks: Sequence[int], ask: Ask, now: float, before: Callable[[], None] = lambda: None
+    ) -> None:
+        """These ranks ask the user.
+
+        Args:
+            ranks: the ranks.
+            ask: what they ask.
+            now: seconds.
+            before: called before the question is put to the user, if that is at once, as all ranks
+                that run now ask the same; a thread that waits sees no question until it has
+                returned.
+        """
+        with self._news:
+            self._prompts.add(ranks, ask, now)
+            if self._prompts.due_at(self._running()) == float("-inf"):
+                before()
+            is_attended = self._num_attending > 0
+        if not is_attended:
+            timer = threading.Timer(_UNATTENDED_S, self._note_unattended)
+            timer.daemon = True
+            timer.start()
+        self.tell_news()
+
+    def withdraw(self, ranks: Sequence[int], request: int | None = None) -> None:
+        """These ranks no longer ask (this, where it is named); an empty box is taken from the
+        user.
+        """
+        if not self._prompts and self._box is None:
+            self.tell_news()
+            return
+        with self._news:
+            self._prompts.withdraw(ranks, request)
+            if self._box is not None and not self._prompts.waits(self._box):
+                self._is_box_withdrawn = True
+                self._box = None
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGINT)
+        self.tell_news()
+
+    # ---- from any thread
+
+    def wait_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait, answering questions. The stop button interrupts the run, and then kills what did
+        not stop.
+
+        Args:
+            is_over: what is waited for; news that change it are told with `tell_news`.
+            timeout_s: how long, in seconds, unless the button is pressed; None as long as it takes.
+
+        Returns:
+            Whether it is over, rather than the time.
+
+        Raises:
+            RanksInterrupted: the user gave up.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pressed_at: float | None = None
+        has_escalated = False
+        while True:
+            try:
+                if self._attend(is_over, deadline):
+                    return True
+                if pressed_at is None:
+                    return False
+                deadline = None
+                self._note(
+                    f"{describe_ranks(self._running())} did not stop: press again within "
+                    f"{ESCALATE_S:.0f} s to kill and replace what still runs"
+                )
+            except KeyboardInterrupt:
+                if has_escalated:
+                    raise RanksInterrupted(self._describe_rest()) from None
+                self._drop_questions()
+                if is_leaving():
+                    raise RanksInterrupted(
+                        f"the kernel ends; {self._title} runs on, and `%dist_attach` finds it"
+                    ) from None
+                now = time.monotonic()
+                has_escalated = pressed_at is not None and now - pressed_at <= ESCALATE_S
+                pressed_at = now
+                deadline = None if has_escalated else now + STOP_S
+                self._interrupt()
+
+    def wait_beside(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait while another thread brings the news; asks nobody, and the stop button ends the wait
+        only.
+
+        Returns:
+            Whether it is over, rather than the time.
+        """
+        if is_over() or timeout_s == 0:
+            return is_over()
+        self._hand_over()
+        with self._news:
+            self._num_waiting += 1
+            try:
+                return self._news.wait_for(is_over, timeout_s)
+            finally:
+                self._num_waiting -= 1
+
+    async def await_until(self, is_over: Callable[[], bool]) -> None:
+        """Wait while the loop runs on; a question stops it, as ``input()`` would. Giving up
+        interrupts.
+        """
+        if not is_over():
+            self._hand_over()
+        can_answer = threading.current_thread() is threading.main_thread()
+        self._num_attending += can_answer
+        try:
+            while True:
+                with self._news:
+                    if is_over():
+                        return
+                    now = time.monotonic()
+                    prompt, due_at = self._next_prompt(now) if can_answer else (None, None)
+                    waiter, wake = _make_waker()
+                    self._wakers.append(wake)
+                if prompt is not None:
+                    try:
+                        self._put(prompt)
+                    except KeyboardInterrupt:
+                        self._drop_questions()
+                        self._interrupt()
+                    continue
+                try:
+                    async with asyncio.timeout(None if due_at is None else max(0.0, due_at - now)):
+                        await waiter
+                except TimeoutError:
+                    continue
+                except asyncio.CancelledError:
+                    self._interrupt()
+                    raise
+        finally:
+            self._num_attending -= can_answer
+
+    # ---- inside
+
+    def _attend(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until it is over or the time has come, and put questions to the user meanwhile."""
+        can_answer = threading.current_thread() is threading.main_thread()
+        self._num_attending += can_answer
+        try:
+            while True:
+                seen = self._last_news
+                if is_over():
+                    return True
+                now, prompt = time.monotonic(), None
+                if deadline is not None and now >= deadline:
+                    return False
+                until = now + _LOOK_UP_S
+                if can_answer and self._prompts:
+                    with self._news:
+                        prompt, due_at = self._next_prompt(now)
+                    until = until if due_at is None else min(until, due_at)
+                if prompt is not None:
+                    self._put(prompt)
+                    continue
+                self._await_news(seen, until if deadline is None else min(until, deadline))
+        finally:
+            self._num_attending -= can_answer
+
+    def _await_news(self, seen: object, until: float) -> None:
+        """Wait until there is other news than this, the time has come, or a signal did."""
+
+        def wait() -> None:
+            with self._news:
+                self._num_waiting += 1
+                try:
+                    if self._last_news is seen:
+                        self._news.wait(max(0.0, until - time.monotonic()))
+                finally:
+                    self._num_waiting -= 1
+
+        if self._serve is None:
+            wait()
+        else:
+            self._serve(lambda: self._last_news is not seen, until, wait)
+
+    def _next_prompt(self, now: float) -> tuple[Prompt | None, float | None]:
+        """The question to put to the user now, and when there will be one, if there is none."""
+        running = self._running()
+        return self._prompts.take_due(running, now), self._prompts.due_at(running)
+
+    def _put(self, prompt: Prompt) -> None:
+        """Put a question to the user, and answer the ranks that ask it."""
+        try:
+            try:
+                with self._news:
+                    self._is_box_withdrawn = False
+                    self._box = prompt
+                text, is_end = ask_user(prompt)
+            finally:
+                with self._news:
+                    self._box = None
+        except KeyboardInterrupt:
+            if self._is_box_withdrawn:
+                return
+            raise
+        with self._news:
+            waiting = self._prompts.close(prompt, time.monotonic())
+        if waiting:
+            self._reply(waiting, text, is_end)
+
+    def _describe_rest(self) -> str:
+        """What becomes of the ranks that have not stopped when the user no longer waits for
+        them.
+        """
+        running, condemned = self._running(), set(self._condemned())
+        parts = [
+            f"{describe_ranks(ranks)} did not stop, and {what}"
+            for ranks, what in (
+                ([rank for rank in running if rank in condemned], "will be killed and replaced"),
+                (
+                    [rank for rank in running if rank not in condemned],
+                    "nobody waits for it any longer",
+                ),
+            )
+            if ranks
+        ]
+        return "; ".join(parts) or f"{self._title} was interrupted"
+
+    def _drop_questions(self) -> None:
+        """What asks is being interrupted: do not ask it again meanwhile."""
+        with self._news:
+            self._prompts.withdraw(self._running())
+
+    def _note_unattended(self) -> None:
+        with self._news:
+            prompt = self._prompts.first() if not self._num_attending else None
+        if prompt is not None:
+            self._note(
+                f"{prompt.labelled.rstrip()} (asked by {self._title}, and nobody waits for it: "
+                "call `.result()` on the run to answer)"
+            )
+
+
+def _do_nothing() -> None:
+    """What the stop button does where the run has ended."""
+
+
+def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """A future of the running loop, and what resolves it from another thread."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits
+            loop.call_soon_threadsafe(_resolve, waiter)
+
+    return waiter, wake
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

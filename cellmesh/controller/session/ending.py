@@ -1,0 +1,61 @@
+"""How a mesh came to its end, in words; and what is raised for whoever wants something of it all
+the same.
+"""
+
+from __future__ import annotations
+
+from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
+from ...wire.messages import Detached, Refused, StartFailed, Stopped
+from ..core.core import State
+
+# Why there is no more to be done with a mesh.
+End = StartFailed | Refused | Detached | Stopped
+
+
+def describe_end(name: str, end: End | None, has_left: bool) -> str:
+    """That there is no more to be done with a mesh, and why; "" as long as there is."""
+    if isinstance(end, Detached):
+        return f"this notebook has left {name} ({end.reason})"
+    if end is None and not has_left:
+        return ""
+    return f"{name} has ended{_in_brackets(end)}"
+
+
+def refuse_use(name: str, end: End | None, state: State) -> NoMeshError:
+    """For work that is asked of a mesh which is not ready."""
+    if isinstance(end, Detached):
+        return NoMeshError(
+            f"the mesh lives on without this notebook{_in_brackets(end)}: `%dist_attach {name}` "
+            "has it again, with --steal if somebody holds it"
+        )
+    return NoMeshError(
+        f"the mesh is {state}{_in_brackets(end)}: start another with `%dist_start` or "
+        "cellmesh.start()"
+    )
+
+
+def explain_start(end: End | None, timeout_s: float, log: str) -> CellmeshError:
+    """For a start that has failed, or without an end, has not come about in time.
+
+    Args:
+        end: what ended it.
+        timeout_s: how long was waited.
+        log: what the agent has said last.
+    """
+    if end is None:
+        return HostError(f"the mesh was not ready after {timeout_s} s. {log}".strip())
+    if isinstance(end, StartFailed):
+        return MeshUsageError(end.text) if end.fault == "user" else HostError(end.text)
+    return HostError(f"the mesh did not start: {reason_of(end)}. {log}".strip())
+
+
+def reason_of(end: End | None) -> str:
+    """Why, as far as it was told."""
+    if end is None:
+        return ""
+    return end.text if isinstance(end, StartFailed) else end.reason
+
+
+def _in_brackets(end: End | None) -> str:
+    reason = reason_of(end)
+    return f" ({reason})" if reason else ""

@@ -1,0 +1,321 @@
+"""A zygote that waits in the background of a notebook, so that a mesh starts without an import of
+torch.
+
+`%load_ext cellmesh` has it begin; a mesh that is started in the same process is forked from it
+(`workers.prestart`), and it is kept for the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ....errors import HostError, MeshUsageError
+from ....wire import marks
+from ....wire.interpreter import absolute, isolated_command
+from ....wire.prestart import READY, StartMesh, argument
+from ....wire.ticket import Ticket, runtime_root
+from ...kernel import own_shell
+from ...options import read_project_options
+
+# How long a zygote waits while no mesh of it lives.
+KEEP_S = 600.0
+# Forks take milliseconds; a waiting zygote that needs longer than this hangs.
+_FORK_S = 20.0
+# From the end of a process's connections to that of the process.
+_END_S = 5.0
+# A zygote has values of its own of these.
+_OVERRIDDEN = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# torch sets these itself, in a notebook that uses it; it reads them when it needs them.
+_SET_BY_TORCH = ("CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
+# What is read when Python starts and torch, numpy, IPython and the libraries below them are
+# imported (tests/mesh/test_prestart.py looks). By the beginnings of their names.
+READ_AT_IMPORT = (
+    "ACC_", "ATEN_", "BLIS_", "C10", "COLUMNS", "COMPILE_STROBELIGHT_", "CUBLAS", "CUDA", "CUDNN",
+    "DNNL_",
+    "FX_", "GFORTRAN_", "GLIBC_", "GLOO_", "GOMP_", "GOTO_", "HIP_", "HOME", "HSA_", "I_MPI_",
+    "INTEL_",
+    "IN_SPHINX_RUN", "IPYTHON", "KINETO_", "KMP_", "LANG", "LC_", "LD_", "LINES", "MALLOC_", "MKL",
+    "MPI_",
+    "NCCL_", "NPY_", "NUMPY_", "NVIDIA_", "NVPL_", "OMPI_", "OMP_", "ONEDNN_", "OPENBLAS_",
+    "OPENSSL",
+    "PATH", "PYTHON", "PYTORCH_", "ROC", "TEMP", "TERM", "TMP", "TORCH", "TRAITLETS_", "TRITON_",
+    "TZ",
+    "UCC_", "UCX_", "VIRTUAL_ENV", "XDG_", "_PYTHON", "__PYVENV_LAUNCHER__",
+)  # fmt: skip
+# What the ranks import that this decides must be imported from the same files.
+_PACKAGES = ("torch", "numpy", "IPython", "msgspec")
+
+Conditions = Mapping[str, Any]
+State = Literal["none", "importing", "ready", "failed", "ended"]
+
+
+def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
+    """What a process takes in when it starts and imports torch, and keeps.
+
+    Args:
+        environment: the process's variables.
+        sys_path: where it looks for modules.
+    """
+    path = absolute(entry for entry in sys_path if isinstance(entry, str))
+    specs = {name: PathFinder.find_spec(name, path) for name in _PACKAGES}
+    limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    status = _read("/proc/self/status").splitlines()
+    return {
+        **{name: value for name, value in environment.items() if is_read_at_import(name)},
+        "packages": [_stamp(spec.origin) if spec is not None else None for spec in specs.values()],
+        "limits": [resource.getrlimit(limit) for limit in limits],
+        "cores": os.sched_getaffinity(0),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "umask": [line for line in status if line.startswith("Umask")],
+    }
+
+
+def is_read_at_import(variable: str) -> bool:
+    """Whether a variable of the environment matters to an interpreter that imports torch."""
+    return variable.startswith(READ_AT_IMPORT) and variable not in _OVERRIDDEN + _SET_BY_TORCH
+
+
+def decide(
+    state: State, made_in: Conditions, now: Conditions
+) -> Literal["use", "make", "start cold"]:
+    """Whether a mesh is started from the waiting zygote, from one that is made for it, or without
+    any.
+
+    Args:
+        state: the waiting zygote's.
+        made_in: the conditions that it was made in.
+        now: those that it would be made in.
+    """
+    if made_in != now or state in ("none", "ended"):
+        return "make"
+    # One that could not import torch: without it, the error is shown.
+    return "start cold" if state == "failed" else "use"
+
+
+class Prestart:
+    """The waiting zygote of this process.
+
+    Args:
+        keep_s: how long it waits while no mesh of it lives, in seconds.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_ms = int(keep_s * 1000)
+        self._owner_pid = os.getpid()
+        self._lock = threading.Lock()
+        self._state: State = "none"
+        self._made_in: Conditions = {}
+        self._socket: socket.socket | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Have a waiting zygote begin to import. Failures are left to the start of a mesh to
+        show.
+        """
+        with self._lock, contextlib.suppress(Exception):
+            self._make(conditions(os.environ, sys.path))
+
+    def prepare(self, timeout_s: float, on_wait: Callable[[], object] = lambda: None) -> bool:
+        """Wait until a mesh can be started from a waiting zygote, one that is made for it if need
+        be.
+
+        Args:
+            timeout_s: how long, in seconds.
+            on_wait: called before the wait, where the zygote has not imported torch yet.
+
+        Returns:
+            Whether there is one.
+
+        Raises:
+            HostError: it has not imported torch in that time.
+        """
+        if os.getpid() != self._owner_pid:  # a child that user code forked
+            return False
+        with self._lock, contextlib.suppress(OSError):
+            now = conditions(os.environ, sys.path)
+            self._look(0)
+            decision = decide(self._state, self._made_in, now)
+            if decision == "make":
+                self._make(now)
+            if self._state == "importing":
+                on_wait()
+                self._look(timeout_s)
+            if self._state == "importing":
+                raise HostError(
+                    f"torch was not imported after {timeout_s} s. The next `%dist_start` waits "
+                    "for it, too"
+                )
+        return self._state == "ready"
+
+    def start(self, ticket: Ticket, log: int) -> tuple[int, int] | None:
+        """Have a mesh's guardian, agent and zygote forked.
+
+        Args:
+            ticket: the mesh's.
+            log: a descriptor for what guardian and agent complain of.
+
+        Returns:
+            The guardian's and the agent's process; None if that has failed.
+        """
+        read_end, write_end = os.pipe()
+        request = os.memfd_create("cellmesh-start")
+        with self._lock, open(read_end, "rb") as pipe:
+            try:
+                order = StartMesh(str(ticket.path), os.getcwdb(), dict(os.environb))
+                with open(request, "wb", closefd=False) as file:
+                    file.write(msgspec.msgpack.encode(order))
+                if self._socket is not None:
+                    socket.send_fds(self._socket, [b"m"], [request, write_end, log])
+            except OSError:  # it has ended
+                self._state = "ended"
+            finally:
+                os.close(request)
+                os.close(write_end)
+            try:
+                is_answered = _is_readable(read_end, _FORK_S)
+            except BaseException:  # Ctrl-C
+                if _is_readable(read_end, _FORK_S):
+                    for agent in pipe.readline().split()[
+                        1:
+                    ]:  # its guardian ends what there is of the mesh
+                        os.kill(int(agent), signal.SIGKILL)
+                raise
+            if not is_answered:
+                self._end()
+                return None
+            pids = pipe.readline().split()
+        return (int(pids[0]), int(pids[1])) if len(pids) == 2 else None
+
+    def end(self) -> None:
+        """End the waiting zygote; meshes that were started from it live on."""
+        if os.getpid() == self._owner_pid:
+            with self._lock:
+                self._end()
+
+    def _make(self, now: Conditions) -> None:
+        self._end()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_path = os.memfd_create("cellmesh-sys-path")
+        try:
+            with open(own_path, "w", closefd=False) as file:
+                json.dump({"sys_path": [path for path in sys.path if isinstance(path, str)]}, file)
+            code = "from cellmesh.workers.prestart import main; main(*map(int, sys.argv[1:4]))"
+            mark = marks.value_of(
+                secrets.token_hex(8), 0
+            )  # each mesh's zygote writes its own in its place
+            self._child = subprocess.Popen(
+                isolated_command(
+                    code,
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    str(self._keep_ms),
+                    argument(runtime_root(), os.getpid()),
+                    "/proc/self/fd/0",
+                ),
+                env={**os.environ, **dict.fromkeys(_OVERRIDDEN, "1"), marks.VARIABLE: mark},
+                stdin=own_path,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        finally:
+            os.close(own_path)
+            theirs.close()
+        self._socket, self._state, self._made_in = ours, "importing", now
+        threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
+
+    def _look(self, timeout_s: float) -> None:
+        """See what has become of it; while it imports, for so long."""
+        if self._socket is None or self._state not in ("importing", "ready"):
+            return
+        wait_s = timeout_s if self._state == "importing" else 0
+        if _is_readable(self._socket.fileno(), wait_s):
+            try:
+                data = self._socket.recv(len(READY))
+            except OSError:
+                data = b""
+            if data == READY:
+                self._state = "ready"
+                self._look(0)
+            else:
+                self._state = "failed" if self._exit_code() > 0 else "ended"
+
+    def _exit_code(self) -> int:
+        """Of the process, which has closed its socket; negative where it was killed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._child.wait(_END_S) if self._child is not None else 0
+        return 0
+
+    def _end(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()  # it may import for some time yet
+        self._socket, self._child, self._state = None, None, "none"
+
+
+def begin_prestart(shell: Any, keep_s: float) -> None:
+    """Have a zygote wait for meshes of a shell's process, unless one does or the project's options
+    say no.
+
+    Args:
+        shell: the notebook's; keeps it.
+        keep_s: how long it waits while no mesh lives, in seconds; 0 for none.
+    """
+    if getattr(shell, "cellmesh_prestart", None) is not None:
+        return
+    try:
+        is_wanted = read_project_options(Path.cwd()).get("prestart", True)
+    except (MeshUsageError, OSError):  # %dist_start says what is wrong
+        return
+    # A process that is marked is a rank's: what it starts must keep the mark.
+    if is_wanted is True and keep_s > 0 and marks.VARIABLE not in os.environ:
+        shell.cellmesh_prestart = Prestart(keep_s)
+        shell.cellmesh_prestart.begin()
+
+
+def end_prestart(shell: Any) -> None:
+    """Undo `begin_prestart`."""
+    prestart, shell.cellmesh_prestart = getattr(shell, "cellmesh_prestart", None), None
+    if prestart is not None:
+        prestart.end()
+
+
+def own_prestart() -> Prestart | None:
+    """This process's; None where no extension has begun one."""
+    prestart: Prestart | None = getattr(own_shell(), "cellmesh_prestart", None)
+    return prestart
+
+
+def _is_readable(descriptor: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def _stamp(path: str | None) -> tuple[str, int] | None:
+    return (path, os.stat(path).st_mtime_ns) if path is not None and os.path.exists(path) else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,416 @@
+"""The link to an agent: carries out what `Core` decides, on whichever thread `Turns` gives its loop
+to.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ...errors import NoMeshError, ProtocolError
+from ...stdlib import time
+from ...wire.codec import Parcel
+from ...wire.faults import Faults
+from ...wire.messages import AgentFault, Ask, AskEnded, Died, Done, Failed, Welcome
+from .. import beside
+from ..core.core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waits, Watch
+from ..output.printer import Printer
+from ..run import Run
+from .connection import Connection
+from .reattach import Adopted
+from .turns import Turns, forked_from
+
+# Output may come long after its run (threads): the printers of so many ended runs are kept, the
+# newest cells' and the newest calls'.
+_MAX_ENDED = 256
+
+# Before what has just failed is tried again because it is still due.
+_PAUSE_MS = 100
+
+Command = Callable[[Core, float], Sequence[Effect]]
+
+
+class Link:
+    """Connects to an agent and serves runs.
+
+    Args:
+        endpoint: the agent's.
+        key: the mesh's secret, hex.
+        core: decides; used by the loop only.
+        agent_pid: the agent's process; its end ends the mesh.
+        on_change: told of every change of the mesh's state, in the loop.
+        adopt: makes the runs that are in flight when the agent accepts us, in the loop; they are
+            not in flight any more once they are done.
+        on_aside: told of what ranks say beside their output, in the loop.
+        on_close: told when the link's sockets are closed, on its thread, which ends then.
+        steal: whether to take the mesh from a controller that holds it.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        key: str,
+        core: Core,
+        agent_pid: int,
+        on_change: Callable[[Change], None],
+        adopt: Callable[[Welcome], Adopted],
+        on_aside: Callable[[int, tuple[int, ...], Parcel[Any]], None],
+        on_close: Callable[[], None],
+        steal: bool = False,
+    ) -> None:
+        self._endpoint = endpoint
+        self._key = bytes.fromhex(key)
+        self._adopt = adopt
+        self._on_aside = on_aside
+        self._on_close = on_close
+        self._steal = steal
+        self._others: Printer | None = None
+        self._core = core
+        self._on_change = on_change
+        self._runs: dict[int, Run[Any]] = {}
+        self._printers: dict[int, Printer] = {}
+        self._ended: dict[bool, collections.deque[int]] = {
+            is_cell: collections.deque() for is_cell in (False, True)
+        }
+        self._timed: dict[int, Printer] = {}
+        self._answers: dict[int, Future[Any]] = {}
+        self._commands: list[Command] = []
+        self._lock = threading.Lock()
+        self._agent = os.pidfd_open(agent_pid)
+        self._agent_has_ended = False
+        self._closing = False
+        self._connection: Connection | None = None  # made by the link's thread
+        self._turns = Turns(self._step_guarded, self._is_over, self._note_ready)
+        self.serve, self.check_may_wait = self._turns.serve, self._turns.check_may_wait
+        self._faults, self._num_faults = Faults("the notebook's link to the mesh", _warn), 0
+        self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
+
+    def start(self) -> None:
+        """Begin to talk to the agent; what the link was given may be called from now on."""
+        self._thread.start()
+
+    # ---- from any thread
+
+    def post(self, command: Command) -> None:
+        """Have the core do something; returns at once.
+
+        Raises:
+            NoMeshError: the link has been closed.
+            MeshUsageError: this is a process forked from the one that has the link.
+        """
+        if os.getpid() != self._turns.pid:
+            raise forked_from(self._turns.pid)
+        with self._lock:
+            if self._closing:
+                raise NoMeshError(
+                    "the mesh has ended: start another with `%dist_start` or cellmesh.start()"
+                )
+            self._commands.append(command)
+            if len(self._commands) == 1:
+                self._turns.rouse()
+        self._turns.hand_over()
+
+    def hand_over(self) -> None:
+        """The caller is about to wait while another thread runs the loop.
+
+        Raises:
+            MeshUsageError: as `serve`.
+        """
+        self.check_may_wait()
+        self._turns.hand_over()
+
+    def post_at_once(self, command: Command) -> None:
+        """As `post`, done here and now if nobody uses the sockets at this moment.
+
+        Only what is to be sent is sent: other effects, which may call user code, are left to the
+        loop.
+        """
+        connection = self._connection
+        if connection is not None and os.getpid() == self._turns.pid:
+            with self._turns.signals:
+                if self._turns.turn.acquire(blocking=False):
+                    try:
+                        if not (self._commands or self._closing or self._core.has_ended):
+                            self._faults.guard(self._send_at_once, command, connection)
+                            return
+                    finally:
+                        self._turns.turn.release()
+        self.post(command)
+
+    def _send_at_once(self, command: Command, connection: Connection) -> None:
+        effects = command(self._core, time.monotonic())
+        if not effects:
+            return
+        outgoing = [effect.parcel for effect in effects if type(effect) is Send]
+        if outgoing:
+            connection.send(outgoing)
+        if len(outgoing) < len(effects):
+            rest = [effect for effect in effects if type(effect) is not Send]
+            with self._lock:
+                self._commands.append(lambda core, now: rest)
+        due = self._core.deadline()
+        is_early = due is not None and due < self._turns.looks_up_at
+        if self._commands or connection.is_readable() or is_early:
+            self._turns.rouse()
+
+    def start_run(self, run: Run[Any], command: Command) -> None:
+        """Register a run, then have the command done that sends it."""
+
+        def start(core: Core, now: float) -> Sequence[Effect]:
+            self._runs[run.number] = run
+            self._printers[run.number] = run.printer
+            return command(core, now)
+
+        self.post_at_once(start)
+
+    def has(self, number: int) -> bool:
+        """Whether a run has been sent and has not ended; asked in the loop."""
+        return number in self._runs
+
+    def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Future[Any]:
+        """Post a question; the future has its answer, or None if the mesh ended."""
+        future: Future[Any] = Future()
+
+        def put(core: Core, now: float) -> Sequence[Effect]:
+            try:
+                request, effects = question(core, now)
+            except Exception as error:
+                future.set_exception(error)  # else it would be waited for without end
+                return []
+            self._answers[request] = future
+            return effects
+
+        try:
+            self.post(put)
+        except NoMeshError:
+            future.set_result(None)
+        return future
+
+    def is_in_loop(self) -> bool:
+        """Whether the caller is called by the link's loop."""
+        return threading.get_ident() == self._turns.inside
+
+    def close(self) -> None:
+        """End the thread and close the socket, as the mesh's end does; waits for both.
+
+        Not from the link's own thread.
+        """
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._turns.call_off()
+        self._thread.join()
+
+    # ---- the loop
+
+    def _serve(self) -> None:
+        """The life of the link's thread."""
+        connection = self._connection = Connection(self._endpoint, self._key, self._steal)
+        self._turns.run((*connection.descriptors(), self._agent))
+        with self._lock:
+            self._closing = True
+        with self._turns.turn:
+            self._connection = None
+            self._turns.inside = threading.get_ident()
+            self._faults.guard(self._serve_rest, connection)
+            self._turns.inside = 0
+            connection.close()
+            self._turns.close()
+        os.close(self._agent)
+        self._faults.guard(self._on_close)
+
+    def _is_over(self) -> bool:
+        return self._closing or self._core.has_ended
+
+    def _note_ready(self, number: int) -> bool:
+        """A descriptor is ready; whether it is to be polled on."""
+        if number == self._agent:
+            self._agent_has_ended = True
+        elif self._connection is not None:
+            self._connection.note_ready(number)
+        return number != self._agent
+
+    def _step_guarded(self) -> int | None:
+        """Do what is to be done; for how many milliseconds there is no more unless something
+        happens.
+        """
+        connection = self._connection
+        assert connection is not None
+        self._turns.inside = threading.get_ident()
+        try:
+            self._step(connection)
+            return self._timeout_ms(connection)
+        except Exception as error:
+            self._faults.take(error)
+            return _PAUSE_MS
+        finally:
+            self._turns.inside = 0
+
+    def _step(self, connection: Connection) -> None:
+        """Do what is to be done, until there is nothing to read."""
+        while True:
+            now = time.monotonic()
+            effects: list[Effect] = self._obey(now) if self._commands else []
+            num_heard = self._hear(connection, effects, now)
+            if self._agent_has_ended and not num_heard:  # only once nothing is left to read
+                effects += self._core.agent_ended("its agent's process ended")
+            try:
+                effects += self._core.tick(now)
+            except Exception as error:
+                self._faults.take(error)
+            if effects or self._timed:
+                self._carry_out(effects, connection, now)
+            connection.tick(now)
+            if self._core.has_ended or not (self._commands or connection.is_readable()):
+                return
+
+    def _hear(self, connection: Connection, effects: list[Effect], now: float) -> int:
+        """Add what follows from what the agent says; what one message cannot do leaves the others
+        alone.
+
+        Returns:
+            How many messages there were.
+        """
+        num_heard = 0
+        try:
+            for parcel in connection.hear(now):
+                num_heard += 1
+                try:
+                    if type(parcel.verb) is Welcome:
+                        self._take_over(parcel.verb)
+                    if type(parcel.verb) is AgentFault:
+                        _warn(parcel.verb.text)
+                    else:
+                        effects += self._core.receive(parcel, now)
+                except Exception as error:
+                    self._faults.take(error)
+        except ProtocolError as error:
+            effects += self._core.agent_ended(str(error))
+        except Exception as error:
+            self._faults.take(error)
+        return num_heard
+
+    def _serve_rest(self, connection: Connection) -> None:
+        """What was asked for before the end is answered, and what was printed is shown."""
+        now = time.monotonic()
+        self._carry_out(self._obey(now), connection, now)
+        for printer in self._timed.values():
+            self._faults.guard(printer.show, now, True)
+
+    def _obey(self, now: float) -> list[Effect]:
+        with self._lock:
+            commands, self._commands = self._commands, []
+        effects: list[Effect] = []
+        for command in commands:
+            self._faults.guard(self._obey_one, command, effects, now)
+        return effects
+
+    def _obey_one(self, command: Command, effects: list[Effect], now: float) -> None:
+        effects += command(self._core, now)
+
+    def _take_over(self, welcome: Welcome) -> None:
+        adopted = self._adopt(welcome)
+        self._others = adopted.others
+        for run in adopted.runs:
+            self._runs[run.number] = run
+            self._printers[run.number] = run.printer
+
+    def _timeout_ms(self, connection: Connection) -> int | None:
+        due, num_faults = self._core.deadline(), self._faults.num
+        at = connection.deadline()
+        due = at if due is None or (at is not None and at < due) else due
+        for printer in self._timed.values():
+            at = printer.deadline()
+            due = at if due is None or (at is not None and at < due) else due
+        if due is None:
+            return None
+        least, self._num_faults = _PAUSE_MS if num_faults != self._num_faults else 0, num_faults
+        return max(least, int((due - time.monotonic()) * 1000 + 1))
+
+    def _carry_out(self, effects: Sequence[Effect], connection: Connection, now: float) -> None:
+        outgoing = [effect.parcel for effect in effects if type(effect) is Send]
+        if outgoing:
+            self._faults.guard(connection.send, outgoing)
+        for effect in effects:
+            try:
+                self._apply(effect, now)
+            except Exception as error:
+                self._faults.take(error)
+        for number, printer in list(self._timed.items()):
+            due = printer.deadline()
+            if due is not None and due <= now:
+                self._faults.guard(printer.show, now)
+                due = printer.deadline()
+            if due is None:
+                del self._timed[number]
+
+    def _apply(self, effect: Effect, now: float) -> None:
+        match effect:
+            case Deliver(number, ranks, parcel, has_begun):
+                self._deliver(number, ranks, parcel, now, has_begun)
+            case Finish(number):
+                self._finish(number, now)
+            case Waits(number, states):
+                run = self._runs[number]
+                run.printer.show(now)
+                run.report_waiting(states)
+            case Watch(number, states):
+                if number in self._runs:
+                    self._runs[number].show_live(states, now)
+            case Note(number, text):
+                if number in self._printers:
+                    self._printers[number].note(text, now)
+            case Answer(request, value):
+                future = self._answers.pop(request, None)
+                if future is not None:
+                    future.set_result(value)
+            case Change():
+                if effect.state == "ended":
+                    for future in self._answers.values():
+                        future.set_result(None)
+                    self._answers.clear()
+                self._on_change(effect)
+
+    def _finish(self, number: int, now: float) -> None:
+        run = self._runs.pop(number)
+        ended = self._ended[run.is_cell]
+        ended.append(number)
+        if len(ended) > _MAX_ENDED:
+            self._printers.pop(ended.popleft(), None)
+        run.finish(now)
+
+    def _deliver(
+        self, number: int, ranks: tuple[int, ...], parcel: Parcel[Any], now: float, has_begun: bool
+    ) -> None:
+        if type(parcel.verb) in (Done, Failed, Died):
+            self._runs[number].settle(ranks, parcel, now, has_begun)
+            if type(parcel.verb) is Done:
+                return
+        elif type(parcel.verb) in beside.KINDS:
+            self._on_aside(number, ranks, parcel)
+            return
+        elif type(parcel.verb) in (Ask, AskEnded):
+            if number in self._runs:
+                self._runs[number].ask(ranks, parcel.verb, now)
+        else:
+            printer = self._printers.get(number, self._others)
+            if printer is not None:
+                printer.feed(ranks, parcel.verb, now)
+                self._timed[number] = printer
+        if number in self._printers:
+            self._timed[number] = self._printers[number]
+
+
+def _warn(text: str) -> None:
+    """Show a text in the notebook; where it cannot take it, in the terminal that it was started
+    from.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except Exception:
+        print(text, file=sys.__stderr__, flush=True)

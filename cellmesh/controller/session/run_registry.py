@@ -1,0 +1,141 @@
+"""The runs of one session: numbered, in flight (no more than there is room for), taken over from
+another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...wire.bounds import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS
+from ...wire.messages import RunInfo, Welcome
+from ..output.printer import Printer
+from ..output.sinks import Sink
+from ..run import Run
+from .reattach import Adopted, adopt
+
+# Makes a run of a number, on some ranks; whether its value is the one rank's; how it is shown; its
+# title; whether it is a cell.
+MakeRun = Callable[[int, Sequence[int], bool, Printer, str, bool], Run[Any]]
+
+
+class Catalog:
+    """Knows which runs are in flight; used on any thread.
+
+    Args:
+        num_ranks: of the mesh.
+        make_run: makes a run.
+
+    Attributes:
+        living: the runs in flight by their numbers, in the order sent.
+        room: notified of each run that ends, while somebody waits on it.
+    """
+
+    def __init__(self, num_ranks: int, make_run: MakeRun) -> None:
+        self._num_ranks = num_ranks
+        self._make_run = make_run
+        self._lock = threading.Lock()
+        self._num_runs = 0
+        self._num_cells = 0
+        self.living: dict[int, Run[Any]] = {}
+        self._num_bytes: dict[int, int] = {}  # run -> of its arguments, where they are not small
+        self.room = threading.Condition()
+        self._num_waiting = 0
+        self._adopted: tuple[Run[Any], ...] = ()
+
+    def new_run(
+        self, ranks: Sequence[int], single: bool, printer: Printer, title: str, is_cell: bool
+    ) -> Run[Any]:
+        """A run with a number that the mesh has not seen; `add` puts it in flight."""
+        with self._lock:
+            self._num_runs += 1
+            number = self._num_runs
+        return self._make_run(number, ranks, single, printer, title, is_cell)
+
+    def add(self, run: Run[Any], num_bytes: int = 0) -> None:
+        """A run is in flight until it ends; its arguments have so many bytes."""
+        self.living[run.number] = run
+        if num_bytes >= COUNTED_BYTES:
+            self._num_bytes[run.number] = num_bytes
+        run.on_end(lambda: self.forget(run.number))
+
+    def has_room(self, ranks: Iterable[int], num_bytes: int) -> bool:
+        """Whether another run may be sent to these ranks, with so many bytes of arguments.
+
+        What a rank may be executing does not count, and one more may always wait: runs of several
+        ranks may have to meet.
+        """
+        if len(self.living) >= MAX_RUNS:
+            return False
+        sizes = self._num_bytes.copy()
+        if num_bytes < COUNTED_BYTES or sum(sizes.values()) + num_bytes <= MAX_RUN_BYTES:
+            return True
+        waiting: dict[int, list[int]] = {rank: [] for rank in ranks}
+        for number, each in sizes.items():
+            run = self.living.get(number)
+            for rank in run.waiting_ranks() if run is not None else ():
+                if rank in waiting:
+                    waiting[rank].append(each)
+        return all(
+            len(own) < 2 or sum(own[1:]) + num_bytes <= MAX_RUN_BYTES for own in waiting.values()
+        )
+
+    def wait_for_news(self, timeout_s: float) -> None:
+        """Wait until a run ends, while another thread has the link's loop."""
+        with self.room:
+            self._num_waiting += 1
+            try:
+                self.room.wait(timeout_s)
+            finally:
+                self._num_waiting -= 1
+
+    def count_cell(self) -> int:
+        """A number for a cell that has none from a notebook."""
+        self._num_cells += 1
+        return self._num_cells
+
+    def all(self) -> tuple[Run[Any], ...]:
+        """The runs in flight, and those that were when this controller attached, oldest first."""
+        runs = {run.number: run for run in (*self._adopted, *self._in_flight())}
+        return tuple(run for _, run in sorted(runs.items()))
+
+    def on(self, ranks: Iterable[int]) -> list[Run[Any]]:
+        """The runs in flight on any of these ranks, oldest first."""
+        wanted = set(ranks)
+        return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
+
+    def busy_ranks(self) -> set[int]:
+        """Ranks that have been given work and not ended it; looks do not count."""
+        return {
+            rank for run in self._in_flight() if not run.is_look for rank in run.waiting_ranks()
+        }
+
+    def adopt(self, welcome: Welcome, sink: Sink) -> Adopted:
+        """Take over what an agent has in flight, and go on with its numbers."""
+        with self._lock:
+            self._num_runs = max(self._num_runs, welcome.next_run - 1)
+        self._num_cells = max(
+            (info.execution_count for info in welcome.runs), default=self._num_cells
+        )
+        adopted = adopt(welcome, self._num_ranks, sink, self._adopt_run)
+        self._adopted = tuple(adopted.runs)
+        return adopted
+
+    def _adopt_run(self, info: RunInfo, printer: Printer) -> Run[Any]:
+        is_cell = info.execution_count > 0
+        run = self._make_run(info.run, info.ranks, False, printer, info.title or "a call", is_cell)
+        self.add(run)
+        return run
+
+    def forget(self, number: int) -> None:
+        """A run is in flight no more."""
+        self.living.pop(number, None)
+        if self._num_bytes:
+            self._num_bytes.pop(number, None)
+        if self._num_waiting:
+            with self.room:
+                self.room.notify_all()
+
+    def _in_flight(self) -> list[Run[Any]]:
+        return list(self.living.copy().values())

@@ -1,0 +1,600 @@
+"""One mesh's life in this process: its agent's process, the link to it, and the runs in flight.
+
+A little long, and one class all the same: starting, working, leaving and stopping wait for the same
+condition and end by the same cause. What can be decided without them is in `core`, `catalog`,
+`beside` and `ending`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
+from ...stdlib import time
+from ...wire.bounds import COUNTED_BYTES, MAX_RUNS, may_wait_for
+from ...wire.codec import Frame
+from ...wire.messages import (
+    Detached,
+    HostReport,
+    LogText,
+    MeshReady,
+    RankInfo,
+    RankState,
+    Refused,
+    Welcome,
+)
+from ...wire.messages import Progress as ProgressVerb
+from ...wire.ticket import Ticket, remove_directory
+from ..beside import Beside
+from ..comms.inbox import Letter, encode_letter
+from ..core.core import Change, Core, Effect, HealReport, State
+from ..failure_summary import refuse_dead
+from ..kernel import call_at_shutdown, is_terminal
+from ..output.printer import Printer
+from ..output.sinks import CellSink, ConsoleSink, Sink
+from ..run import Run
+from .ending import End, describe_end, explain_start, reason_of, refuse_use
+from .launch.local import AgentProcess, read_agent_log
+from .link import Command, Link
+from .reattach import Adopted
+from .run_registry import Catalog
+from .start_progress import Progress as Progress
+
+# The agent gives ranks a second to leave; then everything is killed.
+_STOP_S = 5.0
+_ANSWER_S = 5.0
+# How often a thread that waits until it may submit looks whether a signal has come.
+_LOOK_UP_S = 0.5
+
+
+class Session:
+    """Speaks with an agent, new or found.
+
+    Args:
+        ticket: the mesh's.
+        agent: its agent's process.
+        on_progress: told how far the start has come, in the link's loop.
+        steal: whether to take the mesh from a controller that holds it.
+        sink: shows what was missed while nobody was attached.
+        started_at: when it was asked for; None for now.
+        is_found: the mesh was there before: it is left, not ended, where waiting for it is given
+            up.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        agent: AgentProcess,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        steal: bool = False,
+        sink: Sink | None = None,
+        is_found: bool = False,
+        started_at: float | None = None,
+    ) -> None:
+        self._is_found = is_found
+        self._ticket = ticket
+        self._agent = agent
+        self.num_ranks = ticket.num_ranks
+        self.dims: Mapping[str, int] = dict(
+            zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
+        )
+        self._started_at = time.monotonic() if started_at is None else started_at
+        self.start_s = 0.0
+        self.beside = Beside(self._send_letter, lambda: self.ending, ticket.name)
+        self._on_progress = on_progress
+        self._sink = sink
+        self._owner_pid = os.getpid()
+        self._core = Core(
+            ticket.num_ranks,
+            dims=self.dims,
+            settle_s=ticket.settle_s,
+            on_error=ticket.on_error,
+            auto_heal=ticket.auto_heal,
+            last_request=secrets.randbits(40),
+        )
+        self._state: State = "connecting"
+        self._condition = threading.Condition()
+        self.catalog = Catalog(ticket.num_ranks, self._make_run)
+        self._end: End | None = None
+        self._has_left = False
+        self.finish_saving: Callable[[], None] | None = (
+            None  # waits for a save that ranks may be writing
+        )
+        self._is_over = False  # its kernel or its terminal ends for good
+        self._link = Link(
+            ticket.agent_endpoint,
+            ticket.key,
+            self._core,
+            agent.pid,
+            self._note_change,
+            self._adopt,
+            self.beside.take,
+            self._release,
+            steal,
+        )
+        atexit.register(self._leave_at_exit)
+        self._forget_shutdown = call_at_shutdown(self._end_with_kernel)
+        self._link.start()  # last, as the agent's first message may need all of the above
+
+    # ---- what there is to know
+
+    @property
+    def name(self) -> str:
+        """The mesh's name."""
+        return self._ticket.name
+
+    @property
+    def state(self) -> State:
+        """Where in its life it is."""
+        return self._state
+
+    @property
+    def ready_ranks(self) -> tuple[RankInfo, ...]:
+        """The ranks as they were when the mesh became ready."""
+        return self._core.ranks
+
+    def log_path(self, rank: int) -> Path:
+        """A rank's log."""
+        return self._ticket.logs / f"rank{rank}.log"
+
+    @property
+    def dead_ranks(self) -> set[int]:
+        """The ranks that have no process."""
+        return set(self._core.dead)
+
+    def why_dead(self, rank: int) -> str:
+        """How a rank that has no process ended."""
+        died = self._core.dead.get(rank)
+        return died.reason if died is not None else "is dead"
+
+    @property
+    def ending(self) -> str:
+        """That there is no more to be done with the mesh, and why; "" as long as there is."""
+        return describe_end(self.name, self._end, self._has_left)
+
+    @property
+    def lease_s(self) -> float:
+        """How long the mesh lives on without a controller, in seconds."""
+        return self._ticket.lease_s
+
+    # ---- runs and questions
+
+    def start_run(
+        self,
+        ranks: Sequence[int],
+        single: bool,
+        printer: Printer,
+        title: str,
+        frames: Callable[[int], list[Frame]],
+        channel: Literal["work", "control"],
+        is_cell: bool = False,
+        execution_count: int = 0,
+        fills: bool = False,
+        is_letter: bool = False,
+        is_look: bool = False,
+        num_bytes: int = 0,
+    ) -> Run[Any]:
+        """Send work to ranks; waits while too much is under way to them (`make_room`).
+
+        Args:
+            ranks: who does it.
+            single: see `Run`.
+            printer: shows its output.
+            title: what to call it.
+            frames: the encoded work, given the run's number.
+            channel: ``control`` for what busy ranks answer.
+            is_cell: see `Run`.
+            execution_count: of the cell.
+            fills: see `Relay`.
+            is_letter: it is the front end's, to a widget; what is said to widgets comes before
+                other work.
+            is_look: it takes a moment, and makes no rank busy.
+            num_bytes: of its arguments.
+
+        Raises:
+            NoMeshError: the mesh has ended.
+            RankDied: one of the ranks is dead.
+        """
+        is_full = len(self.catalog.living) >= MAX_RUNS or num_bytes >= COUNTED_BYTES
+        if is_full and not (is_letter or is_look):
+            self.make_room(ranks, num_bytes)
+        self._check_usable(ranks)
+        if channel == "work" and not is_letter:
+            self.beside.precede(ranks)
+        run = self.catalog.new_run(ranks, single, printer, title, is_cell)
+        work = frames(run.number)
+        run.is_look = is_look
+        try:
+            self.catalog.add(run, num_bytes)
+            self.beside.follow(run, fills, is_cell)
+            self._link.start_run(
+                run,
+                lambda core, now: core.submit(
+                    run.number, run.ranks, work, channel, now, title, execution_count, fills
+                ),
+            )
+        except BaseException:  # Ctrl-C, before or after it was sent
+            self._post(lambda core, now: self._forget_unsent(run.number))
+            raise
+        return run
+
+    def _forget_unsent(self, number: int) -> Sequence[Effect]:
+        """A run may not have been sent, and keeps its ranks busy then without end."""
+        if not self._link.has(number):
+            self.catalog.forget(number)
+        return ()
+
+    def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
+        """Wait until ranks have taken in enough of what was sent to them for a run with so many
+        bytes.
+
+        Ctrl-C ends the wait. A callback in the link's loop does not wait: nobody else would bring
+        the news. Nor is anything awaited as long as a rank waits for others that have nothing to
+        do: what is sent next may be what it waits for.
+
+        Raises:
+            NoMeshError, RankDied: as `start_run`.
+        """
+        self._check_usable(ranks)
+        if self._link.is_in_loop():
+            return
+
+        def is_over() -> bool:
+            return (
+                self._end is not None or self._has_left or self.catalog.has_room(ranks, num_bytes)
+            )
+
+        while not is_over():
+            until = time.monotonic() + _LOOK_UP_S
+            self._link.serve(is_over, until, lambda: self.catalog.wait_for_news(_LOOK_UP_S))
+            if time.monotonic() >= until:
+                all_ranks = range(self.num_ranks)
+                idle = set(all_ranks) - self.catalog.busy_ranks()
+                if any(may_wait_for(state, idle) for state in self.states(all_ranks).values()):
+                    return
+
+    def _send_letter(self, rank: int, letter: Letter) -> Run[Any]:
+        """Pass what the front end told a widget on to its rank."""
+        printer = Printer((rank,), CellSink(letter.publish, self.beside.displays))
+        run = self.start_run(
+            [rank],
+            False,
+            printer,
+            "a widget's callback",
+            lambda run: encode_letter(run, letter),
+            "work",
+            is_letter=True,
+        )
+        # A callback that waits for ranks which have nothing to do is to be released.
+        self.wait_for(run.number)
+        return run
+
+    def wait_for(self, number: int) -> None:
+        """The caller waits for a run, which is not on all ranks, and does nothing else."""
+        try:
+            self._link.post_at_once(lambda core, now: core.wait_for(number))
+        except NoMeshError:
+            return
+
+    def interrupt(self, runs: Sequence[Run[Any]]) -> None:
+        """Interrupt runs that are in flight, given the oldest first. Does not wait."""
+        for run in runs:
+            run.note_interrupted()
+        numbers = [run.number for run in reversed(runs)]
+        self._post(lambda core, now: core.interrupt_all(numbers, now))
+
+    def give_up(self, number: int) -> None:
+        """Interrupt a run, and no other: nobody waits for it any longer."""
+        self._post(functools.partial(_interrupt, number))
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
+        """Answer ranks (rank -> request) that ask the user."""
+        self._post(lambda core, now: core.reply(requests, text, is_end))
+
+    def ask(
+        self,
+        question: Callable[[Core, float], tuple[int, Sequence[Effect]]],
+        timeout_s: float | None = _ANSWER_S,
+    ) -> Any:
+        """Ask the core something, and wait for the answer; None if the mesh ends meanwhile.
+
+        Raises:
+            MeshUsageError: the caller is called by the link's loop.
+        """
+        self._link.check_may_wait()
+        return self._link.ask(question).result(timeout_s)
+
+    def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
+        """What these ranks are doing; waits at most about a second."""
+        return self.ask(lambda core, now: core.ask_states(ranks, now)) or {}
+
+    def ask_host(self) -> HostReport | None:
+        """The agent's report; None if the mesh has ended."""
+        report: HostReport | None = self.ask(lambda core, now: core.ask_host())
+        return report
+
+    def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
+        """The end of a rank's log; None if the mesh has ended."""
+        text: LogText | None = self.ask(lambda core, now: core.ask_log(rank, num_bytes))
+        return text
+
+    # ---- life
+
+    def heal(self) -> HealReport:
+        """Replace dead ranks and rebuild groups where needed; Ctrl-C gives up."""
+        self._check_usable(())
+        try:
+            report = self.ask(lambda core, now: core.heal(now), None)
+        except KeyboardInterrupt:
+            self._post(lambda core, now: core.abandon_heal())
+            raise
+        return report or HealReport(failure="the mesh has ended")
+
+    def reshaped(self, dims: Mapping[str, int]) -> None:
+        """The DeviceMesh has these dims now."""
+        self.dims = dict(dims)
+        self._post(lambda core, now: core.set_dims(dims))
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Wait until every rank has answered.
+
+        Raises:
+            MeshUsageError: what was asked for cannot work.
+            HostError: the mesh did not come up, or not in time.
+        """
+        self._wait(lambda: self._state == "ready", timeout_s, self._give_up)
+        self._on_progress = None
+        if self.state == "ready":
+            return
+        end = self._end
+        log = read_agent_log(self._ticket)
+        if isinstance(end, Refused | Detached):
+            self._leave()
+            raise NoMeshError(f"{self.name} cannot be attached: {end.reason}")
+        self._give_up()
+        raise explain_start(end, timeout_s, log)
+
+    def wait_until_attached(self, timeout_s: float) -> None:
+        """Wait until the agent has accepted us, and told where the mesh is.
+
+        Raises:
+            NoMeshError: it has not, or the mesh has ended.
+        """
+        settled = self._wait(lambda: self._state != "connecting", timeout_s, self._leave)
+        if self._end is None and settled:
+            return
+        self._leave()
+        reason = reason_of(self._end) or f"its agent did not answer for {timeout_s} s"
+        raise NoMeshError(f"{self.name} cannot be attached: {reason}")
+
+    def restart(
+        self, timeout_s: float, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        """Replace every rank, and wait until the new ones have answered."""
+        self._check_usable(())
+        self._link.check_may_wait()
+        self._on_progress = on_progress
+        with self._condition:
+            self._state = "restarting"
+        self._started_at = time.monotonic()
+        self._link.post(lambda core, now: core.restart(self.dims))
+        self.wait_until_ready(timeout_s)
+
+    def stop(self) -> None:
+        """End the mesh: ask its agent, wait for it, and kill it if it does not end."""
+        if self._has_left or os.getpid() != self._owner_pid:
+            return
+        self._link.check_may_wait()
+        if isinstance(self._end, Detached):  # another one's, or nobody's
+            self._leave()
+            return
+        self._post(lambda core, now: core.stop())
+        if not self._agent.wait(_STOP_S):
+            self._agent.kill()
+            self._agent.wait(None)
+        self._leave()
+        remove_directory(Path(self._ticket.directory))
+
+    def finish_save(self) -> None:
+        """Wait for a save that idle ranks may still be writing."""
+        finish, self.finish_saving = self.finish_saving, None
+        if finish is not None and self._state == "ready" and not self.catalog.all():
+            finish()
+
+    def detach(self) -> None:
+        """Leave the mesh to itself for as long as its lease lasts.
+
+        Raises:
+            NoMeshError: there is nothing to leave.
+            MeshUsageError: it has no lease.
+            HostError: the agent does not answer.
+        """
+        self._link.check_may_wait()
+        if self._end is not None:
+            self._check_usable(())
+        if self.lease_s <= 0:
+            raise MeshUsageError(
+                "this mesh has no lease, so it would end: start it with `--lease 30m` "
+                "(cellmesh.start(..., lease_s=1800)), or end it with `%dist_stop`"
+            )
+        self._link.post(lambda core, now: core.detach())
+        if not self._wait(lambda: False, _ANSWER_S, lambda: None):
+            raise HostError(
+                f"the agent did not answer for {_ANSWER_S} s; `cellmesh ps` tells how it is"
+            )
+        self._leave()
+
+    def __repr__(self) -> str:
+        shape = ", ".join(f"{name}={size}" for name, size in self.dims.items())
+        return f"<cellmesh {self.name}: {self.num_ranks} ranks ({shape}), {self.state}>"
+
+    # ---- inside
+
+    def _leave(self) -> None:
+        """Have no more to do with the mesh."""
+        self._forget()
+        if not self._has_left:
+            self._has_left = True
+            self._link.close()
+            self._agent.leave()
+            self.beside.end()
+
+    def _release(self) -> None:
+        """The mesh has ended, or is another's: keep no descriptor of it. Called in the link's
+        loop.
+        """
+        is_others = isinstance(self._end, Detached)
+        if is_others:
+            self._forget()
+        if is_others or (self._end is not None and self._agent.wait(_STOP_S)):
+            self._agent.leave()
+
+    def _forget(self) -> None:
+        """There is nothing to do for the mesh when this process ends."""
+        atexit.unregister(self._leave_at_exit)
+        self._forget_shutdown()
+
+    def _give_up(self) -> None:
+        """The mesh is not ready, and is waited for no longer."""
+        if self._is_found and self._end is None:
+            self._leave_alive()
+        else:
+            self.stop()
+
+    def _leave_at_exit(self) -> None:
+        if os.getpid() != self._owner_pid:
+            return
+        self._is_over |= is_terminal()
+        if self._may_end():
+            with contextlib.suppress(CellmeshError):
+                self.finish_save()
+            self.stop()
+        else:
+            self._leave_alive()
+
+    def _end_with_kernel(self) -> None:
+        """The kernel is shut down for good; called on its control thread, which must not wait."""
+        self._is_over = True
+        if self._may_end() and self.finish_saving is None:
+            self._post(lambda core, now: core.stop())
+
+    def _may_end(self) -> bool:
+        is_kept = self._ticket.is_lease_chosen or bool(self.catalog.busy_ranks())
+        return self._is_over and not is_kept
+
+    def _leave_alive(self) -> None:
+        """Leave the mesh to its lease, if it has one."""
+        if self.lease_s > 0 and self._end is None:
+            with contextlib.suppress(CellmeshError):
+                self.detach()
+        else:
+            self.stop()
+
+    def _adopt(self, welcome: Welcome) -> Adopted:
+        """Take over the runs in flight; called in the link's loop."""
+        if welcome.mesh_dim_names:
+            self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
+        return self.catalog.adopt(welcome, self._sink or ConsoleSink())
+
+    def _make_run(
+        self,
+        number: int,
+        ranks: Sequence[int],
+        single: bool,
+        printer: Printer,
+        title: str,
+        is_cell: bool,
+    ) -> Run[Any]:
+        return Run(
+            number,
+            ranks,
+            single,
+            printer,
+            lambda: self._interrupt(number, ranks),
+            title,
+            is_cell,
+            reply=self.reply,
+            # Where all ranks run it, there is none that would have to join it.
+            on_wait=(lambda: self.wait_for(number))
+            if len(ranks) < self.num_ranks
+            else lambda: None,
+            condemned=self._condemned,
+            serve=self._link.serve,
+            hand_over=self._link.hand_over,
+        )
+
+    def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
+        """Interrupt a run, and what it may wait for: callbacks of widgets, and looks."""
+        looks = [run.number for run in self.catalog.on(ranks) if run.is_look]
+        older = [each for each in (*self.beside.comms.running(ranks), *looks) if each < number]
+        for each in (number, *older):
+            self.give_up(each)
+
+    def _condemned(self) -> set[int]:
+        """The ranks that are about to be killed, after what was asked for before."""
+        found: Future[set[int]] = Future()
+
+        def look(core: Core, now: float) -> Sequence[Effect]:
+            found.set_result(core.condemned)
+            return ()
+
+        try:
+            self._link.post(look)
+            return found.result(_ANSWER_S)
+        except (NoMeshError, TimeoutError):
+            return set()
+
+    def _check_usable(self, ranks: Sequence[int]) -> None:
+        if self.state != "ready":
+            raise refuse_use(self.name, self._end, self.state)
+        if self._core.dead and (dead := [rank for rank in ranks if rank in self._core.lost]):
+            raise refuse_dead(dead, self._core.dead[dead[0]])
+
+    def _post(self, command: Command) -> None:
+        """Have the core do something, unless the link has been closed."""
+        with contextlib.suppress(NoMeshError):
+            self._link.post(command)
+
+    def _wait(
+        self, is_there: Callable[[], bool], timeout_s: float, give_up: Callable[[], None]
+    ) -> bool:
+        """Wait until something is there or the mesh has ended, and give up where that is
+        interrupted.
+        """
+        try:
+            with self._condition:
+                return self._condition.wait_for(
+                    lambda: is_there() or self._end is not None, timeout_s
+                )
+        except BaseException:  # Ctrl-C
+            give_up()
+            raise
+
+    def _note_change(self, change: Change) -> None:
+        """The mesh's state changed; called in the link's loop."""
+        cause = change.cause
+        elapsed_s = time.monotonic() - self._started_at
+        if isinstance(cause, MeshReady):
+            self.start_s = elapsed_s
+        if isinstance(cause, ProgressVerb) and self._on_progress is not None:
+            self._on_progress(Progress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s))
+        with self._condition:
+            self._state = change.state
+            if isinstance(cause, End) and self._end is None:
+                self._end = cause
+            self._condition.notify_all()
+        self.beside.note(change)
+
+
+def _interrupt(run: int, core: Core, now: float) -> Sequence[Effect]:
+    return core.interrupt(run)

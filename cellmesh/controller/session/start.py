@@ -1,0 +1,223 @@
+"""Start a mesh, or attach to one that lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ...errors import HostError, MeshUsageError, NoMeshError
+from ...wire.host import fits, is_process, own_python, this_place
+from ...wire.marks import end_dead_meshes
+from ...wire.modules import loaded
+from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
+from ..kernel import own_kernel
+from ..mesh import Mesh
+from ..options import Options, did_you_mean, make_options, read_project_options
+from ..output.sinks import Sink, current_sink
+from .launch.local import AgentProcess, fork_agent, make_ticket, start_agent
+from .launch.prestart import own_prestart
+from .session import Progress, Session
+
+# A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
+# ends.
+NOTEBOOK_LEASE_S = 1800.0
+_ATTACH_S = 10.0
+_ATTACHED_READY_S = 120.0
+
+
+def start(
+    num_ranks: int | None = None,
+    *,
+    mesh: Mapping[str, int] | str | None = None,
+    backend: str | None = None,
+    preload: Iterable[str] | str | None = None,
+    name: str | None = None,
+    lease_s: float | str | None = None,
+    settle_s: float | str | None = None,
+    on_error: str | None = None,
+    auto_heal: bool | None = None,
+    timeout_s: float = 120.0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Mesh:
+    """Start a mesh on this machine, and wait until every rank has answered.
+
+    Options that are not given come from the ``[tool.cellmesh]`` table of the nearest
+    ``pyproject.toml``.
+
+    Args:
+        num_ranks: number of ranks; may be left out where `mesh` gives it.
+        mesh: dims of the DeviceMesh, ``{"dp": 2, "tp": 4}`` or ``"dp=2,tp=4"``; by default one,
+            ``dp``.
+        backend: ``auto`` (the default: NCCL where each rank has a GPU of its own, else gloo),
+            ``gloo`` or ``nccl``.
+        preload: modules to import once, before the ranks are forked.
+        name: for ``cellmesh ps``; by default one of its own.
+        lease_s: how long the mesh lives on when this process has gone, for `attach`: seconds, or
+            text like ``30m``. By default half an hour in a notebook, unless its kernel is shut down
+            while nothing runs, and 0 (it ends) elsewhere.
+        settle_s: how long the other ranks of a cell may take after one has failed, in seconds (1).
+        on_error: what then happens to them: ``release`` (the default) raises `Released` in them,
+            ``wait`` leaves them to the user.
+        auto_heal: whether dead ranks are replaced without being asked (no).
+        timeout_s: how long the start may take, in seconds.
+        on_progress: told how far it has come; called on another thread.
+
+    Returns:
+        The mesh, ready.
+
+    Raises:
+        MeshUsageError: an option is wrong.
+        HostError: this machine cannot give what the mesh needs.
+    """
+    given = {
+        "num_ranks": num_ranks,
+        "mesh": mesh,
+        "backend": backend,
+        "preload": preload,
+        "name": name,
+        "lease_s": lease_s,
+        "settle_s": settle_s,
+        "on_error": on_error,
+        "auto_heal": auto_heal,
+    }
+    options = read_project_options(Path.cwd())
+    if num_ranks is not None or mesh is not None:
+        # What the call says of the mesh's size replaces all that the project says of it.
+        options.pop("num_ranks", None)
+        options.pop("mesh", None)
+    options.update({key: value for key, value in given.items() if value is not None})
+    is_lease_chosen = "lease_s" in options
+    options.setdefault("lease_s", 0.0 if own_kernel() is None else NOTEBOOK_LEASE_S)
+    end_dead_meshes(runtime_root())
+    started_at = time.monotonic()
+    checked = make_options(**options)
+    ticket, agent = _launch(checked, is_lease_chosen, timeout_s, on_progress)
+    session = Session(ticket, agent, on_progress=on_progress, started_at=started_at)
+    loaded.record()
+    session.wait_until_ready(timeout_s)
+    return Mesh(session)
+
+
+def _launch(
+    options: Options,
+    is_lease_chosen: bool,
+    timeout_s: float,
+    on_progress: Callable[[Progress], None] | None,
+) -> tuple[Ticket, AgentProcess]:
+    """Start an agent: from the zygote that waits in the background, where this process has one."""
+
+    def report() -> None:
+        if on_progress is not None:
+            on_progress(Progress("importing torch", 0, options.num_ranks, 0.0))
+
+    prestart = own_prestart() if options.prestart else None
+    if prestart is not None and prestart.prepare(timeout_s, report):
+        ticket = make_ticket(options, is_lease_chosen)
+        if (agent := fork_agent(ticket, prestart)) is not None:
+            return ticket, agent
+    ticket = make_ticket(options, is_lease_chosen)
+    return ticket, start_agent(ticket)
+
+
+def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = None) -> Mesh:
+    """Have a mesh again that lives on under its lease, with all that its ranks hold.
+
+    What was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
+
+    Args:
+        name: which; may be left out where only one lives.
+        steal: take it from a process that holds it, whose runs then end with an error.
+        sink: where output of runs in flight goes; None for the calling notebook cell or the
+            console.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        NoMeshError: there is no such mesh, it has ended, or somebody holds it.
+        HostError: it cannot be used from here: another host's, user's or version's.
+    """
+    ticket = _find_ticket(name)
+    _check_ticket(ticket)
+    try:
+        agent = AgentProcess(ticket.agent_pid)
+    except ProcessLookupError:
+        raise _gone(ticket) from None
+    session = Session(ticket, agent, steal=steal, sink=sink or current_sink(), is_found=True)
+    loaded.record()
+    session.wait_until_attached(_ATTACH_S)
+    session.wait_until_ready(_ATTACHED_READY_S)
+    return Mesh(session)
+
+
+def living_meshes() -> list[str]:
+    """The names of the meshes that live on this machine."""
+    return [ticket.name for ticket in _living(runtime_root())]
+
+
+def _living(root: Path) -> list[Ticket]:
+    here = this_place()
+    return [
+        ticket
+        for ticket in find_tickets(root)
+        if ticket.place == here and is_process(ticket.agent_pid, ticket.agent_ticks)
+    ]
+
+
+def _find_ticket(name: str | None) -> Ticket:
+    root = runtime_root()
+    if name is not None:
+        path = root / name / "ticket.json"
+        if "/" not in name and path.exists():
+            return read_ticket(path)
+    living = _living(root)
+    names = ", ".join(ticket.name for ticket in living)
+    if name is None and len(living) == 1:
+        return living[0]
+    strange = "".join(f"; {why}" for _, why in find_strange(root))
+    if not living:
+        which = f"there is no mesh {name!r}" if name else "no mesh is running here"
+        raise NoMeshError(f"{which}: start one with `%dist_start` or cellmesh.start(){strange}")
+    if name is None:
+        raise MeshUsageError(
+            f"there are {len(living)} meshes ({names}): say which one, as in `%dist_attach "
+            f"{living[-1].name}`"
+        )
+    raise NoMeshError(
+        f"there is no mesh {name!r} (there is {names})"
+        f"{did_you_mean(name, [ticket.name for ticket in living])}{strange}"
+    )
+
+
+def _check_ticket(ticket: Ticket) -> None:
+    here = this_place()
+    if ticket.place.host != here.host and ticket.place.boot != here.boot:
+        raise HostError(
+            f"{ticket.name} runs on host {ticket.place.host}, and this is {here.host}: attach to "
+            "it there"
+        )
+    if ticket.place.boot != here.boot:
+        raise NoMeshError(
+            f"{ticket.name} ended when this host was restarted: `cellmesh ps` removes what is "
+            "left of it"
+        )
+    if ticket.place.pid_namespace != here.pid_namespace:
+        raise HostError(
+            f"{ticket.name} runs in another container of this host ({ticket.place.host}): attach "
+            "to it there"
+        )
+    if not fits(ticket.python, own_python()):
+        raise HostError(
+            f"{ticket.name} runs Python {ticket.python}, and this is {own_python()}: use that "
+            f"one, or end the mesh with `cellmesh stop {ticket.name}`"
+        )
+    if not is_process(ticket.agent_pid, ticket.agent_ticks):
+        raise _gone(ticket)
+
+
+def _gone(ticket: Ticket) -> NoMeshError:
+    return NoMeshError(
+        f"{ticket.name} has ended: its agent (process {ticket.agent_pid}) is gone. `cellmesh ps` "
+        "removes what is left of it; `%dist_start` starts another"
+    )

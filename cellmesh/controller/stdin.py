@@ -1,0 +1,142 @@
+"""The open questions of one run: ranks that ask alike are answered at once. Pure but for
+`ask_user`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ..wire.messages import Ask
+from .output.sinks import label
+
+# How long ranks that ask alike may take to come together.
+GATHER_S = 0.2
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question as it is put to the user.
+
+    Attributes:
+        requests: rank -> the number of its question.
+        text: what the ranks ask.
+        is_password: what is typed is not shown.
+    """
+
+    requests: Mapping[int, int]
+    text: str
+    is_password: bool
+
+    @property
+    def labelled(self) -> str:
+        """The text after the ranks that ask: ``[0-3] name? ``."""
+        return f"{label(tuple(sorted(self.requests)))} {self.text}"
+
+
+@dataclass(frozen=True)
+class _Open:
+    request: int
+    text: str
+    is_password: bool
+    asked_at: float
+
+
+class Prompts:
+    """The questions of a run's ranks; a rank has one at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Open] = {}
+        self._answered_at = float("-inf")
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, ranks: Collection[int], ask: Ask, now: float) -> None:
+        """These ranks ask."""
+        question = _Open(ask.request, ask.prompt, ask.is_password, now)
+        self._open.update(dict.fromkeys(ranks, question))
+
+    def withdraw(self, ranks: Collection[int], request: int | None = None) -> None:
+        """These ranks do not ask any longer (this question, where one is named)."""
+        for rank in ranks:
+            if rank in self._open and request in (None, self._open[rank].request):
+                del self._open[rank]
+
+    def waits(self, prompt: Prompt) -> bool:
+        """Whether any rank still waits for the answer to a prompt."""
+        return any(
+            rank in self._open and self._open[rank].request == request
+            for rank, request in prompt.requests.items()
+        )
+
+    def close(self, prompt: Prompt, now: float) -> Mapping[int, int]:
+        """A prompt has been answered; gives the ranks, and their requests, that still wait for
+        that.
+        """
+        waiting = {
+            rank: request
+            for rank, request in prompt.requests.items()
+            if rank in self._open and self._open[rank].request == request
+        }
+        for rank in waiting:
+            del self._open[rank]
+        self._answered_at = now
+        return waiting
+
+    def due_at(self, running: Collection[int]) -> float | None:
+        """When the next question is to be put to the user; None while there is none.
+
+        Args:
+            running: the ranks that have not ended the run: if all of them ask alike, no more is
+                waited for.
+        """
+        if not self._open:
+            return None
+        first = self._first()
+        if set(first.requests) >= set(running):
+            return float("-inf")
+        asked_at = min(self._open[rank].asked_at for rank in first.requests)
+        # Those that were just answered may be about to ask again, as in a debugger.
+        return max(asked_at, self._answered_at) + GATHER_S
+
+    def take_due(self, running: Collection[int], now: float) -> Prompt | None:
+        """The question to put to the user now, if one is due; it stays open until `close`."""
+        due_at = self.due_at(running)
+        return self._first() if due_at is not None and now >= due_at else None
+
+    def first(self) -> Prompt | None:
+        """The question that will be put to the user next."""
+        return self._first() if self._open else None
+
+    def _first(self) -> Prompt:
+        oldest = min(self._open.values(), key=lambda question: question.asked_at)
+        alike = {
+            rank: question.request
+            for rank, question in self._open.items()
+            if (question.text, question.is_password) == (oldest.text, oldest.is_password)
+        }
+        return Prompt(dict(sorted(alike.items())), oldest.text, oldest.is_password)
+
+
+def ask_user(prompt: Prompt) -> tuple[str, bool]:
+    """Put a question to the user, in the notebook's input box or on the console. Blocks.
+
+    Returns:
+        What was typed, and whether the input was ended instead; then the text says why, if there is
+        a reason.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, or the stop button.
+    """
+    try:
+        # In a kernel, these are the kernel's while a cell runs.
+        if prompt.is_password:
+            return getpass.getpass(prompt.labelled), False
+        return builtins.input(prompt.labelled), False
+    except EOFError:
+        return "", True
+    except (RuntimeError, OSError) as error:  # IPython's StdinNotImplementedError among them
+        return f"nobody can answer {prompt.text!r} here: {error}", True

@@ -1,0 +1,1 @@
+"""What ranks did over time, joined: the timeline of the last cells, and profiles."""

@@ -1,0 +1,224 @@
+"""What each rank told of its time, as one history. Pure.
+
+What a rank was in the same collective with others shows in the group and in how many that had
+begun; who begins such a one early waits for the last. All ranks of a host have one clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ...wire.inspect import Refusal
+from ...wire.ranks import describe_ranks
+from ...wire.trace import Past
+from .match import Cell, History, Operation
+from .profile import Match, add_up_waits
+
+# Time between cells is drawn this long at most, as a part of the time in cells.
+_GAP = 0.02
+
+
+def merge(pasts: Mapping[int, Past], refusals: Mapping[int, Refusal], num_cells: int) -> History:
+    """What ranks told, as one.
+
+    Args:
+        pasts: rank -> what it told.
+        refusals: rank -> why it told nothing.
+        num_cells: how many of the last cells are wanted.
+    """
+    cells, origin_s = _merge_cells(pasts, num_cells)
+    runs = {cell.run: cell for cell in cells}
+    operations = {rank: _read(past, rank, runs, origin_s) for rank, past in sorted(pasts.items())}
+    late = {rank: _ns(past.since_s - origin_s) for rank, past in pasts.items()}
+    cut = {rank for rank, past in pasts.items() if past.num_left_out}
+    num_left_out = sum(past.num_left_out for past in pasts.values())
+    matches = match(operations, late, cut)
+    return History(
+        tuple(sorted(pasts)),
+        cells,
+        _with_waits(operations, matches),
+        matches,
+        tuple(_notes(pasts, refusals, cells, late, num_left_out)),
+    )
+
+
+def _merge_cells(pasts: Mapping[int, Past], num_cells: int) -> tuple[tuple[Cell, ...], float]:
+    found: dict[int, dict[int, tuple[float, float | None]]] = {}
+    titles: dict[int, str] = {}
+    for rank, past in pasts.items():
+        for span in past.cells:
+            found.setdefault(span.run, {})[rank] = (span.begin_s, span.end_s)
+            titles[span.run] = (
+                f"In[{span.execution_count}]" if span.execution_count else f"{span.name}()"
+            )
+    chosen = sorted(found)[-num_cells:]
+    origin_s = min((begin for run in chosen for begin, _ in found[run].values()), default=0.0)
+    cells = []
+    for run in chosen:
+        by_rank = {
+            rank: (
+                _ns(begin - origin_s),
+                _ns((pasts[rank].now_s if end is None else end) - origin_s),
+            )
+            for rank, (begin, end) in sorted(found[run].items())
+        }
+        running = frozenset(rank for rank, (_, end) in found[run].items() if end is None)
+        cells.append(Cell(run, titles[run], by_rank, running))
+    return _close_gaps(cells), origin_s
+
+
+def _close_gaps(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """Draw cells closer to each other: what a person thought in between is of no interest here."""
+    ordered = sorted(cells, key=lambda cell: cell.begin_ns)
+    longest = round(_GAP * sum(cell.end_ns - cell.begin_ns for cell in ordered))
+    shift, reached, closed = 0, 0, []
+    for cell in ordered:
+        shift += max(0, cell.begin_ns - reached - longest)
+        closed.append(replace(cell, shift_ns=shift))
+        reached = max(reached, cell.end_ns)
+    return tuple(closed)
+
+
+def _read(past: Past, rank: int, cells: Mapping[int, Cell], origin_s: float) -> list[Operation]:
+    told, found = past.operations, []
+    for index, run in enumerate(told.run):
+        if run not in cells or rank not in cells[run].by_rank:
+            continue
+        what, begin_s, end_s, wait_s = (
+            told.whats[told.what[index]],
+            told.begin_s[index],
+            told.end_s[index],
+            told.wait_s[index],
+        )
+        has_ended = not math.isnan(end_s)
+        start_ns = _ns(begin_s - origin_s)
+        # What was left when its cell ended has no end of its own.
+        end_ns = _ns(end_s - origin_s) if has_ended else cells[run].by_rank[rank][1]
+        found.append(
+            Operation(
+                what.name,
+                what.group,
+                what.members,
+                start_ns,
+                max(0, end_ns - start_ns),
+                run,
+                told.sequence[index],
+                told.peer[index],
+                what.generation,
+                None if math.isnan(wait_s) else _ns(wait_s - origin_s),
+                not has_ended and rank in cells[run].running,
+                what.is_launch,
+            )
+        )
+    return sorted(found, key=lambda one: one.start_ns)
+
+
+def match(
+    operations: Mapping[int, Sequence[Operation]],
+    since_ns: Mapping[int, int] | None = None,
+    cut: Iterable[int] = (),
+) -> list[Match]:
+    """Which operations of the ranks are one, by their group and how many that had begun.
+
+    Args:
+        operations: rank -> its own.
+        since_ns: rank -> when its process began; it is not missed where it was not yet.
+        cut: the ranks of which not all is known; they are not missed at all.
+    """
+    since_ns, cut = since_ns or {}, set(cut)
+    found: dict[tuple[object, ...], dict[int, int]] = {}
+    for rank, ours in operations.items():
+        seen: dict[tuple[object, ...], int] = {}
+        # From the end: a script that makes its groups anew has the same names and counts in them
+        # again.
+        for index in reversed(range(len(ours))):
+            one = ours[index]
+            if not one.sequence or one.is_launch:
+                continue
+            key = _key(one, rank)
+            seen[key] = seen.get(key, 0) + 1
+            found.setdefault((*key, seen[key]), {})[rank] = index
+    matched = []
+    for of_ranks in found.values():
+        rank, index = next(iter(of_ranks.items()))
+        one = operations[rank][index]
+        expected = set(one.members or operations)
+        if one.is_message:
+            expected = {rank, one.peer}
+        first_ns = min(operations[rank][index].start_ns for rank, index in of_ranks.items())
+        missing = {
+            rank
+            for rank in expected & set(operations) - set(of_ranks)
+            if rank not in cut and since_ns.get(rank, 0) <= first_ns
+        }
+        is_whole = not expected - set(operations) - set(of_ranks)
+        if missing or (is_whole and len(of_ranks) > 1):
+            matched.append((of_ranks, missing))
+    return matched
+
+
+def _key(one: Operation, rank: int) -> tuple[object, ...]:
+    if one.is_message:
+        ends = (rank, one.peer) if one.name == "send" else (one.peer, rank)
+        return (one.generation, one.group, ends, one.sequence)
+    return (one.generation, one.group, one.sequence)
+
+
+def _with_waits(
+    operations: Mapping[int, Sequence[Operation]], matched: Sequence[Match]
+) -> dict[int, list[Operation]]:
+    waits = add_up_waits(operations, matched)
+    last: dict[tuple[int, int], int] = {}
+    for of_ranks, missing in matched:
+        late = max(of_ranks, key=lambda rank: operations[rank][of_ranks[rank]].start_ns)
+        for rank, index in of_ranks.items():
+            last[rank, index] = min(missing, default=late)
+    return {
+        rank: [
+            replace(one, waited_ns=waits[rank][index], last=last.get((rank, index), -1))
+            for index, one in enumerate(ours)
+        ]
+        for rank, ours in operations.items()
+    }
+
+
+def _notes(
+    pasts: Mapping[int, Past],
+    refusals: Mapping[int, Refusal],
+    cells: Sequence[Cell],
+    late: Mapping[int, int],
+    num_left_out: int,
+) -> Iterable[str]:
+    alike: dict[str, list[int]] = {}
+    for rank, refusal in refusals.items():
+        gone = "; what it did is gone with it" if refusal.type_name == "RankDied" else ""
+        alike.setdefault(refusal.text + gone, []).append(rank)
+    for why, ranks in alike.items():
+        yield f"nothing of {describe_ranks(ranks)}: {why}"
+    if not cells:
+        yield "no cell has run on the ranks yet"
+        return
+    new = [rank for rank in pasts if late[rank] > cells[0].begin_ns]
+    if new:
+        before = [cell.title for cell in cells if cell.begin_ns < max(late[rank] for rank in new)]
+        yield (
+            f"{describe_ranks(new)} replaced another after {before[-1]}: what that one did is "
+            "gone with it"
+        )
+    if num_left_out:
+        yield (
+            f"{num_left_out:,} older operations of these cells are "
+            "not shown: ranks keep their last ones"
+        )
+    launches = any(what.is_launch for past in pasts.values() for what in past.operations.whats)
+    if launches:
+        yield (
+            "collectives on GPUs are shown where they were launched; "
+            "%%dist_profile tells when they ran"
+        )
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

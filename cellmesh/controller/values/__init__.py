@@ -1,0 +1,1 @@
+"""Large values on the notebook's side."""

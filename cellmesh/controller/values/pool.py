@@ -1,0 +1,201 @@
+"""The segments that this process lends to ranks: warm ones are used again.
+
+A page that a rank has not written shows what is written into the segment later. So a segment is
+used again only once the run that it went with has ended well on every rank, and each of them has
+said that nothing there refers to its memory any more (`Freed`). Where that will not be known (a
+rank died, failed, or forked in between) the segment is forgotten: its memory goes when the last
+process has unmapped it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import MeshUsageError
+from ...wire import free_memory, segments
+from ...wire.codec import Frame
+from ...wire.messages import Freed, Pickled
+from ...wire.segments import SegmentFrame, describe_bytes, memfd_name
+from ..run import Run
+
+# Of segments that wait to be used again, at most this part of the machine's memory.
+_FREE_PART = 1 / 8
+# Segments that ranks hold or that wait; a descriptor each. What goes beyond is used once.
+MAX_SEGMENTS = 64
+# A waiting segment may be larger than what is to be written, by this factor.
+_MAX_SLACK = 4
+
+
+class _Segment:
+    """A memfd with its pages; mapped here when it is used again, which is faster than ``write``."""
+
+    def __init__(self, num_bytes: int, name: str) -> None:
+        self.memfd = segments.create(num_bytes, name)
+        self.num_bytes = num_bytes
+        self._is_warm = False
+        self._memory: memoryview | None = None
+
+    def fill(self, buffers: Sequence[Frame]) -> None:
+        if not self._is_warm:
+            segments.write(self.memfd, buffers)
+            self._is_warm = True
+            return
+        if self._memory is None:
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._memory = memoryview(mmap.mmap(self.memfd.descriptor, self.num_bytes, flags))
+        for start, buffer in zip(segments.offsets([len(b) for b in buffers]), buffers, strict=True):
+            _copy(self._memory[start : start + len(buffer)], buffer)
+
+
+def _copy(target: memoryview, source: Frame) -> None:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        target[:] = source
+    else:  # it lets other threads of the interpreter run
+        numpy.copyto(numpy.frombuffer(target, "u1"), numpy.frombuffer(source, "u1"))
+
+
+class _LentFrame(SegmentFrame):
+    """The frame for a segment of the pool; what is dropped before a run takes it along is gone with
+    it.
+    """
+
+    segment: _Segment
+
+
+@dataclass
+class _Loan:
+    segment: _Segment
+    holders: set[int]  # ranks that may refer to it
+    has_ended: bool = False  # the run that it went with
+
+
+class SegmentPool:
+    """The segments of one mesh; used on any thread.
+
+    Args:
+        name: the mesh's; ``/proc`` and ``cellmesh ps`` show it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = memfd_name(name)
+        self._lock = threading.Lock()
+        self._free: list[_Segment] = []  # the one used last is the last
+        self._loans: dict[int, _Loan] = {}
+
+    def lend(self, pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
+        """Write a pickle's buffers into a segment, if they are large.
+
+        Args:
+            pickled, buffers: as `payload.dumps` gives them.
+
+        Returns:
+            What to send; `keep` the segment first.
+
+        Raises:
+            MeshUsageError: there is not so much memory, or no file may be so large; nothing has
+                been sent.
+        """
+        num_bytes = segments.num_bytes_of(pickled, buffers)
+        if num_bytes < segments.MIN_BYTES or not segments.are_possible():
+            return pickled, list(buffers)
+        mapped, parts = segments.fold_in(pickled, buffers)
+        sizes = [len(part) for part in parts]
+        try:
+            segment = self._take(segments.span(sizes))
+            segment.fill(parts)
+        except OSError as e:
+            raise MeshUsageError(
+                f"{describe_bytes(num_bytes)} cannot be put where ranks could map it: {e.strerror}"
+                f"{_describe_file_limit()}. Nothing has been sent"
+            ) from e
+        frame = _LentFrame.of(segment.memfd, segments.new_loan(), sizes)
+        assert isinstance(frame, _LentFrame)
+        frame.segment = segment
+        return mapped, [frame]
+
+    def keep(self, frame: SegmentFrame, ranks: Sequence[int]) -> None:
+        """A run that takes a segment along is about to be sent to these ranks."""
+        assert isinstance(frame, _LentFrame)
+        with self._lock:
+            if len(self._loans) + len(self._free) < MAX_SEGMENTS:
+                self._loans[frame.ref.loan] = _Loan(frame.segment, set(ranks))
+
+    def follow(self, run: Run[object], frame: SegmentFrame) -> None:
+        """The run has been sent; its end is awaited."""
+        run.on_end(lambda: self._run_ended(frame.ref.loan, not run.failed_ranks()))
+
+    def forget(self, frame: SegmentFrame) -> None:
+        """The run may not have been sent: what ranks have of the segment will not be known."""
+        with self._lock:
+            self._loans.pop(frame.ref.loan, None)
+
+    def freed(self, ranks: Sequence[int], news: Freed) -> None:
+        """These ranks use a segment no more."""
+        with self._lock:
+            loan = self._loans.get(news.loan)
+            if loan is None:
+                return
+            if news.is_shared:
+                del self._loans[news.loan]
+                return
+            loan.holders.difference_update(ranks)
+            self._take_back(news.loan, loan)
+
+    def rank_ended(self, rank: int) -> None:
+        """A rank has died: what it has forked may live."""
+        with self._lock:
+            self._loans = {
+                key: loan for key, loan in self._loans.items() if rank not in loan.holders
+            }
+
+    def clear(self) -> None:
+        """The ranks are no more, or not this process's: keep nothing."""
+        with self._lock:
+            self._free.clear()
+            self._loans.clear()
+
+    def _run_ended(self, key: int, went_well: bool) -> None:
+        with self._lock:
+            loan = self._loans.get(key)
+            if loan is None:
+                return
+            if not went_well:  # whether a rank has mapped it before it failed is not known
+                del self._loans[key]
+                return
+            loan.has_ended = True
+            self._take_back(key, loan)
+
+    def _take_back(self, key: int, loan: _Loan) -> None:
+        if loan.holders or not loan.has_ended:
+            return
+        del self._loans[key]
+        self._free.append(loan.segment)
+        bound = _FREE_PART * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        while sum(segment.num_bytes for segment in self._free) > bound:
+            del self._free[0]
+
+    def _take(self, num_bytes: int) -> _Segment:
+        with self._lock:
+            fitting = [s for s in self._free if num_bytes <= s.num_bytes <= _MAX_SLACK * num_bytes]
+            if fitting:
+                segment = min(fitting, key=lambda s: s.num_bytes)
+                self._free.remove(segment)
+                return segment
+            if num_bytes > free_memory.free_bytes():
+                self._free.clear()
+        free_memory.check_fits(num_bytes)
+        return _Segment(num_bytes, self._name)
+
+
+def _describe_file_limit() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f" (files are limited to {describe_bytes(limit)}: RLIMIT_FSIZE, `ulimit -f`)"

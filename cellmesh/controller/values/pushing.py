@@ -1,0 +1,54 @@
+"""Values of the notebook bound to names of the ranks: whole, in parts, or as DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import MeshUsageError
+from ...wire.messages import PushNames, PushParts
+from ..arguments import dump_names
+from ..ranks import Ranks
+from .sharding import check_placements, check_shard, reduce_to_cpu
+
+
+def push(
+    ranks: Ranks,
+    names: Mapping[str, Any],
+    shard: int | None,
+    placements: Sequence[Any] | str | None,
+) -> None:
+    """Bind names in the namespace of ranks, and wait.
+
+    Args:
+        ranks, shard, placements: as of `Ranks.push`.
+        names: name -> value.
+
+    Raises:
+        UnpicklableError, MeshUsageError: as `Ranks.push`.
+    """
+    for name, value in names.items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise MeshUsageError(f"{name!r} is no name")
+        if isinstance(value, Ranks):
+            raise MeshUsageError(
+                f"{name!r} is the notebook's handle of the mesh and stays there; on the ranks, "
+                "`mesh` is the DeviceMesh"
+            )
+    if shard is not None and placements is not None:
+        raise MeshUsageError("shard and placements exclude each other: placements make DTensors")
+    dim, placed, session = 0, None, ranks._session
+    if shard is not None:
+        dim = check_shard(names, shard, len(ranks))
+    elif placements is not None:
+        placed = check_placements(names, placements, session.dims, len(ranks) == session.num_ranks)
+    pickled, buffers, num_bytes = ranks._lend(
+        *dump_names(names, None if shard is None and placed is None else reduce_to_cpu)
+    )
+
+    def work(number: int) -> PushNames | PushParts:
+        if shard is None and placed is None:
+            return PushNames(number, pickled)
+        return PushParts(number, pickled, ranks.ranks, dim, placed)
+
+    ranks._start(work, buffers, "push", num_bytes=num_bytes).result()

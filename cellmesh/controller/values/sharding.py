@@ -1,0 +1,135 @@
+"""What is to be pushed in parts: checked before anything is sent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...errors import MeshUsageError
+from ...wire.files import FileValue
+from ...wire.shards import Placements, read_placements
+
+
+def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
+    """Check that values can be split along a dim among ranks.
+
+    Raises:
+        MeshUsageError: one cannot; says which, and why.
+    """
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise MeshUsageError(
+            "shard is the dim along which values are split, as in "
+            f"shard=0, and no {type(dim).__name__}; to "
+            'bind that name, `mesh.push({"shard": value})`'
+        )
+    for name, value in _leaves(names):
+        shape = _shape_of(name, value)
+        if shape is None:
+            continue
+        _check_dim(name, dim, shape)
+        if shape[dim] < num_ranks:
+            raise MeshUsageError(
+                f"{name} has {shape[dim]} along dim {dim}, and there are {num_ranks} ranks: some "
+                f"would get nothing. Push it whole, or to {shape[dim]} of them "
+                f"(`mesh[:{shape[dim]}].push`)"
+            )
+    return dim
+
+
+def check_placements(
+    names: Mapping[str, Any], placements: Any, dims: Mapping[str, int], is_whole_mesh: bool
+) -> Placements:
+    """Check that DTensors with these placements can be made of values.
+
+    Raises:
+        MeshUsageError: they cannot; says of which, and why.
+    """
+    read = read_placements(placements)
+    if not is_whole_mesh:
+        raise MeshUsageError(
+            "a DTensor is on the whole mesh: push with placements to `mesh`, not to some ranks"
+        )
+    if len(read) != len(dims):
+        shape = ", ".join(f"{name}={size}" for name, size in dims.items())
+        raise MeshUsageError(
+            f"{len(read)} placements for a mesh of {len(dims)} dims ({shape}): give one for each, "
+            "Shard(dim) or Replicate()"
+        )
+    for name, value in _leaves(names):
+        dtype: Any = getattr(value, "dtype", None)
+        if hasattr(dtype, "isnative") and (
+            dtype.kind not in "biufc" or not dtype.isnative or dtype.char in "gG"
+        ):
+            raise MeshUsageError(
+                f"{name} is an array of {dtype}, of which torch makes no tensors, nor DTensors: "
+                "push it with shard=, or convert it with `.astype(...)`"
+            )
+        for dim in read:
+            if dim is not None:
+                _check_dim(name, dim, _shape_of(name, value))
+    return read
+
+
+def reduce_to_cpu(value: Any) -> Any:
+    """How what is split travels: on the CPU, for each rank moves no more than its part to its own
+    device.
+    """
+    torch = sys.modules.get("torch")
+    if (
+        torch is not None
+        and isinstance(value, torch.Tensor)
+        and value.device.type not in ("cpu", "meta")
+    ):
+        return value.detach().cpu().requires_grad_(value.requires_grad).__reduce_ex__(5)
+    return NotImplemented
+
+
+def _check_dim(name: str, dim: int, shape: Sequence[int] | None) -> None:
+    if shape is not None and not -len(shape) <= dim < len(shape):
+        raise MeshUsageError(
+            f"{name} has {len(shape)} dims, {tuple(shape)}, and no dim {dim} to be split"
+        )
+
+
+def _shape_of(name: str, value: Any) -> tuple[int, ...] | None:
+    """A value's shape; None where only ranks will know it."""
+    if isinstance(value, FileValue):
+        return value.shape
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        if type(value) not in (numpy.ndarray, numpy.memmap):
+            raise MeshUsageError(
+                f"{name} is a {type(value).__name__}: only plain arrays are split, and what it has "
+                "beside its elements would be lost. Push it whole"
+            )
+        return tuple(value.shape)
+    if torch is not None and isinstance(value, torch.Tensor):
+        kind = type(value)
+        if (
+            kind not in (torch.Tensor, torch.nn.Parameter)
+            or value.layout is not torch.strided
+            or value.is_quantized
+        ):
+            raise MeshUsageError(
+                f"{name} is a {kind.__name__} ({value.layout}): only plain, dense tensors are "
+                "split. Push it whole"
+            )
+        if value.is_meta:
+            raise MeshUsageError(f"{name} is a meta tensor, and has no data to be split")
+        return tuple(value.shape)
+    raise MeshUsageError(
+        f"{name} is a {type(value).__name__}: only tensors, arrays and nests of them are split. "
+        "Push it without shard= and placements="
+    )
+
+
+def _leaves(names: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(names, dict):
+        for key, value in names.items():
+            yield from _leaves(value, f"{name}[{key!r}]" if name else key)
+    elif type(names) in (list, tuple):
+        for position, value in enumerate(names):
+            yield from _leaves(value, f"{name}[{position}]")
+    else:
+        yield name, names

@@ -1,0 +1,181 @@
+"""Tab in a notebook: cells for the ranks complete what lives there, our magics' lines their
+options.
+
+IPython's completer is asked as ever by front ends (`Completer.completions`); in its place stands a
+function that asks a rank first. What takes longer than `_WAIT_S` is not waited for: then the
+notebook completes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from IPython.core.completer import Completion, CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.interactiveshell import InteractiveShell
+
+from ...controller.inspect.query import look_at_one
+from ...controller.mesh import Mesh
+from ...controller.ranks import Ranks
+from ...controller.session.start import living_meshes
+from ...errors import CellmeshError
+from ...wire.inspect import Complete, Completions
+from ..auto import CellForRanks
+from .options import Sources, complete_line
+
+_WAIT_S = 0.15
+# The notebook's own matchers that tell of names in its own process.
+_OF_NAMES = ("jedi", "python", "dict_key")
+
+
+class CellCompletion:
+    """Completes in one shell.
+
+    Args:
+        shell: the notebook's.
+        mesh: gives the mesh, if there is one.
+        read: tells which cells are for which ranks.
+    """
+
+    def __init__(
+        self,
+        shell: InteractiveShell,
+        mesh: Callable[[], Mesh | None],
+        read: Callable[[str], tuple[CellForRanks, Ranks] | None],
+    ) -> None:
+        self._shell = shell
+        self._mesh = mesh
+        self._read = read
+        self._kernel: Any = getattr(shell, "kernel", None)
+        self._own: Any = None
+        self._own_of_kernel: Any = None
+        self._matcher: Any = None
+
+    def install(self) -> None:
+        """Take the completer's place."""
+        completer = self._shell.Completer
+        self._own = completer.completions
+        completer.completions = self._completions  # type: ignore[method-assign]
+
+        @context_matcher(identifier="cellmesh.options", priority=100)  # type: ignore[untyped-decorator]
+        def match_options(context: CompletionContext) -> dict[str, Any]:
+            return self._match_options(context)
+
+        self._matcher = match_options
+        completer.custom_matchers.append(match_options)
+        if self._kernel is not None:
+            self._own_of_kernel = self._kernel.do_complete
+            self._kernel.do_complete = self._do_complete
+
+    def remove(self) -> None:
+        """Undo `install`."""
+        completer = self._shell.Completer
+        give_back(completer, "completions", self._completions)
+        give_back(self._kernel, "do_complete", self._do_complete)
+        with contextlib.suppress(ValueError):
+            completer.custom_matchers.remove(self._matcher)
+
+    def _completions(self, text: str, offset: int) -> Iterator[Completion]:
+        found, begin = self._ask(text, offset)
+        if found is None or not found.texts:
+            yield from self._own(text, offset)
+            return
+        for name, kind in zip(found.texts, found.kinds, strict=True):
+            yield Completion(begin + found.begin, offset, name, type=kind, signature="")
+        if found.is_whole:
+            return
+        with self._without_names():
+            others = list(self._own(text, offset))
+        yield from (each for each in others if each.text not in found.texts)
+
+    def _do_complete(self, code: str, cursor_pos: int | None) -> Any:
+        """As the kernel does; where it would show IPython one line only, a rank is asked all the
+        same.
+        """
+        found, begin = None, 0
+        if not getattr(self._kernel, "use_experimental_completions", True):
+            cursor_pos = len(code) if cursor_pos is None else cursor_pos
+            found, begin = self._ask(code, cursor_pos)
+        if found is None or not found.texts:
+            return self._own_of_kernel(code, cursor_pos)
+        return {
+            "status": "ok",
+            "matches": list(found.texts),
+            "cursor_start": begin + found.begin,
+            "cursor_end": cursor_pos,
+            "metadata": {},
+        }
+
+    def _ask(self, text: str, offset: int) -> tuple[Completions | None, int]:
+        """What a rank has, and where in the text its cell begins."""
+        with contextlib.suppress(
+            CellmeshError, UnicodeError
+        ):  # the mesh has ended; half of a character
+            read = self._read(text)
+            if read is not None and offset >= read[0].begin:
+                cell, ranks = read
+                subject = Complete(cell.source, offset - cell.begin)
+                return look_at_one(ranks, subject, _WAIT_S), cell.begin
+        return None, 0
+
+    @contextlib.contextmanager
+    def _without_names(self) -> Iterator[None]:
+        """The notebook's names are left out."""
+        completer = self._shell.Completer
+        names = [
+            getattr(matcher, "matcher_identifier", matcher.__qualname__)
+            for matcher in completer.matchers
+        ]
+        before = completer.disable_matchers
+        ours = [name for name in names if any(part in name for part in _OF_NAMES)]
+        completer.disable_matchers = [*before, *ours]
+        try:
+            yield
+        finally:
+            completer.disable_matchers = before
+
+    # ---- magics' options
+
+    def _match_options(self, context: CompletionContext) -> dict[str, Any]:
+        found = complete_line(context.text_until_cursor, self._sources())
+        if found is None:
+            return {"completions": [], "suppress": False}
+        return {
+            "completions": [SimpleCompletion(text, type=found.kind) for text in found.texts],
+            "matched_fragment": found.typed,
+            "suppress": True,
+            "ordered": True,
+        }
+
+    def _sources(self) -> Sources:
+        mesh = self._mesh()
+        hidden = self._shell.user_ns_hidden
+        return Sources(
+            num_ranks=len(mesh) if mesh is not None else 0,
+            dims=mesh.dims if mesh is not None else {},
+            on_ranks=self._on_ranks,
+            in_notebook=lambda: sorted(
+                name
+                for name in self._shell.user_ns
+                if not name.startswith("_") and name not in hidden
+            ),
+            meshes=living_meshes,
+            numbers=lambda: mesh._session.beside.metrics.names() if mesh is not None else (),
+        )
+
+    def _on_ranks(self, typed: str, names_only: bool) -> tuple[str, tuple[str, ...]]:
+        mesh = self._mesh()
+        found = None
+        if mesh is not None and not (names_only and not (typed.isidentifier() or not typed)):
+            with contextlib.suppress(CellmeshError, UnicodeError):
+                found = look_at_one(mesh, Complete(typed, len(typed), users_only=True), _WAIT_S)
+        return (typed[found.begin :], found.texts) if found is not None else (typed, ())
+
+
+def give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Let a method of an object be its own again, unless somebody else has taken our place
+    since.
+    """
+    if owner is not None and vars(owner).get(name) == ours:
+        delattr(owner, name)

@@ -1,0 +1,206 @@
+"""An inspection that stands still: text for terminals, HTML with small pictures for other
+viewers.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+
+from ...controller.inspect.inspection import Inspection, Spread
+from ...controller.inspect.replica_diff import Comparison, compare
+from ...wire.facts import Facts
+from ...wire.inspect import Pixels
+from ...wire.ranks import describe_ranks
+from ..widgets.base.widget import Static
+from .drawings import bars_image, bars_text, blocks_of, heatmap_image, shards_image
+from .tables import Table, facts_table, format_bytes, without_empty
+
+# How many of a nest's tensors are listed.
+_MAX_LISTED = 50
+_WEAK = "opacity:.75"
+_SECTION = "margin-top:.6em"
+
+
+def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = None) -> Static:
+    """What is shown of an inspection where there is no widget.
+
+    Args:
+        inspection: what ranks told.
+        path: of a nest, the tensor that is told of in full; "" for none.
+        picture: a part of that tensor, as it was seen last.
+    """
+    by_path = inspection.by_path()
+    text: list[str] = []
+    parts: list[str] = []
+    if by_path and not inspection.is_one:
+        table = items_table(inspection)
+        text.append(repr(table))
+        parts.append(_scrolled(table))
+    if path in by_path:
+        one = _One(inspection, path, by_path[path])
+        text += one.text()
+        parts += one.html(picture)
+    for line in _remarks(inspection, bool(by_path)):
+        text.append(line)
+        parts.append(f'<div style="{_SECTION}">{html.escape(line)}</div>')
+    return Static("\n".join(text), f'<div class="cellmesh-inspection">{"".join(parts)}</div>')
+
+
+def items_table(inspection: Inspection) -> Table:
+    """The tensors of a nest, a row each; the numbers are those of the first rank that has it."""
+    by_path = inspection.by_path()
+    everywhere = set(inspection.found)
+    rows = []
+    for path, facts in list(by_path.items())[:_MAX_LISTED]:
+        one = next(iter(facts.values()))
+        comparison = inspection.comparisons.get(path) or compare(facts)
+        rows.append(
+            (
+                path or "(itself)",
+                "" if set(facts) == everywhere else describe_ranks(facts),
+                *_item_cells(facts, one),
+                "" if len(facts) == 1 else _short(comparison),
+            )
+        )
+    left_out = (
+        len(by_path)
+        - len(rows)
+        + max((one.num_left_out for one in inspection.found.values()), default=0)
+    )
+    first = next(iter(inspection.found.values()))
+    said = f"{inspection.expression}: {first.text or first.kind}"
+    more = [f"... and {left_out:,} more"] if left_out else []
+    headers = (
+        "",
+        "only on",
+        "shape",
+        "dtype",
+        "placements",
+        "memory",
+        "mean",
+        "std",
+        "norm",
+        "NaN",
+        "Inf",
+        "replicas",
+    )
+    return Table(*without_empty(headers, rows), said, more)
+
+
+def _item_cells(facts: Mapping[int, Facts], one: Facts) -> tuple[str, ...]:
+    if one.shape is None:
+        return (one.text, one.kind, *[""] * 6, "")
+    numbers = (one.mean, one.std, one.norm)
+    num_nan = sum(fact.num_nan for fact in facts.values())
+    num_inf = sum(fact.num_inf for fact in facts.values())
+    return (
+        str(one.shape),
+        one.dtype,
+        one.placements,
+        format_bytes(one.num_bytes),
+        *("" if number is None else f"{number:.4g}" for number in numbers),
+        str(num_nan or ""),
+        str(num_inf or ""),
+    )
+
+
+def _short(comparison: Comparison) -> str:
+    """Whether replicas are equal, in a word or two."""
+    if comparison.unequal:
+        return "differ: " + "; ".join(map(str, comparison.unequal))
+    if comparison.unread:
+        return "not compared"
+    return "equal" if any(len(each.ranks) > 1 for each in comparison.replicas) else "sharded"
+
+
+class _One:
+    """One tensor, or plain value, on all ranks."""
+
+    def __init__(self, inspection: Inspection, path: str, facts: Mapping[int, Facts]) -> None:
+        label = inspection.expression
+        if path:
+            label += path if path.startswith("[") else f".{path}"
+        comparison = inspection.comparisons.get(path) or compare(facts)
+        self._facts = facts
+        self._table = facts_table(label, facts, comparison)
+        self._spread = inspection.spreads.get(path)
+        self._blocks = blocks_of(facts)
+
+    def text(self) -> list[str]:
+        lines = [repr(self._table)]
+        if self._spread is not None:
+            groups = _alike(self._spread)
+            widest = max((len(describe_ranks(ranks)) for ranks, _ in groups), default=0)
+            lines.append(f"from {self._spread.low:.4g} to {self._spread.high:.4g}:")
+            lines += [
+                f"  {describe_ranks(ranks).ljust(widest)}  {bars_text(counts)}"
+                for ranks, counts in groups
+            ]
+        if len(self._blocks) > 1:
+            lines += [f"  {block}" for block in self._blocks]
+        return lines
+
+    def html(self, picture: Pixels | None) -> list[str]:
+        parts = [_scrolled(self._table)]
+        if self._spread is not None:
+            parts.append(_spread_html(self._spread))
+        if len(self._blocks) > 1:
+            shape = next(iter(self._facts.values())).shape or ()
+            nothing = [str(block) for block in self._blocks if not all(block.shape)]
+            caption = "; ".join(["each rank's part, in its place", *nothing])
+            parts.append(_figure(shards_image(shape, self._blocks), caption))
+        if picture is not None:
+            low, high = f"{picture.low:.4g}", f"{picture.high:.4g}"
+            parts.append(_figure(heatmap_image(picture), f"from {low} to {high}"))
+        return parts
+
+
+def _alike(spread: Spread) -> list[tuple[list[int], tuple[int, ...]]]:
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, counts in spread.counts.items():
+        groups.setdefault(counts, []).append(rank)
+    return [(ranks, counts) for counts, ranks in groups.items()]
+
+
+def _spread_html(spread: Spread) -> str:
+    cell = "padding:2px 10px 2px 0;text-align:left;vertical-align:middle"
+    rows = "".join(
+        f'<tr><td style="{cell}">{describe_ranks(ranks)}</td>'
+        f'<td style="{cell}">{bars_image(counts, spread.low, spread.high)}</td></tr>'
+        for ranks, counts in _alike(spread)
+    )
+    caption = f"from {spread.low:.4g} to {spread.high:.4g}, on all ranks alike"
+    return (
+        f'<table style="{_SECTION}"><tbody>{rows}</tbody></table>'
+        f'<div style="{_WEAK}">{html.escape(caption)}</div>'
+    )
+
+
+def _scrolled(table: Table) -> str:
+    return f'<div style="overflow-x:auto;max-width:100%">{table._repr_html_()}</div>'
+
+
+def _figure(drawing: str, caption: str) -> str:
+    if not drawing:
+        return ""
+    return (
+        f'<div style="{_SECTION}">{drawing}<div style="{_WEAK}">{html.escape(caption)}</div></div>'
+    )
+
+
+def _remarks(inspection: Inspection, is_anything_shown: bool) -> Iterator[str]:
+    """What is to be said of ranks, in a line each."""
+    if not is_anything_shown:
+        for rank, found in inspection.found.items():
+            yield f"rank {rank}: {found.kind} {found.text}"
+    if inspection.torn:
+        yield (
+            f"{describe_ranks(inspection.torn)} ran meanwhile: "
+            "values may be torn, half old and half new"
+        )
+    refusals: dict[str, list[int]] = {}
+    for rank, refusal in inspection.refusals.items():
+        refusals.setdefault(str(refusal), []).append(rank)
+    for text, ranks in refusals.items():
+        yield f"{describe_ranks(ranks)}: {text}"

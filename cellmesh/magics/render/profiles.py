@@ -1,0 +1,130 @@
+"""What ``%%dist_profile`` shows: the picture, who waited for whom, and where time went."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...controller.trace.profile import OperatorByRank, Profile, find_waits
+from .tables import Table
+from .timeline import format_time, timeline_of
+
+_TITLES = {
+    "computation": "operator (self time)",
+    "communication": "communication (until its end)",
+    "device": "GPU kernel",
+}
+_MAX_NAME = 64
+
+
+@dataclass(frozen=True)
+class ProfileView:
+    """A profile for the notebook; shows itself as HTML or text.
+
+    Args:
+        profile: what to show.
+        num_rows: how many operators of each kind.
+    """
+
+    profile: Profile
+    num_rows: int = 10
+
+    def __repr__(self) -> str:
+        pieces = [repr(timeline_of(self.profile)), *map(repr, self._tables()), *self._sentences()]
+        return "\n\n".join(pieces) if self.profile.by_rank else "\n".join(self._sentences())
+
+    def _repr_html_(self) -> str:
+        words = "".join(f"<div>{html.escape(text)}</div>" for text in self._sentences())
+        if not self.profile.by_rank:
+            return words
+        tables = "".join(
+            f'<div style="overflow-x:auto;margin-top:8px">{table._repr_html_()}</div>'
+            for table in self._tables()
+        )
+        return f"{timeline_of(self.profile)._repr_html_()}{tables}{words}"
+
+    def _sentences(self) -> list[str]:
+        texts = [
+            self.profile.describe_lateness() if self.profile.by_rank else "",
+            # A file below where the notebook runs is known there by its short name.
+            self.profile.describe_trace().replace(f" {Path.cwd()}{os.sep}", " "),
+        ]
+        return [line for text in texts for line in text.splitlines()]
+
+    def _tables(self) -> list[Table]:
+        return [rank_table(self.profile), *operator_tables(self.profile.operators, self.num_rows)]
+
+
+def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[Table]:
+    """A table for each kind of operator that there is, those that took longest first.
+
+    Args:
+        operators: longest first.
+        num_rows: how many of each kind.
+    """
+    tables = []
+    for kind, title in _TITLES.items():
+        of_kind = [operator for operator in operators if operator.kind == kind]
+        if not of_kind:
+            continue
+        rows = [
+            (
+                one.name if len(one.name) <= _MAX_NAME else f"{one.name[: _MAX_NAME - 1]}…",
+                str(one.num_calls),
+                format_time(one.mean_s * 1e9),
+                format_time(one.min_s * 1e9),
+                format_time(one.max_s * 1e9),
+                str(one.max_rank),
+            )
+            for one in of_kind[:num_rows]
+        ]
+        left = len(of_kind) - len(rows)
+        caption = f"and {left} more: --rows {len(of_kind)}" if left else ""
+        tables.append(Table((title, "calls", "mean", "min", "max", "max on rank"), rows, caption))
+    return tables
+
+
+def rank_table(profile: Profile) -> Table:
+    """Where each rank's time went."""
+    lateness = profile.lateness
+    waits = find_waits({rank: one.collectives for rank, one in profile.by_rank.items()})
+    rows = []
+    for rank, one in sorted(profile.by_rank.items()):
+        spans = [(c.start_ns, c.start_ns + c.duration_ns) for c in one.collectives]
+        waiting = [
+            (c.start_ns, c.start_ns + waited)
+            for c, waited in zip(one.collectives, waits[rank], strict=True)
+        ]
+        rows.append(
+            (
+                str(rank),
+                format_time(one.end_ns - one.start_ns),
+                format_time(_covered(((start, start + took) for start, took in one.busy))),
+                format_time(_covered(spans)),
+                format_time(_covered(waiting)),
+                str(lateness[rank].num_last),
+                str(one.num_collectives),
+            )
+        )
+    headers = (
+        "rank",
+        "cell",
+        "in operators",
+        "in collectives",
+        "of it waiting",
+        "came last to",
+        "of",
+    )
+    return Table(headers, rows)
+
+
+def _covered(intervals: Iterable[tuple[int, int]]) -> int:
+    """How much time intervals cover, where they overlap once."""
+    total, reached = 0, -1
+    for start, end in sorted(intervals):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

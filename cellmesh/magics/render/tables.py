@@ -1,0 +1,278 @@
+"""Tables for notebooks (HTML) and terminals (text)."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...controller.failure_summary import describe_state
+from ...controller.inspect.replica_diff import Comparison, compare
+from ...wire.facts import Facts
+from ...wire.messages import RankInfo, RankState
+from ...wire.ranks import describe_ranks, format_ranks
+
+_CELL = (
+    "padding:2px 10px 2px "
+    "0;text-align:left;font-family:monospace;white-space:pre;vertical-align:top"
+)
+# How much of a dead rank's last words is shown: they are in its log.
+_NUM_LAST_LINES = 5
+_MAX_LAST_LINE = 200
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headers; shows itself as HTML or text.
+
+    Args:
+        headers: one a column.
+        rows: one text a column each.
+        caption: a sentence below.
+        notes: lines below that, as they are.
+        wraps: cells have as many lines as the page's width makes them have.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    notes: Sequence[str] = ()
+    wraps: bool = False
+
+    def __repr__(self) -> str:
+        lines = [self.headers, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.headers))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*text, *([self.caption] if self.caption else []), *self.notes])
+
+    def _repr_html_(self) -> str:
+        style = _CELL.replace("pre;", "pre-wrap;") if self.wraps else _CELL
+
+        def row(cells: Sequence[str], tag: str) -> str:
+            inner = "".join(f'<{tag} style="{style}">{html.escape(cell)}</{tag}>' for cell in cells)
+            return f"<tr>{inner}</tr>"
+
+        body = "".join(row(cells, "td") for cells in self.rows)
+        caption = f"<div>{html.escape(self.caption)}</div>" if self.caption else ""
+        notes = (
+            f'<pre style="margin:0">{html.escape(chr(10).join(self.notes))}</pre>'
+            if self.notes
+            else ""
+        )
+        return (
+            f'<table class="cellmesh"><thead>{row(self.headers, "th")}</thead>'
+            f"<tbody>{body}</tbody></table>{caption}{notes}"
+        )
+
+
+def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
+    """What ``%dist_status`` shows.
+
+    Args:
+        title: the mesh in a sentence.
+        infos: all ranks, as their agents know them.
+        states: what they are doing; ranks that do not answer are missing.
+    """
+    has_gpus = any(info.device.startswith("cuda") for info in infos)
+    headers = [
+        "rank",
+        "host",
+        "pid",
+        "device",
+        "state",
+        "memory",
+        *(["GPU memory"] if has_gpus else []),
+    ]
+    rows = []
+    for info in infos:
+        state = states.get(info.rank)
+        row = [
+            str(info.rank),
+            info.host,
+            str(info.pid or "-"),
+            info.device or "-",
+            doing(info, state),
+            format_bytes(info.rss_bytes) if info.pid else "-",
+        ]
+        if has_gpus:
+            row.append(format_bytes(state.device_bytes) if state is not None else "-")
+        rows.append(row)
+    notes = [line for info in infos for line in _last_lines(info)]
+    return Table(headers, rows, title, notes)
+
+
+def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
+    """The ranks of a mesh in their places: the last dim across, the others down; one dim down.
+
+    Args:
+        title: the mesh in a sentence.
+        dims: of the mesh.
+        words: what each rank does.
+    """
+    *outer, inner = dims
+    ranks = [f"rank {rank}: {text}" for rank, text in enumerate(words)]
+    if not outer:
+        return Table([inner, ""], [[str(index), text] for index, text in enumerate(ranks)], title)
+    size = dims[inner]
+    rows = [
+        [*map(str, place), *ranks[row * size : (row + 1) * size]]
+        for row, place in enumerate(itertools.product(*(range(dims[dim]) for dim in outer)))
+    ]
+    return Table([*outer, *(f"{inner}={index}" for index in range(size))], rows, title)
+
+
+def _last_lines(info: RankInfo) -> list[str]:
+    """The end of what a rank wrote that is dead, or has been replaced by one that is empty."""
+    lines = info.last_output.splitlines()[-_NUM_LAST_LINES:]
+    if not lines:
+        return []
+    who = f"rank {info.rank}" if info.phase == "dead" else f"rank {info.rank}'s predecessor"
+    return [f"the last lines of {who}:", *(f"    {line[:_MAX_LAST_LINE]}" for line in lines)]
+
+
+def memory_table(
+    title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState], has_gpus: bool = False
+) -> Table:
+    """What ``%dist_mem`` shows.
+
+    Args:
+        title: a sentence below.
+        infos: the ranks to be shown.
+        states: what they say; ranks that do not answer are missing.
+        has_gpus: whether ranks compute on GPUs.
+    """
+    headers = ["rank", "memory", "peak", "last cell", "peak rose by", "cell"]
+    if has_gpus:
+        headers += ["GPU allocated", "GPU peak", "GPU reserved", "last cell"]
+    rows = []
+    for info in infos:
+        state = states.get(info.rank)
+        if state is None:
+            text = f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
+            rows.append([str(info.rank), text, *[""] * (len(headers) - 2)])
+            continue
+        use = state.memory
+        sign = f"In[{use.execution_count}]" if use.execution_count else "-"
+        still = " (runs)" if state.run >= 0 and use.execution_count == state.execution_count else ""
+        row = [
+            str(info.rank),
+            format_bytes(use.rss),
+            format_bytes(use.peak_rss),
+            _change(use.cell_rss),
+            format_bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
+            f"{sign}{still}",
+        ]
+        if has_gpus:
+            row += [
+                format_bytes(use.allocated),
+                format_bytes(use.peak_allocated),
+                format_bytes(use.reserved),
+            ]
+            row.append(_change(use.cell_allocated))
+        rows.append(row)
+    return Table(headers, rows, title)
+
+
+def _change(number: int) -> str:
+    return f"{'-' if number < 0 else '+'}{format_bytes(abs(number))}"
+
+
+def doing(info: RankInfo, state: RankState | None) -> str:
+    """What a rank does, or what became of it."""
+    if info.phase == "dead":
+        return f"dead: {info.ending}"
+    if state is None:
+        return f"{info.phase}; its control thread does not answer, so a stop may not reach it"
+    cell = f"In[{state.execution_count}]: " if state.execution_count else ""
+    new = (
+        f"; new and empty: its predecessor {info.predecessor_ending}"
+        if info.predecessor_ending
+        else ""
+    )
+    return f"{cell}{describe_state(state)}{new}"
+
+
+def facts_table(
+    expression: str, facts: Mapping[int, Facts], comparison: Comparison | None = None
+) -> Table:
+    """What ``%dist_inspect`` shows of one value: a row for each group of ranks that are alike.
+
+    Args:
+        expression: what was inspected.
+        facts: rank -> its view.
+        comparison: whether replicas are equal; None to go by their digests.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    tensors = any(fact.shape is not None or fact.dtype for fact in facts.values())
+    notes: dict[str, list[int]] = {}
+    for rank, fact in facts.items():
+        groups.setdefault(_tensor_row(fact) if tensors else (fact.kind, fact.text), []).append(rank)
+        if fact.note:
+            notes.setdefault(fact.note, []).append(rank)
+    headers, rows = without_empty(
+        ("ranks", *(_TENSOR_HEADERS if tensors else ("type", "value"))),
+        [(format_ranks(ranks), *row) for row, ranks in groups.items()],
+    )
+    return Table(
+        headers,
+        rows,
+        f"{expression}: {compare(facts) if comparison is None else comparison}",
+        [f"{describe_ranks(ranks)}: {note}" for note, ranks in notes.items()],
+    )
+
+
+_TENSOR_HEADERS = (
+    "type", "shape", "here", "at", "strides", "dtype", "device", "placements", "grad", "memory",
+    "min", "max", "mean", "std", "norm", "NaN", "Inf", "zeros",
+)  # fmt: skip
+
+
+def _tensor_row(fact: Facts) -> tuple[str, ...]:
+    if fact.shape is None and not fact.dtype:
+        return (fact.kind, fact.text, *[""] * (len(_TENSOR_HEADERS) - 2))
+    numbers = (fact.min, fact.max, fact.mean, fact.std, fact.norm)
+    is_part = fact.local_shape != fact.shape
+    return (
+        fact.kind.rpartition(".")[2],
+        "" if fact.shape is None else str(tuple(fact.shape)),
+        str(tuple(fact.local_shape or ())) if is_part else "",
+        str(fact.offset) if is_part and fact.offset else "",
+        "" if fact.strides in (None, _usual_strides(fact.local_shape or ())) else str(fact.strides),
+        fact.dtype,
+        fact.device,
+        fact.placements,
+        "yes" if fact.requires_grad else "",
+        format_bytes(fact.num_bytes),
+        *("" if number is None else f"{number:.4g}" for number in numbers),
+        str(fact.num_nan),
+        str(fact.num_inf),
+        str(fact.num_zeros),
+    )
+
+
+def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of this shape that lies in memory without gaps, in row-major
+    order.
+    """
+    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def without_empty(
+    headers: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], list[list[str]]]:
+    """A table without the columns that are empty and have a name."""
+    keep = [i for i, header in enumerate(headers) if not header or any(row[i] for row in rows)]
+    return [headers[i] for i in keep], [[row[i] for i in keep] for row in rows]
+
+
+def format_bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit in ("B", "kB") else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError

@@ -1,0 +1,156 @@
+"""What all widgets share: how they are shown, and what is left of them where there is nobody to
+draw them.
+
+A widget is an `anywidget`: its JavaScript (an ES module) and its CSS are files of this package,
+sent with it, so that it works offline. What is published has three forms: the widget; HTML that
+stands still, for viewers without widgets; and text, for terminals. Where a program executes the
+notebook there is no widget. Once its mesh has ended, the widget is replaced by the HTML.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ....controller.output.sinks import cell_publisher, is_attended
+
+FOLDER = Path(__file__).parents[1]  # of the widgets, one folder each
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@dataclass(frozen=True)
+class Static:
+    """What is shown where no widget can be.
+
+    Attributes:
+        text: for terminals.
+        html: for viewers; it holds no script, and everything in it that came from users is escaped.
+    """
+
+    text: str
+    html: str
+
+
+def load_css(name: str) -> str:
+    """A widget's style sheet, after the one that all share.
+
+    Args:
+        name: the style sheet's path below `widgets/`, without its suffix, as in ``"plot/plot"``.
+    """
+    return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base/base", name))
+
+
+def load_js(*names: str) -> str:
+    """An ES module out of files: all that they define is one scope, and the last one exports.
+
+    Args:
+        names: the files' paths below `widgets/`, without their suffix.
+    """
+    return "\n".join((FOLDER / f"{name}.js").read_text() for name in names)
+
+
+class Widget(anywidget.AnyWidget):
+    """Base of the widgets: what the front end is told of all of them."""
+
+    # Why it changes no more, "" while it does.
+    ended = traitlets.Unicode("").tag(sync=True)
+
+    def open(self) -> None:
+        """Begin to speak with the front end, if there is one."""
+        if (
+            not is_attended()
+        ):  # a program that executes the notebook would keep the state of every widget
+            return
+        super().open()
+        # ipykernel 7.4 takes the front end's messages to where the widget spoke last. If that was a
+        # thread of ours, they would wait for the cell that runs; the front end has chosen better.
+        if hasattr(self.comm, "_reply_subshell_for"):
+            self.comm._reply_subshell_for = None
+
+
+class View:
+    """A widget in the output area of the cell that shows it.
+
+    Args:
+        widget: what draws.
+        static: what is shown without it; called whenever that is needed, on any thread.
+        end: called before it stands still for good.
+    """
+
+    def __init__(
+        self, widget: Widget, static: Callable[[], Static], end: Callable[[], None] = lambda: None
+    ) -> None:
+        self.widget = widget
+        self._static = static
+        self._end = end
+        self._last = Static("", "")
+        self._shown: list[tuple[Callable[[str, dict[str, Any]], None], str]] = []
+        self._ended = ""
+        self.is_attended = is_attended()
+
+    def freeze(self, why: str) -> None:
+        """Leave what it shows now, and why it changes no more, in place of the widget. From any
+        thread.
+        """
+        if self._ended:
+            return
+        self._ended = why
+        self._end()
+        with contextlib.suppress(Exception):  # what it showed before is better than nothing
+            self._last = self._static()
+        static = self._last
+        self._static = lambda: static  # nothing else need be kept for it
+        content = f'{static.html}<div style="opacity:.65">{html.escape(why)}</div>'
+        data = {"text/plain": f"{static.text}\n{why}", "text/html": content}
+        for publish, display_id in self._shown:
+            publish("update_display_data", _content(data, display_id))
+        # Not closed yet: a page that was reloaded since has lost the displays' ids, and still shows
+        # it.
+        with contextlib.suppress(Exception):  # the kernel ends: nobody is there to be told
+            self.widget.ended = why
+
+    def close(self) -> None:
+        """Let go of the widget. From any thread."""
+        with contextlib.suppress(Exception):
+            self.widget.close()
+
+    def refresh(self) -> None:
+        """Show what it shows now also where no widget can be.
+
+        From any thread; where a program executes the notebook, within a cell: such a program
+        listens only to the cell that it runs.
+        """
+        if self._ended or not self._shown:
+            return
+        data = self._forms()
+        current = None if self.is_attended else cell_publisher()
+        for publish, display_id in self._shown:
+            (current or publish)("update_display_data", _content(data, display_id))
+
+    def _ipython_display_(self) -> None:
+        publish = cell_publisher()
+        if publish is None:
+            print(self._static().text)
+            return
+        display_id = uuid.uuid4().hex
+        self._shown.append((publish, display_id))
+        publish("display_data", _content(self._forms(), display_id))
+
+    def _forms(self) -> dict[str, Any]:
+        static = self._last = self._static()
+        data: dict[str, Any] = {"text/plain": static.text, "text/html": static.html}
+        if self.is_attended and not self._ended:
+            data[_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return data
+
+
+def _content(data: dict[str, Any], display_id: str) -> dict[str, Any]:
+    return {"data": data, "metadata": {}, "transient": {"display_id": display_id}}

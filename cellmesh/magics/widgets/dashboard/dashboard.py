@@ -1,0 +1,366 @@
+"""The mesh dashboard: what every rank does, once a second, as long as somebody looks.
+
+A thread looks at the mesh and sends what has changed; it begins when a view in the front end says
+that it is seen, and ends when no view has said so for some seconds (the page was closed). What the
+buttons ask for runs in threads of its own, so that the next message is heard meanwhile.
+
+=========  =======================================================
+================================== message    content
+  from =========  =======================================================
+  ==================================
+``look``   ``view`` (an id), ``looks``                              front end, every 2 s and on
+change ``do``     ``action``: one of `ACTIONS`                             front end
+``open``   ``rank``, or null to close the panel                     front end
+``all``    ``name, num_ranks, dims, state, rows, history, told``    kernel, to a new view
+``look``   ``state, dims, rows`` (changes), ``sample``              kernel, once a second
+``told``   ``action, text, failed, is_busy``                        kernel: what came of a button
+``panel``  ``rank, stack, log``                                     kernel
+=========  =======================================================
+==================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ....controller.core.news import describe_healing
+from ....controller.core.runs import ESCALATE_S, STOP_S
+from ....controller.mesh import Mesh
+from ....controller.output.sinks import cell_publisher
+from ....controller.stacks import show_stacks
+from ....controller.status import (
+    Attention,
+    History,
+    Row,
+    Snapshot,
+    find_changes,
+    look_around,
+    read_rows,
+)
+from ....wire.messages import RankState
+from ....wire.ranks import describe_ranks
+from ...render.tables import Table, status_table
+from ..base.widget import Static, View, Widget, load_css, load_js
+
+PERIOD_S = 1.0
+# Where views cannot be heard while a cell runs, nobody knows whether somebody looks: after so long,
+# nobody.
+UNHEARD_S = 900.0
+_LOG_BYTES = 8192
+_LOG_LINES = 60
+
+Take = Callable[[Snapshot | None], Snapshot | None]
+
+
+class DashboardWidget(Widget):
+    """What draws the dashboard in the front end."""
+
+    _esm = load_js("dashboard/cards", "dashboard/grid", "dashboard/dashboard")
+    _css = load_css("dashboard/dashboard")
+
+
+class Dashboard:
+    """One dashboard of a mesh.
+
+    Args:
+        mesh: which.
+        take: looks at it, given the look before; None when there is nothing to see any more.
+        send: tells the front end; called on any thread.
+        period_s: from one look to the next, in seconds.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        take: Take,
+        send: Callable[[dict[str, Any]], None],
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._period_s = period_s
+        self._mesh = mesh
+        self._take = take
+        self._send = send
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._attention = Attention()
+        self._loop: asyncio.AbstractEventLoop | None = (
+            None  # where the front end's messages are heard
+        )
+        self._is_asked = False  # the loop has been asked whether it comes round
+        self._unheard_s = 0.0  # for so long it has not
+        self._thread: threading.Thread | None = None
+        self._is_due = False
+        self._is_over = False
+        self._rows: list[Row] = []
+        self._history = History()
+        self._told: dict[str, Any] = {}
+        self._open: int | None = None
+        self._panel: dict[str, Any] = {}
+        self._said: dict[int, RankState] = {}  # what each rank said last
+        self.snapshot: Snapshot | None = None
+
+    # ---- the front end
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """The front end said something; on any thread, and malformed messages are passed over."""
+        match message:
+            case {"kind": "look", "view": str(view), "looks": bool(looks)}:
+                self._hear_look(view, looks)
+            case {"kind": "do", "action": str(action)} if action in ACTIONS:
+                self._begin(lambda: self._act(action))
+            case {"kind": "open", "rank": int(rank)} if rank in self._mesh.ranks:
+                with self._lock:
+                    self._open, self._panel = rank, {}
+                self._begin(self._show_panel)
+            case {"kind": "open", "rank": None}:
+                with self._lock:
+                    self._open = None
+
+    def look(self) -> None:
+        """Look at the mesh and tell what has changed."""
+        snapshot = self._take(self.snapshot)
+        if snapshot is None:
+            self.end()
+            return
+        with self._lock:
+            before, self.snapshot = self.snapshot, snapshot
+            self._said.update(snapshot.states)
+            rows = read_rows(before, snapshot)
+            changes = find_changes(self._rows, rows)
+            self._rows = rows
+            sample = self._history.add(snapshot.at_s, rows)
+            self._tell({"kind": "look", **_place(snapshot), "rows": changes, "sample": sample})
+
+    def end(self) -> None:
+        """Look no more."""
+        with self._lock:
+            self._is_over = True
+            self._wake.notify_all()
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether its thread runs."""
+        with self._lock:
+            return self._thread is not None
+
+    # ---- looking
+
+    def _hear_look(self, view: str, looks: bool) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        with self._lock:
+            self._loop, self._is_asked, self._unheard_s = loop, False, 0.0
+            if self._attention.hear(view, looks):
+                self._tell_all()
+            if not looks:
+                self._wake.notify_all()
+            if self._attention and self._thread is None and not self._is_over:
+                self._thread = threading.Thread(
+                    target=self._watch, name="cellmesh-dashboard", daemon=True
+                )
+                self._thread.start()
+
+    def _watch(self) -> None:
+        """Look once a second as long as somebody sees it."""
+        while True:
+            began_at = time.monotonic()
+            trouble = ""
+            try:
+                self.look()
+                self._show_panel()
+            except TimeoutError:
+                trouble = "the mesh's agent does not answer"
+            except Exception as error:  # whatever it is, the next look may be better
+                trouble = f"{type(error).__name__}: {error}"
+            if trouble or self._told.get("action") == "look":
+                self._report("look", trouble, failed=bool(trouble))
+            with self._lock:
+                self._wake.wait_for(
+                    lambda: self._is_over or self._is_due or not self._attention,
+                    max(0.0, began_at + self._period_s - time.monotonic()),
+                )
+                self._is_due = False
+                self._pass_time(time.monotonic() - began_at)
+                if self._is_over or not self._attention or self._unheard_s > UNHEARD_S:
+                    self._thread = None
+                    return
+
+    def _pass_time(self, seconds: float) -> None:
+        """Silence counts only where views could be heard: front ends without subshells wait for
+        cells.
+        """
+        if self._is_asked and self._loop is not None and not self._loop.is_closed():
+            self._unheard_s += seconds
+            return
+
+        def heard() -> None:
+            with self._lock:
+                self._is_asked, self._unheard_s = False, 0.0
+                self._attention.wait(seconds)
+
+        if self._loop is None:
+            heard()
+            return
+        self._is_asked = True
+        try:
+            self._loop.call_soon_threadsafe(heard)
+        except RuntimeError:  # it has been closed, with its subshell
+            heard()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if not self._is_over:
+            self._send(message)
+
+    def _tell_all(self) -> None:
+        place = _place(self.snapshot) if self.snapshot is not None else {"state": "", "dims": []}
+        self._send(
+            {
+                "kind": "all",
+                "name": self._mesh.name,
+                "num_ranks": len(self._mesh),
+                **place,
+                "rows": find_changes((), self._rows),
+                "history": self._history.all(),
+                "told": self._told,
+            }
+        )
+
+    # ---- one rank
+
+    def _show_panel(self) -> None:
+        """Tell the open rank's stack and the end of its log, if they have changed."""
+        rank = self._open
+        if rank is None:
+            return
+        session = self._mesh._session
+        stack = show_stacks(session, [rank]).partition("\n")[2]
+        log = session.ask_log(rank, _LOG_BYTES)
+        lines = log.text.splitlines()[-_LOG_LINES:] if log is not None else []
+        panel = {"kind": "panel", "rank": rank, "stack": stack, "log": "\n".join(lines)}
+        with self._lock:
+            if rank == self._open and panel != self._panel:
+                self._panel = panel
+                self._tell(panel)
+
+    # ---- buttons
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="cellmesh-dashboard-button", daemon=True).start()
+
+    def _act(self, action: str) -> None:
+        try:
+            text = ACTIONS[action](
+                self._mesh, lambda text: self._report(action, text, is_busy=True)
+            )
+            self._report(action, text)
+        except Exception as error:
+            self._report(action, f"{type(error).__name__}: {error}", failed=True)
+
+    def _report(self, action: str, text: str, failed: bool = False, is_busy: bool = False) -> None:
+        told = {
+            "kind": "told",
+            "action": action,
+            "text": text,
+            "failed": failed,
+            "is_busy": is_busy,
+        }
+        with self._lock:
+            if told != self._told:
+                self._told = told
+                self._tell(told)
+            if action != "look":
+                self._is_due = True
+                self._wake.notify_all()
+
+    # ---- where no widget can be
+
+    def static(self) -> Static:
+        """What ``%dist_status`` would have shown at the last look.
+
+        A rank that did not answer then is shown by what it said before: its mesh may have been
+        ending.
+        """
+        infos = self.snapshot.infos if self.snapshot is not None else ()
+        table = status_table(repr(self._mesh), infos, self._said)
+        return Static(repr(table), table._repr_html_())
+
+
+def show_dashboard(mesh: Mesh) -> View | Table:
+    """What ``%dist_status --live`` shows: the dashboard, or a table where there is nobody to draw
+    it.
+
+    Args:
+        mesh: which.
+
+    Raises:
+        TimeoutError: its agent does not answer.
+    """
+    session = mesh._session
+    if cell_publisher() is None or session.state == "ended":
+        return status_table(repr(mesh), mesh.report(), mesh.states())
+    widget = DashboardWidget()
+    dashboard = Dashboard(mesh, lambda before: look_around(session, before), widget.send)
+    widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
+    dashboard.look()
+    view = View(widget, dashboard.static, dashboard.end)
+    session.beside.shown.add("dashboards", view)
+    return view
+
+
+def _place(snapshot: Snapshot) -> dict[str, Any]:
+    return {"state": snapshot.state, "dims": [[name, size] for name, size in snapshot.dims.items()]}
+
+
+# ---- what the buttons do: each says what it is about to do, and returns what came of it
+
+Say = Callable[[str], None]
+
+
+def _interrupt(mesh: Mesh, say: Say) -> str:
+    runs = mesh._session.catalog.on(mesh.ranks)
+    ranks = sorted({rank for run in runs for rank in run.waiting_ranks()})
+    if not ranks:
+        return "nothing runs that could be interrupted"
+    say(f"interrupting {describe_ranks(ranks)}")
+    mesh.interrupt()
+    until = time.monotonic() + STOP_S
+    for run in runs:
+        run.wait(max(0.0, until - time.monotonic()))
+    left = sorted({rank for run in runs for rank in run.waiting_ranks()})
+    if left:
+        return (
+            f"{describe_ranks(left)} did not stop: press again within {ESCALATE_S - STOP_S:.0f} s "
+            "to kill and replace what still runs"
+        )
+    return f"interrupted {describe_ranks(ranks)}"
+
+
+def _heal(mesh: Mesh, say: Say) -> str:
+    say("healing")
+    return describe_healing(mesh.heal())
+
+
+def _restart(mesh: Mesh, say: Say) -> str:
+    say("restarting")
+    mesh.restart()
+    return f"{len(mesh)} ranks ready in {mesh.start_s:.1f} s"
+
+
+def _stop(mesh: Mesh, say: Say) -> str:
+    say("stopping")
+    mesh.stop()
+    return "stopped"
+
+
+ACTIONS: Mapping[str, Callable[[Mesh, Say], str]] = {
+    "interrupt": _interrupt,
+    "heal": _heal,
+    "restart": _restart,
+    "stop": _stop,
+}

@@ -1,0 +1,105 @@
+"""How an inspection is shown: by the inspector, or in a terminal as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from ....controller.inspect.inspection import Inspection
+from ....controller.output.sinks import cell_publisher
+from ....controller.ranks import Ranks
+from ...options import Given
+from .inspector import Inspector
+from .source import MeshAnswers, coordinates_of
+
+_FOLLOW = "--follow needs a notebook: in a terminal, --watch prints it again after each cell"
+
+
+def inspect_value(ranks: Ranks, expression: str, options: Given) -> Any:
+    """What ``%dist_inspect`` shows: the widget, or text in a terminal."""
+    chosen = {name: options[name] for name in ("grads", "watch", "follow")}
+    return show_inspection(ranks, ranks.inspect(expression), **chosen)
+
+
+def show_inspection(
+    ranks: Ranks,
+    inspection: Inspection,
+    *,
+    grads: bool = False,
+    watch: bool = False,
+    follow: bool = False,
+) -> Any:
+    """A widget of what has been inspected; it asks these ranks for more, until their mesh ends.
+
+    Returns:
+        What shows itself in the cell; in a terminal, as text.
+    """
+    session, is_terminal = ranks._session, cell_publisher() is None
+    shell = get_ipython()
+    events = shell.events if shell is not None else None
+    inspector = Inspector(
+        MeshAnswers(ranks, inspection.expression, inspection),
+        coordinates_of(session.dims, ranks.ranks),
+        inspection=inspection,
+        grads=grads,
+        watch=watch and not is_terminal,
+        follow=follow and not is_terminal,
+        events=events,
+    )
+    if is_terminal:
+        return Printed(inspector, events, lambda: bool(session.ending), watch, follow)
+    session.beside.shown.add("inspectors", inspector.view)
+    return inspector.view
+
+
+class Printed:
+    """What `%dist_inspect` shows in a terminal.
+
+    Args:
+        inspector: knows the text.
+        events: the shell's; None without one.
+        is_over: whether the mesh has ended.
+        watch: print it again after each cell, until something else is inspected.
+        follow: somebody wants to see it while a cell runs; it is said that this cannot be.
+    """
+
+    def __init__(
+        self,
+        inspector: Inspector,
+        events: Any,
+        is_over: Callable[[], bool],
+        watch: bool,
+        follow: bool,
+    ) -> None:
+        self._inspector = inspector
+        self._events = events
+        self._is_over = is_over
+        self._follow = follow
+        self._was_shown = False
+        if events is None:
+            return
+        for callback in list(events.callbacks["post_run_cell"]):
+            if isinstance(former := getattr(callback, "__self__", None), Printed):
+                former.stop()
+        if watch:
+            events.register("post_run_cell", self.after_cell)
+
+    def stop(self) -> None:
+        """Print no more."""
+        self._events.unregister("post_run_cell", self.after_cell)
+
+    def after_cell(self, *_: Any) -> None:
+        """A cell has ended; the first is the one that shows it."""
+        if self._is_over():
+            self.stop()
+        elif self._was_shown:
+            self._inspector.refresh()
+            print(self._inspector.static().text)
+        self._was_shown = True
+
+    def _ipython_display_(self) -> None:
+        print(self._inspector.static().text)
+        if self._follow:
+            print(_FOLLOW)

@@ -1,0 +1,342 @@
+"""What the inspector's front end is told: answers of ranks as JSON, equal ranks together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ....controller.inspect.inspection import Inspection, Spread
+from ....controller.inspect.query import Looked
+from ....controller.inspect.replica_diff import Comparison
+from ....wire.facts import Facts
+from ....wire.inspect import Found, Gradient, Refusal
+from ....wire.ranks import describe_ranks, format_ranks
+from ...render.tables import Table
+
+# So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
+# notebook.
+NUM_KEPT = 200
+_MAX_TEXT = 2000
+_FLAG_TEXTS = {"nan": "NaN", "inf": "Inf", "none": "no gradient"}
+# What the table of one tensor is told of each group of ranks.
+_SHOWN = (
+    "kind", "text", "shape", "local_shape", "strides", "dtype", "device", "placements",
+    "requires_grad",
+    "num_bytes", "min", "max", "mean", "std", "norm", "num_nan", "num_inf", "num_zeros", "note",
+)  # fmt: skip
+
+
+def number(value: float | None) -> float | str | None:
+    """A number as JSON has it: NaN and infinities are texts."""
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+
+
+def facts_by_path(found: Mapping[int, Found]) -> dict[str, dict[int, Facts]]:
+    """path -> rank -> what it holds there, in the order of the first rank that has it."""
+    facts: dict[str, dict[int, Facts]] = {}
+    for rank in sorted(found):
+        for item in found[rank].items:
+            facts.setdefault(item.path, {})[rank] = item.facts
+    return facts
+
+
+def label_of(expression: str, path: str) -> str:
+    """What a tensor in a value is called."""
+    if not path:
+        return expression
+    return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
+
+
+def list_items(inspection: Inspection) -> list[dict[str, Any]]:
+    """The tensors in a value, a row each."""
+    num_ranks = len(inspection.found) + len(inspection.refusals)
+    rows = []
+    for path, facts in facts_by_path(inspection.found).items():
+        one = next(iter(facts.values()))
+        rows.append(
+            {
+                "path": path,
+                "label": path or "(itself)",
+                "shape": one.shape,
+                "dtype": one.dtype or one.kind,
+                "num_bytes": sum(fact.num_bytes for fact in facts.values()),
+                "flags": _flags(facts, inspection.comparisons.get(path), num_ranks),
+            }
+        )
+    return rows
+
+
+def summarise(
+    inspection: Inspection, items: Sequence[dict[str, Any]], stamp: int, at: str
+) -> dict[str, Any]:
+    """What a value is: its tensors, and where it is not.
+
+    Args:
+        inspection: of it.
+        items: its tensors (`list_items`).
+        stamp: of this look.
+        at: when it was.
+    """
+    found = inspection.found
+    notices = []
+    if not found:
+        notices = [
+            f"{_who(ranks)}: {text}" for ranks, text in _grouped_refusals(inspection.refusals)
+        ]
+    if inspection.torn:
+        who = describe_ranks(inspection.torn)
+        notices.append(f"{who} ran meanwhile: values may be torn, half old and half new")
+    left_out = max((one.num_left_out for one in found.values()), default=0)
+    texts = _grouped((rank, f"{one.kind}: {one.text}"[:_MAX_TEXT]) for rank, one in found.items())
+    return {
+        "expression": inspection.expression,
+        "stamp": stamp,
+        "at": at,
+        "said": ", ".join(sorted({one.kind for one in found.values()})),
+        "items": list(items[:NUM_KEPT]),
+        "num_items": len(items) + left_out,
+        "notices": notices,
+        "texts": [{"ranks": ranks, "text": text} for ranks, text in texts],
+        "has_gradients": any(_may_have_gradients(one) for one in found.values()),
+    }
+
+
+def detail(
+    expression: str,
+    path: str,
+    facts: Mapping[int, Facts],
+    refusals: Mapping[int, Refusal],
+    coordinates: Mapping[int, str],
+    comparison: Comparison,
+    spread: Spread | None = None,
+) -> dict[str, Any]:
+    """One tensor on all ranks.
+
+    Args:
+        expression, path: which.
+        facts: rank -> what it is there.
+        refusals: rank -> why it is not there.
+        coordinates: rank -> where it is in the mesh.
+        comparison: whether replicas are equal.
+        spread: histograms.
+    """
+    shapes = {fact.shape for fact in facts.values()}
+    counts: Mapping[int, tuple[int, ...]] = {} if spread is None else spread.counts
+    return {
+        "path": path,
+        "label": label_of(expression, path),
+        "shape": next(iter(shapes)) if len(shapes) == 1 else None,
+        "groups": [
+            {"ranks": format_ranks(ranks), "facts": shown, "counts": counts.get(ranks[0])}
+            for ranks, shown in _grouped_facts(facts)
+        ],
+        "missing": [{"ranks": ranks, "text": text} for ranks, text in _grouped_refusals(refusals)],
+        "parts": {
+            str(rank): {
+                "shape": fact.local_shape,
+                "offset": fact.offset or None,
+                "coordinate": coordinate_of(fact) or coordinates.get(rank, ""),
+                "is_drawable": is_drawable(fact),
+            }
+            for rank, fact in sorted(facts.items())
+        },
+        "blocks": blocks(facts) if len(shapes) == 1 else [],
+        "num_ranks": max([*facts, *refusals], default=0) + 1,
+        "is_partial": any("Partial" in fact.placements for fact in facts.values()),
+        "is_unequal": bool(comparison.unequal),
+        "said": str(comparison) if facts else "",
+        "low": None if spread is None else number(spread.low),
+        "high": None if spread is None else number(spread.high),
+    }
+
+
+def is_drawable(facts: Facts) -> bool:
+    """Whether a heatmap can be asked for: it has elements that can be read, in dims of one size
+    each.
+    """
+    shape = facts.local_shape or ()
+    is_read = facts.min is not None or facts.num_nan + facts.num_inf > 0
+    return shape != () and all(size > 0 for size in shape) and is_read
+
+
+def coordinate_of(facts: Facts) -> str:
+    """Where a DTensor's part lies in the tensor's mesh."""
+    named = zip(facts.mesh_dim_names, facts.coordinate, strict=False)
+    return ",".join(f"{name}={index}" for name, index in named)
+
+
+def _shared_coordinate(facts: Sequence[Facts]) -> str:
+    """Where several parts lie, in the dims in which it is the same place."""
+    first, *others = (coordinate_of(fact).split(",") for fact in facts)
+    return ",".join(part for part in first if all(part in other for other in others))
+
+
+def blocks(facts: Mapping[int, Facts]) -> list[dict[str, Any]]:
+    """The parts of a DTensor in their places; ranks that hold the same part share it."""
+    shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for rank, fact in sorted(facts.items()):
+        if fact.placements and fact.shape and fact.local_shape is not None:
+            offset = fact.offset or (0,) * len(fact.shape)
+            shared.setdefault((offset, fact.local_shape), []).append(rank)
+    return [
+        {
+            "offset": offset,
+            "size": size,
+            "ranks": ranks,
+            "ranks_text": format_ranks(ranks),
+            "coordinate": _shared_coordinate([facts[rank] for rank in ranks]),
+        }
+        for (offset, size), ranks in shared.items()
+    ]
+
+
+def tabulate(looked: Looked, max_rows: int | None = None) -> dict[str, Any]:
+    """A model's gradients, a row a parameter over all ranks.
+
+    Args:
+        looked: a tuple of `Gradient` of each rank.
+        max_rows: None for all.
+    """
+    by_name: dict[str, dict[int, Gradient]] = {}
+    for rank in sorted(looked.answers):
+        for gradient in looked.answers[rank]:
+            by_name.setdefault(gradient.name, {})[rank] = gradient
+    rows = [_gradient_row(name, of, len(looked.answers)) for name, of in by_name.items()]
+    kept = rows if max_rows is None else rows[:max_rows]
+    return {
+        "rows": kept,
+        "num_left_out": len(rows) - len(kept),
+        "missing": [
+            {"ranks": ranks, "text": text} for ranks, text in _grouped_refusals(looked.refusals)
+        ],
+    }
+
+
+def gradients_table(sheet: Mapping[str, Any]) -> Table:
+    """What `tabulate` gave, for where there is no widget."""
+
+    def text(value: Any) -> str:
+        return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+    rows = [
+        (
+            row["name"],
+            str(tuple(row["shape"])),
+            *(text(row[key]) for key in ("norm", "max_abs", "parameter_norm", "ratio")),
+            str(row["num_nan"] or ""),
+            str(row["num_inf"] or ""),
+            ", ".join(_FLAG_TEXTS.get(flag, flag) for flag in row["flags"]),
+        )
+        for row in sheet["rows"][:NUM_KEPT]
+    ]
+    headers = (
+        "parameter",
+        "shape",
+        "norm of gradient",
+        "largest",
+        "norm",
+        "ratio",
+        "NaN",
+        "Inf",
+        "",
+    )
+    left_out = len(sheet["rows"]) - len(rows) + sheet["num_left_out"]
+    notes = [f"... and {left_out:,} more"] if left_out else []
+    notes += [f"{_who(one['ranks'])}: {one['text']}" for one in sheet["missing"]]
+    return Table(headers, rows, "", notes)
+
+
+def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict[str, Any]:
+    # Replicas count once, by the one with the largest gradient; parts of one whole together.
+    ascending = sorted(of.values(), key=lambda one: (one.has_grad, one.norm))
+    parts = list({one.shard: one for one in ascending}.values())
+    having = [one for one in parts if one.has_grad]
+    norm = math.hypot(*(one.norm for one in having)) if having else None
+    parameter_norm = math.hypot(*(one.parameter_norm for one in parts))
+    num_elements = sum(one.num_elements for one in having)
+    num_zeros = sum(one.num_zeros for one in having)
+    digests: dict[tuple[int, ...], set[tuple[bool, str]]] = {}
+    for one in of.values():
+        digests.setdefault(one.shard, set()).add((one.has_grad, one.digest))
+    flags = []
+    if any(one.num_nan for one in of.values()):
+        flags.append("nan")
+    if any(one.num_inf for one in of.values()):
+        flags.append("inf")
+    if not any(one.requires_grad for one in parts):
+        flags.append("frozen")
+    elif not having:
+        flags.append("none")
+    elif num_elements and num_zeros == num_elements:  # on all ranks
+        flags.append("dead")
+    if any(len(several) > 1 for several in digests.values()):
+        flags.append("unequal")
+    if len(of) < num_ranks:
+        flags.append("missing")
+    by_rank = _grouped(
+        (rank, f"{one.norm:.6g}" if one.has_grad else "no gradient") for rank, one in of.items()
+    )
+    return {
+        "name": name,
+        "shape": parts[0].shape,
+        "norm": number(norm),
+        "max_abs": number(max((one.max_abs for one in having), default=None)),
+        "parameter_norm": number(parameter_norm),
+        "ratio": number(norm / parameter_norm) if norm is not None and parameter_norm else None,
+        "num_nan": sum(one.num_nan for one in parts),
+        "num_inf": sum(one.num_inf for one in parts),
+        "zeros": num_zeros / num_elements if num_elements else None,
+        "flags": flags,
+        "by_rank": "; ".join(f"{_who(ranks)}: {text}" for ranks, text in by_rank),
+    }
+
+
+def _may_have_gradients(found: Found) -> bool:
+    """A module or an optimizer: something called so that holds parameters."""
+    return (
+        any(item.facts.requires_grad and item.path for item in found.items) or "optim" in found.kind
+    )
+
+
+def _flags(facts: Mapping[int, Facts], comparison: Comparison | None, num_ranks: int) -> list[str]:
+    flags = []
+    if any(fact.num_nan for fact in facts.values()):
+        flags.append("nan")
+    if any(fact.num_inf for fact in facts.values()):
+        flags.append("inf")
+    if comparison is not None and comparison.unequal:
+        flags.append("unequal")
+    if len(facts) < num_ranks:
+        flags.append("missing")
+    return flags
+
+
+def _grouped_facts(facts: Mapping[int, Facts]) -> list[tuple[list[int], dict[str, Any]]]:
+    groups: dict[bytes, tuple[list[int], dict[str, Any]]] = {}
+    for rank, fact in sorted(facts.items()):
+        shown = {name: getattr(fact, name) for name in _SHOWN}
+        shown |= {name: number(shown[name]) for name in ("min", "max", "mean", "std", "norm")}
+        shown["text"] = fact.text[:_MAX_TEXT]
+        groups.setdefault(msgspec.json.encode(shown), ([], shown))[0].append(rank)
+    return list(groups.values())
+
+
+def _grouped_refusals(refusals: Mapping[int, Refusal]) -> list[tuple[str, str]]:
+    return _grouped((rank, str(refusal)[:_MAX_TEXT]) for rank, refusal in refusals.items())
+
+
+def _who(ranks: str) -> str:
+    return f"rank {ranks}" if ranks.isdigit() else f"ranks {ranks}"
+
+
+def _grouped(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
+    """(rank, text) each -> (ranks, text) each."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts:
+        groups.setdefault(text, []).append(rank)
+    return [(format_ranks(sorted(ranks)), text) for text, ranks in groups.items()]

@@ -1,0 +1,1 @@
+"""Live plots of what ranks log."""

@@ -1,0 +1,141 @@
+"""Live plots of what ranks log: lines that grow while a cell runs."""
+
+from __future__ import annotations
+
+import array
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import traitlets
+from IPython.core.getipython import get_ipython
+
+from ....controller.live_views import do_apart
+from ....controller.metrics_plot import Plot, thin
+from ...render.palette import colour_of
+from ...render.plots import draw_html
+from ..base.auto_refresh import pause_after
+from ..base.widget import Static, View, Widget, load_css, load_js
+
+# New points are drawn this often at most; where there are many, which are all drawn again, less
+# often.
+REFRESH_S = 0.25
+
+
+class PlotWidget(Widget):
+    """Draws lines; holds the points that it draws, so that a saved notebook has them."""
+
+    _esm = load_js("plot/plot")
+    _css = load_css("plot/plot")
+
+    names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    # One a line: its name's index, rank, colour, and how many points it has.
+    lines = traitlets.List(traitlets.Dict()).tag(sync=True)
+    # All lines' steps and values, float64, one line after the other: steps, then values.
+    points = traitlets.Bytes().tag(sync=True)
+    # What the user chose; kept over a reload of the page.
+    mean = traitlets.Bool(False).tag(sync=True)
+    log_scale = traitlets.Bool(False).tag(sync=True)
+    hidden = traitlets.List(traitlets.Int()).tag(sync=True)
+
+
+def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
+    """The lines of a plot, and their points, as `PlotWidget` has them."""
+    lines: list[dict[str, Any]] = []
+    points = array.array("d")
+    for index, name in enumerate(plot.names):
+        for rank, series in plot.series(name).items():
+            few = thin(series)
+            lines.append(
+                {
+                    "name": index,
+                    "rank": rank,
+                    "colour": colour_of(rank, max(plot.ranks) + 1),
+                    "count": len(few.steps),
+                    "logged": len(series.steps),
+                }
+            )
+            points.extend(few.steps)
+            points.extend(few.values)
+    return lines, points.tobytes()
+
+
+class LivePlot:
+    """A plot in a notebook, redrawn when ranks have logged more, on threads that are there only
+    then.
+
+    Args:
+        plot: what is drawn.
+    """
+
+    def __init__(self, plot: Plot) -> None:
+        self._plot = plot
+        self._lock = threading.Lock()
+        self._is_due = False
+        self._took_s = 0.0  # the last drawing
+        self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
+        self._drawing = (
+            threading.Lock()
+        )  # held while it is drawn: the last one to draw shows all there is
+        self.view = View(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
+        self._is_stale = False  # where no widget can be
+        if self.view.is_attended:
+            settling = plot.metrics.watch_settling(
+                lambda: do_apart([self._settle] if self._is_stale else [])
+            )
+        else:
+            settling = _at_cells_ends(self._settle)
+        self._stops = (plot.metrics.watch(self._note), settling)
+        self._draw()
+        plot.shown.add("plots", self.view)
+
+    def _end(self) -> None:
+        for stop in self._stops:
+            stop()
+        self._draw()
+
+    def _settle(self) -> None:
+        """A cell has ended: what stands still where no widget can be is to show what it logged."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        self._draw()
+        with self._drawing:
+            self.view.refresh()
+
+    def _note(self, names: frozenset[str]) -> None:
+        with self._lock:
+            if names.isdisjoint(self._plot.names):
+                return
+            self._is_stale = True
+            if self._is_due:
+                return
+            self._is_due = True
+        timer = threading.Timer(pause_after(self._took_s, REFRESH_S), self._draw)
+        timer.daemon = True
+        timer.start()
+
+    def _draw(self) -> None:
+        with self._lock:
+            self._is_due = False
+        with self._drawing:
+            began_at = time.monotonic()
+            lines, points = pack(self._plot)
+            if points != self._widget.points or lines != self._widget.lines:
+                with self._widget.hold_sync():
+                    self._widget.lines, self._widget.points = lines, points
+            self._took_s = time.monotonic() - began_at
+
+
+def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
+    """Call something at the end of each cell of the notebook; returns what ends that."""
+    shell = get_ipython()
+    if shell is None:
+        return lambda: None
+
+    def call(*_: Any) -> None:
+        function()
+
+    shell.events.register("post_run_cell", call)
+    return lambda: shell.events.unregister("post_run_cell", call)

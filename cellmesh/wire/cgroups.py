@@ -1,0 +1,115 @@
+"""What the control group of this process allows: batch systems and containers set it, ``free``
+ignores it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Version 1 has no word for "no limit": it writes the largest multiple of a page.
+_NO_LIMIT_BYTES = 1 << 62
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The tightest limits; None for no limit.
+
+    Attributes:
+        cores: how many cores' time.
+        memory_bytes: of memory.
+        free_bytes: of that, not in use; files' pages that can be dropped count as free.
+        free_tasks: processes and threads still to be had.
+    """
+
+    cores: float | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    free_tasks: int | None = None
+
+
+def read_quota(root: Path, membership: Path) -> Quota:
+    """Read the limits of a process's control group and of those above it, of version 1 or 2.
+
+    Args:
+        root: ``/sys/fs/cgroup``.
+        membership: ``/proc/self/cgroup``.
+    """
+    memory = _each(root, membership, "memory", _memory)
+    return Quota(
+        cores=min(_each(root, membership, "cpu", _cores), default=None),
+        memory_bytes=min((limit for limit, _ in memory), default=None),
+        free_bytes=min((free for _, free in memory), default=None),
+        free_tasks=min(_each(root, membership, "pids", _free_tasks), default=None),
+    )
+
+
+def _each(root: Path, membership: Path, controller: str, read: Callable[[Path], T]) -> list[T]:
+    """What `read` finds in the group's directory and in those above it, where there is a limit."""
+    found = []
+    for directory in _directories(root, membership, controller):
+        try:
+            found.append(read(directory))
+        except (OSError, ValueError, IndexError):  # no such file here, or "max"
+            continue
+    return found
+
+
+def _directories(root: Path, membership: Path, controller: str) -> Iterator[Path]:
+    try:
+        lines = os.fsdecode(membership.read_bytes()).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        # In a container the path may be that outside; then only the mount's own top is there to
+        # see.
+        top = root / controllers if controllers else root
+        inner = top / path.lstrip("/")
+        while inner != top:
+            yield inner
+            inner = inner.parent
+        yield top
+
+
+def _cores(directory: Path) -> float:
+    if (directory / "cpu.max").exists():
+        quota, period = (int(word) for word in (directory / "cpu.max").read_text().split())
+    else:
+        quota = _number(directory / "cpu.cfs_quota_us")
+        period = _number(directory / "cpu.cfs_period_us")
+    if quota <= 0 or period <= 0:
+        raise ValueError("no limit")
+    return quota / period
+
+
+def _memory(directory: Path) -> tuple[int, int]:
+    if (directory / "memory.max").exists():
+        limit, used = _number(directory / "memory.max"), _number(directory / "memory.current")
+        droppable = "inactive_file"
+    else:
+        limit = _number(directory / "memory.limit_in_bytes")
+        used = _number(directory / "memory.usage_in_bytes")
+        droppable = "total_inactive_file"
+    if limit >= _NO_LIMIT_BYTES:
+        raise ValueError("no limit")
+    for line in (directory / "memory.stat").read_text().splitlines():
+        name, value = line.split()
+        if name == droppable:
+            used -= int(value)
+    return limit, max(0, limit - used)
+
+
+def _free_tasks(directory: Path) -> int:
+    return max(0, _number(directory / "pids.max") - _number(directory / "pids.current"))
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())

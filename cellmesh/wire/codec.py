@@ -1,0 +1,155 @@
+"""Messages as ZeroMQ frames.
+
+A ZeroMQ message is one or more *batches*, one after the other. A batch is a header frame, a msgpack
+list of verbs, followed by the buffers that the verbs' payloads announce, in order. As each header
+tells how many buffers follow, batches can be concatenated without being decoded: the agent does so
+when it relays.
+
+Decoding validates: a frame that is no list of the expected verbs, or announces more buffers than
+there are, raises `ProtocolError`, and nothing has been unpickled by then.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from ..errors import ProtocolError
+from .messages import Control, FromRank, Ranked, Relay, ToAgent, ToController, ToMainThread, Verb
+
+V = TypeVar("V")
+Frame = bytes | bytearray | memoryview
+# A frame that declares more than this is refused before memory is asked for.
+MAX_FRAME_BYTES = 16 << 30
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Parcel(NamedTuple, Generic[V]):
+    """A verb and the frames that came with it."""
+
+    verb: V
+    buffers: tuple[Frame, ...] = ()
+
+
+# As ``Parcel(*...)``, without the Python call that a NamedTuple's constructor is: for the path of a
+# call.
+make_parcel: Callable[[tuple[Any, tuple[Frame, ...]]], Parcel[Any]] = functools.partial(
+    tuple.__new__, Parcel
+)
+
+
+def encode(parcels: Iterable[Parcel[Any]]) -> list[Frame]:
+    """Encode one batch.
+
+    Args:
+        parcels: verbs with the buffers that belong to them.
+
+    Returns:
+        The header frame, then all buffers.
+    """
+    verbs: list[Verb] = []
+    frames: list[Frame] = [b""]
+    for verb, buffers in parcels:
+        verbs.append(verb)
+        frames.extend(buffers)
+    try:
+        frames[0] = _encoder.encode(verbs)
+    except UnicodeEncodeError:  # user code may print what is no Unicode
+        frames[0] = _encoder.encode([_without_surrogates(verb) for verb in verbs])
+    return frames
+
+
+def _without_surrogates(verb: Any) -> Any:
+    if isinstance(verb, Ranked):
+        return Ranked(verb.ranks, _without_surrogates(verb.verb))
+    texts = {
+        field: value.encode(errors="replace").decode()
+        for field in verb.__struct_fields__
+        if isinstance(value := getattr(verb, field), str)
+    }
+    return msgspec.structs.replace(verb, **texts)
+
+
+def num_buffers(verb: Any) -> int:
+    """Number of frames that follow the header for this verb."""
+    if type(verb) is Ranked:
+        verb = verb.verb
+    if type(verb) is Relay:
+        return verb.num_frames
+    payload = getattr(verb, "payload", verb)
+    return int(getattr(payload, "num_buffers", 0))
+
+
+class Codec(Generic[V]):
+    """Decodes the messages of one direction.
+
+    Args:
+        union: the union of verbs that may come.
+        peer: who sends them, for errors.
+    """
+
+    def __init__(self, union: Any, peer: str) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[union])
+        self._peer = peer
+
+    def decode(self, frames: Sequence[Frame]) -> list[Parcel[V]]:
+        """Decode a message.
+
+        Args:
+            frames: the frames as received, without routing identity.
+
+        Returns:
+            Verbs with their buffers, in order.
+
+        Raises:
+            ProtocolError: the message is not one of this direction's.
+        """
+        parcels: list[Parcel[V]] = []
+        at = 0
+        while at < len(frames):
+            try:
+                verbs = self._decoder.decode(frames[at])
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+                raise ProtocolError(f"{self._peer} sent a header that does not decode: {e}") from e
+            at += 1
+            for verb in verbs:
+                count = num_buffers(verb)
+                if count == 0:
+                    parcels.append(make_parcel((verb, ())))
+                    continue
+                if count < 0 or at + count > len(frames):
+                    raise ProtocolError(
+                        f"{self._peer} announced {count} buffers and sent {len(frames) - at}"
+                    )
+                parcels.append(Parcel(verb, tuple(frames[at : at + count])))
+                at += count
+        return parcels
+
+
+def at_agent_from_controller() -> Codec[ToAgent]:
+    """Decoder of what controllers send to an agent."""
+    return Codec(ToAgent, "a controller")
+
+
+def at_agent_from_rank() -> Codec[FromRank]:
+    """Decoder of what ranks send to an agent."""
+    return Codec(FromRank, "a rank")
+
+
+def at_rank_for_work() -> Codec[ToMainThread]:
+    """Decoder of what reaches a rank's main thread."""
+    return Codec(ToMainThread, "the controller")
+
+
+def at_rank_for_control() -> Codec[Control]:
+    """Decoder of what reaches a rank's control thread."""
+    return Codec(Control, "the controller")
+
+
+def at_controller() -> Codec[ToController]:
+    """Decoder of what agents send to the controller."""
+    return Codec(ToController, "the agent")

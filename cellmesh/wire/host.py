@@ -1,0 +1,129 @@
+"""What tells hosts and processes apart: a ticket may be another host's, a number another process's.
+
+Process numbers are used again, and a home directory may be shared by hosts and containers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What processes must share to see each other by number.
+
+    Attributes:
+        host: the host's name.
+        boot: identity of the host's uptime.
+        pid_namespace: of process numbers.
+    """
+
+    host: str
+    boot: str
+    pid_namespace: str
+
+
+def this_place() -> Place:
+    """Where this process is."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return Place(host_name(), _read("/proc/sys/kernel/random/boot_id"), namespace)
+
+
+def host_name() -> str:
+    """This host's name; bytes in it that are not UTF-8 are "?", as messages carry UTF-8 only."""
+    return socket.gethostname().encode(errors="replace").decode()
+
+
+def process_stat(pid: int | str) -> list[bytes]:
+    """The fields of ``/proc/PID/stat`` that follow the process's name; [] if there is no such
+    process.
+
+    They are bytes, as the name before them may be any: the kernel cuts it to 15 bytes, within a
+    character of UTF-8, too.
+
+    Raises:
+        OSError: they cannot be read, as no descriptor is free: whether the process is there is not
+            known.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def started_ticks(pid: int) -> int:
+    """When a process started, in clock ticks of its host's uptime; 0 if there is no such process.
+
+    Together with the process's number it means one process for as long as the host is up.
+    """
+    fields = process_stat(pid)
+    return 0 if not fields or fields[0] in b"ZX" else int(fields[19])
+
+
+def is_process(pid: int, ticks: int) -> bool:
+    """Whether a process still is the one that `started_ticks` told of."""
+    return pid > 0 and started_ticks(pid) == ticks != 0
+
+
+def own_version() -> str:
+    """The version of cellmesh that runs here."""
+    package = importlib.import_module(__name__.partition(".")[0])
+    return str(package.__version__)
+
+
+def own_package() -> str:
+    """The directory that cellmesh was imported from."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def own_torch() -> str:
+    """The version of torch that is imported here, or would be; "" where there is none."""
+    if "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)
+    import importlib.metadata  # 20 ms, and no agent needs it
+
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def own_python() -> str:
+    """The version of Python that runs here."""
+    return platform.python_version()
+
+
+def fits(python: str, other: str) -> bool:
+    """Whether values and code of one version of Python can be loaded by another."""
+    return python.split(".")[:2] == other.split(".")[:2]
+
+
+def same_release(version: str, other: str) -> bool:
+    """Whether two versions of a package differ at most in how it was built (``2.13.0``,
+    ``2.13.0+cpu``).
+    """
+    return version.partition("+")[0] == other.partition("+")[0]
+
+
+def format_span(seconds: float) -> str:
+    """A span of time as people say it: ``12 min``."""
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1.95 * unit_s or (unit == "min" and seconds >= 60):
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,359 @@
+"""What the notebook can ask a rank to look at, and what it tells: the subjects of `Look`, and their
+answers.
+
+A look changes nothing, and runs nobody's code: an expression is a path of names, attributes and
+constant indices, and is followed anew for each question. One that is more than that (or leads
+through a property, say) is run only where an `Overview` says so, once, on the rank's main thread;
+the rank keeps its value under a `token`, by which later questions are about that very value.
+
+A rank that is busy answers from its control thread; then values may be torn: the main thread goes
+on writing. What cannot be told comes as a `Refusal`, so that one rank's trouble is no failure of
+the run.
+
+Answers travel pickled, arrays as numpy's: nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from .facts import Facts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Reduction = Literal["mean", "absmax", "stride"]
+
+
+class Subject(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=True):
+    """Base of all that can be looked at."""
+
+
+# ---------------------------------------------------------------- values
+
+
+class Overview(Subject, frozen=True):
+    """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer:
+    `Found`.
+
+    With a `path`, only the one there. Of a nest, statistics and digests are told until
+    `max_elements` elements have been read; the others' `Facts.note` says so: ask for those with
+    their path.
+
+    `runs`: where the expression has to run code, it is run, and its value kept under `token`; never
+    beside the main thread. All ranks that may be in the expression's collectives are to be asked.
+    """
+
+    expression: str
+    max_items: int = 1000
+    path: str = ""
+    max_elements: int = 1 << 28
+    token: str = ""
+    runs: bool = False
+
+
+class Histogram(Subject, frozen=True):
+    """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: `Counts`.
+
+    Where `low` is `high`, elements equal to it are counted in the middle bin.
+    """
+
+    expression: str
+    path: str
+    low: float
+    high: float
+    num_bins: int
+    token: str = ""
+
+
+class Picture(Subject, frozen=True):
+    """A part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
+
+    Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the
+    columns, in either order; -1 is a dim of size one that the tensor does not have (of a 1-D
+    tensor, (-1, 0) is one row, and (0, -1) one column). `index` has a number for each of the other
+    dims, in their order. `rows` and `cols` are [begin, end) in the two. No more than `height` x
+    `width` numbers cross the wire.
+
+    Pixel i covers the rows [i * n // h, (i + 1) * n // h) of n, where h is the smaller one of
+    `height` and n; columns likewise. `mean` and `absmax` are of all its elements; where the slice
+    has more than `max_elements`, of some of them, evenly spaced. `stride` is its first element.
+    Complex elements are shown by their magnitude. `exactly`, for a difference: the numbers are
+    computed and come as float64, or as 64-bit integers where they are such; else as float32.
+    """
+
+    expression: str
+    path: str
+    index: tuple[int, ...]
+    dims: tuple[int, int]
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    height: int
+    width: int
+    reduction: Reduction = "mean"
+    max_elements: int = 1 << 26
+    token: str = ""
+    exactly: bool = False
+
+
+class Element(Subject, frozen=True):
+    """One element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
+
+    It is as short as the tensor's type can be told apart; `exactly`, for a difference: it is what
+    the element is, in decimals.
+    """
+
+    expression: str
+    path: str
+    index: tuple[int, ...]
+    token: str = ""
+    exactly: bool = False
+
+
+class Gradients(Subject, frozen=True):
+    """The gradients of a module's parameters, or of an optimizer's. Answer: tuple of `Gradient`."""
+
+    expression: str
+    token: str = ""
+
+
+class Digests(Subject, frozen=True):
+    """Digests of runs of a tensor's elements, in row-major order of the rank's part. Answer: tuple
+    of str.
+
+    `parts` are [begin, end) of each run, ascending; they do not overlap.
+    """
+
+    expression: str
+    path: str
+    parts: tuple[tuple[int, int], ...]
+    token: str = ""
+
+
+class Sample(Subject, frozen=True):
+    """Elements of a tensor, evenly spaced over some runs (see `Digests`). Answer: `Sampled`."""
+
+    expression: str
+    path: str
+    parts: tuple[tuple[int, int], ...]
+    max_elements: int
+    token: str = ""
+
+
+class Forget(Subject, frozen=True):
+    """Values that are kept need be kept no more. Answer: None."""
+
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor in a value; or a plain value beside tensors.
+
+    Attributes:
+        path: which; given back to look closer. "" is the value itself.
+        facts: what it is.
+        shares_with: the path of an item before it that lies in the same memory, wholly or in part;
+            None if there is none.
+    """
+
+    path: str
+    facts: Facts
+    shares_with: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `Overview` found.
+
+    Attributes:
+        kind: the value's type.
+        text: what it is in short, where it is no tensor; of a class of the user's, its name.
+        items: its tensors, and plain values beside them: never so many that these push out a
+            tensor.
+        num_left_out: how many more there are.
+        is_torn: it was looked at beside the main thread, which may have run.
+    """
+
+    kind: str
+    text: str
+    items: tuple[Item, ...]
+    num_left_out: int = 0
+    is_torn: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What `Histogram` found: a count a bin."""
+
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What `Picture` found.
+
+    Attributes:
+        values: [height, width] or smaller; NaN and infinite where the reduced elements are.
+            float32, but for what is asked `exactly`.
+        low, high: the smallest and largest finite value in it; 0 without any.
+        is_exact: every pixel is one element.
+        is_torn: see `Found`.
+        is_sampled: see `max_elements` of `Picture`; NaNs may have been missed.
+    """
+
+    values: npt.NDArray[np.float32 | np.float64 | np.int64 | np.uint64]
+    low: float
+    high: float
+    is_exact: bool
+    is_torn: bool = False
+    is_sampled: bool = False
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What `Sample` found: the elements, and whether they are all there are.
+
+    They are float64, complex128, or 64-bit integers where the tensor's are such.
+    """
+
+    values: npt.NDArray[np.float64 | np.complex128 | np.int64 | np.uint64]
+    is_all: bool
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One parameter's gradient on one rank.
+
+    Attributes:
+        name: the parameter's.
+        shape: of the rank's part.
+        has_grad: it is not None.
+        norm: of the gradient's finite elements, on this rank.
+        max_abs: its largest finite magnitude.
+        parameter_norm: of the parameter.
+        num_nan, num_inf, num_zeros, num_elements: of the gradient.
+        shard, digest, note: see `Facts`.
+        requires_grad: whether it is to have one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    has_grad: bool
+    norm: float = 0.0
+    max_abs: float = 0.0
+    parameter_norm: float = 0.0
+    num_nan: int = 0
+    num_inf: int = 0
+    num_zeros: int = 0
+    num_elements: int = 0
+    shard: tuple[int, ...] = ()
+    digest: str = ""
+    note: str = ""
+    requires_grad: bool = True
+
+
+# ---------------------------------------------------------------- names and code
+
+
+class Names(Subject, frozen=True):
+    """The user's names in the rank's namespace that are like a pattern (``*``, ``?``). Answer:
+    `Bound`.
+    """
+
+    pattern: str = "*"
+    max_names: int = 1000
+
+
+class Complete(Subject, frozen=True):
+    """What could stand at `cursor` (in characters) in `code`. Answer: `Completions`.
+
+    `users_only`: of names, those that the user has bound, and no builtins or keywords.
+    """
+
+    code: str
+    cursor: int
+    users_only: bool = False
+
+
+class Explain(Subject, frozen=True):
+    """What ``obj?`` (`detail` 0) and ``obj??`` (1) show of an expression of names, attributes and
+    indices.
+
+    Answer: str, with ANSI colours; "" if there is no such thing, or only code could tell.
+    """
+
+    name: str
+    detail: int = 0
+
+
+@dataclass(frozen=True)
+class Named:
+    """A name in a rank's namespace, and its value in short."""
+
+    name: str
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What `Names` found: names in alphabetical order (`alphabetically`), and how many come after
+    these.
+    """
+
+    names: tuple[Named, ...]
+    num_left_out: int = 0
+
+
+def alphabetically(name: str) -> tuple[str, str]:
+    """By which names are sorted."""
+    return name.lower(), name
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What could replace ``code[begin:end]``: texts, and what each is (``function``, ``instance``,
+    ...).
+
+    `is_whole`: nothing else can stand there, as after the dot of something that is known.
+    """
+
+    begin: int
+    end: int
+    texts: tuple[str, ...]
+    kinds: tuple[str, ...]
+    is_whole: bool = False
+
+
+# ---------------------------------------------------------------- time
+
+
+class History(Subject, frozen=True):
+    """The last cells that ran on the rank, and the collectives in them. Answer: `past.Past`.
+
+    Of more than `max_operations`, the newest are told.
+    """
+
+    num_cells: int = 5
+    max_operations: int = 20_000
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a rank could not tell, and why; `needs_code`: it would have had to run some."""
+
+    type_name: str
+    text: str
+    needs_code: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.text}"
+
+
+# What is asked of an expression's value.
+OfValue = Overview | Histogram | Picture | Element | Gradients | Digests | Sample
+AnySubject = OfValue | Forget | Names | Complete | Explain | History

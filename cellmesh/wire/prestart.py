@@ -1,0 +1,46 @@
+"""What a kernel asks of the zygote that waits for it, and how others find such a zygote.
+
+A waiting zygote has no directory and no socket file: it is found by its arguments, and nothing is
+left of it when it is killed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+READY = b"ready"
+_NAME = "zygote-of-"
+
+
+class StartMesh(msgspec.Struct, frozen=True):
+    """Fork a mesh's guardian, agent and zygote; a pipe for descriptor 1 and a log for 2 come along.
+
+    The request itself is in a third file, as an environment may be larger than a message.
+    """
+
+    ticket_path: str
+    cwd: bytes
+    environment: dict[bytes, bytes]
+
+
+def argument(root: Path, kernel_pid: int) -> str:
+    """The argument by which a kernel's waiting zygote is known.
+
+    Args:
+        root: as `ticket.runtime_root` gives; there is no such file in it.
+        kernel_pid: the kernel's process.
+    """
+    return f"{root}/{_NAME}{kernel_pid}"
+
+
+def kernel_of(root: Path, arguments: list[str]) -> int:
+    """The kernel for which a process waits that has these arguments; 0 if it is no waiting
+    zygote.
+    """
+    for word in arguments:
+        pid = word.removeprefix(f"{root}/{_NAME}")
+        if pid != word and pid.isdecimal():
+            return int(pid)
+    return 0

@@ -1,0 +1,362 @@
+"""Large values within a host: written once into a memfd, and mapped by the processes that read
+them.
+
+A segment is a memfd that holds the out-of-band buffers of one pickle, one after the other. Its
+place among a message's frames is taken by a `SegmentFrame`, which names the process and the
+descriptor where the memfd is open; a receiver opens it there by ``/proc``, checks that it is the
+one meant, and maps it copy-on-write. A memfd has no name: it is gone with the last process that has
+it open or mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import mmap
+import os
+import resource
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import HostError, ProtocolError
+from .codec import Frame
+from .messages import Pickled
+
+# Below this many bytes, frames through the agent are faster (docs/architecture.md has the
+# measurement).
+MIN_BYTES = 512 << 10
+# Vector instructions want their data aligned.
+_ALIGN_BYTES = 64
+# Of mmap(2); Python knows the first from 3.13 on.
+_MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10
+_WHY_NOT_OPEN = {
+    errno.EMFILE: ": this process has as many files open as it may "
+    "(`ulimit -n`): drop values, or raise that",
+    errno.ENFILE: ": the system has as many files open as it may (sysctl fs.file-max)",
+    errno.ENOENT: ": that process has ended",
+    errno.EACCES: ": this process runs as another user",
+    errno.EPERM: ": this process runs as another user",
+}
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True):
+    """Where a segment is open, and what is in it.
+
+    Attributes:
+        pid, descriptor: the process that has it open, and as which descriptor.
+        inode: of the memfd: a number that was used again is noticed.
+        loan: the number of this use of the segment.
+        sizes: of the buffers, in bytes.
+    """
+
+    pid: int
+    descriptor: int
+    inode: int
+    loan: int
+    sizes: tuple[int, ...]
+
+
+class Memfd:
+    """A memfd's descriptor, closed with the last reference to this object."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class SegmentFrame(bytes):
+    """The frame that stands for a segment which this process has open, for as long as the frame
+    exists.
+    """
+
+    memfd: Memfd
+    ref: Ref
+
+    @classmethod
+    def of(cls, memfd: Memfd, loan: int, sizes: Sequence[int]) -> SegmentFrame:
+        """The frame for a segment.
+
+        Args:
+            memfd: the segment.
+            loan: see `Ref`.
+            sizes: see `Ref`.
+        """
+        inode = os.fstat(memfd.descriptor).st_ino
+        ref = Ref(os.getpid(), memfd.descriptor, inode, loan, tuple(sizes))
+        frame = cls(msgspec.msgpack.encode(ref))
+        frame.memfd, frame.ref = memfd, ref
+        return frame
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the buffers in the segment."""
+        return span(self.ref.sizes)
+
+
+def read_ref(frame: Frame) -> Ref:
+    """What a `SegmentFrame` says that has travelled.
+
+    Raises:
+        ProtocolError: that is none.
+    """
+    try:
+        return msgspec.msgpack.decode(frame, type=Ref)
+    except msgspec.MsgspecError as e:
+        raise ProtocolError(f"a frame that is to name a segment does not decode: {e}") from e
+
+
+def open_segment(frame: Frame) -> SegmentFrame:
+    """Open, in this process, the segment that a frame of another process names.
+
+    Args:
+        frame: as it came; one of this process's own is returned as it is.
+
+    Raises:
+        HostError: the process that held the segment has ended, or may not be looked into.
+        ProtocolError: the frame names none.
+    """
+    if isinstance(frame, SegmentFrame):
+        return frame
+    ref = read_ref(frame)
+    try:
+        memfd = Memfd(os.open(f"/proc/{ref.pid}/fd/{ref.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as e:
+        why = _WHY_NOT_OPEN.get(e.errno or 0, "")
+        raise HostError(
+            f"a value of {describe_bytes(span(ref.sizes))} cannot be read from process {ref.pid}, "
+            f"which wrote it ({e.strerror}){why}"
+        ) from e
+    status = os.fstat(memfd.descriptor)
+    if status.st_ino != ref.inode or status.st_size < span(ref.sizes):
+        raise HostError(f"a value is no longer where process {ref.pid} has written it")
+    return SegmentFrame.of(memfd, ref.loan, ref.sizes)
+
+
+@functools.cache
+def are_possible() -> bool:
+    """Whether this system has memfds that another process can open; some sandboxes have not."""
+    try:
+        memfd = create(1, "cellmesh-probe")
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{memfd.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def new_loan() -> int:
+    """A number for one use of a segment, which no process of the mesh has used before."""
+    return int.from_bytes(os.urandom(8), "big") >> 2
+
+
+def create(num_bytes: int, name: str) -> Memfd:
+    """Make a segment, empty.
+
+    Args:
+        num_bytes: its size.
+        name: what ``/proc`` shows of it.
+
+    Raises:
+        OSError: there can be none of that size.
+    """
+    memfd = Memfd(os.memfd_create(name, os.MFD_CLOEXEC))
+    os.ftruncate(memfd.descriptor, num_bytes)
+    return memfd
+
+
+def write(memfd: Memfd, buffers: Sequence[Frame]) -> None:
+    """Write buffers into a segment whose pages do not exist yet.
+
+    Args:
+        memfd: the segment.
+        buffers: what is to be in it.
+
+    Raises:
+        OSError: the system does not give the memory.
+    """
+    for at, buffer in zip(offsets([len(b) for b in buffers]), buffers, strict=True):
+        view = memoryview(buffer)
+        while view:
+            count = os.pwrite(memfd.descriptor, view, at)
+            view, at = view[count:], at + count
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where buffers of these sizes stand in a segment."""
+    found, at = [], 0
+    for size in sizes:
+        found.append(at)
+        at += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
+    return found
+
+
+def span(sizes: Sequence[int]) -> int:
+    """How long a segment with buffers of these sizes is, in bytes."""
+    return sum(-(-size // _ALIGN_BYTES) * _ALIGN_BYTES for size in sizes)
+
+
+def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
+    """The pickle as it is sent with a segment, and what the segment is to hold: a long stream,
+    too.
+    """
+    if len(pickled.stream) < MIN_BYTES:
+        return Pickled(pickled.stream, 1, True), list(buffers)
+    return Pickled(b"", 1, True), [*buffers, pickled.stream]
+
+
+def num_bytes_of(pickled: Pickled, buffers: Sequence[Frame]) -> int:
+    """How much a pickle and its buffers are, in bytes."""
+    return len(pickled.stream) + sum(map(len, buffers))
+
+
+def map_private(
+    frame: SegmentFrame, on_unmapped: Callable[[], object] | None = None
+) -> tuple[memoryview, ...]:
+    """Map a segment copy-on-write: its buffers, which may be written, and are this process's own
+    then.
+
+    Args:
+        frame: of a segment that is open here.
+        on_unmapped: called once nothing in this process refers to the buffers any more, on any
+            thread and between any two instructions.
+
+    Raises:
+        HostError: the process's address space or number of mappings is used up.
+    """
+    num_bytes = frame.num_bytes
+    view = _map(num_bytes, [(frame.memfd.descriptor, 0, num_bytes)], on_unmapped)
+    sizes = frame.ref.sizes
+    return tuple(view[at : at + size] for at, size in zip(offsets(sizes), sizes, strict=True))
+
+
+def map_range(descriptor: int, start: int, num_bytes: int) -> memoryview:
+    """Map a part of a file copy-on-write, which may begin anywhere.
+
+    Args:
+        descriptor: of the file; may be closed then.
+        start, num_bytes: the part.
+
+    Raises:
+        HostError: the process's address space or number of mappings is used up.
+    """
+    before = start % mmap.PAGESIZE
+    num_mapped = before + num_bytes
+    return _map(num_mapped, [(descriptor, start - before, num_mapped)])[before:]
+
+
+def map_joined(frames: Sequence[SegmentFrame]) -> memoryview | None:
+    """Map segments of one buffer each one behind the other, copy-on-write, as if they were one.
+
+    Args:
+        frames: of segments that are open here.
+
+    Returns:
+        The memory; None where the buffers would not be adjacent: each but the last must fill its
+        pages.
+
+    Raises:
+        HostError: the process's address space or number of mappings is used up.
+    """
+    sizes = [frame.ref.sizes[0] for frame in frames]
+    if any(size % mmap.PAGESIZE for size in sizes[:-1]):
+        return None
+    parts = [(frame.memfd.descriptor, 0, size) for frame, size in zip(frames, sizes, strict=True)]
+    return _map(sum(sizes), parts)
+
+
+def _map(
+    num_bytes: int,
+    parts: Sequence[tuple[int, int, int]],
+    on_unmapped: Callable[[], object] | None = None,
+) -> memoryview:
+    """Map parts of files one behind the other, copy-on-write; unmapped once nothing refers to it
+    any more.
+
+    Args:
+        num_bytes: of all.
+        parts: descriptor, start and number of bytes of each.
+        on_unmapped: called then.
+    """
+    import ctypes  # 2 ms, which a process that maps nothing saves
+
+    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_NORESERVE
+    try:
+        # Owned from the first moment, so that an interrupt at any instant leaves no mapping behind.
+        # The files go over it: before Python 3.13, an `mmap` of a file keeps a descriptor open.
+        memory = mmap.mmap(-1, num_bytes, flags | mmap.MAP_ANONYMOUS, access)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for descriptor, start, size in parts:
+            if _libc().mmap(at, size, access, flags | _MAP_FIXED, descriptor, start) != at:
+                raise OSError(number := ctypes.get_errno(), os.strerror(number))
+            at += size
+    except (OSError, ValueError) as e:
+        raise HostError(
+            f"a value of {describe_bytes(num_bytes)} cannot be mapped: {getattr(e, 'strerror', e)}"
+            f"{_describe_limit()}"
+        ) from e
+    if on_unmapped is not None:
+        weakref.finalize(memory, _tell, os.getpid(), on_unmapped).atexit = False
+    return memoryview(memory)
+
+
+def _tell(pid: int, on_unmapped: Callable[[], object]) -> None:
+    if os.getpid() == pid:  # in a forked child, the parent may hold it still
+        on_unmapped()
+
+
+def memfd_name(mesh: str) -> str:
+    """The name under which ``/proc`` shows the segments that a mesh's controller has open."""
+    return f"cellmesh {mesh}"
+
+
+def held_bytes(pid: int, mesh: str) -> list[int]:
+    """How much memory each segment takes that a mesh's controller has open, as seen from any
+    process.
+
+    Args:
+        pid: the controller.
+        mesh: the mesh's name.
+    """
+    found: dict[int, int] = {}
+    directory = Path(f"/proc/{pid}/fd")
+    try:
+        for link in directory.iterdir():
+            with contextlib.suppress(OSError):  # closed since
+                if os.readlink(link) == f"/memfd:{memfd_name(mesh)} (deleted)":
+                    status = link.stat()
+                    found[status.st_ino] = status.st_blocks * 512
+    except OSError:  # it has ended
+        return []
+    return list(found.values())
+
+
+def describe_bytes(num_bytes: int) -> str:
+    """A size for people."""
+    unit, factor = ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
+    return f"{num_bytes / factor:.1f} {unit}"
+
+
+def _describe_limit() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f" (its address space is limited to {describe_bytes(limit)}: RLIMIT_AS, `ulimit -v`)"
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_long,
+    )
+    return libc

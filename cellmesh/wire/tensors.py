@@ -1,0 +1,116 @@
+"""How torch's and numpy's memory is pickled: out of band, without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import sys
+from typing import Any
+
+from ..errors import MeshUsageError
+from .payload import CHECKED_BYTES
+
+# From here on a strided array is worth a contiguous copy, and memory is used where it arrives.
+LARGE_BYTES = 64 * 1024
+
+
+def reduce(value: Any) -> Any:
+    """How a tensor, a storage or an array reduces (see `pickle.Pickler.reducer_override`).
+
+    Args:
+        value: an object of a class that ``torch`` or ``numpy`` defines.
+
+    Returns:
+        ``NotImplemented`` where its class knows best.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    kind = type(value)
+    if numpy is not None and kind is numpy.ndarray:
+        flags = value.flags
+        if flags.forc or value.dtype.hasobject or value.nbytes < LARGE_BYTES:
+            return NotImplemented
+        _check_fits(value.nbytes)
+        return numpy.ascontiguousarray(value).__reduce_ex__(5)
+    if torch is None:
+        return NotImplemented
+    if kind is torch.storage.TypedStorage:
+        return _reduce_storage(value._untyped_storage, value.dtype)
+    if kind is torch.UntypedStorage:
+        return _reduce_storage(value, None)
+    if kind is torch.Tensor and _is_part(value, torch):
+        _check_fits(value.nbytes)
+        copy = value.detach().clone().requires_grad_(value.requires_grad)
+        return copy.__reduce_ex__(5)
+    return NotImplemented
+
+
+def rebuild_storage(buffer: Any, dtype: Any) -> Any:
+    """A storage on the memory that has arrived.
+
+    Args:
+        buffer: writable memory.
+        dtype: of a typed storage; None for an untyped one.
+    """
+    import torch
+
+    storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    if storage.nbytes() < LARGE_BYTES:
+        storage = storage.clone()  # type: ignore[no-untyped-call]  # memory of torch's own, which it can resize
+    return storage if dtype is None else _typed(storage, dtype)
+
+
+def move_storage(storage: Any, dtype: Any, device: str) -> Any:
+    """A storage on the device where it was.
+
+    Args:
+        storage: as it has arrived, on the CPU.
+        dtype: as of `rebuild_storage`.
+        device: torch's name of it.
+
+    Raises:
+        MeshUsageError: this process has no such device.
+    """
+    import torch
+
+    try:
+        there = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).untyped_storage()
+    except (RuntimeError, AssertionError) as e:  # the latter where torch is built without it
+        raise MeshUsageError(
+            f"a tensor on {device} was sent to a process that has no such device: send `x.cpu()`, "
+            "or, with a device for each rank, a part to each with `push(x=x, shard=0)`"
+        ) from e
+    there.copy_(storage)
+    return there if dtype is None else _typed(there, dtype)
+
+
+def _typed(storage: Any, dtype: Any) -> Any:
+    typed: Any = sys.modules["torch"].storage.TypedStorage
+    return typed(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _reduce_storage(storage: Any, dtype: Any) -> Any:
+    num_bytes = storage.nbytes()
+    if not num_bytes or storage.device.type == "meta":
+        return NotImplemented
+    if storage.device.type != "cpu":
+        _check_fits(num_bytes)
+        return move_storage, (storage.cpu(), dtype, str(storage.device))
+    memory = (ctypes.c_char * num_bytes).from_address(storage.data_ptr())
+    memory.storage = storage  # keeps it alive as long as its memory is used
+    return rebuild_storage, (pickle.PickleBuffer(memory), dtype)
+
+
+def _check_fits(num_bytes: int) -> None:
+    """Check that a value that is copied to be pickled fits, where that is worth the question."""
+    if num_bytes >= CHECKED_BYTES:
+        from . import free_memory
+
+        free_memory.check_fits(num_bytes)
+
+
+def _is_part(tensor: Any, torch: Any) -> bool:
+    """Whether a tensor is less than half of a large storage, all of which would travel with it."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return False
+    num_bytes = tensor.untyped_storage().nbytes()
+    return bool(num_bytes >= LARGE_BYTES and 2 * tensor.nbytes < num_bytes)

@@ -1,0 +1,366 @@
+"""Who holds the mesh: one controller at a time, and nobody for as long as the lease lasts.
+
+The shell round `Spool` and `Reliable`: the agent's socket for controllers, greetings, the lease.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import zmq
+
+from ...errors import HostError, ProtocolError
+from ...wire import transport
+from ...wire.bounds import MAX_ANSWER_BYTES
+from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
+from ...wire.host import (
+    fits,
+    format_span,
+    host_name,
+    own_package,
+    own_python,
+    own_version,
+    same_release,
+)
+from ...wire.messages import (
+    PROTOCOL,
+    Detached,
+    Died,
+    Hello,
+    Refused,
+    Relay,
+    Reply,
+    Welcome,
+)
+from ...wire.reliable import Reliable
+from ...wire.ticket import Holder, Ticket, write_holder
+from .events import Events, Order
+from .spool import Spool, size_of
+
+# So much is under way to a controller; what it is too slow to take waits, and output is then
+# bounded.
+WINDOW_BYTES = 32 << 20
+# So many messages are heard before other descriptors have their turn.
+_MAX_MESSAGES = 1000
+# How long a mesh that has ended, its start having failed at once, waits for its controller to tell
+# it so.
+_HELLO_S = 5.0
+# Controllers that were sent away may ask why.
+_MAX_DISMISSED = 100
+
+Message = Sequence[Parcel[Any]]
+Dims = tuple[tuple[str, ...], tuple[int, ...]]
+
+
+class Attachment:
+    """The controllers of one agent.
+
+    Args:
+        ticket: the mesh's.
+        events: the agent's loop.
+        hear: told what the attached controller says.
+        greet: the mesh's state, its ranks' deaths and its dims, for a controller that has come.
+        abandon: told why the mesh is to end: nobody holds it.
+        bound: told which ranks are not to be heard for now, as too much of theirs waits.
+
+    Attributes:
+        may_be_readable: a message may wait.
+
+    Raises:
+        HostError: the socket cannot be bound.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        events: Events,
+        hear: Callable[[Sequence[Parcel[Any]]], None],
+        greet: Callable[[], tuple[Parcel[Any], Sequence[Died], Dims]],
+        abandon: Callable[[str], None],
+        bound: Callable[[Collection[int]], None] = lambda ranks: None,
+    ) -> None:
+        self._ticket = ticket
+        self._events = events
+        self._hear = hear
+        self._greet = greet
+        self._abandon = abandon
+        self._bound = bound
+        self._unheard: Collection[int] = ()
+        self._key = bytes.fromhex(ticket.key)
+        self._decoder = at_agent_from_controller()
+        self._control_decoder = at_rank_for_control()
+        self._spool = Spool()
+        self._identity: bytes | None = None
+        self._link = b""
+        self._reliable: Reliable[Message] = Reliable(self._spool.acked)
+        self._is_attached = True  # as good as: who starts the mesh is about to say hello
+        self._pid = ticket.controller_pid
+        self._since = time.monotonic()
+        self._lease_ends: float | None = None
+        self._why_left = ""
+        self._dismissed: collections.OrderedDict[bytes, str] = collections.OrderedDict()
+        self._watched: set[int] = set()
+        context: zmq.Context[transport.Socket] = zmq.Context()
+        self._socket = transport.bind_router(context, ticket.agent_endpoint)
+        self.may_be_readable = True
+        events.add(int(self._socket.getsockopt(zmq.FD)), Order.SOCKET, self._note_readable)
+        self._watch(ticket.controller_pid)
+
+    # ---- for the agent
+
+    def _note_readable(self, event: int) -> None:
+        self.may_be_readable = True
+
+    def serve(self) -> None:
+        """Hear what has arrived; call it while the socket `may_be_readable`."""
+        self.may_be_readable = False
+        for _ in range(_MAX_MESSAGES):
+            if not transport.readable(self._socket):
+                return
+            frames = transport.receive(self._socket)
+            if len(frames) > 1:
+                try:
+                    self._receive(bytes(frames[0]), bytes(frames[1]), frames[2:])
+                except BaseException:
+                    self.may_be_readable = True
+                    raise
+        self.may_be_readable = True
+
+    def send(self, parcels: Message) -> None:
+        """Say something to the controller, now or when there is one."""
+        if self._identity is None or self._spool or self._reliable.kept_bytes > WINDOW_BYTES:
+            self._spool.add(parcels)
+            self._flush()
+            self._bound_ranks()
+        else:
+            self._transmit(parcels)
+
+    def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
+        """The controller sends ranks something."""
+        self._spool.begin(order)
+        if order.channel == "work" or order.run >= 0 or not self._spool.has_asks():
+            return
+        if any(isinstance(verb, Reply) for verb, _ in self._control_decoder.decode(frames)):
+            self._spool.replied(order.ranks)
+
+    def forget_runs(self) -> None:
+        """All ranks are replaced."""
+        self._spool.forget_runs()
+
+    def detach(self) -> None:
+        """The controller leaves."""
+        self._dismiss("it was detached")
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._identity is not None and self._reliable.owes_ack(now):
+            self._send([self._identity, self._reliable.wrap_aside()])
+        if self._lease_ends is not None and now >= self._lease_ends:
+            self._lease_ends = None
+            self._abandon(self._why_left)
+
+    def deadline(self) -> float | None:
+        """When to call `tick` at the latest; None: not before something happens."""
+        return self._lease_ends if self._identity is None else self._reliable.ack_at
+
+    def is_awaiting_first(self, now: float) -> bool:
+        """Whether who starts the mesh, and lives, has yet to say hello, and should within
+        moments.
+        """
+        return self._is_attached and self._identity is None and now - self._since < _HELLO_S
+
+    def close(self) -> None:
+        """Send what is to be sent, and close the socket."""
+        self._flush(everything=True)
+        self._socket.close(linger=500)
+        self._socket.context.term()
+
+    # ---- what arrives
+
+    def _receive(self, identity: bytes, preamble: bytes, frames: Sequence[Frame]) -> None:
+        try:
+            if identity == self._identity:
+                is_new = self._reliable.unwrap(preamble, sum(map(len, frames)), time.monotonic())
+                if is_new:
+                    self._hear(self._decoder.decode(frames))
+                if self._spool:
+                    self._flush()
+                if self._unheard or self._spool.ahead:
+                    self._bound_ranks()
+                if is_new:
+                    return
+            if frames and Reliable.is_aside(preamble):
+                for verb, _ in self._decoder.decode(frames):
+                    if isinstance(verb, Hello):
+                        self._meet(identity, verb)
+        except ProtocolError:
+            return  # whoever it was gets no answer: it need not be one of ours
+
+    def _meet(self, identity: bytes, hello: Hello) -> None:
+        if hello.key != self._key:
+            return
+        if identity == self._identity and hello.link == self._link:  # its connection broke
+            self._welcome(identity, self._reliable.num_received, 0)
+            for preamble, message in self._reliable.resume(hello.num_received):
+                self._send([identity, preamble, *encode(message)])
+            return
+        refusal = self._find_objection(hello)
+        if refusal:
+            self._say_aside(identity, Refused(refusal))
+            return
+        if self._identity is not None:
+            self._dismiss(f"process {hello.pid} ({host_name()}) has taken the mesh over")
+        self._accept(identity, hello)
+
+    def _find_objection(self, hello: Hello) -> str:
+        version, python = own_version(), own_python()
+        if hello.link in self._dismissed:
+            return self._dismissed[hello.link]
+        if hello.protocol != PROTOCOL:
+            return f"the mesh speaks protocol {PROTOCOL}, this controller {hello.protocol}"
+        if hello.version != version:
+            return f"the mesh runs cellmesh {version}, and this is {hello.version}"
+        if not fits(hello.python, python):
+            return f"the mesh runs Python {python}, and this is {hello.python}"
+        if hello.package != own_package():
+            return (
+                f"the mesh runs cellmesh {version} of {own_package()}, and this is "
+                f"{hello.version} of {hello.package}: use the environment that started it"
+            )
+        if not same_release(hello.torch, self._ticket.torch):
+            return f"the mesh runs torch {self._ticket.torch}, and this is {hello.torch}"
+        if self._is_attached and not hello.steal and hello.pid != self._pid:
+            return self._held_by()
+        if self._identity is not None and not hello.steal:
+            return self._held_by()
+        return ""
+
+    def _held_by(self) -> str:
+        held = format_span(time.monotonic() - self._since)
+        return (
+            f"the mesh is held by process {self._pid}, which attached {held} ago: detach it there "
+            "(`%dist_detach`), or take it over with `--steal`"
+        )
+
+    def _accept(self, identity: bytes, hello: Hello) -> None:
+        away_s = 0.0 if self._is_attached else time.monotonic() - self._since
+        state, deaths, dims = self._greet()
+        self._identity, self._link = identity, hello.link
+        self._reliable = Reliable(self._spool.acked)
+        self._welcome(identity, 0, away_s, dims)
+        self._spool.attend(state, deaths)
+        if hello.pid != self._pid or not self._is_attached:
+            self._watch(hello.pid)
+        self._note_holder(hello.pid, True)
+        self._flush()
+        self._bound_ranks()
+
+    def _welcome(
+        self, identity: bytes, num_received: int, away_s: float, dims: Dims = ((), ())
+    ) -> None:
+        self._say_aside(
+            identity,
+            Welcome(
+                protocol=PROTOCOL,
+                agent_pid=os.getpid(),
+                host=host_name(),
+                num_received=num_received,
+                next_run=self._spool.next_run,
+                runs=self._spool.runs(),
+                mesh_dim_names=dims[0],
+                mesh_shape=dims[1],
+                num_dropped_bytes=self._spool.num_dropped_bytes,
+                away_s=away_s,
+            ),
+        )
+
+    # ---- who leaves
+
+    def _dismiss(self, reason: str) -> None:
+        """Tell the controller that it is no longer attached."""
+        if self._identity is None:
+            return
+        self._dismissed[self._link] = reason
+        if len(self._dismissed) > _MAX_DISMISSED:
+            self._dismissed.popitem(last=False)
+        self._say_aside(self._identity, Detached(reason))
+        self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
+        self._identity, self._link = None, b""
+        self._spool.leave(self._reliable.take_kept())
+        self._bound_ranks()
+        self._note_holder(self._pid, False)
+        lease_s = self._ticket.lease_s
+        self._lease_ends = self._since + lease_s
+        self._why_left = (
+            f"{reason}, and its lease of {format_span(lease_s)} is over" if lease_s else reason
+        )
+
+    def _watch(self, pid: int) -> None:
+        if pid not in self._watched:  # it may have left and come back
+            self._watched.add(pid)
+            self._events.watch_process(pid, functools.partial(self._process_ended, pid))
+
+    def _process_ended(self, pid: int) -> None:
+        self._watched.discard(pid)
+        if pid != self._pid or not self._is_attached:
+            return
+        self._leave("the notebook's process ended")
+
+    def _note_holder(self, pid: int, is_attached: bool) -> None:
+        self._pid, self._is_attached, self._since = pid, is_attached, time.monotonic()
+        self._lease_ends = None
+        try:
+            write_holder(
+                self._ticket, Holder(controller_pid=pid, is_attached=is_attached, since=time.time())
+            )
+        except HostError:  # the disk is full; who is attached is not troubled
+            return
+
+    # ---- what is sent
+
+    def _flush(self, everything: bool = False) -> None:
+        while (
+            self._identity is not None
+            and self._spool
+            and (everything or self._reliable.kept_bytes <= WINDOW_BYTES)
+        ):
+            self._transmit(self._spool.take())
+
+    def _bound_ranks(self) -> None:
+        """Hear no rank while the controller takes nothing in, and none that is too far ahead of
+        others.
+        """
+        unheard: Collection[int] = ()
+        if self._identity is not None:
+            is_full = self._spool.num_bytes > MAX_ANSWER_BYTES
+            unheard = range(self._ticket.num_ranks) if is_full else frozenset(self._spool.ahead)
+        if unheard != self._unheard:
+            self._unheard = unheard
+            self._bound(unheard)
+
+    def _transmit(self, parcels: Message) -> None:
+        assert self._identity is not None
+        frames = encode(parcels)
+        num_bytes = sum(map(len, frames))
+        for parcel in parcels:
+            if parcel.buffers:  # of a segment, there is only its name among the frames
+                num_bytes += size_of(parcel)
+        preamble = self._reliable.wrap(parcels, num_bytes)
+        self._send([self._identity, preamble, *frames])
+
+    def _say_aside(self, identity: bytes, verb: Any) -> None:
+        preamble = Reliable[Message]().wrap_aside()
+        self._send([identity, preamble, *encode([Parcel(verb)])])
+
+    def _send(self, frames: list[Frame]) -> None:
+        transport.send(self._socket, frames)
+        self.may_be_readable = (
+            True  # ZeroMQ's descriptor tells of changes only, and sending takes them in
+        )

@@ -1,0 +1,106 @@
+"""The agent's event loop: descriptors, processes and signals, each with a handler."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import select
+import signal
+from collections.abc import Callable
+
+from ...wire.faults import Faults
+
+_MAX_EVENTS = 4096
+Handler = Callable[[int], object]
+
+
+class Order(enum.IntEnum):
+    """Which handlers run first when several descriptors are ready at once.
+
+    What a rank wrote before it answered is in its pipe by the time the answer is in its socket:
+    pipes go first. What it said before it ended goes before the news of its end.
+    """
+
+    PIPE = 0
+    SOCKET = 1
+    PROCESS = 2
+
+
+class Events:
+    """An epoll with handlers.
+
+    Args:
+        faults: takes what a handler raises; the other handlers are called all the same.
+    """
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._epoll = select.epoll()
+        self._handlers: dict[int, tuple[Order, Handler]] = {}
+
+    def add(self, number: int, order: Order, handler: Handler) -> None:
+        """Call the handler, with the epoll events, whenever a descriptor can be read (or hangs
+        up).
+        """
+        self._handlers[number] = (order, handler)
+        self._epoll.register(number, select.EPOLLIN)
+
+    def want(self, number: int, read: bool, write: bool) -> None:
+        """Whether the handler is called when the descriptor, if it is watched, can be read, or
+        written.
+        """
+        if number in self._handlers:
+            self._epoll.modify(number, read * select.EPOLLIN | write * select.EPOLLOUT)
+
+    def remove(self, number: int) -> None:
+        """Watch a descriptor no longer; call it before closing. Unknown ones are passed over."""
+        if self._handlers.pop(number, None) is not None:
+            self._epoll.unregister(number)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until something happens or the time is over, and call the handlers concerned."""
+        ready = self._epoll.poll(timeout_s, _MAX_EVENTS)
+        if len(ready) > 1:
+            ready.sort(key=self._order)
+        for number, event in ready:
+            entry = self._handlers.get(number)  # an earlier handler may have removed it
+            if entry is not None:
+                try:
+                    entry[1](event)
+                except Exception as error:
+                    self._faults.take(error)
+
+    def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
+        """Call back once, when a process has ended; a child is then to be reaped by the
+        callback.
+        """
+        try:
+            number = os.pidfd_open(pid)
+        except ProcessLookupError:
+            ended()
+            return
+        self.add(number, Order.PROCESS, functools.partial(self._process_ended, number, ended))
+
+    def watch_signals(
+        self, numbers: tuple[signal.Signals, ...], caught: Callable[[], None]
+    ) -> None:
+        """Call back when one of these signals comes. Main thread only."""
+        number = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        for name in numbers:
+            signal.signal(name, lambda *_: os.eventfd_write(number, 1))
+
+        def on_event(event: int) -> None:
+            os.eventfd_read(number)
+            caught()
+
+        self.add(number, Order.PROCESS, on_event)
+
+    def _order(self, event: tuple[int, int]) -> Order:
+        entry = self._handlers.get(event[0])
+        return Order.PROCESS if entry is None else entry[0]
+
+    def _process_ended(self, number: int, ended: Callable[[], None], event: int) -> None:
+        self.remove(number)
+        os.close(number)
+        ended()

@@ -1,0 +1,63 @@
+"""The guardian: the agent's parent, which ends what is left of a mesh when the agent could not.
+
+When the agent is killed, its ranks end with it. Processes that user code has started in sessions of
+their own become children of the guardian, a subreaper, even if they have removed the mesh's mark.
+If the guardian is killed, the agent goes on without it; if both are, the zygote ends the processes
+that carry the mark.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...wire.ticket import read_ticket, remove_own_directory
+from .. import linux_process
+from .zygote_client import ZygoteClient
+
+if TYPE_CHECKING:
+    from ..rank.shell import RankShell
+
+
+def main(ticket_path: str, shell: RankShell | None = None) -> int:
+    """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end.
+
+    Args:
+        ticket_path: the mesh's ticket.
+        shell: the ranks', in a process that was forked with everything imported: the zygote is
+            forked, too.
+
+    Returns:
+        Exit code.
+    """
+    ticket = read_ticket(Path(ticket_path))
+    linux_process.become_subreaper()
+    agent = os.fork()
+    if agent == 0:
+        os.dup2(2, 1)
+        linux_process.allow_many_descriptors()
+        try:
+            # First: it imports torch while the agent imports its own. And where it is forked, a
+            # fork must not take along the agent's descriptors and ZeroMQ's threads.
+            zygote = ZygoteClient(ticket, shell)
+        except OSError as error:
+            print(error, file=sys.stderr)
+            return 1
+        gc.enable()  # off in what imports torch
+        from .agent import main as run_agent
+
+        return run_agent(ticket_path, zygote)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they mean the agent
+        signal.signal(number, signal.SIG_IGN)
+    os.write(1, b"%d %d\n" % (os.getpid(), agent))
+    os.dup2(2, 1)
+    linux_process.name_process("cellmesh-guard")
+    while os.wait()[0] != agent:
+        pass
+    linux_process.end_descendants()
+    remove_own_directory(ticket)
+    return 0

@@ -1,0 +1,197 @@
+"""Whether a process ended for want of memory: what the kernel counts, and what the process said.
+
+The kernel's out-of-memory killer sends SIGKILL, as anybody may; it counts what it has killed, for
+each control group (version 1 and 2) and for the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Version 1 has no word for "no limit": it writes the largest multiple of a page.
+_NO_LIMIT_BYTES = 1 << 62
+_ADVICE = "use smaller batches, fewer ranks or a host with more memory"
+# What is written when memory is refused rather than taken away: by C++, Python, torch and libc.
+_REFUSALS = (
+    "std::bad_alloc",
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "not enough memory: you tried to allocate",
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A control group that bounds memory.
+
+    Attributes:
+        directory: its files.
+        num_kills: processes in it that the kernel has killed for want of memory.
+        limit_bytes: what it may use, None for no limit of its own.
+    """
+
+    directory: Path
+    num_kills: int
+    limit_bytes: int | None
+
+
+class OomWatch:
+    """Tells whether the kernel killed a process for want of memory.
+
+    Args:
+        root: where control groups are mounted.
+        proc: where processes are.
+    """
+
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
+        self._root = root
+        self._proc = proc
+        self._directories: dict[int, Path] = {}
+        self._counts: dict[Path, int] = {}
+        self._host_kills = self._count_host_kills()
+
+    def watch(self, pid: int) -> None:
+        """A process has begun: its group is noted, which may not be known once it has ended."""
+        group = self._find_group(pid)
+        if group is not None:
+            self._directories[pid] = group.directory
+            self._counts.setdefault(group.directory, group.num_kills)
+
+    def was_killed(self, pid: int) -> tuple[bool, int | None]:
+        """Whether the kernel has killed, for want of memory, since it was last asked, where this
+        process was.
+
+        Args:
+            pid: a process that SIGKILL has ended, not reaped yet; ask once.
+
+        Returns:
+            Whether it has, and the limit of the process's group, if it has one.
+        """
+        noted = self._directories.pop(pid, None)
+        found = [self._find_group(pid), _read_group(noted) if noted is not None else None]
+        groups = {
+            group.directory: group for group in found if group is not None
+        }  # it may have been moved
+        host_kills, before = self._count_host_kills(), self._host_kills
+        self._host_kills = host_kills
+        limit_bytes, rose = None, False
+        for group in groups.values():
+            limit_bytes = limit_bytes or group.limit_bytes
+            counted = self._counts.get(group.directory, 0)
+            if (
+                group.num_kills > counted
+            ):  # the other kills may be of ranks whose end is to be told yet
+                rose, self._counts[group.directory] = True, counted + 1
+        return rose or host_kills > before, limit_bytes
+
+    def _count_host_kills(self) -> int:
+        try:
+            return parse_count((self._proc / "vmstat").read_text())
+        except OSError:
+            return 0
+
+    def _find_group(self, pid: int) -> Group | None:
+        try:
+            membership = os.fsdecode((self._proc / str(pid) / "cgroup").read_bytes())
+        except OSError:
+            return None
+        for directory in _candidates(self._root, membership):
+            group = _read_group(directory)
+            if group is not None:
+                return group
+        return None
+
+
+def parse_count(text: str) -> int:
+    """``oom_kill`` in ``/proc/vmstat``, ``memory.events`` or ``memory.oom_control``; 0 if there is
+    none.
+    """
+    for line in text.splitlines():
+        name, _, number = line.partition(" ")
+        if name == "oom_kill" and number.strip().isdecimal():
+            return int(number)
+    return 0
+
+
+def parse_address_limit(limits: str) -> int | None:
+    """RLIMIT_AS from ``/proc/PID/limits``, in bytes; None if there is none."""
+    for line in limits.splitlines():
+        if line.startswith("Max address space"):
+            soft = line.split()[3]
+            return int(soft) if soft.isdecimal() else None
+    return None
+
+
+def explain_cuts(mapped: Mapping[str, int]) -> str:
+    """Of the files that an ended rank had mapped, those that are shorter now: reading them ends a
+    process.
+
+    Args:
+        mapped: path -> its length when it was mapped.
+    """
+    cut = []
+    for path, num_bytes in mapped.items():
+        try:
+            length = os.stat(path).st_size
+        except OSError:  # removed: what was mapped is still there
+            continue
+        if length < num_bytes:
+            cut.append(f"{path} was cut from {num_bytes} to {length} bytes while it was mapped")
+    return "".join(f": {text}" for text in cut)
+
+
+def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
+    """What to add to the news that SIGKILL ended a process which had too much memory."""
+    held = f"it held {_format(held_bytes)}"
+    if limit_bytes is not None:
+        held += f", and its control group may use {_format(limit_bytes)}"
+    return f": out of memory ({held}; {_ADVICE})"
+
+
+def explain_refusal(last_output: str, held_bytes: int, address_limit_bytes: int | None) -> str:
+    """What to add to the news of a death, where the last words tell that memory was refused; else
+    "".
+    """
+    if not any(refusal in last_output for refusal in _REFUSALS):
+        return ""
+    if address_limit_bytes is None:
+        return f": it was refused more memory (it held {_format(held_bytes)}; {_ADVICE})"
+    return (
+        f": it was refused more memory (it held {_format(held_bytes)}; the limit on its address "
+        f"space, `ulimit -v`, is {_format(address_limit_bytes)}: raise that, or {_ADVICE})"
+    )
+
+
+def _format(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _candidates(root: Path, membership: str) -> Iterator[Path]:
+    """Where the group of a process may be, by ``/proc/PID/cgroup``; in a container only its top is
+    seen.
+    """
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        inner = path.removesuffix(" (deleted)").lstrip("/")
+        if "memory" in controllers.split(","):
+            yield from (root / controllers / inner, root / "memory" / inner, root / "memory")
+        elif not controllers:
+            yield from (root / inner, root / "unified" / inner, root)
+
+
+def _read_group(directory: Path) -> Group | None:
+    try:
+        if (directory / "memory.events").exists():
+            text = (directory / "memory.events").read_text()
+            limit = (directory / "memory.max").read_text().strip()
+        else:
+            text = (directory / "memory.oom_control").read_text()
+            limit = (directory / "memory.limit_in_bytes").read_text().strip()
+    except OSError:
+        return None
+    limit_bytes = int(limit) if limit.isdecimal() and int(limit) < _NO_LIMIT_BYTES else None
+    return Group(directory, parse_count(text), limit_bytes)

@@ -1,0 +1,413 @@
+"""The processes of a mesh on this host: zygote, store and ranks; forked, watched, reaped.
+
+The shell round what a `Supervisor` decides of processes. Each is told of by its pidfd.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...wire import marks
+from ...wire.codec import Frame, Parcel, at_agent_from_rank
+from ...wire.faults import Faults
+from ...wire.messages import Channel, Failed, Mapped, RankUnready, StreamName
+from ...wire.stream import pack
+from ...wire.ticket import Ticket
+from .. import linux_process
+from ..rank.stdout import Log, read_log
+from ..zygote import ZygoteFailed, ZygoteReady
+from .actions import Action, Fork
+from .crash_dump import without_own_frames
+from .events import Events, Order
+from .lending import Lending
+from .oom import OomWatch, explain_cuts, explain_kill, explain_refusal, parse_address_limit
+from .rank_link import Hearing, RankLink
+from .supervisor import Supervisor
+from .zygote_client import ZygoteClient
+
+_MASTER_ADDR = "127.0.0.1"
+_LAST_LINES = 40
+_LAST_BYTES = 32 * 1024
+# Files of which a rank's death may be explained.
+_MAX_MAPPED = 1000
+# faulthandler lists every extension module that is loaded, in one line of 5 kB.
+_NOISE = ("Extension modules:", "The hostname of the client socket cannot be retrieved")
+# A store or zygote that ends is replaced at once, so that a heal finds it; one that ends this often
+# in so many seconds is replaced only when ranks are forked. A store that cannot live ends ten times
+# a second, a zygote once in some seconds.
+_MAX_STORES, _STORES_S = 10, 10.0
+_MAX_ZYGOTES, _ZYGOTES_S = 3, 60.0
+
+
+class _Replacements:
+    """How often something may be replaced of our own accord."""
+
+    def __init__(self, most: int, within_s: float) -> None:
+        self._times: collections.deque[float] = collections.deque(maxlen=most)
+        self._within_s = within_s
+
+    def allow(self, now: float) -> bool:
+        if len(self._times) == self._times.maxlen and now - self._times[0] < self._within_s:
+            return False
+        self._times.append(now)
+        return True
+
+
+class Family:
+    """One host's processes.
+
+    Args:
+        ticket: the mesh's.
+        events: the agent's loop.
+        faults: takes what fails on the way to a report, which is made all the same.
+        supervisor: is told what happens to them, and what ranks say.
+        act: carries out what it decides then.
+        zygote: the first.
+
+    Attributes:
+        lending: the segments under way between the controller and ranks.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        events: Events,
+        faults: Faults,
+        supervisor: Supervisor,
+        act: Callable[[Sequence[Action]], None],
+        zygote: ZygoteClient,
+    ) -> None:
+        self._ticket = ticket
+        self._events = events
+        self._faults = faults
+        self._supervisor = supervisor
+        self._act = act
+        self._decode = at_agent_from_rank().decode
+        # The header that a rank has sent last, alone, and what it says: others' answers are mostly
+        # the same.
+        self._last_said: tuple[Frame | None, Sequence[Parcel[Any]]] = None, ()
+        self._logs = {rank: Log(self.log_path(rank)) for rank in range(ticket.num_ranks)}
+        self._links: dict[int, RankLink] = {}
+        self._unheard: Collection[int] = ()
+        self.lending = Lending()
+        self._mapped: dict[int, dict[str, int]] = {}  # rank -> path -> its length
+        self._children: set[int] = set()  # those whose end has a handler of its own
+        self._num_gpus = 0
+        self._store_pid = 0
+        self._oom_watch = OomWatch()
+        self._store_end = ""  # how the last one ended, as long as there is none
+        self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
+        self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
+        self._zygote: ZygoteClient | None = None
+        self._zygote_is_ready = False
+        self.dims = ticket.mesh_dim_names, ticket.mesh_shape
+        self._take_zygote(zygote)
+
+    def fork(self, order: Fork) -> None:
+        """Fork ranks, now or as soon as there is a zygote."""
+        try:
+            if self._zygote is None:
+                self._start_zygote()
+            if self._zygote is None or not self._zygote_is_ready:
+                return  # the supervisor hears when it is
+            links = [self._make_link(rank) for rank in order.ranks]
+        except OSError as error:
+            self._act(
+                self._supervisor.fork_failed(f"cannot fork {len(order.ranks)} ranks: {error}")
+            )
+            return
+        if not self._supervisor.store_port:
+            self._fork_store(self._zygote)
+        if not order.rejoin:  # all are new: what the old ones have started ends, wherever it went
+            linux_process.end_descendants({self._zygote.pid, self._store_pid})
+        num_ranks = len(self._logs)
+        common = {
+            "world_size": num_ranks,
+            "num_local_ranks": num_ranks,
+            "num_gpus": self._num_gpus,
+            "num_threads": linux_process.num_threads_for(num_ranks),
+            "backend": self._ticket.backend,
+            "mesh_dim_names": self.dims[0],
+            "mesh_shape": self.dims[1],
+            "master_addr": _MASTER_ADDR,
+            "master_port": self._supervisor.store_port,
+            "incarnation": order.incarnation,
+            "agent_pid": os.getpid(),
+            "mesh_name": self._ticket.name,
+            "rejoin": order.rejoin,
+        }
+        pids = self._zygote.fork_ranks(
+            [
+                {**common, "rank": rank, "local_rank": rank, "log_path": str(self.log_path(rank))}
+                for rank in order.ranks
+            ],
+            [link.theirs for link in links],
+        )
+        for link in links:
+            link.close_theirs()
+        for rank, pid, link in zip(order.ranks, pids, links, strict=False):
+            link.start()
+            link.hear(rank not in self._unheard)
+            self._links[rank] = link
+            self._oom_watch.watch(pid)
+            if order.rejoin or order.incarnation > 1:
+                self._logs[rank].append(f"{_new_process(rank, pid)}\n")
+            self._watch_child(pid, functools.partial(self._rank_ended, rank, pid))
+        for link in links[len(pids) :]:
+            link.close()
+        self._act(self._supervisor.forked(dict(zip(order.ranks, pids, strict=False))))
+        if self._zygote.problem:
+            text = (
+                f"only {len(pids)} of {len(order.ranks)} ranks could "
+                f"be forked: {self._zygote.problem}"
+            )
+            self._act(self._supervisor.fork_failed(text))
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        """SIGKILL ranks."""
+        pids = self._supervisor.pids()
+        linux_process.kill([pids[rank] for rank in ranks if rank in pids])
+
+    def send(self, ranks: Sequence[int], channel: Channel, frames: Sequence[Frame]) -> None:
+        """Pass a message on to ranks."""
+        packed = pack(frames)
+        for rank in ranks:
+            link = self._links.get(rank)
+            if link is not None:
+                link.send(channel, packed)
+
+    def hear(self, unheard: Collection[int]) -> None:
+        """Read what ranks say, but for these, of which too much waits already."""
+        self._unheard = unheard
+        for rank, link in self._links.items():
+            link.hear(rank not in unheard)
+
+    def rss_bytes(self) -> dict[int, int]:
+        """pid -> resident memory of each rank."""
+        return {pid: linux_process.rss_bytes(pid) for pid in self._supervisor.pids().values()}
+
+    def cpu_s(self) -> dict[int, float]:
+        """pid -> CPU time of each rank, in seconds."""
+        return {pid: linux_process.cpu_s(pid) for pid in self._supervisor.pids().values()}
+
+    def log_path(self, rank: int) -> Path:
+        """A rank's log."""
+        return self._ticket.logs / f"rank{rank}.log"
+
+    def reap_orphans(self) -> None:
+        """Collect what ranks started and left to us when they ended."""
+        linux_process.reap_children_except(self._children)
+
+    def end(self) -> None:
+        """Kill and reap every process below this one."""
+        linux_process.end_descendants()
+
+    # ---- what ranks say, and how they end
+
+    def _hear_rank(self, rank: int, frames: Sequence[Frame]) -> None:
+        now = time.monotonic()
+        header, parcels = self._last_said
+        if len(frames) != 1 or frames[0] != header:  # else another rank has just said the same
+            parcels = self._decode(frames)
+            if len(frames) == 1:
+                self._last_said = frames[0], parcels
+        for parcel in parcels:
+            if type(parcel.verb) is Mapped:
+                mapped = self._mapped.setdefault(rank, {})
+                mapped[parcel.verb.path] = parcel.verb.num_bytes
+                if len(mapped) > _MAX_MAPPED:
+                    del mapped[next(iter(mapped))]
+                continue
+            if parcel.buffers or self.lending.lent or type(parcel.verb) is Failed:
+                parcel = self.lending.note(rank, parcel, self._links.get(rank))
+            if type(parcel.verb) is RankUnready and self._is_start_lost():
+                # an effect: the cause, the end of another process, is reported by its pidfd
+                continue
+            try:
+                if actions := self._supervisor.from_rank(rank, parcel, now):
+                    self._act(actions)
+            except Exception as error:  # the rank's other messages are handled
+                self._faults.take(error)
+
+    def _rank_broke(self, rank: int, error: Exception | None) -> None:
+        """A rank's connection is broken: user code wrote into its sockets (`error`) or closed
+        them.
+        """
+        pid = self._supervisor.pids().get(rank, 0)
+        if error is not None:
+            why = f"wrote into its connection to the agent what is no message ({error})"
+        elif linux_process.is_ending(pid):
+            return  # its pidfd will report how it ended
+        elif linux_process.has_own_name(pid):
+            why = "closed its connection to the agent (os.closerange, os.close?)"
+        else:
+            why = f"became another program (os.exec*: `{linux_process.describe_program(pid)}`)"
+        self._logs[rank].append(f"cellmesh: rank {rank} {why}\n")
+        self._act(self._supervisor.kill((rank,), f"{why}: killed"))
+
+    def _is_start_lost(self) -> bool:
+        """Whether a process that ranks need to start has begun to end: the store, a rank, or the
+        zygote.
+        """
+        needed = [self._store_pid, *self._supervisor.pids().values()]
+        if self._zygote is not None and self._supervisor.has_unforked:
+            needed.append(self._zygote.pid)
+        return self._supervisor.state == "starting" and any(
+            linux_process.is_ending(pid) for pid in needed if pid
+        )
+
+    def _hear_text(self, rank: int, stream: StreamName, text: str) -> None:
+        self._logs[rank].append(text)
+        self._act(self._supervisor.from_pipe(rank, stream, text, time.monotonic()))
+
+    def _rank_ended(self, rank: int, pid: int) -> None:
+        reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
+        self.lending.forget(rank)
+        self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
+        if (
+            self._supervisor.state == "ready"
+        ):  # what it started in sessions of their own; else all end soon
+            marks.end_carriers(marks.value_of(self._ticket.mark, pid))
+
+    def _bury(self, rank: int, pid: int) -> tuple[str, str]:
+        """Hear, end and collect what is left of a rank; how it ended, and its last lines."""
+        link = self._links.get(rank)
+        if link is not None:
+            self._faults.guard(link.finish)
+            del self._links[rank]
+        # What the rank started is in its process group, whose number is safe until the rank is
+        # reaped.
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        text, _ = read_log(self.log_path(rank), _LAST_BYTES)
+        text = text.rpartition(f"{_new_process(rank, pid)}\n")[2]
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.strip() and not any(n in line for n in _NOISE)
+        ]
+        reason = self._reap_rank(pid, "\n".join(lines), self._mapped.pop(rank, {}))
+        return reason, "\n".join(without_own_frames(lines)[-_LAST_LINES:])
+
+    def _reap_rank(self, pid: int, output: str, mapped: Mapping[str, int]) -> str:
+        """Collect a rank; how it ended, in words, and whether for want of memory."""
+        self._children.discard(pid)
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        was_killed = end is not None and (end.si_code, end.si_status) == (
+            os.CLD_KILLED,
+            signal.SIGKILL,
+        )
+        was_oom, limit_bytes = self._oom_watch.was_killed(pid) if was_killed else (False, None)
+        address_limit_bytes = parse_address_limit(linux_process.read_limits(pid))
+        _, status, usage = os.wait4(pid, 0)
+        reason, held_bytes = linux_process.describe_end(status), usage.ru_maxrss * 1024
+        if was_killed:
+            return reason + (explain_kill(held_bytes, limit_bytes) if was_oom else "")
+        if os.waitstatus_to_exitcode(status) == -signal.SIGBUS:
+            reason += explain_cuts(mapped)
+        return reason + explain_refusal(output, held_bytes, address_limit_bytes)
+
+    def _watch_child(self, pid: int, ended: Callable[[], None]) -> None:
+        self._children.add(pid)
+        self._events.watch_process(pid, ended)
+
+    def _reap(self, pid: int) -> str:
+        """Collect an ended child; how it ended, in words."""
+        self._children.discard(pid)
+        return linux_process.describe_end(os.waitpid(pid, 0)[1])
+
+    def _make_link(self, rank: int) -> RankLink:
+        hearing = Hearing(
+            text=functools.partial(self._hear_text, rank),
+            message=functools.partial(self._hear_rank, rank),
+            broken=functools.partial(self._rank_broke, rank),
+        )
+        return RankLink(self._events, hearing)
+
+    # ---- the zygote and the store
+
+    def _start_zygote(self) -> None:
+        self._take_zygote(ZygoteClient(self._ticket))
+
+    def _take_zygote(self, zygote: ZygoteClient) -> None:
+        self._zygote, self._zygote_is_ready = zygote, False
+        self._events.add(zygote.fileno(), Order.SOCKET, lambda event: self._hear_zygote(zygote))
+        self._watch_child(zygote.pid, functools.partial(self._zygote_ended, zygote))
+
+    def _hear_zygote(self, zygote: ZygoteClient) -> None:
+        match zygote.receive():
+            case ZygoteReady(_, num_gpus, num_threads):
+                if num_threads > 1 and self._ticket.preload:
+                    self._act(
+                        self._supervisor.zygote_failed(
+                            f"--preload {','.join(self._ticket.preload)} starts threads "
+                            f"({num_threads - 1}), and a process with threads cannot be forked: "
+                            "import that on the ranks instead"
+                        )
+                    )
+                    return
+                if num_threads > 1:
+                    print(f"the zygote has {num_threads} threads; forks may hang", file=sys.stderr)
+                self._num_gpus, self._zygote_is_ready = num_gpus, True
+                if self._store_end:
+                    self._fork_store(zygote)
+                self._act(self._supervisor.zygote_ready(num_gpus))
+            case ZygoteFailed(text):
+                self._act(self._supervisor.zygote_failed(text))
+            case _:
+                self._events.remove(zygote.fileno())
+
+    def _zygote_ended(self, zygote: ZygoteClient) -> None:
+        self._events.remove(zygote.fileno())
+        zygote.close()
+        self._zygote, self._zygote_is_ready = None, False
+        text, _ = read_log(self._ticket.logs / "zygote.log", _LAST_BYTES)
+        self._act(self._supervisor.zygote_ended(self._reap(zygote.pid), text))
+        if self._zygote is not None or self._supervisor.state not in ("ready", "starting"):
+            return
+        if not self._new_zygotes.allow(time.monotonic()):
+            if self._store_end:  # it was to be replaced by the zygote that has ended
+                self._act(self._supervisor.store_ended(self._store_end))
+            return
+        try:
+            self._start_zygote()
+        except OSError as error:  # a fork tries again
+            print(f"the zygote could not be replaced: {error}", file=sys.stderr)
+
+    def _fork_store(self, zygote: ZygoteClient) -> None:
+        with socket.create_server((_MASTER_ADDR, 0), backlog=1024) as listener:
+            port = listener.getsockname()[1]
+            pids = zygote.fork_store(port, listener.fileno())
+        for pid in pids:
+            self._supervisor.store_port, self._store_pid = port, pid
+            self._watch_child(pid, functools.partial(self._store_ended, pid))
+        if pids and self._store_end:
+            reason, self._store_end = self._store_end, ""
+            self._act(self._supervisor.store_ended(reason))
+
+    def _store_ended(self, pid: int) -> None:
+        self._store_end = self._reap(pid)
+        self._supervisor.store_port = self._store_pid = 0
+        may_renew = self._new_stores.allow(time.monotonic())
+        if may_renew and self._zygote is not None and self._zygote_is_ready:
+            self._fork_store(self._zygote)
+        if self._store_end and (
+            self._zygote is None or not may_renew
+        ):  # else the zygote is to be waited for
+            self._act(self._supervisor.store_ended(self._store_end))
+
+
+def _new_process(rank: int, pid: int) -> str:
+    """The line in a log from which on it is another process's."""
+    return f"cellmesh: rank {rank} is process {pid} from here"

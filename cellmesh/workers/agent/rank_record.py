@@ -1,0 +1,93 @@
+"""What a supervisor knows of one rank."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+
+from ...wire.messages import Phase, RankInfo
+from ..rank.stdout import Gate
+
+
+@dataclass
+class RankRecord:
+    """One rank.
+
+    Attributes:
+        gate: bounds what comes through its descriptors 1 and 2.
+        pid: its process, 0 if it has none.
+        phase: what it does.
+        device, backend: as it said when it became ready.
+        ending: how it ended, if it is dead.
+        runs: passed to it and not answered yet; the first is what it executes.
+        last_run: the newest that it has answered.
+        why_killed: why the agent ends it; "" where it does not.
+        filling: those of `runs` that may give it what a user's namespace holds.
+        predecessor_ending: how the one ended that it replaces, until something of `filling` ends
+            well.
+        last_output: the last lines of the one that ended.
+    """
+
+    gate: Gate
+    pid: int = 0
+    phase: Phase = "starting"
+    device: str = ""
+    backend: str = ""
+    ending: str = ""
+    runs: collections.deque[int] = field(default_factory=collections.deque)
+    last_run: int = -1
+    why_killed: str = ""
+    filling: set[int] = field(default_factory=set)
+    predecessor_ending: str = ""
+    last_output: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process."""
+        return self.pid > 0
+
+    def take(self, run: int, fills: bool) -> None:
+        """Work is passed to it."""
+        self.runs.append(run)
+        self.phase = "running"
+        if fills:
+            self.filling.add(run)
+
+    def answer(self, run: int, went_well: bool) -> None:
+        """It has ended work."""
+        if self.runs and self.runs[0] == run:
+            self.last_run = self.runs.popleft()
+            self.phase = "running" if self.runs else "idle"
+        if run in self.filling and went_well:
+            self.predecessor_ending = self.last_output = ""
+        self.filling.discard(run)
+
+    def end(self, reason: str, last_output: str) -> None:
+        """Its process has ended."""
+        self.pid, self.phase, self.ending, self.last_output = 0, "dead", reason, last_output
+        self.runs.clear()
+        self.filling.clear()
+
+    def renew(self, alone: bool = False) -> None:
+        """Another process is to take its place; `alone`: among others that live on."""
+        self.predecessor_ending = self.ending if alone else ""
+        self.last_output = self.last_output if alone else ""
+        self.phase, self.ending, self.last_run, self.why_killed = "starting", "", -1, ""
+        self.runs.clear()
+        self.filling.clear()
+
+    def info(self, rank: int, host: str, rss_bytes: int, cpu_s: float = 0.0) -> RankInfo:
+        """As others see it."""
+        return RankInfo(
+            rank=rank,
+            pid=self.pid,
+            host=host,
+            phase=self.phase,
+            device=self.device,
+            backend=self.backend,
+            rss_bytes=rss_bytes,
+            ending=self.ending,
+            predecessor_ending=self.predecessor_ending if self.phase in ("idle", "running") else "",
+            last_output=self.last_output,
+            cpu_s=cpu_s,
+        )

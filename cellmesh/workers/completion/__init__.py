@@ -1,0 +1,1 @@
+"""Completion and help from a rank's namespace."""

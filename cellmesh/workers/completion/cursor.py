@@ -1,0 +1,218 @@
+"""Where a cursor stands in code that is not finished: after which expression, in which brackets.
+
+Python's own parser and tokenizer want whole code. Here text is read from its begin to the cursor,
+piece by piece; what it cannot be is passed over.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+Kind = Literal["name", "attribute", "key", "module", "member", "nothing"]
+
+_PIECE = re.compile(
+    r"""
+    (?P<space>(?:[ \t\f\r]|\\\r?\n)+)
+  | (?P<newline>\n)
+  | (?P<comment>\#[^\n]*)
+  | (?P<string>(?i:[rbuft]{0,2})(?:
+        \"\"\"(?:\\.|[^\\])*?\"\"\" | '''(?:\\.|[^\\])*?'''
+      | (?!\"\"\")"(?:\\.|[^"\\\n])*" | (?!''')'(?:\\.|[^'\\\n])*'))
+  | (?P<torn>(?i:[rbuft]{0,2})(?: (?:\"\"\"|''').* | "[^\n]* | '[^\n]* ))
+  | (?P<number>\d[\w.]*)
+  | (?P<name>[^\W\d]\w*)
+  | (?P<op>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_QUOTE = re.compile(r"(?i)([rbuft]*)(\"\"\"|'''|\"|')")
+_OPENING = {")": "(", "]": "[", "}": "{"}
+# Names that an expression may begin with, although they are keywords.
+_VALUES = ("None", "True", "False")
+
+
+class Piece(NamedTuple):
+    """A word, a string or a sign of the code."""
+
+    kind: str
+    begin: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where the cursor stands.
+
+    Attributes:
+        kind: what could stand there: a ``name``; an ``attribute`` or a ``key`` of `expression`; a
+            ``module`` of the package `expression`; a ``member`` of the module `expression`;
+            ``nothing`` that is known.
+        begin: where that begins, in characters.
+        typed: what of it is there.
+        expression: whose.
+        call: the expression whose brackets are open for another argument; "" if there is none.
+        quote: of a key that is being typed; "" before its first quote.
+    """
+
+    kind: Kind
+    begin: int
+    typed: str = ""
+    expression: str = ""
+    call: str = ""
+    quote: str = ""
+
+
+def find_spot(text: str) -> Spot:
+    """Where a cursor at the end of a text stands."""
+    pieces = _read(text)
+    last = pieces[-1] if pieces else None
+    if last is not None and last.kind in ("comment", "number") and last.end == len(text):
+        return Spot("nothing", len(text))
+    if last is not None and last.kind == "torn" and last.end == len(text):
+        return _in_string(text, pieces)
+    begin = len(text)
+    if last is not None and last.kind == "name" and last.end == len(text):
+        begin = last.begin
+        pieces = pieces[:-1]
+    typed = text[begin:]
+    pieces = [piece for piece in pieces if piece.kind not in ("space", "comment")]
+    imported = _in_import(pieces, begin, typed)
+    if imported is not None:
+        return imported
+    if pieces and pieces[-1].text == ".":
+        expression = _expression_before(text, pieces, len(pieces) - 1)
+        return Spot("attribute" if expression else "nothing", begin, typed, expression)
+    if pieces and pieces[-1].text == "[" and not typed:
+        expression = _expression_before(text, pieces, len(pieces) - 1)
+        if expression:
+            return Spot("key", begin, typed, expression)
+    return Spot("name", begin, typed, call=_open_call(text, pieces))
+
+
+def _read(text: str) -> list[Piece]:
+    pieces = []
+    at = 0
+    while at < len(text):
+        match = _PIECE.match(text, at)
+        assert match is not None  # the last alternative takes any character
+        pieces.append(Piece(str(match.lastgroup), at, match.end(), match.group()))
+        at = match.end()
+    return pieces
+
+
+def _in_string(text: str, pieces: Sequence[Piece]) -> Spot:
+    """The cursor is in a string that has no end yet."""
+    torn = pieces[-1]
+    match = _QUOTE.match(torn.text)
+    assert match is not None
+    prefix, quote = match.groups()
+    body = torn.begin + match.end()
+    brace = text.rfind("{", body)
+    if "f" in prefix.lower() and brace >= 0 and "}" not in text[brace:] and text[brace - 1] != "{":
+        inner = find_spot(text[brace + 1 :])
+        return replace(inner, begin=inner.begin + brace + 1)
+    before = [piece for piece in pieces[:-1] if piece.kind not in ("space", "comment")]
+    if before and before[-1].text == "[" and not prefix:
+        expression = _expression_before(text, before, len(before) - 1)
+        if expression:
+            return Spot("key", body, text[body:], expression, quote=quote)
+    return Spot("nothing", len(text))
+
+
+def _in_import(pieces: Sequence[Piece], begin: int, typed: str) -> Spot | None:
+    """The cursor is in an import statement."""
+    start = depth = 0
+    for at, piece in enumerate(pieces):
+        depth = max(0, depth + (piece.text in _OPENING.values()) - (piece.text in _OPENING))
+        if depth == 0 and piece.text in ("\n", ";", ":"):
+            start = at + 1
+    words = [piece.text for piece in pieces[start:] if piece.kind != "newline"]
+    if not words or words[0] not in ("import", "from"):
+        return None
+    if words[0] == "from" and "import" in words:
+        module = "".join(words[1 : words.index("import")])
+        return Spot(
+            "member" if words[-1] != "as" and not module.startswith(".") else "nothing",
+            begin,
+            typed,
+            module,
+        )
+    if words[-1] == "as":
+        return Spot("nothing", begin, typed)
+    path = []
+    for word in reversed(words):
+        if not (word == "." or word.isidentifier()) or word in ("import", "from"):
+            break
+        path.append(word)
+    package = "".join(reversed(path))
+    if not package:
+        return Spot("module", begin, typed)
+    return Spot(
+        "module" if package.endswith(".") else "nothing", begin, typed, package.removesuffix(".")
+    )
+
+
+def _expression_before(text: str, pieces: Sequence[Piece], index: int) -> str:
+    """The expression that ends before a piece; "" if there is none."""
+    begin = end = -1
+    at = index - 1
+    while at >= 0:
+        piece = pieces[at]
+        if piece.text in _OPENING:
+            opening = _find_opening(pieces, at)
+            if opening < 0:
+                break
+            end = piece.end if end < 0 else end
+            begin = pieces[opening].begin
+            before = pieces[opening - 1] if opening else None
+            if piece.text == "}" or before is None or not _ends_expression(before):
+                break
+            at = opening - 1
+            continue
+        if piece.kind not in ("name", "string", "number") or not _ends_expression(piece):
+            break
+        end = piece.end if end < 0 else end
+        begin = piece.begin
+        if at == 0 or pieces[at - 1].text != ".":
+            break
+        at -= 2
+    return text[begin:end] if begin >= 0 else ""
+
+
+def _ends_expression(piece: Piece) -> bool:
+    if piece.kind == "name":
+        return not keyword.iskeyword(piece.text) or piece.text in _VALUES
+    return piece.kind in ("string", "number") or piece.text in (")", "]")
+
+
+def _find_opening(pieces: Sequence[Piece], closing: int) -> int:
+    depth = 0
+    for at in range(closing, -1, -1):
+        if pieces[at].text in _OPENING:
+            depth += 1
+        elif pieces[at].text in _OPENING.values():
+            depth -= 1
+            if depth == 0:
+                return at
+    return -1
+
+
+def _open_call(text: str, pieces: Sequence[Piece]) -> str:
+    """The expression that is called where the cursor may begin another argument."""
+    pieces = [piece for piece in pieces if piece.kind != "newline"]
+    if not pieces or pieces[-1].text not in ("(", ","):
+        return ""
+    depth = 0
+    for at in range(len(pieces) - 1, -1, -1):
+        if pieces[at].text in _OPENING:
+            depth += 1
+        elif pieces[at].text in _OPENING.values():
+            depth -= 1
+            if depth < 0:
+                return _expression_before(text, pieces, at) if pieces[at].text == "(" else ""
+    return ""

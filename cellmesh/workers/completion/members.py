@@ -1,0 +1,127 @@
+"""What something holds: attributes, keys, arguments; found as in `resolving`, without running
+anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from ..inspect.resolving import (
+    C_FUNCTIONS,
+    WRAPPED,
+    InstanceOf,
+    Known,
+    Unknown,
+    Value,
+    boxes,
+    classes_of,
+    held_by,
+    in_classes,
+    vars_of,
+)
+
+_ROUTINES = (
+    *C_FUNCTIONS, types.FunctionType, types.MethodType, types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    staticmethod, classmethod, type(functools.lru_cache(int)),
+)  # fmt: skip
+_MAX_WRAPPERS = 50
+
+
+def members(owner: Known) -> dict[str, str]:
+    """The attributes of something, and what kind each is."""
+    found: dict[str, str] = {}
+    value = owner.value if isinstance(owner, Value) else None
+    kind: type
+    if isinstance(owner, InstanceOf):
+        kind = owner.type
+    elif issubclass(type(value), types.ModuleType):
+        return {name: kind_of(item) for name, item in list(held_by(value).items())}
+    else:
+        kind = value if issubclass(type(value), type) and isinstance(value, type) else type(value)
+        if kind is not value:
+            for box in boxes(value):
+                found.update(
+                    (name, kind_of(item)) for name, item in list(box.items()) if type(name) is str
+                )
+    for each in classes_of(kind):
+        if value is None:  # what its instances will have
+            found.update(dict.fromkeys(_annotations_of(each), "instance"))
+        for name, item in list(vars_of(each).items()):
+            found.setdefault(name, kind_of(item))
+    modules = held_by(value).get("_modules") if value is not None else None
+    if isinstance(modules, dict):
+        for wrapped in WRAPPED:
+            if wrapped in modules:
+                found = {**members(Value(modules[wrapped])), **found}
+    return found
+
+
+def _annotations_of(kind: type) -> list[str]:
+    annotations = vars_of(kind).get("__annotations__", {})
+    return list(annotations) if type(annotations) is dict else []
+
+
+def keys(owner: Known) -> list[str | int]:
+    """The keys of something, in its order: texts and numbers only."""
+    if isinstance(owner, InstanceOf):
+        return []
+    value = owner.value
+    kind = type(value)
+    found: list[Any] = []
+    if issubclass(kind, dict):
+        found = list(dict.keys(value))
+    elif issubclass(kind, torch.nn.ModuleDict):
+        found = list(held_by(value)["_modules"])
+    elif issubclass(kind, torch.nn.ParameterDict):
+        found = list(held_by(value).get("_keys", ()))
+    elif kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
+        found = list(value.columns)
+    elif kind.__module__ == "numpy" and kind.__name__ in ("ndarray", "recarray"):
+        found = list(value.dtype.names or ())
+    elif kind.__module__.endswith("distributed.device_mesh") and kind.__name__ == "DeviceMesh":
+        found = list(value.mesh_dim_names or ())
+    return [key for key in found if type(key) in (str, int)]
+
+
+def parameters(function: Known) -> list[str]:
+    """The names of the arguments that a call takes."""
+    value: Any = function.value if isinstance(function, Value) else None
+    kind = type(value)
+    try:
+        if issubclass(kind, type):
+            value = in_classes(value, "__init__")
+        elif issubclass(kind, torch.nn.Module):
+            value = in_classes(kind, "forward")
+    except Unknown:
+        return []
+    for _ in range(_MAX_WRAPPERS):
+        if type(value) is types.MethodType:
+            value = value.__func__
+        wrapped = held_by(value).get("__wrapped__")
+        if wrapped is None:
+            break
+        value = wrapped
+    if type(value) is not types.FunctionType:
+        return []
+    code = value.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return [name for name in names[code.co_posonlyargcount :] if name not in ("self", "cls")]
+
+
+def kind_of(value: Any) -> str:
+    """What something is, in the words of front ends."""
+    kind = type(value)
+    if issubclass(kind, type):
+        return "class"
+    if kind is property or kind is functools.cached_property:
+        return "property"
+    if issubclass(kind, types.ModuleType):
+        return "module"
+    if kind in _ROUTINES:
+        return "function"
+    return "instance"

@@ -1,0 +1,288 @@
+"""Free a process from collectives whose peers will not come.
+
+``ProcessGroupGloo.abort()`` frees nobody in torch 2.13. What frees all is a receive that runs into
+its time-out: gloo then gives up all connections of the group and tells all operations on it, but
+for one: an operation that is in the middle of sending waits on without end, there and, as its
+connection is reset, at the other end. Therefore (`cut_gloo`)
+
+- a group is cut when nothing is on its way; what is on its way comes to rest soon, as gloo reads
+  whatever comes, whether an operation waits for it or not;
+- its connections are kept open a while longer, and read, so that peers who send meet no error.
+
+Connections are told from a user's own by having appeared while the group was made. NCCL is freed by
+aborting its communicators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import struct
+import termios
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ...stdlib import os, select, socket, threading, time
+from ..rank.threads import start_thread
+
+# A descriptor and the inode behind it: the number alone may have come to mean something else.
+Sockets = Mapping[int, int]
+
+_TCP_ESTABLISHED = 1
+# In the kernel's struct tcp_info: tcpi_bytes_acked and tcpi_bytes_received.
+_TCP_INFO_BYTES, _TCP_COUNTERS = 136, slice(120, 136)
+# How long nothing must have moved on connections: with nothing left to send, and with something.
+_QUIET_S, _STALLED_S = 0.05, 0.5
+_LONGEST_S, _LOOK_S = 3.0, 0.005
+_HOLD_S, _DRAIN_STEP_S = 5.0, 0.002
+_AT_ONCE = timedelta(milliseconds=1)
+_NO_TAG = 2**31 - 7  # that nobody sends with
+
+
+def open_sockets() -> dict[int, int]:
+    """The TCP sockets of this process: descriptor -> inode."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                descriptor = int(entry)
+                with socket.socket(fileno=os.dup(descriptor)) as candidate:
+                    if candidate.family in (socket.AF_INET, socket.AF_INET6):
+                        found[descriptor] = os.fstat(descriptor).st_ino
+        except OSError:
+            continue
+    return found
+
+
+def new_sockets(before: Sockets) -> dict[int, int]:
+    """Those that have appeared since."""
+    return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
+
+
+def connections(sockets: Sockets) -> dict[int, int]:
+    """Those of them that are connected, or connecting; not the listening ones."""
+    return {fd: inode for fd, inode in sockets.items() if _connected(fd, inode)}
+
+
+def shut_down(sockets: Sockets) -> int:
+    """Shut connections down, so that who waits for them meets an error.
+
+    Returns:
+        How many were shut down, those included that the other side had closed.
+    """
+    num_cut = 0
+    for descriptor, inode in sockets.items():
+        with _opened(descriptor, inode) as connection:
+            if connection is not None and not _listens(connection):
+                with contextlib.suppress(OSError):  # not connected yet, or not any more
+                    connection.shutdown(socket.SHUT_RDWR)
+                num_cut += 1
+    return num_cut
+
+
+def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
+    """Make every operation on a gloo group raise; call `await_quiet` before.
+
+    Args:
+        group: a plain ``ProcessGroup``.
+        sockets: its connections.
+        drain: takes the connections over.
+
+    Returns:
+        How many connections it had.
+    """
+    num_cut = 0
+    for descriptor, inode in sockets.items():
+        with _opened(descriptor, inode) as connection:
+            if connection is not None and not _listens(connection):
+                num_cut += 1
+                with contextlib.suppress(
+                    OSError
+                ):  # no descriptor is left: peers that send meet an error
+                    drain.take([os.dup(connection.fileno())])
+    if num_cut:
+        _time_out(group)
+    return num_cut
+
+
+def await_quiet(sockets: Sockets) -> None:
+    """Wait until nothing is on its way on these connections; but not for long."""
+    start = last_change = time.monotonic()
+    before: list[tuple[int, bytes]] = []
+    while (now := time.monotonic()) - start < _LONGEST_S:
+        traffic = [_traffic(fd) for fd, inode in sockets.items() if _connected(fd, inode)]
+        if traffic != before:
+            before, last_change = traffic, now
+        is_sent = not any(unsent for unsent, _ in traffic)
+        if now - last_change > (_QUIET_S if is_sent else _STALLED_S):
+            return
+        time.sleep(_LOOK_S)
+
+
+def _traffic(descriptor: int) -> tuple[int, bytes]:
+    """How much a connection is yet to send, and its counters of what it has sent and received."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        unsent = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+        return unsent, info[_TCP_COUNTERS]
+    return 0, b""
+
+
+def _time_out(group: Any) -> None:
+    """Let a receive run into its time-out: gloo gives up all connections then, and tells all
+    operations.
+    """
+    nothing = torch.zeros(1, device="cpu")  # whatever the default device is
+    for backend in _backends(group, "gloo"):
+        for peer in set(range(backend.size())) - {backend.rank()}:
+            with contextlib.suppress(RuntimeError):
+                backend.recv([nothing], peer, _NO_TAG).wait(_AT_ONCE)
+
+
+class Drain:
+    """Keeps connections open that gloo has given up, and reads what peers still send, until they
+    give up too.
+
+    Its thread is there from the beginning: when it is needed there may be none left.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptors: dict[int, float] = {}  # -> until when
+        self._holds = threading.Event()
+        start_thread(self._serve)
+
+    def take(self, descriptors: Iterable[int]) -> None:
+        """Keep these, which become ours, for `_HOLD_S` or until `let_go`."""
+        with self._lock:
+            self._descriptors.update(dict.fromkeys(descriptors, time.monotonic() + _HOLD_S))
+            self._holds.set()
+
+    @property
+    def num_held(self) -> int:
+        """How many it keeps."""
+        return len(self._descriptors)
+
+    def let_go(self) -> None:
+        """Close all: their peers have given them up, too."""
+        with self._lock:
+            self._close(list(self._descriptors))
+
+    def _serve(self) -> None:
+        while True:
+            self._holds.wait()
+            with self._lock:
+                now = time.monotonic()
+                self._close([one for one, until in self._descriptors.items() if until < now])
+                if not self._descriptors:
+                    self._holds.clear()
+                    continue
+                poll = select.poll()
+                for descriptor in self._descriptors:
+                    poll.register(descriptor, select.POLLIN)
+                for descriptor, _ in poll.poll(0):
+                    self._read(descriptor)
+            time.sleep(_DRAIN_STEP_S)
+
+    def _read(self, descriptor: int) -> None:
+        connection = socket.socket(fileno=descriptor)
+        try:
+            while connection.recv(1 << 20, socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        finally:
+            connection.detach()
+        self._close([descriptor])  # the other side has ended it
+
+    def _close(self, descriptors: Iterable[int]) -> None:
+        for descriptor in descriptors:
+            del self._descriptors[descriptor]
+            os.close(descriptor)
+
+
+def all_stand(sockets: Sockets) -> bool:
+    """Whether these connections are all still there, on both sides."""
+    return all(_connected(fd, inode) for fd, inode in sockets.items())
+
+
+def abort_nccl(group: Any) -> bool:
+    """Abort the NCCL communicators of a process group; what waits for them raises or returns.
+
+    Args:
+        group: a plain ``ProcessGroup``.
+
+    Returns:
+        Whether it has any.
+    """
+    backends = _backends(group, "nccl")
+    for backend in backends:
+        backend.abort()
+    return bool(backends)
+
+
+def backends_of(group: Any) -> list[Any]:
+    """The backends of a plain ``ProcessGroup``, each once."""
+    found = [group._get_backend(device) for device in group._device_types]
+    return list({id(one): one for one in found}.values())
+
+
+def _backends(group: Any, name: str) -> list[Any]:
+    return [backend for backend in backends_of(group) if backend.name() == name]
+
+
+def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) -> None:
+    """Set what NCCL needs so that an abort ends an operation and not the process.
+
+    Its watchdog ends the process when an operation fails (mode 3 and 1), or when it has not been
+    heard of for some minutes, as while a user sits in a debugger. What the user has set stays.
+
+    Args:
+        environment: ``os.environ``, before the first group is made.
+        device: the rank's device.
+    """
+    if device.type == "cuda":
+        environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        environment.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        environment.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+        environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+
+
+@contextlib.contextmanager
+def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
+    """A second descriptor for a socket that may have been closed, and its number used again."""
+    try:
+        if os.fstat(descriptor).st_ino != inode:
+            raise OSError
+        try:
+            connection = socket.socket(fileno=os.dup(descriptor))
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            connection = socket.socket(fileno=descriptor)  # there is none left for a second one
+    except OSError:
+        yield None
+        return
+    try:
+        yield connection if os.fstat(connection.fileno()).st_ino == inode else None
+    finally:
+        if connection.fileno() == descriptor:
+            connection.detach()
+        connection.close()
+
+
+def _listens(connection: socket.socket) -> bool:
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _connected(descriptor: int, inode: int) -> bool:
+    with _opened(descriptor, inode) as connection:
+        if connection is None:
+            return False
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED

@@ -1,0 +1,198 @@
+"""Run what blocks in C++ so that its caller can be called off: in a thread that is left behind
+then.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import functools
+import math
+from _queue import SimpleQueue
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from ...errors import GroupDown
+from ...stdlib import time
+from ..rank.threads import start_thread
+from .store import Waits
+
+_STEP_S = 0.02
+# One look at a collective; what ends meanwhile is seen at once.
+_LOOK = timedelta(seconds=0.1)
+# How long operations that were cut may take to notice.
+_GRACE_S = 0.5
+_LEFT = "the wait for other ranks was ended: they will not come"
+
+
+@dataclass(frozen=True, eq=False)
+class _Guarded:
+    """Somebody waits in C++ for an operation's future, through `gate`; `num_ends` is of before."""
+
+    gate: Future[None]
+    num_ends: int
+
+    def open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is open
+            self.gate.set_result(None)
+
+
+class Patience:
+    """Waits for C++ on behalf of a rank; `end` ends all waits, from any thread.
+
+    Args:
+        waits: of the stores that a function may ask: one that is left behind must stop asking.
+
+    Attributes:
+        has_left: whether a collective was left behind that had not ended.
+    """
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._num_ends = 0
+        self._num_waiting = 0
+        self._guarded: set[_Guarded] = set()
+        self._keeps_types = False
+        self._idle: list[_Helper] = []
+        self.has_left = False
+
+    def end(self) -> int:
+        """Let every `run` raise, and those futures of `guard` that were there at the last `end`.
+
+        Returns:
+            How many there were.
+        """
+        self._num_ends += 1
+        left = [one for one in self._guarded.copy() if one.num_ends < self._num_ends - 1]
+        for one in left:
+            self.has_left = True
+            self._guarded.discard(one)
+            one.open()
+        return self._num_waiting + len(left)
+
+    def keep_types(self) -> None:
+        """Let `guard` do nothing from now on: DDP's hooks in C++ refuse the futures that Python
+        completes.
+        """
+        self._keeps_types = True
+
+    def guard(self, future: Any) -> Any:
+        """A future that ends as that of a collective does; `end` can end it where the collective
+        does not.
+        """
+        if self._keeps_types:
+            return future
+        guarded = _Guarded(Future(), self._num_ends)
+
+        def give(_: Future[None]) -> Any:
+            if not future.done():
+                raise GroupDown(_LEFT)
+            return future.value()
+
+        def end(_: Any) -> None:
+            self._guarded.discard(guarded)
+            guarded.open()
+
+        given = guarded.gate.then(give)
+        self._guarded.add(guarded)
+        future.add_done_callback(end)
+        return given
+
+    def follow(self, work: Work) -> bool:
+        """Wait for a collective, within reach of signals.
+
+        Raises:
+            GroupDown: `end` was called, and the collective did not notice.
+            RuntimeError: of the collective.
+        """
+        num_ends, deadline = self._num_ends, math.inf
+        try:
+            while True:
+                try:
+                    return work.wait(_LOOK)
+                except RuntimeError as error:
+                    # It has ended meanwhile, with an error of its own or without; or cannot wait
+                    # shortly.
+                    if work.is_completed() or "timeout not implemented" in str(error):
+                        return work.wait()
+                if self._num_ends != num_ends:
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+                if time.monotonic() > deadline:
+                    raise GroupDown(_LEFT)
+        except BaseException:
+            self.has_left = self.has_left or not work.is_completed()
+            raise
+
+    def run(self, function: Callable[[], object], limit_s: float | None = None) -> None:
+        """Call a function and wait for its end, within reach of signals.
+
+        Args:
+            function: what to call, in a thread; what it returns is dropped.
+            limit_s: how long it may take; None for as long as it takes.
+
+        Raises:
+            GroupDown: `end` was called, or it took too long.
+        """
+        errors: list[BaseException] = []
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def call() -> None:
+            try:
+                function()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.release()
+
+        num_ends = self._num_ends
+        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+        helper = self._idle.pop() if self._idle else _Helper()
+        if not helper.ident:
+            raise GroupDown(
+                "the limit on processes and threads is reached, and this needs a thread"
+            )
+        self._num_waiting += 1
+        try:
+            helper.calls.put(call)
+            while not done.acquire(True, _STEP_S):
+                if self._num_ends != num_ends:
+                    raise GroupDown(_LEFT)
+                if time.monotonic() > deadline:
+                    raise GroupDown(f"the wait for other ranks was given up after {limit_s:g} s")
+        except BaseException:
+            self._waits.stop_thread(helper.ident)
+            helper.calls.put(functools.partial(self._waits.forget_thread, helper.ident))
+            helper.calls.put(None)
+            raise
+        finally:
+            self._num_waiting -= 1
+        self._idle.append(helper)
+        if errors:
+            raise errors[0]
+
+
+class _Helper:
+    """A thread that makes the calls it is given, until it is given None. To start one takes longer
+    than most.
+
+    Attributes:
+        ident: the thread's identity, 0 where a limit on threads is reached.
+        calls: they may not raise.
+    """
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.ident = start_thread(self._serve)
+
+    def _serve(self) -> None:
+        while True:
+            with contextlib.suppress(BaseException):  # user code can raise in any thread
+                if (call := self.calls.get()) is None:
+                    return
+                call()

@@ -1,0 +1,230 @@
+"""What `HealableGroup` passes on to its inner group: noted and counted, if it is communication.
+
+The methods are read off ``ProcessGroup`` as it is installed: newer versions of torch call names
+that older ones do not have.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import (
+    ProcessGroup,
+    Work,
+)
+from torch._C._dynamo import eval_frame
+
+from ...stdlib import threading, time
+from ..rank.stack_inspection.thread_stacks import module_of
+from .interruptible_work import PatientCollective, PatientMessage, PatientReceive
+
+if TYPE_CHECKING:
+    from .healing import HealableGroup
+
+# What users call the methods of ProcessGroup; a `_coalesced` or unknown one keeps its own name.
+_LABELS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_single",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recv_anysource": "recv",
+}
+# Where DDP's C++ is called from: the engine, on the thread that called ``backward`` or on one of
+# its own.
+_BACKWARD = ("torch.autograd.graph", "torch.autograd", "")
+_RETURNS_WORK = re.compile(r"-> \S*\bWork\b")
+# To wait for a message in another thread takes some 50 us longer. Smaller ones are hardly ever on
+# their way when a rank dies, and then their wait ends with the group's time-out or the rank.
+_LARGE_BYTES = 64 << 10
+_POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
+# What a group answers itself, and what only makes sense on the C++ object.
+_OWN = frozenset(
+    {
+        "rank",
+        "size",
+        "shutdown",
+        "abort",
+        "group_name",
+        "group_desc",
+        "_set_group_name",
+        "_set_group_desc",
+        "bound_device_id",
+        "split_group",
+        "boxed",
+        "unbox",
+        "BackendType",
+    }
+)
+
+
+def _begin(
+    group: HealableGroup,
+    label: str,
+    call: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    sequence: int,
+    peer: int = -1,
+) -> Any:
+    """Run a method of the inner group, and note it as the last operation while it is under way."""
+    ledger = group._ledger
+    ident = threading.get_ident()
+    # The engine's threads, unknown to Python, run backward on behalf of the main thread.
+    if ident != ledger.main_thread and ident in threading._active:  # type: ignore[attr-defined]
+        return call(*args, **kwargs)
+    since = time.monotonic()
+    last = ledger.last
+    if last is not None and (last[3] is None or last[3]() is not None):
+        ledger.keep(last)
+    ledger.last = (label, group, since, None)
+    spans, number = ledger.spans, -1
+    is_message = label in _POINT_TO_POINT
+    # Whether a wait in Python follows at once. Messages do not tell: their wait does.
+    is_sync = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
+    if spans.is_on:
+        what = group.whats.get(label) or group.what(label)
+        number = spans.begin(what, sequence, peer, since, is_sync)
+    try:
+        work = call(*args, **kwargs)
+    except BaseException:
+        ledger.last = None
+        spans.end(number)
+        raise
+    if not isinstance(work, Work):
+        ledger.last = None
+        spans.end(number)
+        return work
+    if not group.is_gloo:
+        spans.end(number)  # the launch: the GPU does the rest by itself
+    caller = module_of(sys._getframe(1).f_back)
+    is_of_join = caller == c10d.__name__ and _is_of_join(sys._getframe(1))
+    if caller == c10d.__name__ and not is_of_join:
+        if group.is_gloo:
+            if is_message:  # it has no future
+                is_large = sum(tensor.nbytes for tensor in args[0]) >= _LARGE_BYTES
+                work = PatientMessage(work, ledger.patience, spans, number, is_large)
+            else:
+                if not is_sync:
+                    spans.end_with(work, number)
+                work = PatientCollective(work, ledger.patience, spans, number, is_sync)
+        # Its caller waits for it or gives it to the user: it lives while anyone may wait.
+        ledger.last = (label, group, since, weakref.ref(work))
+        return work
+    # C++ (DDP, also under Join, functional collectives) keeps it where Python does not see that.
+    inner = work
+    ledger.last = (label, group, since, lambda: inner)
+    if caller in _BACKWARD:
+        group._backward_work = inner
+    if group.is_gloo:
+        spans.end_with(inner, number)
+        if not is_of_join and not is_message:
+            work = PatientCollective(inner, ledger.patience, spans, number)
+    elif caller not in _BACKWARD:  # most often used at once; what C++ waits for is not seen
+        spans.wait(number, since)
+    return work
+
+
+def _is_of_join(method: types.FrameType) -> bool:
+    """Whether ``Join`` has begun this for DDP, which keeps the C++ part only; a `wait` in Python is
+    lost.
+    """
+    function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
+    wrapper = function and function.f_back
+    caller = wrapper and wrapper.f_back
+    is_of_join = module_of(caller) == "torch.distributed.algorithms.join"
+    return is_of_join and function is not None and bool(function.f_locals.get("async_op"))
+
+
+def _collective(method: str) -> Callable[..., Any]:
+    label = _LABELS.get(method, method)
+
+    def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+        call = getattr(self._inner, method)
+        self.num_collectives += 1
+        if not self.is_touched:
+            self.is_touched = True
+            self._ledger.touched.append(self)
+        return _begin(self, label, call, args, kwargs, self.num_collectives)
+
+    return begin
+
+
+def _message(method: str) -> Callable[..., Any]:
+    label = _LABELS.get(method, method)
+
+    def begin(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+        call = getattr(self._inner, method)
+        if method == "recv_anysource":
+            work = _begin(self, label, call, args, kwargs, 0)
+            self._settle_from_anyone()
+            self._from_anyone.append(work)
+            return PatientReceive(work, self._ledger.patience)
+        peer = self.global_rank(
+            args[1] if len(args) > 1 else kwargs["dstRank" if method == "send" else "srcRank"]
+        )
+        counts = self._num_sent if method == "send" else self._num_received
+        sequence = counts.get(peer, 0) + 1
+        work = _begin(self, label, call, args, kwargs, sequence, peer)
+        counts[peer] = sequence
+        return work
+
+    return begin
+
+
+def _passed_on(method: str) -> Callable[..., Any]:
+    def call(self: HealableGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, method)(*args, **kwargs)
+
+    return call
+
+
+def _passed_on_property(name: str) -> property:
+    def write(self: HealableGroup, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+    return property(lambda self: getattr(self._inner, name), write)
+
+
+def pass_on_everything(kind: type[HealableGroup]) -> None:
+    """Give `HealableGroup` each method and property of the installed ``ProcessGroup``."""
+    left_alone = eval_frame._FrameExecStrategy(
+        eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+    )
+    for name in dir(ProcessGroup):
+        member = getattr(ProcessGroup, name)
+        if name.startswith("__") or name.startswith("_pybind11") or name in _OWN:
+            continue
+        made: Any
+        if isinstance(member, property):
+            made = _passed_on_property(name)
+        elif name in _POINT_TO_POINT:
+            made = _message(name)
+        elif name == "monitored_barrier" or (
+            _RETURNS_WORK.search(member.__doc__ or "") and not name.endswith("_coalescing")
+        ):
+            made = _collective(name)
+        else:
+            made = _passed_on(name)
+        if not isinstance(made, property):
+            made.__name__ = name
+            made.__doc__ = member.__doc__
+            # torch.compile breaks its graph at a call, as at the C++ method that this stands for,
+            # and leaves what is called as it is: it cannot read a Python attribute of a process
+            # group.
+            made._torchdynamo_disable = True
+            eval_frame.set_code_exec_strategy(made.__code__, left_alone)
+        setattr(kind, name, made)

@@ -1,0 +1,103 @@
+"""What `torch.distributed.rpc` needs on ranks that are stopped, restarted and replaced.
+
+- ``init_rpc`` tells its calls apart by counting them, and takes the count for a prefix of its keys
+  in the store. A rank that is new, or was not among the callers before, would count differently
+  from the others. So it is with the gatherings by which RPC begins and ends, and with the barriers
+  of ``shutdown``, which C++ counts for as long as the process lives.
+- ``Future.wait`` waits in C++ and looks at no signal until its future is done, which for a call
+  that has no time-out is never.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+
+from ...stdlib import threading
+from .store import InterruptibleStore, Waits
+
+# "rpc_prefix_3/shutdown/READY_ID_7": the seventh barrier of this process; others may count it as
+# their first.
+_BARRIER = re.compile(r"(.*/shutdown/[A-Z_]+)_ID_([0-9]+)")
+
+
+class RemoteCallsStore(InterruptibleStore):
+    """What the workers of one ``init_rpc`` share, where barriers count from the first of theirs.
+
+    Args:
+        store: the one that holds the keys.
+        waits: where its waits are ended.
+    """
+
+    def __init__(self, store: Any, waits: Waits) -> None:
+        super().__init__(store, waits)
+        self._first_barrier: int | None = None
+
+    def _name(self, key: str) -> str:
+        if (found := _BARRIER.fullmatch(key)) is None:
+            return key
+        if self._first_barrier is None:
+            self._first_barrier = int(found[2])
+        return f"{found[1]}/{int(found[2]) - self._first_barrier}"
+
+    def set(self, key: str, value: str | bytes) -> None:
+        super().set(self._name(key), value)
+
+    def get(self, key: str) -> bytes:
+        return super().get(self._name(key))
+
+    def add(self, key: str, amount: int) -> int:
+        return super().add(self._name(key), amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return super().check([self._name(key) for key in keys])
+
+
+def refuse_if_running() -> None:
+    """Raise what ``init_rpc`` raises later where RPC runs already, before other ranks are waited
+    for.
+
+    Raises:
+        RuntimeError: it does.
+    """
+    if rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        raise RuntimeError("RPC is already initialized")
+
+
+def begin(number: int) -> None:
+    """Let the ``init_rpc`` that is under way count as all who call it have agreed.
+
+    Args:
+        number: the same on all of them.
+    """
+    rpc._init_counter = number
+    forget_gatherings()
+
+
+def forget_gatherings() -> None:
+    """Let RPC's gatherings count from nothing, as on a new rank, and forget those that did not
+    end.
+    """
+    if rpc.is_available():
+        with rpc.api._all_gather_dict_lock:
+            rpc.api._all_gather_sequence_id.clear()
+            rpc.api._all_gather_sequence_id_to_states.clear()
+
+
+def let_waits_be_interrupted() -> None:
+    """From now on, let a KeyboardInterrupt end the main thread's wait for a
+    ``torch.futures.Future``.
+    """
+    wait_in_cpp = torch._C.Future.wait
+
+    def wait(future: Any) -> Any:
+        if threading.current_thread() is threading.main_thread() and not future.done():
+            done = threading.Event()
+            future.add_done_callback(lambda _: done.set())
+            done.wait()
+        return wait_in_cpp(future)
+
+    torch._C.Future.wait = wait  # type: ignore[assignment, method-assign]

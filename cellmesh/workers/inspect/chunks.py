@@ -1,0 +1,212 @@
+"""A tensor's elements piece by piece, so that looking at a huge one costs no second one in
+memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from .safe_read import DIRECT, Reader, UnreadableError, check_beside
+
+# Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
+_CPU_PIECE = 1 << 17
+_DEVICE_PIECE = 1 << 21
+
+
+def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor, str]:
+    """What holds a tensor's elements.
+
+    Args:
+        local: a tensor of this rank's own, no DTensor.
+        is_beside: the main thread may be running.
+
+    Returns:
+        A tensor that `pieces` takes, and what is to be said of it, "" mostly: of a sparse tensor,
+        only the elements that it stores.
+
+    Raises:
+        UnreadableError: it has none; waiting for them would be a collective; its memory has been
+            freed; or it could be, while it is read.
+    """
+    data, note = _stored(_unwrapped(local).detach())
+    if is_beside and data.numel():
+        check_beside(data)
+    return data, note
+
+
+def _stored(local: torch.Tensor) -> tuple[torch.Tensor, str]:
+    if local.is_meta:
+        raise UnreadableError("a meta tensor has no values")
+    if local.layout in (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc):
+        return local.values(), _of_stored(local, local.values())
+    if local.layout == torch.sparse_coo:
+        stored = local._values()
+        twice = (
+            ""
+            if local.is_coalesced()
+            else "; it is not coalesced: some may be stored more than once"
+        )
+        return stored, _of_stored(local, stored) + twice
+    if local.is_nested:
+        return local.values(), "the numbers are of all its tensors together"
+    if local.layout != torch.strided:
+        raise UnreadableError(f"its layout, {layout_of(local)}, is not read")
+    _check_memory(local)
+    if local.is_complex():
+        return local, "the numbers are of real and imaginary parts alike"
+    return local, "the numbers are of what it stands for" if local.is_quantized else ""
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """A layout's name: ``strided``, ``sparse_coo``, ..."""
+    return str(tensor.layout).removeprefix("torch.")
+
+
+def _unwrapped(local: torch.Tensor) -> torch.Tensor:
+    kind = type(local).__name__
+    if isinstance(local, UninitializedTensorMixin):
+        raise UnreadableError("it is not initialised: its module has not run yet")
+    if kind == "AsyncCollectiveTensor":
+        if not getattr(local, "completed", False):
+            raise UnreadableError("its collective has not been waited for")
+        return local.elem  # type: ignore[attr-defined, no-any-return]
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    if fakes is not None and isinstance(local, fakes.FakeTensor):
+        raise UnreadableError("a fake tensor has no values")
+    if torch._C._functorch.is_functorch_wrapped_tensor(local):
+        raise UnreadableError("it is inside a function transform (vmap, grad)")
+    return local
+
+
+def _of_stored(whole: torch.Tensor, stored: torch.Tensor) -> str:
+    return (
+        f"the numbers are of the {stored.numel():,} elements that it stores, of "
+        f"{whole.numel():,}; the others are zero"
+    )
+
+
+def _check_memory(local: torch.Tensor) -> None:
+    """FSDP frees the memory of gathered parameters under the tensors: reading those would crash."""
+    if type(local) not in (torch.Tensor, torch.nn.Parameter) or not local.numel():
+        return
+    last = local.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True)
+    )
+    if (last + 1) * local.element_size() > local.untyped_storage().nbytes():
+        raise UnreadableError("its memory has been freed (FSDP does so with gathered parameters)")
+
+
+def piece_size(data: torch.Tensor) -> int:
+    """How many elements of it are looked at together."""
+    return _CPU_PIECE if data.device.type == "cpu" else _DEVICE_PIECE
+
+
+def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
+    """Views that make up a tensor, in row-major order.
+
+    Args:
+        data: see `readable`.
+        size: of each, in elements, at most; 0 for a good one.
+    """
+    size = size or piece_size(data)
+    if data.numel() <= size:
+        if data.numel():
+            yield data
+    elif data.is_contiguous() and not data.is_quantized:
+        yield from torch.split(data.view(-1), size)
+    else:
+        num_rows = size // (data.numel() // data.shape[0])
+        if num_rows:
+            yield from torch.split(data, num_rows)
+        else:
+            for row in data.unbind():
+                yield from pieces(row, size)
+
+
+def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The same elements in an order that is quick to read, and how often each of them counts."""
+    if data.is_quantized:
+        return data, 1
+    repeated = 1
+    for dim in reversed(range(data.ndim)):
+        if data.stride(dim) == 0 and data.shape[dim] > 1:
+            repeated *= data.shape[dim]
+            data = data.select(dim, 0)
+    return data.permute(sorted(range(data.ndim), key=data.stride, reverse=True)), repeated
+
+
+def numbers_of(piece: torch.Tensor) -> torch.Tensor:
+    """A piece's numbers as float64, flat; of complex ones, real and imaginary parts."""
+    if piece.is_quantized:
+        piece = piece.dequantize()
+    if piece.is_complex():
+        piece = torch.view_as_real(piece.resolve_conj())
+    return piece.to(torch.float64).reshape(-1)
+
+
+def sample_of_parts(
+    data: torch.Tensor, parts: Sequence[tuple[int, int]], max_elements: int, read: Reader = DIRECT
+) -> torch.Tensor:
+    """Elements evenly spaced over runs, in row-major order, on the CPU: see `Sampled`.
+
+    Args:
+        data: see `readable`.
+        parts: [begin, end) of each run, ascending and apart.
+        max_elements: how many, at most; there are fewer only where the runs have fewer.
+        read: how they are read.
+    """
+    sizes = [max(0, min(end, data.numel()) - begin) for begin, end in parts]
+    total = sum(sizes)
+    count = min(total, max_elements)
+    wanted = torch.arange(count, device="cpu") * total // max(count, 1)
+    ends = list(itertools.accumulate(sizes))
+    bounds = torch.tensor(ends, dtype=torch.int64, device="cpu")
+    part = torch.bucketize(wanted, bounds, right=True)
+    shift = torch.tensor(
+        [begin - (end - size) for (begin, _), size, end in zip(parts, sizes, ends, strict=True)],
+        dtype=torch.int64,
+        device="cpu",
+    )
+    where = (wanted + shift[part]).to(data.device)
+    if not count:
+        return torch.empty(0, dtype=torch.float64, device="cpu")
+    picked = (
+        read.pick(data, torch.unravel_index(where, data.shape))
+        if data.ndim
+        else read.take(data.reshape(1))
+    )
+    if picked.is_quantized:
+        picked = picked.dequantize()
+    wide = torch.complex128 if picked.is_complex() else torch.float64
+    wide = picked.dtype if picked.dtype in (torch.int64, torch.uint64) else wide
+    return picked.resolve_conj().resolve_neg().to(wide, copy=True).cpu()
+
+
+def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
+    """Views that make up the elements [begin, end), in row-major order."""
+    begin, end = max(begin, 0), min(end, data.numel())
+    if begin >= end:
+        return
+    if begin == 0 and end == data.numel():
+        yield from pieces(data)
+    elif data.is_contiguous() and not data.is_quantized:
+        yield from torch.split(data.view(-1)[begin:end], piece_size(data))
+    else:
+        row = data.numel() // data.shape[0]
+        first, last = begin // row, (end - 1) // row
+        if first == last:
+            yield from run_of(data[first], begin - first * row, end - first * row)
+            return
+        yield from run_of(data[first], begin - first * row, row)
+        yield from _run_of_rows(data, first + 1, last)
+        yield from run_of(data[last], 0, end - last * row)
+
+
+def _run_of_rows(data: torch.Tensor, first: int, last: int) -> Iterator[torch.Tensor]:
+    if first < last:
+        yield from pieces(data[first:last])

@@ -1,0 +1,195 @@
+"""Describe a value of the rank's namespace: tensors by their numbers, others by type and repr."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from ...wire.facts import Facts
+from ..rank.value_reducer import is_dtensor as is_dtensor
+from .chunks import layout_of, readable
+from .digests import digest_of, digest_of_bytes
+from .digests import digest_of_tensor as digest_of_tensor
+from .resolving import classes_of, has, vars_of
+from .safe_read import DIRECT, Reader, UnreadableError
+from .safe_repr import quiet_text, whole_text
+from .shards import Shard, shard_of_dtensor
+from .statistics import statistics
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+
+_TEXT_CHARS = 200
+# Modules of numpy's masked arrays.
+MASKED = ("numpy.ma", "numpy.ma.core")
+_NO_CODE = "its class has code of its own, which does not run beside a cell"
+
+
+def kind_of(value: Any) -> str:
+    """A value's type, with its module."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def describe(
+    value: Any,
+    is_read: bool = True,
+    has_digest: bool = True,
+    read: Reader = DIRECT,
+    is_beside: bool = False,
+) -> Facts:
+    """Describe one value.
+
+    Args:
+        value: anything; tensors, parameters and DTensors are described by their numbers, arrays
+            likewise.
+        is_read: read a tensor's elements, for its statistics and its digest.
+        has_digest: have a digest of it.
+        read: how a tensor is read.
+        is_beside: the main thread may be running: tensors with code of their own are not read.
+
+    Returns:
+        The facts. No code of the user's is run, such as a ``__repr__``: a value that is not
+        Python's own is told by its type. No collective is run: a DTensor is described by the rank's
+        part of it. What cannot be told of an odd tensor is left out, and `Facts.note` says why.
+    """
+    tensor = as_tensor(value)
+    if tensor is not None and is_beside and has_own_code(tensor):
+        return Facts(kind=kind_of(value), note=_NO_CODE)
+    if tensor is not None:
+        with torch.no_grad():
+            return _describe_tensor(kind_of(value), tensor, is_read, has_digest, read)
+    whole = whole_text(value)
+    digest = digest_of_bytes(whole.encode(errors="replace")) if whole else ""
+    return Facts(kind=kind_of(value), text=quiet_text(value), digest=digest)
+
+
+def has_own_code(tensor: torch.Tensor) -> bool:
+    """Whether looking at a tensor could run code of its class's that is not torch's."""
+    for kind in classes_of(type(tensor)):
+        if kind is torch.Tensor:
+            return False
+        if not str(vars_of(kind).get("__module__")).startswith("torch.") and any(
+            name == "__torch_dispatch__" or (not name.startswith("__") and has(torch.Tensor, name))
+            for name in vars_of(kind)
+        ):
+            return True
+    return False
+
+
+def as_tensor(value: Any) -> torch.Tensor | None:
+    """A tensor as it is, an array of numbers as a tensor; None of anything else."""
+    if issubclass(type(value), torch.Tensor):
+        return value  # type: ignore[no-any-return]
+    if type(value).__module__ in MASKED:
+        try:
+            # What is masked is told as NaN.
+            return torch.as_tensor(
+                (value if value.dtype.kind in "fc" else value.astype(float)).filled(math.nan)
+            )
+        except (TypeError, ValueError):  # strings, objects
+            return None
+    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
+        try:
+            if getattr(value.flags, "writeable", False) and value.dtype.isnative:
+                return torch.from_numpy(value)
+        except (TypeError, ValueError):  # negative strides, strings, objects
+            pass
+        try:
+            # A copy of its own: torch takes no negative strides, foreign byte orders or read-only
+            # memory.
+            return torch.as_tensor(
+                value.astype(value.dtype.newbyteorder("="), order="C", copy=True)
+            )
+        except TypeError:  # strings, objects
+            return None
+    return None
+
+
+def own_part(value: torch.Tensor) -> Shard:
+    """The rank's part of a tensor, and which part it is."""
+    return shard_of_dtensor(value) if is_dtensor(value) else Shard(value)
+
+
+def _describe_tensor(
+    kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: Reader
+) -> Facts:
+    own = own_part(value)
+    local = own.local
+    notes = [own.note]
+    numbers: dict[str, Any] = {}
+    digest = ""
+    try:
+        data, note = readable(local, read.is_beside)
+        notes.append(note)
+        if is_read:
+            numbers = statistics(data, read)
+            if has_digest and local.layout in (torch.strided, torch.jagged):
+                digest = digest_of(data, read)
+    except UnreadableError as error:
+        notes.append(str(error))
+    except Exception as error:  # a type of elements that torch can hold and not compute with
+        notes.append(f"no statistics: {_first_line(error)}")
+    shape = _told(lambda: _sizes(value.shape))
+    num_elements = _told(lambda: int(local.numel())) or 0
+    num_bytes = num_elements * (_told(local.element_size) or 0)
+    return Facts(
+        kind=kind,
+        text="" if shape is not None else quiet_text(value),
+        shape=shape,
+        local_shape=_told(lambda: _sizes(local.shape)),
+        offset=own.offset,
+        strides=_told(lambda: _sizes(local.stride())),
+        layout=layout_of(local),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=str(local.device),
+        placements=own.placements,
+        requires_grad=value.requires_grad,
+        mesh_dim_names=own.mesh_dim_names,
+        mesh_shape=own.mesh_shape,
+        mesh_ranks=own.mesh_ranks,
+        coordinate=own.coordinate,
+        num_elements=num_elements,
+        num_bytes=num_bytes if local.layout == torch.strided else _stored_bytes(local),
+        storage_bytes=_told(lambda: int(local.untyped_storage().nbytes())) or 0,
+        is_view=bool(_told(lambda: local._is_view())),
+        note="; ".join(note for note in notes if note),
+        shard=own.shard,
+        digest=digest,
+        **numbers,
+    )
+
+
+def _stored_bytes(local: torch.Tensor) -> int:
+    """The size of a tensor that does not store each of its elements."""
+    parts: tuple[Callable[[], torch.Tensor], ...] = (local.values,)
+    if local.layout == torch.sparse_coo:
+        parts = (local._values, local._indices)
+    elif local.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (local.values, local.crow_indices, local.col_indices)
+    elif local.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (local.values, local.ccol_indices, local.row_indices)
+    found = [_told(part) for part in parts]
+    return sum(part.numel() * part.element_size() for part in found if part is not None)
+
+
+def _sizes(sizes: Any) -> tuple[int, ...]:
+    """Sizes as ints; a jagged one, which is of no one size, as -1."""
+    return tuple(size if isinstance(size, int) else -1 for size in sizes)
+
+
+def _told(ask: Callable[[], T]) -> T | None:
+    """What a tensor tells; None where it is of a kind that cannot."""
+    try:
+        return ask()
+    except Exception:
+        return None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:_TEXT_CHARS]

@@ -1,0 +1,138 @@
+"""Answers one look; what cannot be told comes as a `Refusal`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...wire.inspect import (
+    AnySubject,
+    Complete,
+    Digests,
+    Element,
+    Explain,
+    Forget,
+    Gradients,
+    Histogram,
+    History,
+    Names,
+    OfValue,
+    Overview,
+    Picture,
+    Refusal,
+    Sample,
+)
+from ..rank.shell import RankShell
+from ..rank.value_reducer import refusal
+from ..trace.recorder import Spans
+from .paths import NeedsCode, follow
+from .pinned import Kept
+
+
+@dataclass(frozen=True)
+class Looker:
+    """Looks at what a rank has.
+
+    Args:
+        shell: its namespace is the rank's.
+        spans: what the rank did lately.
+        kept: the values of expressions that were run.
+    """
+
+    shell: RankShell
+    spans: Spans
+    kept: Kept = field(default_factory=Kept)
+
+    def answer(self, subject: AnySubject, is_beside: bool) -> Any:
+        """Look at something.
+
+        Args:
+            subject: what.
+            is_beside: on another thread, while the main thread may be running: nothing is
+                evaluated.
+
+        Returns:
+            The answer (see `looks`), or a `Refusal`: of the exceptions only the main thread's
+            KeyboardInterrupt passes through.
+        """
+        quiet = torch._C.DisableTorchFunctionSubclass() if is_beside else contextlib.nullcontext()
+        try:
+            with quiet:
+                return self._answer(subject, is_beside)
+        except NeedsCode as why:
+            return Refusal("CellmeshError", _why_not(subject, why, is_beside), needs_code=True)
+        except BaseException as error:
+            if issubclass(type(error), KeyboardInterrupt) and not is_beside:
+                raise
+            return refusal(error)
+
+    def _answer(self, subject: AnySubject, is_beside: bool) -> Any:
+        match subject:  # these have to be quick, also the first time
+            case Complete():
+                from ..completion import complete as completing
+
+                return completing.complete(self.shell, subject)
+            case Explain():
+                from ..completion import help
+
+                return help.explain(self.shell, subject)
+            case Names():
+                from . import names
+
+                return names.names(self.shell, subject)
+            case History():
+                return self.spans.past(subject)
+            case Forget():
+                return self.kept.forget(subject.tokens)
+
+        from . import downsample, gradients, values  # rarely used
+
+        value = self._value(subject, is_beside)
+        # What a tensor's class makes of an operation is of no interest.
+        with torch._C.DisableTorchFunctionSubclass():
+            match subject:
+                case Overview():
+                    return values.overview(value, subject, is_beside)
+                case Histogram():
+                    return values.histogram(value, subject, is_beside)
+                case Picture():
+                    return downsample.picture(value, subject, is_beside)
+                case Element():
+                    return downsample.element(value, subject, is_beside)
+                case Gradients():
+                    return gradients.gradients(value, is_beside)
+                case Digests():
+                    return values.digests(value, subject, is_beside)
+                case Sample():
+                    return values.sample(value, subject, is_beside)
+
+    def _value(self, subject: OfValue, is_beside: bool) -> Any:
+        runs = isinstance(subject, Overview) and subject.runs and not is_beside
+        if subject.token and not runs:
+            with contextlib.suppress(KeyError):
+                return self.kept.get(subject.token)
+        try:
+            return follow(subject.expression, self.shell.user_ns)
+        except NeedsCode:
+            if not runs:
+                raise
+        value = eval(
+            compile(subject.expression.strip(), "<expression>", "eval"), self.shell.user_ns
+        )
+        self.kept.keep(subject.token, value)
+        return value
+
+
+def _why_not(subject: AnySubject, why: NeedsCode, is_beside: bool) -> str:
+    expression = getattr(subject, "expression", "")
+    if getattr(subject, "token", "") and not getattr(subject, "runs", False):
+        return f"what {expression!r} came to is kept no more: inspect it again"
+    if is_beside:
+        return (
+            f"the rank is busy, and {expression!r} would have to run code: {why}; while a cell "
+            "runs, inspect names, attributes and constant indices only"
+        )
+    return f"{expression!r} would have to run code: {why}"

@@ -1,0 +1,226 @@
+"""The user's names on a rank, each told in short: nothing is copied, and no code of the user's
+runs.
+
+A value that cannot be told, as it changes meanwhile or is odd, costs no other name its row.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...wire.facts import Facts
+from ...wire.inspect import Bound, Named, Names, alphabetically
+from ..completion.members import kind_of
+from ..rank.shell import RankShell
+from .chunks import readable
+from .description import is_dtensor
+from .digests import digest_of_bytes, digest_of_tensor
+from .resolving import held_by
+from .safe_read import Reader, UnreadableError, reading
+from .shards import spell
+from .shortening import full_name_of, name_of, shorten
+
+# What a rank puts into its namespace itself; with other values, these are the user's.
+_OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
+_OWN_MODULES = {"torch": "torch", "dist": "torch.distributed"}
+# Values of a tensor are compared between ranks up to this size: it takes well below a millisecond.
+_MAX_DIGEST_BYTES = 1 << 20
+_MAX_ITEMS = 10_000
+_PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    range,
+    type(None),
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+)
+
+
+def names(shell: RankShell, subject: Names) -> Bound:
+    """The user's names."""
+    found = [name for name in users_names(shell) if fnmatch.fnmatchcase(name, subject.pattern)]
+    found.sort(key=alphabetically)
+    chosen = found[: subject.max_names]
+    told = (
+        Named(name, describe_shortly(shell.user_ns[name]))
+        for name in chosen
+        if name in shell.user_ns
+    )
+    return Bound(tuple(told), len(found) - len(chosen))
+
+
+def users_names(shell: RankShell) -> dict[str, str]:
+    """The names that the user has bound, and what kind each is."""
+    hidden = shell.user_ns_hidden
+    return {
+        name: kind_of(value)
+        for name, value in list(shell.user_ns.items())
+        if type(name) is str
+        and not name.startswith("_")
+        and not (name in hidden and hidden[name] is value)
+        and not _is_own(name, value)
+    }
+
+
+def _is_own(name: str, value: Any) -> bool:
+    if name not in _OWN:
+        return False
+    if name in _OWN_MODULES:
+        return value is sys.modules.get(_OWN_MODULES[name])
+    kind = type(value)
+    if name == "device":
+        return kind is torch.device
+    if name == "mesh":
+        return kind.__module__ == "torch.distributed.device_mesh"
+    return kind is int and value.bit_length() < 64 and os.environ.get(name.upper()) == str(value)
+
+
+def describe_shortly(value: Any) -> Facts:
+    """A value's facts that cost little: no statistics, and a digest only of what is small."""
+    name = full_name_of(type(value))
+    try:
+        with torch._C.DisableTorchFunctionSubclass():  # it may be code of the user's
+            return _describe(name, value)
+    except Exception:
+        return Facts(kind=name)
+
+
+def _describe(name: str, value: Any) -> Facts:
+    if issubclass(type(value), torch.Tensor):
+        return _tensor(name, value)
+    if name == "numpy.ndarray":
+        return Facts(
+            kind=name,
+            shape=tuple(value.shape),
+            local_shape=tuple(value.shape),
+            dtype=str(value.dtype),
+            num_bytes=value.nbytes,
+        )
+    text, is_whole = _text(value)
+    digest = digest_of_bytes(text.encode()) if is_whole else ""
+    return Facts(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)
+
+
+def _tensor(name: str, value: torch.Tensor) -> Facts:
+    local, placements = value, ""
+    if is_dtensor(value):
+        local = value._local_tensor  # `to_local` would make an autograd node
+        placements = spell(value.placements)
+    is_plain = type(local) in (torch.Tensor, torch.nn.Parameter)
+    local = local.detach() if is_plain else local
+    num_bytes = local.numel() * local.element_size()
+    is_cheap = (
+        is_plain
+        and num_bytes <= _MAX_DIGEST_BYTES
+        and local.device.type == "cpu"
+        and not placements
+    )
+    with torch.no_grad(), reading(is_beside=True) as read:  # it may be: a busy rank is asked, too
+        text = _number(local, read) if is_cheap else ""
+        digest = digest_of_tensor(local, read) if is_cheap else ""
+    return Facts(
+        kind=name,
+        shape=tuple(value.shape),
+        local_shape=tuple(local.shape),
+        dtype=str(value.dtype).removeprefix("torch."),
+        device=str(local.device),
+        placements=placements,
+        requires_grad=value.requires_grad,
+        num_bytes=num_bytes,
+        text=text,
+        digest=digest,
+    )
+
+
+def _number(local: torch.Tensor, read: Reader) -> str:
+    if local.numel() != 1 or local.is_meta or local.layout != torch.strided:
+        return ""
+    try:
+        number = read.take(readable(local, read.is_beside)[0]).item()
+    except UnreadableError:
+        return ""
+    return f"{number:.6g}" if isinstance(number, float) else str(number)
+
+
+def _text(value: Any) -> tuple[str, bool]:
+    """A short text of values whose text tells something, and whether it says all that the value
+    is.
+    """
+    kind = type(value)
+    if kind is types.ModuleType:
+        name = held_by(value).get("__name__", "")
+        return name if type(name) is str else "", False
+    if kind is types.FunctionType:
+        code = value.__code__
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return f"({', '.join(arguments)})", False
+    if issubclass(kind, type):
+        return f"({', '.join(map(name_of, type.__dict__['__bases__'].__get__(value)))})", False
+    if issubclass(kind, torch.nn.Module):
+        count = sum(parameter.numel() for parameter in _parameters_in(value))
+        return f"{count:,} parameters", False
+    if kind in _PLAIN:
+        return shorten(value)
+    if kind in (torch.device, torch.dtype, torch.Size):
+        return str(value), False
+    return "", False
+
+
+def _parameters_in(module: Any) -> Iterator[torch.Tensor]:
+    """A module's parameters, each once, as its ``__dict__``s hold them."""
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        held = held_by(waiting.pop())
+        for parameter in list((held.get("_parameters") or {}).values()):
+            if issubclass(type(parameter), torch.Tensor) and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+        children = [child for child in (held.get("_modules") or {}).values() if child is not None]
+        waiting += [child for child in children if id(child) not in seen]
+        seen.update(map(id, children))
+
+
+def _bytes_in(value: Any) -> int:
+    """How much a value's tensors hold on this rank, as far as can be told fast; 0 where that says
+    nothing.
+    """
+    kind = type(value)
+    if issubclass(kind, str):
+        return str.__len__(value)
+    if issubclass(kind, bytes):
+        return bytes.__len__(value)
+    if issubclass(kind, torch.nn.Module):
+        return sum(map(_bytes_of, _parameters_in(value)))
+    if issubclass(kind, torch.optim.Optimizer):
+        state = held_by(value).get("state")
+        states = list(dict.values(state)) if isinstance(state, dict) else []
+        return sum(_bytes_in(each) for each in states)
+    if issubclass(kind, dict):
+        return sum(map(_bytes_of, list(dict.values(value))[:_MAX_ITEMS]))
+    if issubclass(kind, list | tuple):
+        return sum(
+            map(_bytes_of, list(kind.__iter__(value))[:_MAX_ITEMS] if kind in (list, tuple) else ())
+        )
+    return 0
+
+
+def _bytes_of(value: Any) -> int:
+    if not issubclass(type(value), torch.Tensor):
+        return 0
+    local = value._local_tensor if is_dtensor(value) else value
+    return int(local.numel() * local.element_size())

@@ -1,0 +1,263 @@
+"""Follows a path of names, attributes and constant indices to its value, and runs nobody's code on
+the way.
+
+Where this gives a value, it is the one that Python would give; whatever might come to something
+else, or takes code to tell (a property, ``__getattr__``, ``__getitem__``), needs to be run
+(`NeedsCode`). So a rank can be looked at while its main thread runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .description import is_dtensor
+from .resolving import SLOTS, Unknown, boxes, has, held_by, in_classes, keeps_grad, vars_of
+
+
+class NeedsCode(Exception):
+    """It cannot be told without running code; says why."""
+
+
+# What may stand as an index or a key: whose hashing and comparing is Python's own.
+_KEYS = (int, str, float, complex, bool, bytes, type(None), type(...))
+_INDICES = (int, type(None), type(...), slice)
+_PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+# Attributes of tensors whose reading costs nothing. Those of the first line make no other tensor.
+_OF_ANY_TENSOR = ("grad", "requires_grad")
+_OF_PLAIN_TENSORS = (
+    "data",
+    "T",
+    "H",
+    "mT",
+    "mH",
+    "real",
+    "imag",
+    "shape",
+    "dtype",
+    "device",
+    "ndim",
+)
+# How Python itself finds attributes. Before Python 3.13, namespaces have a lookup of their own.
+_LOOKUPS = tuple(
+    kind.__getattribute__ for kind in (object, types.ModuleType, types.SimpleNamespace)
+)
+_SEQUENCES = (torch.Size, list, tuple, str, bytes, range)
+
+
+def follow(expression: str, namespace: Mapping[str, Any]) -> Any:
+    """The value that a path leads to.
+
+    Args:
+        expression: names, attributes and indices, as ``model.layers[0].weight``.
+        namespace: the names.
+
+    Raises:
+        NeedsCode: it is no such path, or its value takes code to tell.
+        NameError, AttributeError, LookupError: nothing is there.
+    """
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise NeedsCode(f"it is no expression ({error})") from None
+    try:
+        return _value(tree.body, namespace)
+    except RecursionError:
+        raise NeedsCode("it is nested too deeply") from None
+
+
+def _value(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Name(id=name):
+            for place in (namespace, vars(builtins)):
+                if name in place:
+                    return place[name]
+            raise NameError(f"name {name!r} is not defined")
+        case ast.Constant(value=value):
+            return value
+        case ast.Attribute(value=owner, attr=name):
+            return _attribute(_value(owner, namespace), name)
+        case ast.Subscript(value=owner, slice=index):
+            return _item(_value(owner, namespace), _index(index, namespace))
+    raise NeedsCode("it is more than a path of names, attributes and indices")
+
+
+# ---------------------------------------------------------------- attributes
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    kind = type(owner)
+    if issubclass(kind, torch.Tensor):
+        is_own = name in _OF_ANY_TENSOR or (kind in _PLAIN_TENSORS and name in _OF_PLAIN_TENSORS)
+        if is_own and _is_torchs(kind, name):
+            if name == "grad" and not keeps_grad(owner):
+                raise AttributeError(
+                    "it is no leaf, and keeps its gradient only after retain_grad()"
+                )
+            with torch._C.DisableTorchFunctionSubclass():
+                return getattr(owner, name)
+    if issubclass(kind, type):
+        return _of_class(owner, name)
+    if all(in_classes(kind, "__getattribute__") is not each for each in _LOOKUPS):
+        raise NeedsCode(f"{kind.__qualname__} has a __getattribute__")
+    try:
+        found = in_classes(kind, name)
+    except Unknown:
+        found = None
+    else:
+        if type(found) in SLOTS:
+            return _slot(found, owner, name)
+        if _comes_first(found):
+            raise NeedsCode(_about(found, name, kind))
+    for number, box in enumerate(boxes(owner)):
+        # What a class has comes before a module's parts; a dict's items are attributes by its code
+        # only.
+        if number and (found is not None or issubclass(kind, dict)):
+            break
+        if name in box:
+            return box[name]
+    if found is None:
+        return _missing(kind, name)
+    if has(type(found), "__get__"):
+        raise NeedsCode(_about(found, name, kind))
+    return found
+
+
+def _is_torchs(kind: type, name: str) -> bool:
+    """Whether an attribute is the one that every tensor has."""
+    return in_classes(kind, name) is in_classes(torch.Tensor, name)
+
+
+def _of_class(owner: type, name: str) -> Any:
+    meta = type(owner)
+    if in_classes(meta, "__getattribute__") is not vars_of(type)["__getattribute__"] or (
+        has(meta, name) and _comes_first(in_classes(meta, name))
+    ):
+        raise NeedsCode(f"{name!r} of {owner.__qualname__} is its metaclass's affair")
+    try:
+        found = in_classes(owner, name)
+    except Unknown:
+        return _missing(meta, name)
+    if type(found) is not types.FunctionType and has(type(found), "__get__"):
+        raise NeedsCode(_about(found, name, owner))
+    return found
+
+
+def _about(found: Any, name: str, kind: type) -> str:
+    what = "a property" if type(found) is property else "worked out when it is asked for"
+    return f"{name!r} of {kind.__qualname__} is {what}"
+
+
+def _comes_first(found: Any) -> bool:
+    """Whether what a class has comes before what its instances hold."""
+    return has(type(found), "__set__") or has(type(found), "__delete__")
+
+
+def _slot(found: Any, owner: Any, name: str) -> Any:
+    try:
+        return type(found).__get__(found, owner, type(owner))
+    except AttributeError:
+        return _missing(type(owner), name)
+
+
+def _missing(kind: type, name: str) -> Any:
+    try:
+        asked = in_classes(kind, "__getattr__")
+    except Unknown:
+        asked = None
+    if asked is not None and asked is not vars_of(nn.Module)["__getattr__"]:
+        raise NeedsCode(f"{kind.__qualname__} has a __getattr__")
+    if issubclass(kind, types.ModuleType):
+        raise NeedsCode("a module may have a __getattr__")
+    raise AttributeError(f"{kind.__qualname__!r} object has no attribute {name!r}")
+
+
+# ---------------------------------------------------------------- indices
+
+
+def _index(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Slice(lower=lower, upper=upper, step=step):
+            ends = [
+                None if each is None else _index(each, namespace) for each in (lower, upper, step)
+            ]
+            if all(type(each) in (int, type(None)) for each in ends):
+                return slice(*ends)
+            raise NeedsCode("a slice's ends are no numbers")
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Tuple(elts=parts):
+            return tuple(_index(part, namespace) for part in parts)
+    key = _value(node, namespace)
+    if type(key) in _KEYS:
+        return key
+    raise NeedsCode(f"an index is a {type(key).__qualname__}")
+
+
+def _item(owner: Any, index: Any) -> Any:
+    kind = type(owner)
+    if is_dtensor(owner):
+        raise NeedsCode(
+            "indexing a DTensor is a collective: look at the whole, and choose in the heatmap"
+        )
+    if kind in _PLAIN_TENSORS or (kind.__module__, kind.__qualname__) == ("numpy", "ndarray"):
+        parts = index if type(index) is tuple else (index,)
+        if all(type(part) in _INDICES for part in parts):
+            return owner[index]
+        raise NeedsCode("an index is more than numbers and slices")
+    if kind in _SEQUENCES or _gets_as(kind, list, tuple):
+        base = next(each for each in _SEQUENCES if issubclass(kind, each))
+        return in_classes(base, "__getitem__")(owner, index)
+    if _gets_as(kind, dict):
+        return _in_dict(kind, owner, index)
+    if _gets_as(kind, nn.ModuleDict):
+        return _in_dict(dict, _part(owner, "_modules"), index)
+    if _gets_as(kind, nn.ModuleList, nn.Sequential) and type(index) is int:
+        return list(_part(owner, "_modules").values())[index]
+    if _gets_as(kind, nn.ParameterList) and type(index) is int:
+        size = held_by(owner).get("_size", 0)
+        if not -size <= index < size:
+            raise IndexError(f"index {index} is out of range")
+        return _attribute(owner, str(index % size))
+    if _gets_as(kind, nn.ParameterDict) and type(index) is str:
+        return _attribute(owner, index)
+    raise NeedsCode(f"indexing a {kind.__qualname__} runs its code")
+
+
+def _gets_as(kind: type, *bases: type) -> bool:
+    """Whether a class is indexed as one of these is."""
+    return any(
+        issubclass(kind, base)
+        and in_classes(kind, "__getitem__") is in_classes(base, "__getitem__")
+        for base in bases
+    )
+
+
+def _part(module: nn.Module, name: str) -> dict[str, Any]:
+    part = held_by(module).get(name)
+    if not isinstance(part, dict):
+        raise NeedsCode("it keeps its modules in a way of its own")
+    return part
+
+
+def _in_dict(kind: type, items: dict[Any, Any], key: Any) -> Any:
+    if not _is_plain(key):
+        raise NeedsCode("a key is more than numbers and texts")
+    # Keys of others' classes have others' `__eq__`, so that only those of the key's own type are
+    # compared.
+    for each, value in list(dict.items(items)):
+        if type(each) is type(key) and _is_plain(each) and each == key:
+            return value
+    if has(kind, "__missing__") or any(not _is_plain(each) for each in list(dict.keys(items))):
+        raise NeedsCode(f"{kind.__qualname__} has to be asked for {key!r}")
+    raise KeyError(key)
+
+
+def _is_plain(key: Any) -> bool:
+    return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain, key)))

@@ -1,0 +1,198 @@
+"""How a look reads tensors: where they lie; or, beside a main thread that may free them meanwhile,
+copies.
+
+FSDP frees the memory of gathered parameters while it trains, and allocates it anew. A thread that
+reads it then is ended by the system, and the rank with it. No check helps: torch frees memory in
+Python, which holds the interpreter's lock (`UntypedStorage.resize_`), and in operations
+(`Tensor.resize_`, compiled code), which do not. But the kernel can be told to read: where there is
+no memory any more, the call `write` fails. So what is looked at is written, piece by piece, into a
+file that lies in memory.
+
+On GPUs there is no such call: a kernel that reads memory which has gone costs the rank its context,
+and so its life. There nothing is read beside a main thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ..replicas.memory import memory_of
+
+# What `pwritev` takes at once.
+_MAX_RUNS = 1024
+# Elements that lie apart are copied in one run with what is between them, which may be so many
+# times more.
+_GAPS = 32
+_MIN_BYTES = 1 << 20
+# Of more, with what lies between the elements, one part is copied after the other.
+_MAX_BYTES = 1 << 23
+# Devices whose memory the kernel copies.
+_COPIED = ("cpu",)
+
+
+class UnreadableError(Exception):
+    """A tensor has no elements that could be read; its text says why."""
+
+
+class Reader:
+    """Reads tensors where they lie: nobody frees them meanwhile."""
+
+    is_beside = False
+
+    def take(self, view: torch.Tensor) -> torch.Tensor:
+        """A tensor of these elements, good until the next ones are read."""
+        return view
+
+    def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``data[index]`` for a tensor of indices a dim, likewise."""
+        return data[tuple(index)]
+
+
+DIRECT = Reader()
+
+
+class Copier(Reader):
+    """Reads tensors that another thread may free, by whatever means, at any moment.
+
+    Values may be torn: half old and half new. Where the memory has gone, an `UnreadableError` is
+    raised.
+    """
+
+    is_beside = True
+
+    def __init__(self) -> None:
+        self._file = -1
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def close(self) -> None:
+        """Let go of the file. What was read last stays good."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def take(self, view: torch.Tensor) -> torch.Tensor:
+        """A copy of these elements, good until the next ones are read."""
+        if not view.numel():
+            return view
+        check_beside(view)
+        # Strides of the copy; those that are left out are of dims that repeat one element.
+        strides = [0] * view.ndim
+        offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+        dims = [dim for dim in range(view.ndim) if view.stride(dim) and view.shape[dim] > 1]
+        num, span = 1, 1  # elements in a run, and how far it reaches
+        runs: list[int] = []
+        for dim in sorted(dims, key=view.stride):
+            size, stride = view.shape[dim], view.stride(dim)
+            longer = span + (size - 1) * stride
+            if not runs and longer <= _GAPS * num * size:
+                strides[dim], num, span = stride, num * size, longer
+            else:
+                runs.append(dim)
+        pitch = span
+        for dim in runs:
+            steps = torch.arange(view.shape[dim], dtype=torch.int64, device="cpu") * view.stride(
+                dim
+            )
+            offsets = (steps[:, None] + offsets).reshape(-1)
+            strides[dim], pitch = pitch, pitch * view.shape[dim]
+        if dims and pitch * view.element_size() > _MAX_BYTES:
+            return self._take_in_parts(view, max(dims, key=view.stride), pitch)
+        flat = self._copy(view, offsets, span)
+        return _as(view, flat.as_strided(view.shape, strides))
+
+    def _take_in_parts(self, view: torch.Tensor, dim: int, span: int) -> torch.Tensor:
+        taken = torch.empty_like(view)
+        size = max(1, view.shape[dim] * _MAX_BYTES // (2 * span * view.element_size()))
+        for part, into in zip(
+            torch.split(view, size, dim), torch.split(taken, size, dim), strict=True
+        ):
+            into.copy_(self.take(part))
+        return taken
+
+    def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A copy of ``data[index]`` for a tensor of indices a dim, likewise."""
+        if not data.numel():
+            return super().pick(data, index)
+        check_beside(data)
+        offsets = torch.zeros((), dtype=torch.int64, device="cpu")
+        for at, stride in zip(index, data.stride(), strict=True):
+            offsets = offsets + at * stride
+        return _as(data, self._copy(data, offsets.reshape(-1), 1).view(offsets.shape))
+
+    def _copy(self, data: torch.Tensor, offsets: torch.Tensor, num: int) -> torch.Tensor:
+        """Runs of elements, one behind the other: so many from each of these offsets."""
+        each = num * data.element_size()
+        total = each * len(offsets)
+        self._make_room(total)
+        storage = data.untyped_storage()
+        begins: list[int] = (
+            offsets.add(int(data.storage_offset())).mul(data.element_size()).tolist()
+        )
+        try:
+            held = storage.data_ptr(), storage.nbytes()
+            source = memory_of(storage)
+            at = 0
+            for first in range(0, len(begins), _MAX_RUNS):
+                runs = [source[begin : begin + each] for begin in begins[first : first + _MAX_RUNS]]
+                at += os.pwritev(self._file, runs, at)
+            is_there = at == total and held == (storage.data_ptr(), storage.nbytes())
+        except (OSError, RuntimeError) as error:  # bad address; a storage without data
+            raise UnreadableError(f"its memory cannot be read now: {error}") from None
+        if not is_there:
+            raise UnreadableError(
+                "its memory was freed while it was read (FSDP frees gathered parameters)"
+            )
+        return self._memory[:total].view(data.dtype)
+
+    def _make_room(self, num_bytes: int) -> None:
+        if num_bytes <= len(self._memory):
+            return
+        self.close()
+        size = max(_MIN_BYTES, 1 << (num_bytes - 1).bit_length())
+        self._file = os.memfd_create("cellmesh-look")
+        os.ftruncate(self._file, size)
+        self._memory = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+
+
+@contextmanager
+def reading(is_beside: bool) -> Iterator[Reader]:
+    """What reads tensors; `is_beside`: while the main thread may be running."""
+    if not is_beside:
+        yield DIRECT
+        return
+    copier = Copier()
+    try:
+        yield copier
+    finally:
+        copier.close()
+
+
+def check_beside(view: torch.Tensor) -> None:
+    """Whether a `Copier` can read a tensor.
+
+    Raises:
+        UnreadableError: it cannot.
+    """
+    if view.device.type not in _COPIED:
+        raise UnreadableError(
+            f"what lies on {view.device} is not read beside a cell, which may free it: refresh "
+            "when none runs"
+        )
+    if view.is_quantized:
+        raise UnreadableError("it is quantised: it can be read when no cell runs")
+    if torch._C._dispatch_keys(view).has(torch._C.DispatchKey.Python):
+        raise UnreadableError(
+            "its elements come from code of its type: it can be read when no cell runs"
+        )
+
+
+def _as(view: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """What the same bytes mean in a tensor that stands for its conjugate, or its negative."""
+    if view.is_conj():
+        raw = raw.conj()
+    return torch._neg_view(raw) if view.is_neg() else raw

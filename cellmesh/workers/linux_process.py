@@ -1,0 +1,279 @@
+"""What Linux offers to supervise processes and Python does not wrap: prctl, and facts from
+/proc.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import resource
+import signal
+import socket
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from ..stdlib import open, os, time
+from ..wire.host import process_stat
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4  # in the flags that /proc/PID/stat shows
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# What user code finds in `sys.argv`, as torchrun gives a script its name.
+PROGRAM = "cell"
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants this process's children (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that ``ps`` and ``top`` show; cut to 15 bytes by the kernel."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def name_command(text: str) -> None:
+    """Replace what ``/proc/PID/cmdline`` shows of this process, which is its parent's command."""
+    fields = process_stat("self")
+    begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
+    if begin < end:
+        # A last byte that is not NUL has the kernel read no further than to the first NUL.
+        ctypes.memmove(
+            begin,
+            os.fsencode(text)[: end - begin - 2].ljust(end - begin - 1, b"\0") + b" ",
+            end - begin,
+        )
+
+
+def name_arguments(arguments: Sequence[str]) -> None:
+    """Replace the arguments that ``/proc/PID/cmdline`` shows, where there is room for these."""
+    fields = process_stat("self")
+    begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
+    data = b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
+    if len(data) <= end - begin:
+        ctypes.memmove(begin, data.ljust(end - begin, b"\0"), end - begin)
+
+
+def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
+    """End this process with SIGKILL when `parent_pid` ends, whatever it is doing then.
+
+    The caller was forked twice: it waits until the middle process has gone and `parent_pid`, a
+    subreaper, is its parent; only then does PR_SET_PDEATHSIG speak of the right process.
+
+    Args:
+        parent_pid: the process to die with.
+        patience_s: how long the middle process may take to go.
+
+    Raises:
+        ProcessLookupError: it is not, or no longer, the parent.
+    """
+    deadline = time.monotonic() + patience_s
+    while os.getppid() != parent_pid:
+        if time.monotonic() > deadline:
+            raise ProcessLookupError(f"process {parent_pid} is not the parent")
+        time.sleep(0.001)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it went in between
+        raise ProcessLookupError(f"process {parent_pid} ended")
+
+
+def live_on() -> None:
+    """Undo `die_with`."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def flush_c_stdio() -> None:
+    """Write out what C code has printed and libc still buffers."""
+    _libc.fflush(None)
+
+
+def renew_resolver() -> None:
+    """Have libc read its resolver's options again (RES_OPTIONS among them), for this thread."""
+    _libc.__res_init()
+
+
+def describe_end(wait_status: int) -> str:
+    """How a process ended, in words, from `os.waitpid`'s status."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def main_thread_sleeps() -> bool:
+    """Whether this process's main thread waits in the kernel; taken for true where no descriptor is
+    free.
+    """
+    try:
+        return process_stat(f"self/task/{os.getpid()}")[0] in (b"S", b"D")
+    except OSError:
+        return True
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has begun to end, or is gone; a process ends before its descriptors are
+    closed.
+    """
+    fields = process_stat(pid)
+    return not fields or bool(int(fields[6]) & _PF_EXITING)
+
+
+def describe_program(pid: int) -> str:
+    """What runs in a process: the beginning of its command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(80).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "?"
+
+
+def has_own_name(pid: int) -> bool:
+    """Whether a process still has a name that `name_process` gave to one of ours, which execve(2)
+    takes.
+    """
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().startswith(b"cellmesh-")
+    except OSError:
+        return True
+
+
+def signal_own_group(number: int) -> None:
+    """Signal this process and those that it started and left in its process group."""
+    try:
+        os.killpg(os.getpgrp(), number)
+    except ProcessLookupError:
+        return
+
+
+def ignore_from_any_thread(number: int) -> None:
+    """Ignore a signal; Python's own function for this works on the main thread only."""
+    _libc.signal(number, ctypes.c_void_p(int(signal.SIG_IGN)))
+
+
+def read_limits(pid: int) -> str:
+    """What ``/proc/PID/limits`` says; "" if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/limits") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process, 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used, by all its threads, in seconds; 0 if it is gone."""
+    fields = process_stat(pid)
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := process_stat(entry)):
+            yield int(entry), int(fields[1])
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent `pid` is, zombies included."""
+    return [child for child, parent in _parents() if parent == pid]
+
+
+def reap_children_except(ours: Collection[int]) -> None:
+    """Collect ended children that nobody else waits for."""
+    for pid in children(os.getpid()):
+        if pid not in ours:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
+    """Processes below `pid`, parents before their children, without those `spared` and what is
+    below them.
+    """
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found, todo = [], [pid]
+    while todo:
+        below = [child for child in children.get(todo.pop(), []) if child not in spared]
+        found += below
+        todo += below
+    return found
+
+
+def end_descendants(spared: Collection[int] = ()) -> None:
+    """Kill and reap every process below this one, but for those `spared` and what is below them."""
+    for _ in range(50):  # what is killed may have forked in between
+        below = descendants(os.getpid(), spared)
+        if not below:
+            break
+        kill(below)
+        for pid in below:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:  # a grandchild; it becomes ours in the next round
+                time.sleep(0.001)
+
+
+def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
+    """Signal processes; those already gone are passed over."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal_number)
+        except ProcessLookupError:
+            continue
+
+
+def allow_many_descriptors() -> None:
+    """Raise the soft limit to the hard one: a rank costs six here, and the usual 1024 ends at 160
+    ranks.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def num_threads_for(num_local_ranks: int) -> int:
+    """A rank's OMP_NUM_THREADS: as the user has set it, else one, or all cores for a rank alone."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    default = 1 if num_local_ranks > 1 else len(os.sched_getaffinity(0))
+    return int(told) if told.isdecimal() else default
+
+
+def receive_descriptors(
+    connection: socket.socket, max_bytes: int, max_descriptors: int
+) -> tuple[bytes, list[int]]:
+    """Receive a packet and the descriptors that came along, which no program that is started
+    inherits.
+
+    Args:
+        connection: a Unix socket.
+        max_bytes, max_descriptors: of the packet.
+    """
+    numbers = array.array("i")
+    space = socket.CMSG_LEN(max_descriptors * numbers.itemsize)
+    # `socket.recv_fds` passes over the flag that it is given.
+    data, ancillary, _, _ = connection.recvmsg(max_bytes, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    return data, list(numbers)

@@ -1,0 +1,199 @@
+"""A zygote that waits in the background of a notebook until a mesh is started from it.
+
+It has everything imported that ranks need, and one thread. For each mesh it forks a guardian, which
+forks the agent, which forks the mesh's own zygote, all with torch imported; the waiting zygote
+stays for the next mesh. It ends with the kernel, and when no mesh of it has lived for some time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from ..wire.prestart import READY, StartMesh
+from .agent import (
+    agent,  # noqa: F401  (what the agent imports is imported before it is forked)
+    guardian,
+)
+from .linux_process import die_with, live_on, name_arguments, name_process, receive_descriptors
+from .zygote import import_all
+
+if TYPE_CHECKING:
+    from .rank.shell import RankShell
+
+_NUM_DESCRIPTORS = 3
+# What most of a second goes into on each rank that uses DTensor or FSDP2; forked ranks have it.
+_IMPORTED_WHEN_IDLE = ("torch.distributed.tensor", "torch.distributed.fsdp")
+_IDLE_S = 0.5
+
+
+class Patience:
+    """How long a waiting zygote waits: its time runs while no mesh of it lives.
+
+    Args:
+        keep_s: for so long, in seconds.
+        now: the time.
+    """
+
+    def __init__(self, keep_s: float, now: float) -> None:
+        self._keep_s = keep_s
+        self._ends: float | None = now + keep_s
+        self._meshes: set[int] = set()
+
+    def mesh_started(self, pid: int) -> None:
+        """A mesh lives, whose guardian is this process."""
+        self._meshes.add(pid)
+        self._ends = None
+
+    def mesh_ended(self, pid: int, now: float) -> None:
+        """The mesh of this guardian has ended."""
+        self._meshes.discard(pid)
+        if not self._meshes:
+            self._ends = now + self._keep_s
+
+    def left_s(self, now: float) -> float | None:
+        """How much longer to wait, in seconds, 0 when the time is over; None while a mesh lives."""
+        return None if self._ends is None else max(0.0, self._ends - now)
+
+
+def main(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
+    """Import everything, and serve a kernel until it ends or asks for nothing for some time.
+
+    Args:
+        descriptor: our end of the socketpair.
+        kernel_pid: the kernel's process, our parent.
+        keep_ms: how long to wait while no mesh lives, in milliseconds.
+    """
+    kernel = socket.socket(fileno=descriptor)
+    kernel.set_inheritable(False)
+    try:
+        die_with(
+            kernel_pid, 0
+        )  # only while it imports: also when the thread ends that started this process
+        # What the kernel has forked may hold the socket's other end, and outlive the kernel.
+        pidfd = os.pidfd_open(kernel_pid)
+    except ProcessLookupError:
+        return
+    name_process("cellmesh-waits")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with _in_the_background():
+        shell = import_all()
+    live_on()
+    os.chdir("/")
+    sys.stdout.flush()  # or each fork would write it
+    with contextlib.suppress(OSError):  # the kernel has ended: its pidfd says so
+        kernel.send(READY)
+    _serve(kernel, pidfd, Patience(keep_ms / 1000, time.monotonic()), shell)
+    os._exit(0)  # an interpreter that has imported torch takes long to take itself down
+
+
+@contextlib.contextmanager
+def _in_the_background() -> Iterator[None]:
+    """Give way to the kernel, which runs cells. (A nice value could not be taken back for the
+    ranks.)
+    """
+    is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
+    if is_usual:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        if is_usual:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _serve(kernel: socket.socket, pidfd: int, patience: Patience, shell: RankShell) -> None:
+    guardians: dict[int, int] = {}  # pidfd -> pid
+    poll = select.poll()
+    for number in (kernel.fileno(), pidfd):
+        poll.register(number, select.POLLIN)
+    has_idled = False
+    while (left_s := patience.left_s(time.monotonic())) != 0:
+        wait_s = left_s if has_idled else _IDLE_S
+        ready = poll.poll(None if wait_s is None else wait_s * 1000)
+        if not (ready or has_idled):
+            has_idled = True
+            _import_when_idle()
+        for number, _ in ready:
+            if number in guardians:
+                poll.unregister(number)
+                os.close(number)
+                os.waitpid(pid := guardians.pop(number), 0)
+                patience.mesh_ended(pid, time.monotonic())
+            elif number == pidfd:
+                return
+            else:
+                data, descriptors = receive_descriptors(kernel, 1, _NUM_DESCRIPTORS)
+                if not data:
+                    return
+                if pid := _fork_guardian(kernel, descriptors, (pidfd, *guardians), shell):
+                    guardian_fd = os.pidfd_open(pid)
+                    guardians[guardian_fd] = pid
+                    poll.register(guardian_fd, select.POLLIN)
+                    patience.mesh_started(pid)
+
+
+def _import_when_idle() -> None:
+    with _in_the_background():
+        for name in _IMPORTED_WHEN_IDLE:
+            with contextlib.suppress(Exception):  # the rank that imports it shows what is wrong
+                importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def _fork_guardian(
+    kernel: socket.socket, descriptors: Sequence[int], pidfds: Sequence[int], shell: RankShell
+) -> int:
+    """Fork what a kernel asks for; 0 where that fails: the kernel sees that its pipe is closed."""
+    try:
+        pid = os.fork()
+        if pid == 0:
+            kernel.close()
+            for number in pidfds:
+                os.close(number)
+            _become_guardian(descriptors, shell)
+        return pid
+    except OSError:
+        return 0
+    finally:
+        for number in descriptors:
+            os.close(number)
+
+
+def _become_guardian(descriptors: Sequence[int], shell: RankShell) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        null = os.open(os.devnull, os.O_RDONLY)
+        request, pipe, log = descriptors
+        for number, standard in enumerate((null, pipe, log)):
+            os.dup2(standard, number)
+        with mmap.mmap(request, 0, prot=mmap.PROT_READ) as data:
+            order = msgspec.msgpack.decode(data, type=StartMesh)
+        for number in (*descriptors, null):
+            os.close(number)
+        os.environ.clear()
+        os.environb.update(order.environment)
+        os.chdir(order.cwd)
+        name_arguments([__package__ or "", order.ticket_path])
+        status = guardian.main(order.ticket_path, shell)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)

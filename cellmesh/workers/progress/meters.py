@@ -1,0 +1,354 @@
+"""The progress bars of a rank, whoever draws them: what is sent of them, and when.
+
+Bars change as often as their own rules let them (tqdm's `mininterval`); here they are gathered, so
+that a rank sends what its bars have come to ten times a second at most. A bar's first word goes at
+once, as long as bars are not opened in floods: it has its place among what is printed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import itertools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...stdlib import os, threading, time
+from ...wire.codec import Parcel
+from ...wire.messages import Bar, BarState
+from ..rank.exceptions import chain_of, traceback_of
+from ..rank.stack_inspection.thread_stacks import module_of
+from ..rank.threads import start_thread
+
+GATHER_S = 0.1
+# So many bars are opened at once, and so many a second, without having to wait for the others.
+_MAX_OPENINGS = 20.0
+_OPENINGS_PER_S = 5.0
+# Of bars that came and went between two messages, so many are shown.
+_MAX_PASSED = 10
+_MAX_TEXT = 200
+_MAX_LEFT = 100
+# What stands between user code and the end of its bar.
+_MACHINERY = ("tqdm", "rich", "cellmesh", "contextlib")
+
+# A frame and the instruction in it, as (identity, offset); any instruction with -1.
+Spot = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a bar says now; see `Bar`."""
+
+    title: str
+    done: float
+    total: float
+    elapsed_s: float
+    unit: str = "it"
+    divisor: int = 0
+    rate: float = 0.0
+    note: str = ""
+
+
+@dataclass
+class Meter:
+    """One bar.
+
+    Attributes:
+        read: what it says now; None once it is gone.
+        run, number, num_outer: see `Bar`.
+        thread: whose it is.
+        owner: who shows it beside others of its own; None for one by itself.
+    """
+
+    read: Callable[[], Reading | None]
+    run: int
+    number: int
+    num_outer: int
+    thread: int
+    owner: object = None
+    state: BarState = "open"
+    reading: Reading = field(default_factory=lambda: Reading("", 0.0, 0.0, 0.0))
+    was_sent: bool = False
+
+
+class Meters:
+    """The bars of one rank; used on any thread.
+
+    Args:
+        send: sends a message, after what has been printed before it.
+        current_run: the run that the caller belongs to.
+        shield: entered around what an interrupt must not cut in half.
+        clock: seconds.
+
+    Attributes:
+        has_news: a bar is open, or has changed since the last run ended.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Parcel[Any]], None],
+        current_run: Callable[[], int],
+        shield: AbstractContextManager[Any, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send
+        self._current_run = current_run
+        self._shield = shield or nullcontext()
+        self._clock = clock
+        self._pid = os.getpid()
+        self.has_news = False
+        # Reentrant: the collector may end a bar while another is looked at.
+        self._lock = threading.RLock()
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Meter] = {}
+        self._changed: dict[int, Meter] = {}
+        self._left: collections.deque[tuple[Spot, Meter]] = collections.deque(maxlen=_MAX_LEFT)
+        self._sent_at = -GATHER_S
+        self._num_openings = _MAX_OPENINGS
+        self._opened_at = 0.0
+        self._due = threading.Event()
+        self._thread = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether bars of this process are shown by their numbers: not in a process that user code
+        forked.
+        """
+        return os.getpid() == self._pid
+
+    def open(
+        self, read: Callable[[], Reading | None], owner: object = None, thread: int | None = None
+    ) -> Meter:
+        """A bar begins; it is shown once it has `changed`.
+
+        Args:
+            read: what it says now; called on any thread.
+            owner: who shows it beside others of its own; those are not round it.
+            thread: whose it is; None for the calling thread's.
+        """
+        thread = thread or threading.get_ident()
+        with self._shield, self._lock:
+            others = [
+                meter
+                for meter in self._open.values()
+                if meter.owner is None or meter.owner is not owner
+            ]
+            num_outer = sum(meter.thread == thread for meter in others)
+            meter = Meter(read, self._current_run(), next(self._numbers), num_outer, thread, owner)
+            self._open[meter.number] = meter
+            self.has_news = True
+        return meter
+
+    def changed(self, meter: Meter) -> None:
+        """What it says is another thing now."""
+        now = self._clock()
+        with self._shield:
+            reading = None if meter.state == "open" else _read(meter)
+            goes_on = reading is not None and reading.done != meter.reading.done
+            with self._lock:
+                if meter.state != "open":
+                    if not goes_on:
+                        return
+                    self._reopen(meter)
+                self._changed[meter.number] = meter
+                self.has_news = True
+                is_due = now - self._sent_at >= GATHER_S or (
+                    not meter.was_sent and self._may_open(now)
+                )
+            self._send_or_wait(is_due)
+
+    def close(self, meter: Meter, state: BarState, spot: Spot | None = None) -> None:
+        """It has ended.
+
+        Args:
+            meter: the bar.
+            state: how.
+            spot: where it was left before it was full: if its run ends with an exception from
+                there, it has failed.
+        """
+        with self._shield:
+            self._look_at(meter)
+            with self._lock:
+                if meter.state != "open":
+                    return
+                meter.state = state
+                meter.read = lambda: None
+                self._open.pop(meter.number, None)
+                if spot is not None:
+                    self._left.append((spot, meter))
+                self._changed[meter.number] = meter
+                self.has_news = True
+                is_due = self._clock() - self._sent_at >= GATHER_S
+            self._send_or_wait(is_due)
+
+    def end_run(self, run: int, error: BaseException | None) -> None:
+        """The main thread has ended a run: the last of its bars is sent, and those that failed say
+        so.
+
+        Args:
+            run: the run.
+            error: what it ended with.
+        """
+        self.has_news = False
+        for meter in list(self._open.values()):
+            if meter.run == run:
+                self._look_at(meter)
+        with self._lock:
+            left, self._left = self._left, collections.deque(maxlen=_MAX_LEFT)
+            mine = [meter for meter in self._open.values() if meter.run == run]
+            if error is not None:
+                state: BarState = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                spots = spots_of(error) if left else set()
+                for spot, meter in left:
+                    if spot in spots and meter.state == "done":
+                        meter.state = state
+                        self._changed[meter.number] = meter
+                for meter in mine:
+                    if meter.thread == threading.get_ident():
+                        meter.state = state
+                        del self._open[meter.number]
+            self._changed.update((meter.number, meter) for meter in mine)
+            self.has_news |= bool(self._open)
+        self.flush(waits=True)
+
+    def flush(self, waits: bool = False) -> None:
+        """Send what has changed; one thread at a time, so that bars come in the order in which they
+        began.
+
+        Args:
+            waits: until all is sent, also what another thread is sending; else that one sends what
+                is to be sent here, too.
+        """
+        with self._shield:
+            while self._changed and self._sending.acquire(blocking=waits):
+                try:
+                    # Not under the lock: what is sent takes another, under which the collector may
+                    # end a bar.
+                    for bar in self._take():
+                        self._send(Parcel(bar))
+                finally:
+                    self._sending.release()
+            if waits:
+                with self._sending:
+                    pass
+
+    # ---- inside
+
+    def _may_open(self, now: float) -> bool:
+        refill = (now - self._opened_at) * _OPENINGS_PER_S
+        self._num_openings = min(_MAX_OPENINGS, self._num_openings + refill)
+        self._opened_at = now
+        if self._num_openings < 1:
+            return False
+        self._num_openings -= 1
+        return True
+
+    def _reopen(self, meter: Meter) -> None:
+        """It goes on, in another run than the one that failed: there it is a bar of its own."""
+        meter.number, meter.run, meter.state = next(self._numbers), self._current_run(), "open"
+        meter.was_sent = False
+        self._open[meter.number] = meter
+
+    def _send_or_wait(self, is_due: bool) -> None:
+        if is_due:
+            self.flush()
+        elif self.is_usable:
+            if not self._thread:
+                self._thread = start_thread(self._send_gathered)
+            self._due.set()
+
+    def _send_gathered(self) -> None:
+        while True:
+            self._due.wait()
+            time.sleep(max(0.0, self._sent_at + GATHER_S - self._clock()))
+            self._due.clear()
+            self.flush()
+
+    def _look_at(self, meter: Meter) -> None:
+        """Not under the lock: reading takes locks of others, under which the collector may end a
+        bar.
+        """
+        reading = _read(meter)
+        with self._lock:
+            if reading is not None and meter.state == "open":
+                meter.reading = reading
+
+    def _take(self) -> list[Bar]:
+        with self._lock:
+            changed, self._changed = list(self._changed.values()), {}
+            self._sent_at = self._clock()
+            passed = [meter for meter in changed if meter.state != "open" and not meter.was_sent]
+            unseen = {id(meter) for meter in passed[:-_MAX_PASSED]}
+            unseen |= {id(meter) for meter in passed if meter.state == "removed"}
+        seen = [meter for meter in changed if id(meter) not in unseen]
+        for meter in seen:
+            self._look_at(meter)
+        with self._lock:
+            for meter in seen:
+                meter.was_sent = True
+            return [_as_bar(meter) for meter in seen]
+
+
+def _read(meter: Meter) -> Reading | None:
+    try:
+        return meter.read()
+    except Exception:  # a bar of the user's own class, say: what it said last stands
+        return None
+
+
+def _as_bar(meter: Meter) -> Bar:
+    reading = meter.reading
+    return Bar(
+        meter.run,
+        meter.number,
+        _text(reading.title),
+        reading.done,
+        reading.total,
+        reading.elapsed_s,
+        _text(reading.unit),
+        reading.divisor,
+        reading.rate,
+        _text(reading.note),
+        meter.state,
+        meter.num_outer,
+    )
+
+
+def _text(text: str) -> str:
+    """Short, and such that it can be sent."""
+    return text[:_MAX_TEXT].encode(errors="replace").decode()
+
+
+def spot_outside() -> Spot | None:
+    """Where user code is that ends a bar by leaving it: a loop's ``break``, or an exception on its
+    way.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_machinery(module_of(frame)):
+        frame = frame.f_back
+    at = frame.f_lasti
+    if at < 0:
+        return None
+    # After a ``finally`` the exception goes on from another instruction than the one that raised
+    # it.
+    is_again = dis.opname[frame.f_code.co_code[at]] == "RERAISE"
+    return id(frame), -1 if is_again else at
+
+
+def spots_of(error: BaseException) -> set[Spot]:
+    """The places in user code that an exception, or what it came of, has gone through."""
+    spots: set[Spot] = set()
+    for each in chain_of(error):
+        tb = traceback_of(each)
+        while tb is not None:
+            spots |= {(id(tb.tb_frame), tb.tb_lasti), (id(tb.tb_frame), -1)}
+            tb = tb.tb_next
+    return spots
+
+
+def _is_machinery(name: str) -> bool:
+    return name.partition(".")[0] in _MACHINERY

@@ -1,0 +1,1 @@
+"""The rank: the process that runs users' code, and its control thread."""

@@ -1,0 +1,336 @@
+"""The control thread of a rank: answers while the main thread computes or is blocked."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import queue
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import ProtocolError, Released
+from ...stdlib import os, signal, threading, time
+from ...wire import payload
+from ...wire.codec import Parcel, at_rank_for_control, encode
+from ...wire.faults import Faults
+from ...wire.inspect import Found, Pixels, Refusal
+from ...wire.messages import (
+    Blueprint,
+    Describe,
+    Done,
+    Interrupt,
+    Leave,
+    Look,
+    Probe,
+    RankState,
+    Release,
+    Reply,
+    Stacks,
+    StackText,
+)
+from ...wire.stream import Channel
+from ..groups.groups import Groups
+from ..linux_process import main_thread_sleeps, signal_own_group
+from .interrupts import Interrupts
+from .memory import MemoryMeter
+from .shell import RankShell
+from .stack_inspection.activity import Activity, Stop, Waited, look_at_main_thread
+from .stack_inspection.stacks import format_stacks
+from .stdin import Asker
+from .threads import start_thread
+from .value_reducer import refusal
+
+if TYPE_CHECKING:
+    from ..inspect.handler import Looker
+
+# How long an interrupted run may unwind before its collectives are cut; how long a handler of the
+# user's for SIGINT may take, and the description of a failure; when an interrupt that Python has
+# dropped is tried again.
+_UNWIND_S, _HANDLER_S, _DESCRIBE_S, _AGAIN_S = 0.4, 1.0, 3.0, 0.01
+_LOOK_S = 0.02
+_NO_THREAD = (
+    "nothing more can be looked at beside a cell: the limit on processes and threads is reached"
+)
+
+
+class ControlThread:
+    """Answers at once, whatever the main thread does.
+
+    Args:
+        channel: the rank's control socket.
+        shell: its namespace is the rank's.
+        groups: the rank's process groups.
+        interrupts: stops a run.
+        asker: takes what the user types.
+        device: where the rank computes.
+        meter: how much memory the rank has.
+        looker: gives what answers the notebook's looks.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        shell: RankShell,
+        groups: Groups,
+        interrupts: Interrupts,
+        asker: Asker,
+        device: torch.device,
+        meter: MemoryMeter,
+        looker: Callable[[], Looker],
+    ) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._shell = shell
+        self._groups = groups
+        self._interrupts = interrupts
+        self._asker = asker
+        self._device = device
+        self._meter = meter
+        self._looker = looker
+        self._faults = Faults("a rank's control thread", _write)
+        self._last_stop: tuple[int, Stop | None] = (-1, None)
+        self._seen: tuple[int, Activity, float] | None = None
+        self._seen_since = 0.0
+        # Runs to be stopped: by which exception, and how many seconds later to signal (None: they
+        # were).
+        self._stops: queue.SimpleQueue[tuple[int, type[KeyboardInterrupt], float | None]] = (
+            queue.SimpleQueue()
+        )
+        interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
+
+    def start(self) -> None:
+        """Start the control thread and the one that stops runs, while there are threads to be
+        had.
+        """
+        threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
+        threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
+
+    def _serve(self) -> None:
+        codec = at_rank_for_control()
+        while True:
+            try:
+                frames = self._channel.receive()
+            except (EOFError, OSError):  # closed by user code: the agent notices, and ends the rank
+                return
+            except (
+                BaseException
+            ) as error:  # user code can raise in any thread (PyThreadState_SetAsyncExc)
+                self._take(error)
+                continue
+            try:
+                verbs = codec.decode(frames)
+            except ProtocolError as error:
+                _write(str(error))
+                continue
+            for verb, _ in verbs:
+                try:
+                    self._handle(verb)
+                except (
+                    BaseException
+                ) as error:  # of the user's objects that a look reads, or for lack of memory
+                    self._take(error)
+
+    def _take(self, error: BaseException) -> None:
+        with contextlib.suppress(BaseException):  # of the error's own code
+            self._faults.take(error)
+
+    def stop_of(self, run: int) -> Stop | None:
+        """How this run was interrupted or released, None if it was not; from any thread."""
+        stopped, stop = self._last_stop
+        return stop if stopped == run else None
+
+    def kind_of_stop(self, run: int) -> type[KeyboardInterrupt] | None:
+        """What this run is to be seen to end with, None if it was not told to stop."""
+        stop = self.stop_of(run)
+        return stop.kind if stop is not None else None
+
+    def _handle(self, verb: Any) -> None:
+        match verb:
+            case Interrupt():
+                self._stop(verb.run, KeyboardInterrupt)
+            case Release():
+                self._stop(verb.run, Released)
+            case Reply():
+                self._asker.reply(verb.request, verb.text, verb.is_end)
+            case Stacks():
+                self._answer(
+                    Parcel(StackText(verb.request, format_stacks(self._shell, verb.all_threads)))
+                )
+            case Describe():
+                self._answer(Parcel(Blueprint(verb.request, self._groups.blueprint())))
+            case Probe():
+                self._answer(Parcel(self._state(verb.request)))
+            case Look():  # beside: statistics may take their time
+                if not start_thread(self._answer_look, verb):
+                    pickled, _ = payload.dumps(Refusal("RuntimeError", _NO_THREAD), "the answer")
+                    self._answer(Parcel(Done(verb.run, pickled)))
+            case Leave():
+                _leave()
+
+    def _answer(self, parcel: Parcel[Any]) -> None:
+        with self._lock:
+            self._channel.send(encode([parcel]))
+
+    def _answer_look(self, verb: Look) -> None:
+        try:
+            self._answer(self._look(verb))
+        except BaseException as error:
+            self._take(error)
+
+    def _stop(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+        if self._interrupts.running != run:
+            self._interrupts.request(run, kind)  # it will not begin
+            return
+        waited = self._waits(look_at_main_thread(self._shell))
+        self._last_stop = (run, Stop(kind, waited or Waited()))
+        if waited is not None and self._groups.release():
+            # The collective raises by itself, and unwinds as any error does. A signal would be
+            # pending then, and strike in the first ``__exit__`` on the way: `torch.no_grad()` would
+            # stay in force.
+            self._stops.put((run, kind, _UNWIND_S))
+        else:
+            self._signal(run, kind)
+
+    def _signal(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+        if self._interrupts.request(run, kind):
+            # What it started and waits for (`os.system`, a pipeline) is to end as well; its
+            # terminal would tell the whole group.
+            signal_own_group(signal.SIGINT)
+            self._stops.put((run, kind, None))
+
+    def _see_to_stops(self) -> None:
+        """Signal runs that go on after their collective has raised; free those that ignore their
+        signal.
+        """
+        while True:
+            try:
+                run, kind, after_s = self._stops.get()
+                if after_s is None:
+                    self._free_if_stuck(run)
+                elif self._is_over(run, after_s):
+                    continue
+                else:
+                    self._signal(run, kind)
+            except BaseException as error:
+                self._take(error)
+
+    def _is_over(self, run: int, after_s: float) -> bool:
+        """Wait for so long, and no longer than a run executes; whether it has ended."""
+        until = time.monotonic() + after_s
+        while self._interrupts.running == run and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return self._interrupts.running != run
+
+    def _free_if_stuck(self, run: int) -> None:
+        """The main thread may sit in C++ and not see its signal: then cut what it waits for.
+
+        What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is
+        its own affair, unless that waits in a collective again; and C++ that computes is waited
+        for. Where user code handles, ignores or blocks SIGINT, a signal of our own follows.
+        """
+        asked_at = time.monotonic()
+        while not (self._is_in_collective() and self._groups.release()):
+            if self._is_over(run, _UNWIND_S):
+                return
+            if self._interrupts.is_pending(run):
+                may_take_s = _HANDLER_S if self._interrupts.is_handled_by_user() else 0.0
+                grace_s = _DESCRIBE_S if self._interrupts.is_describing else may_take_s
+                if time.monotonic() - asked_at > grace_s:
+                    self._interrupts.insist(run)
+                    if self._is_over(run, _LOOK_S):
+                        return
+                if (
+                    self._interrupts.is_pending(run)
+                    and main_thread_sleeps()
+                    and self._groups.release()
+                ):
+                    return
+
+    def _is_in_collective(self) -> bool:
+        return self._waits(look_at_main_thread(self._shell)) is not None
+
+    def _waits(self, seen: Activity) -> Waited | None:
+        """What the main thread waits in, None if in no collective."""
+        operation = self._groups.current()
+        if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
+            name = operation.name if seen.collective in ("", "wait") else seen.collective
+            return Waited(name, operation.group, time.monotonic() - operation.since)
+        if seen.collective:  # a group is being made, a store waited for
+            name = " ".join(filter(None, (seen.collective, self._groups.missing())))
+            return Waited(name, "", self._since_seen(seen))
+        return None
+
+    def _since_seen(self, seen: Activity) -> float:
+        """For how long the main thread has been seen where it is, and has begun no operation.
+
+        Between two operations of a loop it is in the same call each time, and has waited for
+        nothing.
+        """
+        now = time.monotonic()
+        operation = self._groups.last_operation()
+        place = (self._interrupts.running, seen, operation.since if operation is not None else 0.0)
+        if self._seen != place:
+            self._seen, self._seen_since = place, now
+        return now - self._seen_since
+
+    def _state(self, request: int) -> RankState:
+        run = self._interrupts.running
+        seen = look_at_main_thread(self._shell)
+        waited = self._waits(seen) or Waited()
+        busy = run >= 0
+        return RankState(
+            request=request,
+            run=run,
+            execution_count=seen.execution_count if busy else 0,
+            line=seen.line if busy else 0,
+            where=seen.where if busy else "",
+            collective=waited.collective if busy else "",
+            device=str(self._device),
+            device_bytes=self._device_bytes(),
+            group=waited.group if busy else "",
+            waited_s=waited.waited_s if busy else 0.0,
+            asks=self._asker.is_asking,
+            is_broken=self._groups.is_broken,
+            counts=tuple(self._groups.counts()),
+            memory=self._meter.use(),
+            device_percent=self._meter.device_percent(),
+        )
+
+    def _device_bytes(self) -> int:
+        if self._device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return 0
+        return torch.cuda.memory_reserved(self._device)
+
+    def _look(self, verb: Look) -> Parcel[Done]:
+        """Answer in any case; as beside the main thread, which may begin something at any
+        moment.
+        """
+        num_begun = self._interrupts.num_begun
+        was_idle = self._interrupts.running < 0
+        try:
+            answer = self._looker().answer(verb.subject, is_beside=True)
+            if (
+                was_idle
+                and self._interrupts.num_begun == num_begun
+                and isinstance(answer, Found | Pixels)
+            ):
+                answer = dataclasses.replace(answer, is_torn=False)  # nothing ran meanwhile
+            pickled, buffers = payload.dumps(answer, "the answer")
+        except BaseException as error:
+            pickled, buffers = payload.dumps(refusal(error), "the answer")
+        return Parcel(Done(verb.run, pickled), tuple(buffers))
+
+
+def _write(text: str) -> None:
+    """Write to descriptor 2; the agent shows it with the rank's number."""
+    os.write(2, f"cellmesh: {text}\n".encode(errors="replace"))
+
+
+def _leave() -> None:
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        os._exit(0)

@@ -1,0 +1,181 @@
+"""How a run that failed on a rank is told: the error as its user should see it, and its
+traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable
+
+import msgspec
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from ...errors import CellmeshError, GroupDown, Released
+from ...stdlib import time
+from ...wire import payload
+from ...wire.codec import Parcel
+from ...wire.messages import Failed
+from ..groups.groups import Groups
+from ..groups.peer_loss import lost_its_peers
+from .exceptions import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
+from .shell import RankShell
+from .stack_inspection.activity import Stop, Waited, describe_interruption, describe_release
+from .value_reducer import reduce_for_notebook
+
+# A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
+# them.
+EXCEPTION_BYTES = 4 << 20
+# How errors of torch begin that a script would not meet, as its processes end; and what to do on
+# ranks.
+_HINTS = {
+    "Default process group has not been initialized": (
+        "dist.destroy_process_group() was called on this rank: `dist.init_process_group()` in a "
+        "cell on all ranks brings the mesh's groups back, and `mesh` with them"
+    ),
+    "Container is already initialized with worker_id": (
+        "torch lets a process be one RPC worker, and this rank was another: %dist_restart makes "
+        "new ranks"
+    ),
+}
+
+
+class Failures:
+    """Tells of failed runs.
+
+    Args:
+        shell: renders tracebacks.
+        groups: the rank's process groups.
+        stop_of: how a run was interrupted or released, None if it was not.
+    """
+
+    def __init__(
+        self, shell: RankShell, groups: Groups, stop_of: Callable[[int], Stop | None]
+    ) -> None:
+        self._shell = shell
+        self._groups = groups
+        self._stop_of = stop_of
+
+    def describe(self, run: int, error: BaseException) -> Parcel[Failed]:
+        """As `_failure`, whatever the exception's own code does when it is looked at."""
+        try:
+            return self._failure(run, error)
+        except BaseException as why:
+            kind = name_of(error)
+            text = f"(not shown: {name_of(why)}: {text_of(why)})"
+            return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
+
+    def as_seen(self, run: int, error: BaseException) -> BaseException:
+        """The error as its user should see it: interrupts, and connections that were cut, as
+        such.
+        """
+        seen = _as_interrupt(error)
+        stop = self._stop_of(
+            run
+        )  # None: others may have cut the connections before this rank was told
+        # By their types: ``isinstance`` would ask an exception for its ``__class__``.
+        was_cut = lost_its_peers(error) or (
+            stop is not None and issubclass(type(error), GroupDown | dist.DistError)
+        )
+        if issubclass(type(seen), KeyboardInterrupt) or not was_cut or not self._groups.is_broken:
+            return seen
+        stopped = (Released if stop is None else stop.kind)().with_traceback(traceback_of(error))
+        stopped.__cause__ = error
+        return stopped
+
+    def _failure(self, run: int, error: BaseException) -> Parcel[Failed]:
+        text, tb = text_of(error), traceback_of(error)
+        line = self._shell.line_in_cell(tb)
+        hint = next((hint for begin, hint in _HINTS.items() if text.startswith(begin)), None)
+        with contextlib.suppress(BaseException):  # of the exception's own code
+            if hint is not None and hint not in getattr(error, "__notes__", ()):
+                error.add_note(hint)
+        if type(error) is Released:
+            return self._release(run, error, line)
+        kind = name_of(error)
+        if issubclass(type(error), KeyboardInterrupt):
+            text = text or describe_interruption(tb, handled_by(error))
+            text += _describe_handled(error)
+            traceback = f"{kind}: {text}" + (f" at line {line}" if line else "")
+        elif issubclass(type(error), CellmeshError):
+            traceback = f"{kind}: {text}"
+        else:
+            traceback = self._shell.render_traceback(error)
+            if len(traceback) > 4 * MAX_TEXT:
+                traceback = f"{traceback[: 2 * MAX_TEXT]}\n…\n{traceback[-2 * MAX_TEXT :]}"
+        verb = Failed(run, kind, text, traceback, line, in_step=interrupted_step(tb))
+        try:
+            pickled, buffers = payload.dumps(error, f"the {kind}", reduce_for_notebook)
+        except BaseException as why:  # of an `UnpicklableError`, or of the exception's own code
+            return Parcel(msgspec.structs.replace(verb, why_no_payload=text_of(why)))
+        num_bytes = len(pickled.stream) + sum(memoryview(buffer).nbytes for buffer in buffers)
+        if num_bytes > EXCEPTION_BYTES:
+            why_not = (
+                f"its pickle has {num_bytes:,} bytes, and at most {EXCEPTION_BYTES >> 20} MiB are "
+                "sent to the notebook; it is whole on the rank, as sys.last_value until something "
+                "else fails"
+            )
+            return Parcel(msgspec.structs.replace(verb, why_no_payload=why_not))
+        return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
+
+    def _release(self, run: int, error: Released, line: int) -> Parcel[Failed]:
+        """What is told of a rank that was freed, as others would not come."""
+        stop = self._stop_of(run)
+        waited = stop.waited if stop is not None else Waited()
+        operation = self._groups.last_operation()
+        if error.__cause__ is not None and operation is not None and not waited.collective:
+            waited = Waited(operation.name, operation.group, time.monotonic() - operation.since)
+        text = (
+            f"waited in {waited.collective}"
+            if waited.collective
+            else describe_release(traceback_of(error), handled_by(error))
+        )
+        text += _describe_handled(error)
+        traceback = f"Released: {text}" + (f" at line {line}" if line else "")
+        pickled, buffers = payload.dumps(Released(text), "Released")
+        verb = Failed(
+            run,
+            "Released",
+            text,
+            traceback,
+            line,
+            pickled,
+            "",
+            True,
+            waited.collective,
+            waited.waited_s,
+            interrupted_step(traceback_of(error)),
+        )
+        return Parcel(verb, tuple(buffers))
+
+
+def _as_interrupt(error: BaseException) -> BaseException:
+    """The KeyboardInterrupt that an error came from, where library code met it unprepared."""
+    return next(
+        (each for each in chain_of(error) if issubclass(type(each), KeyboardInterrupt)), error
+    )
+
+
+def _describe_handled(error: BaseException) -> str:
+    """The error of the user's own code that was being handled when this one struck, as in a
+    ``finally``.
+    """
+    for each in chain_of(error):
+        if issubclass(type(each), Exception) and not lost_its_peers(each):
+            return f", while handling {name_of(each)}: {text_of(each)}"
+    return ""
+
+
+def interrupted_step(traceback: types.TracebackType | None) -> bool:
+    """Whether an exception left an optimizer's ``step``: some parameters may have stepped, others
+    not.
+    """
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_name == "step" and issubclass(
+            type(frame.f_locals.get("self")), Optimizer
+        ):
+            return True
+        traceback = traceback.tb_next
+    return False

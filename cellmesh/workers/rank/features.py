@@ -1,0 +1,100 @@
+"""Parts of a rank that it can do without if they cannot be imported: widgets, bars, inspector,
+debugger.
+
+A feature leans on libraries, and on parts of Python, that change with their versions. The zygote
+imports the features for all ranks, but nothing that a rank needs to start or to run a cell does: a
+module that cannot be imported is reported where its feature is used, by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from ...errors import CellmeshError
+from .after_import import AfterImport
+
+T = TypeVar("T")
+
+# The features that many ranks use, as modules of `cellmesh.workers`; others are imported when they
+# are used.
+PREIMPORTED = ("progress.hooks", "comms.hub", "rank.debugger", "inspect.handler", "inspect.paths")
+
+
+def preimport() -> None:
+    """Import `PREIMPORTED` in the zygote; why one cannot be imported is written into the zygote's
+    log.
+    """
+    for module in PREIMPORTED:
+        try:
+            load(module)
+        except CellmeshError:
+            traceback.print_exc()
+
+
+def load(module: str) -> Any:
+    """A module of a feature.
+
+    Args:
+        module: as in `PREIMPORTED`.
+
+    Raises:
+        CellmeshError: it cannot be imported.
+    """
+    name = f"cellmesh.workers.{module}"
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        for frame, _ in traceback.walk_tb(
+            error.__traceback__
+        ):  # it may be one that this one imports
+            if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"].startswith(
+                "cellmesh."
+            ):
+                name = frame.f_globals["__name__"]
+        raise CellmeshError(
+            f"{name} cannot be imported ({type(error).__name__}: {error}), so what needs it does "
+            "not work: `cellmesh doctor` shows which versions are installed"
+        ) from error
+
+
+def late(module: str, function: str) -> Callable[..., Any]:
+    """A function of a feature, whose module is imported when it is called."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(load(module), function)(*args, **kwargs)
+
+    return call
+
+
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """Make an object when it is first asked for, on whichever thread."""
+    lock, cached = threading.Lock(), functools.cache(make)
+
+    def get() -> T:
+        with lock:
+            return cached()
+
+    return get
+
+
+def load_or_say(module: str, libraries: Iterable[str]) -> Any:
+    """A module of a feature that takes part when user code imports a library; None where it is
+    broken.
+
+    The cell that imports one of the libraries then shows why; a library that torch has imported
+    before works by itself, without the feature.
+    """
+    try:
+        return load(module)
+    except CellmeshError as error:
+        text = f"cellmesh: {error}"
+        AfterImport(
+            dict.fromkeys(libraries, lambda library: print(text, file=sys.stderr))
+        ).install()
+        return None

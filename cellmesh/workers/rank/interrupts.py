@@ -1,0 +1,198 @@
+"""Stop one run, and only that run, with a KeyboardInterrupt (or `Released`) in the main thread.
+
+SIGINT alone cannot say whom it means: it may arrive between two runs. So the control thread names
+the run first, then signals; the handler raises only while that very run executes. A run that is
+still queued is cancelled by its number.
+
+User code may handle SIGINT itself, ignore or block it: `Interrupts.insist` sends a signal of our
+own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import sys
+import types
+from collections.abc import Callable
+
+from ...stdlib import os, signal, threading
+from ...wire.bounds import MAX_RUNS
+from ..linux_process import ignore_from_any_thread
+
+# Answers to interrupts of runs that never come are forgotten beyond this; as many may come at once.
+_MAX_CANCELLED = MAX_RUNS + 1000
+# A real-time signal of our own. Those at both ends of the range are taken by libc, debuggers and
+# profilers.
+_OWN_SIGNAL = signal.SIGRTMIN + 11
+_SIGINT = int(signal.SIGINT)
+# As `signal.getsignal`, which makes enums of what it is given and gives: five Python calls.
+_getsignal: Callable[[int], object] = importlib.import_module("_signal").getsignal
+
+
+class Interrupts:
+    """Who is to be interrupted. `begin`, `end` and the handler belong to the main thread.
+
+    Attributes:
+        running: the run that executes, -1 if none does.
+        num_begun: how many runs have begun.
+        is_describing: its code has failed, and what the failure was is being found out.
+        on_dropped: given a run and what it was to end with, where Python has dropped that: in a
+            finalizer.
+    """
+
+    def __init__(self) -> None:
+        self.running = -1
+        self.num_begun = 0
+        self._wanted = -1
+        self._kind: type[KeyboardInterrupt] = KeyboardInterrupt
+        self._cancelled: dict[int, type[KeyboardInterrupt]] = {}
+        self._shields = 0
+        self._held_back = False
+        self._pid = os.getpid()
+        self.is_describing = False
+        self.on_dropped: Callable[[int, type[KeyboardInterrupt]], None] = lambda run, kind: None
+        self._handler = self._on_signal
+        self._main = threading.main_thread().ident
+        self._report_unraisable = sys.unraisablehook
+
+    def install(self) -> None:
+        """Take over SIGINT; call it on the main thread."""
+        self._handle_signals()
+        self._report_unraisable = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
+
+    def begin(self, run: int) -> None:
+        """The main thread starts a run.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted while it waited.
+        """
+        if _getsignal(_SIGINT) is not self._handler:
+            self._handle_signals()  # an earlier run's code has put another handler in its place
+        self._held_back = False
+        # In this order, and the other way round in `request`: one of the two sees what the other
+        # has done.
+        self.running = run
+        self.num_begun += 1
+        kind = self._cancelled.pop(run, None) if self._cancelled else None
+        if kind is not None:
+            self.running = -1
+            raise kind
+
+    def takes_back(self, run: int) -> bool:
+        """Whether the user has interrupted a run that has not begun; asked once."""
+        if self._cancelled.get(run) is not KeyboardInterrupt:
+            return False
+        return self._cancelled.pop(run, None) is not None
+
+    def end(self) -> None:
+        """The main thread is done with its run; where nothing has failed, `running` = -1 is
+        enough.
+        """
+        self.running = self._wanted = -1
+        self._held_back = self.is_describing = False
+
+    def _handle_signals(self) -> None:
+        for number in (signal.SIGINT, _OWN_SIGNAL):
+            signal.signal(number, self._handler)
+
+    def describe(self, run: int) -> None:
+        """The code of a run has failed, and code of its exception runs now: only `insist`
+        interrupts that.
+        """
+        self.running, self.is_describing = run, True
+
+    def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
+        """Interrupt a run, from any other thread.
+
+        Args:
+            run: its number.
+            kind: what is raised in it: KeyboardInterrupt, or `Released` where the user did not ask
+                for it.
+
+        Returns:
+            Whether it is running now; if not, it will not start.
+        """
+        if self.running != run:
+            self._cancelled[run] = kind
+            while len(self._cancelled) > _MAX_CANCELLED:
+                del self._cancelled[next(iter(self._cancelled))]
+            # Had it begun, and looked for this, in between, nobody would look again.
+            if self.running != run or self._cancelled.pop(run, None) is None:
+                return False
+        self._kind = kind
+        self._wanted = run
+        assert self._main is not None
+        if (
+            signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        ):  # user code wants SIGINT to end the process
+            ignore_from_any_thread(signal.SIGINT)  # until the next run begins
+            self.insist(run)
+        else:
+            signal.pthread_kill(self._main, signal.SIGINT)
+        return True
+
+    def insist(self, run: int) -> None:
+        """Interrupt a run that has not seen `request`: whatever SIGINT does there now."""
+        if self.is_pending(run) and self._main is not None:
+            signal.pthread_kill(self._main, _OWN_SIGNAL)
+            signal.raise_signal(_OWN_SIGNAL)  # here: the main thread may block all signals
+
+    def is_handled_by_user(self) -> bool:
+        """Whether user code has a function of its own for SIGINT."""
+        handler = signal.getsignal(signal.SIGINT)
+        return callable(handler) and handler not in (self._handler, signal.default_int_handler)
+
+    def is_pending(self, run: int) -> bool:
+        """Whether a run has been asked to end and the main thread has not seen it yet."""
+        return self._wanted == run == self.running
+
+    def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
+        if (
+            os.getpid() != self._pid
+        ):  # forked by user code, and stopped with the cell that waits for it
+            if (
+                not multiprocessing.current_process().daemon
+            ):  # as a DataLoader's worker is, which lives on
+                signal.default_int_handler(signum, frame)
+            return
+        if self.running < 0 or self.running != self._wanted:
+            return
+        if self.is_describing and signum != _OWN_SIGNAL:
+            return
+        while frame is not None:
+            if frame.f_code is Interrupts.end.__code__:
+                return  # the run is over, and its end must be noted
+            frame = frame.f_back
+        if self._shields:
+            self._held_back = True
+            return
+        if not self.is_describing:  # else its text is asked for several times, and each may not end
+            self._wanted = -1
+        raise self._kind
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """An interrupt that struck in a finalizer or a fork hook was dropped by Python: try again.
+
+        From beside, and a moment later: what is raised in this hook is dropped, too.
+        """
+        kind = unraisable.exc_type
+        if issubclass(kind, KeyboardInterrupt) and self.running >= 0:
+            self.on_dropped(self.running, kind)
+        else:
+            self._report_unraisable(unraisable)
+
+    # A context manager for the few lines of ours that user code calls and that must not be cut in
+    # half.
+    def __enter__(self) -> None:
+        if threading.get_ident() == self._main:
+            self._shields += 1
+
+    def __exit__(self, *exc: object) -> None:
+        if threading.get_ident() == self._main:
+            self._shields -= 1
+            if self._held_back and not self._shields:
+                self._held_back = False
+                self._wanted = -1
+                raise self._kind

@@ -1,0 +1,302 @@
+"""A rank: the main thread executes work, a control thread answers while it is busy.
+
+Three sockets, all to the agent: ``work`` (the main thread reads it, the pump writes it, under its
+lock), ``control`` (the control thread's own), and that of `workers.segment_link`, on which the rank
+only writes.
+"""
+
+from __future__ import annotations
+
+import collections
+import faulthandler
+import json
+import os
+import random
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from ...errors import ProtocolError
+from ...wire import marks
+from ...wire.codec import Parcel, at_rank_for_work, encode
+from ...wire.messages import (
+    Display,
+    DisplayKind,
+    Heal,
+    RankReady,
+    RankUnready,
+    Resume,
+    ToMainThread,
+)
+from ...wire.stream import Channel
+from ..groups.groups import Groups, choose_placement
+from ..groups.peer_loss import raise_as_stops
+from ..groups.rpc import let_waits_be_interrupted
+from ..linux_process import die_with, name_command, name_process
+from ..metrics import Reporter
+from ..trace.recorder import Spans
+from .child_processes import follow_children
+from .compile_cache import build_whole_files
+from .control import ControlThread
+from .cuda_context import find_lost_context, report_lost_context
+from .executor import Executor
+from .failures import Failures
+from .features import late, load, load_or_say, once
+from .forked import guard_forks
+from .interrupts import Interrupts
+from .memory import MemoryMeter
+from .runs import RunTracker
+from .segment_link import SegmentLink
+from .shell import RankShell, Show
+from .stdin import Asker
+from .stdout import Log
+from .streams import Pump, RankStream
+from .threads import bound_switch_interval
+
+
+class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a rank is told when it is forked."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    num_local_ranks: int
+    num_gpus: int
+    num_threads: int
+    backend: str
+    mesh_dim_names: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+    master_addr: str
+    master_port: int
+    incarnation: int
+    agent_pid: int
+    log_path: str
+    mesh_name: str
+    rejoin: bool = False  # replaces a rank that died: the groups come with a `Heal`
+
+
+def run_rank(
+    options: RankOptions,
+    shell: RankShell,
+    work: socket.socket,
+    control: socket.socket,
+    segments: socket.socket,
+) -> None:
+    """The life of a rank, from the fork to the end of its process; never returns.
+
+    Args:
+        options: who it is.
+        shell: the shell that the zygote prepared.
+        work: our end of the socketpair for work.
+        control: our end of the socketpair for the control thread.
+        segments: our end of the socketpair for large values.
+    """
+    try:
+        die_with(options.agent_pid)
+    except ProcessLookupError:
+        os._exit(1)
+    name_process(f"cellmesh-r{options.rank}")
+    name_command(f"cellmesh-r{options.rank} {options.mesh_name}")
+    marks.claim()
+    _set_environment(options)
+    faulthandler.enable(file=2)
+    torch.set_num_threads(options.num_threads)
+    _reseed()
+
+    work_channel = Channel(work)
+    tracker = RunTracker()
+    interrupts = Interrupts()
+    pump = Pump(
+        lambda parcels: work_channel.send(encode(parcels)), Log(Path(options.log_path)), interrupts
+    )
+    sys.stdout = RankStream("stdout", pump, tracker)
+    sys.stderr = RankStream("stderr", pump, tracker)
+    show, comms = _shower(pump, tracker), None
+    if hub := load_or_say("comms.hub", ("comm",)):
+        comms = hub.Comms(shell, pump, tracker, interrupts, options.rank)
+    shell.connect(comms.showing(show) if comms is not None else show)
+    asker = Asker(pump.send, tracker)
+    asker.install(shell)
+    reporter = Reporter(pump.send, tracker.current)
+    shell.report_numbers = reporter.log
+    shell.events.register("post_execute", reporter.flush)
+    meters = None
+    if bars := load_or_say("progress.hooks", ("tqdm.std", "rich.progress")):
+        meters = bars.Meters(pump.send, tracker.current, interrupts)
+        bars.watch_bars(meters)
+    build_whole_files()
+    sys.breakpointhook = late("rank.debugger", "break_here")
+    tracker.follow_threads()
+    interrupts.install()
+    bound_switch_interval()
+    let_waits_be_interrupted()
+    follow_children(tracker.current)
+    pump.start()
+
+    placement = choose_placement(
+        options.backend, options.local_rank, options.num_local_ranks, options.num_gpus
+    )
+    groups = Groups(
+        options.rank,
+        options.world_size,
+        placement,
+        options.master_port,
+        options.incarnation,
+        Spans(tracker),
+    )
+    meter = MemoryMeter(placement.device)
+    looker = once(lambda: load("inspect.handler").Looker(shell, groups.spans))
+    control_thread = ControlThread(
+        Channel(control), shell, groups, interrupts, asker, placement.device, meter, looker
+    )
+    control_thread.start()
+    shell.user_ns.update(
+        rank=options.rank,
+        local_rank=options.local_rank,
+        world_size=options.world_size,
+        device=placement.device,
+        torch=torch,
+        dist=dist,
+    )
+    if not options.rejoin:  # else the groups come with the `Heal` that follows
+        try:
+            groups.initialize()
+            shell.user_ns["mesh"] = groups.build_mesh(options.mesh_dim_names, options.mesh_shape)
+        except BaseException as error:
+            pump.send(Parcel(RankUnready(f"{type(error).__name__}: {error}")))
+            threading.Event().wait()  # the agent ends the process
+    pump.send(Parcel(RankReady(str(placement.device), placement.backend)))
+    shell.stopped_by = lambda: control_thread.kind_of_stop(interrupts.running)
+    raise_as_stops(shell.stopped_by)
+    executor = Executor(
+        shell,
+        groups,
+        pump,
+        tracker,
+        interrupts,
+        Failures(shell, groups, control_thread.stop_of),
+        meter,
+        looker,
+        comms,
+        SegmentLink(segments),
+        needs_groups=options.rejoin,
+        bars=meters,
+    )
+    if comms is not None:
+        comms.install()
+    guard_forks(
+        options.rank, (work, control, segments), executor.end_as_child, shell.render_traceback
+    )
+    _work(work_channel, executor, pump, options.rank, shell.render_traceback)
+
+
+def _work(
+    channel: Channel,
+    executor: Executor,
+    pump: Pump,
+    rank: int,
+    render: Callable[[BaseException], str],
+) -> None:
+    """Run what comes, in order; after a failure, nothing before the groups are known to be in order
+    again.
+
+    What was queued behind a failed run would meet other ranks' collectives of that run in its own.
+    """
+    codec = at_rank_for_work()
+    inbox: collections.deque[Parcel[ToMainThread]] = collections.deque()
+    held: list[Parcel[ToMainThread]] = []
+    holds_back = False
+    while True:
+        if held and not holds_back:
+            inbox.extendleft(reversed(held))
+            held.clear()
+        parcel = inbox.popleft() if inbox else None
+        if parcel is None:
+            try:
+                inbox.extend(codec.decode(channel.receive()))
+            except (
+                ProtocolError,
+                OSError,
+                EOFError,
+            ) as error:  # or the socket was closed in this process
+                # Whose answer is missing cannot be told: end, and let the agent tell that.
+                print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
+                os._exit(1)
+            except KeyboardInterrupt:  # its run had just ended
+                continue
+            except (
+                BaseException
+            ) as error:  # the handler of a signal that user code has asked for (SIGALRM)
+                os.write(2, f"{render(error)}\n".encode(errors="replace"))
+        elif isinstance(parcel.verb, Resume):
+            holds_back = False
+        elif holds_back and not isinstance(parcel.verb, Heal):
+            if not executor.pass_over(parcel.verb.run, more_follows=bool(inbox)):
+                held.append(parcel)
+        else:
+            try:
+                is_done = executor.execute(parcel, more_follows=bool(inbox))
+            except BaseException as error:
+                is_done = executor.rescue(parcel.verb.run, error, more_follows=bool(inbox))
+            if not is_done and (loss := find_lost_context()):
+                report_lost_context(rank, loss)
+                pump.flush()
+                os._exit(1)  # exit handlers would ask CUDA, too
+            holds_back = not is_done
+
+
+def _shower(pump: Pump, tracker: RunTracker) -> Show:
+    def show(kind: DisplayKind, bundle: bytes, display_id: str) -> None:
+        display = Parcel(Display(tracker.current(), kind, bundle, display_id))
+        if kind == "clear":
+            pump.send(display)
+        else:
+            pump.display(
+                display, lambda: str(json.loads(bundle)["data"].get("text/plain", "a display"))
+            )
+
+    return show
+
+
+def _set_environment(options: RankOptions) -> None:
+    """What torchrun sets (torch.distributed.elastic), so that code written for it runs unchanged.
+
+    But for TORCHELASTIC_USE_AGENT_STORE: it would make the processes that a rank starts clients of
+    an address which one of them is to serve. The rank itself needs none (see `groups.rendezvous`).
+    """
+    os.environ.update(
+        RANK=str(options.rank),
+        LOCAL_RANK=str(options.local_rank),
+        WORLD_SIZE=str(options.world_size),
+        LOCAL_WORLD_SIZE=str(options.num_local_ranks),
+        GROUP_RANK="0",
+        GROUP_WORLD_SIZE="1",
+        ROLE_NAME="default",
+        ROLE_RANK=str(options.rank),
+        ROLE_WORLD_SIZE=str(options.world_size),
+        MASTER_ADDR=options.master_addr,
+        MASTER_PORT=str(options.master_port),
+        TORCHELASTIC_RESTART_COUNT=str(options.incarnation),
+        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_RUN_ID=options.mesh_name,
+        OMP_NUM_THREADS=str(options.num_threads),
+    )
+    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    # What it chooses in a kernel. Here, it would send its JavaScript, 5 MB, from each rank.
+    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
+    if options.master_addr == "127.0.0.1":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # TensorPipe, of torch.distributed.rpc
+
+
+def _reseed() -> None:
+    """Forked ranks share the zygote's generators; separate processes would not."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()

@@ -1,0 +1,87 @@
+"""What the main thread runs: one record a cell or call, set once at its begin and read by whoever
+needs it.
+
+Output, widgets, spans, progress bars and questions are not told of a run's begin and end: with ten
+that are, a call costs ten times what it does.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+
+import msgspec
+
+from ...stdlib import threading
+
+# How many of the last cells and calls are remembered.
+MAX_RUNS = 1_000
+
+_run_of_context: contextvars.ContextVar[int] = contextvars.ContextVar("cellmesh_run")
+
+
+class RunRecord(msgspec.Struct):
+    """A cell or call that has begun.
+
+    Attributes:
+        run: its number.
+        name: what the called function is called, "" of a cell.
+        execution_count: the cell's ``In[n]``, 0 of a call.
+        lead: the lowest rank that runs it: widgets that it makes are shown.
+        audience: the controller that shows them.
+        begin_s, end_s: by ``time.monotonic``; no end as long as it goes on.
+    """
+
+    run: int
+    name: str
+    execution_count: int
+    lead: int
+    audience: int
+    begin_s: float
+    end_s: float | None = None
+
+
+class RunTracker:
+    """Knows which run the calling code belongs to.
+
+    Attributes:
+        main_run: what the main thread executes, cells and calls and any other work; -1 for nothing.
+        records: the last cells and calls, the newest last.
+    """
+
+    def __init__(self) -> None:
+        self.main_run = -1
+        self.records: collections.deque[RunRecord] = collections.deque(maxlen=MAX_RUNS)
+        self._main_thread = threading.main_thread().ident
+
+    def enter(self, run: int) -> None:
+        """The main thread begins a run. It ends it by setting `main_run` to -1."""
+        self.main_run = run
+        _run_of_context.set(run)
+
+    def current(self) -> int:
+        """The run that the caller belongs to, -1 if none is known."""
+        run = _run_of_context.get(None)
+        if run is None:
+            run = getattr(threading.current_thread(), "_cellmesh_run", None)
+        elif self.main_run < 0 and threading.get_ident() == self._main_thread:
+            return -1  # its context is that of the last run until the next
+        return self.main_run if run is None else run
+
+    def copy_records(self) -> list[RunRecord]:
+        """The last cells and calls; from any thread."""
+        while True:
+            try:
+                return list(self.records)
+            except RuntimeError:  # one has begun meanwhile
+                continue
+
+    def follow_threads(self) -> None:
+        """From now on, let threads belong to the run that starts them."""
+        start = threading.Thread.start
+
+        def start_in_run(thread: threading.Thread) -> None:
+            thread._cellmesh_run = self.current()  # type: ignore[attr-defined]
+            start(thread)
+
+        threading.Thread.start = start_in_run  # type: ignore[method-assign, assignment]

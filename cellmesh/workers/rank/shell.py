@@ -1,0 +1,446 @@
+"""The rank's IPython shell: cells run as users know them, and what they show becomes messages.
+
+Made in the zygote, before any fork, so that ranks inherit it warm; `RankShell.connect` gives it the
+rank's own way out.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import re
+import sys
+import traceback
+import types
+import warnings
+from bdb import BdbQuit
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from IPython.core.autocall import ExitAutocall
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from traitlets import Any as AnyTrait
+from traitlets import Type
+from traitlets.config import Config
+
+from ...errors import CellmeshError
+from ...wire import sources
+from ...wire.messages import DisplayKind
+from .exceptions import plain_traceback, traceback_of
+from .features import load
+from .interpreter_state import remember_error, stop_tracing
+from .stack_inspection.thread_stacks import is_machinery
+
+Show = Callable[[DisplayKind, bytes, str], None]
+
+
+# Where an object lies in memory: it differs between ranks that show the same.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+
+
+def _to_bundle(data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
+    text = data.get("text/plain")
+    if len(data) > 1 and isinstance(text, str) and " at 0x" in text:
+        data = {**data, "text/plain": _ADDRESS.sub(">", text)}
+    return json.dumps({"data": data, "metadata": metadata or {}}, default=_jsonable).encode()
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):  # images; Jupyter carries them as base64 text
+        import base64
+
+        return base64.b64encode(value).decode()
+    return repr(value)
+
+
+class RankDisplayHook(DisplayHook):
+    """Shows the value of a last expression."""
+
+    def quiet(self) -> bool:
+        shell = self.shell
+        assert isinstance(shell, RankShell)
+        ends_quietly = self.semicolon_at_end_of_expression(shell.cell_source)  # type: ignore[no-untyped-call]
+        return shell.quiet_cell or bool(ends_quietly)
+
+    def start_displayhook(self) -> None: ...
+
+    def write_output_prompt(self) -> None: ...
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        assert isinstance(self.shell, RankShell)
+        self.shell.show("result", _to_bundle(format_dict, md_dict), "")
+
+    def finish_displayhook(self) -> None: ...
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """Shows what ``display(...)`` is given."""
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        source: Any = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        display_id = str((transient or {}).get("display_id", ""))
+        self.shell.show("update" if update else "display", _to_bundle(data, metadata), display_id)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.shell.show("clear", b"wait" if wait else b"", "")
+
+
+class RankExit(ExitAutocall):
+    """``exit()`` and ``quit()``, in cells and in modules: they end the cell, as ``sys.exit()``
+    does.
+    """
+
+    def __call__(self, code: object = None) -> None:
+        raise SystemExit(code)
+
+
+# Of so many cells the text is kept, for tracebacks: of those that only ran, and of those that
+# define what may be called later.
+_MAX_PLAIN, _MAX_DEFINING = 1_000, 10_000
+_DEFINES = ("def ", "class ", "lambda")
+
+
+class RankCompiler(CachingCompiler):
+    """Names the notebook's cells, too, whose functions came here; forgets the text of old cells."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plain: dict[str, None] = {}
+        self._defining: dict[str, None] = {}
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        """Keep a cell's text under a name, and forget the oldest where there are too many."""
+        name = super().cache(transformed_code, number, raw_code)
+        names, most = self._plain, _MAX_PLAIN
+        for word in _DEFINES:
+            if word in transformed_code:
+                names, most = self._defining, _MAX_DEFINING
+        names.pop(name, None)
+        names[name] = None  # the newest
+        if len(names) > most:
+            oldest = next(iter(names))
+            del names[oldest]
+            self._filename_map.pop(oldest, None)
+            linecache.cache.pop(oldest, None)
+        return name
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        """What tracebacks call code of this file name."""
+        cell = sources.cell_of(name)
+        return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)
+
+
+class RankShell(InteractiveShell):
+    """An InteractiveShell without a terminal."""
+
+    displayhook_class = Type(RankDisplayHook)
+    display_pub_class = Type(RankDisplayPublisher)
+    compiler_class = Type(RankCompiler)
+    show: Show = AnyTrait()  # type: ignore[assignment]
+    ask: Callable[[str], str] = AnyTrait()  # type: ignore[assignment]
+    cell_source = ""
+    quiet_cell = False
+    report_numbers: Callable[[float | None, Mapping[str, Any]], None] = AnyTrait()  # type: ignore[assignment]
+    stopped_by: Callable[[], type[KeyboardInterrupt] | None] = AnyTrait(lambda: None)  # type: ignore[assignment]
+
+    @property
+    def debugger_cls(self) -> Any:
+        try:
+            return load("rank.debugger").RankPdb
+        except CellmeshError:
+            return super().debugger_cls
+
+    def connect(self, show: Show) -> None:
+        """Give the shell its way out, after the fork.
+
+        What IPython sets up for each cell and takes back after it (``get_ipython`` and ``display``
+        among the builtins, `sys.displayhook`) stays set up: all that a rank runs is cells.
+        """
+        self.show = show
+        self.builtin_trap.auto_builtins.update(exit=self.exiter, quit=self.exiter)
+        self.builtin_trap.activate()
+        self.display_trap.set()
+
+    def system(self, cmd: str) -> None:
+        """``!command``, which the stop button ends together with its cell.
+
+        IPython lets an interrupt end the command only, and goes on with the next line.
+        """
+        self.system_piped(cmd)  # type: ignore[no-untyped-call]
+        self._stop_here()
+
+    def getoutput(self, *args: Any, **kwargs: Any) -> Any:
+        """``lines = !command``; as `system`."""
+        output = super().getoutput(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._stop_here()
+        return output
+
+    def _stop_here(self) -> None:
+        kind = self.stopped_by()
+        if kind is not None:
+            raise kind
+
+    def init_io(self) -> None: ...
+
+    def enable_gui(self, gui: Any = None) -> None: ...
+
+    def _exiter_default(self) -> ExitAutocall:
+        return RankExit(self)  # type: ignore[no-untyped-call]
+
+    def raw_input(self, prompt: str = "") -> str:
+        return self.ask(prompt)
+
+    def debugger(self, force: bool = False) -> None:  # %debug
+        if force or self.call_pdb:
+            load("rank.debugger").post_mortem()
+
+    # What IPython calls when user code raised. The cell's own exception is reported by the
+    # executor, with its traceback from `render_traceback`; others (a failing event hook) are shown
+    # as they come.
+    def showtraceback(
+        self,
+        exc_tuple: Any = None,
+        filename: str | None = None,
+        tb_offset: int | None = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
+    ) -> None:
+        if running_compiled_code or exception_only:
+            return
+        _, value, _ = self._get_exc_info(exc_tuple)  # type: ignore[no-untyped-call]
+        print(self.render_traceback(value), file=sys.stderr)
+
+    def showsyntaxerror(
+        self, filename: str | None = None, running_compiled_code: bool = False
+    ) -> None: ...
+
+    def showindentationerror(self) -> None: ...
+
+    def run_source(
+        self,
+        source: str,
+        transformed: str = "",
+        is_async: bool = False,
+        execution_count: int = 0,
+        quiet: bool = False,
+    ) -> BaseException | None:
+        """Run a cell.
+
+        Args:
+            source: as typed, magics and all.
+            transformed: as Python; "" to have it transformed here.
+            is_async: whether it awaits at top level; asked only with `transformed`.
+            execution_count: the notebook's ``In[n]``.
+            quiet: drop the value of a last expression.
+
+        Returns:
+            What it raised, or None.
+        """
+        self.execution_count = execution_count
+        self.cell_source, self.quiet_cell = source, quiet
+        if not transformed:
+            error = _error_of(self.run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
+            stop_tracing()
+        elif is_async or not self._is_plain():
+            error = self._run_as_ipython(source, transformed, is_async)
+        else:
+            error = self._run_plainly(source, transformed)
+        if error is not None:
+            remember_error(error)
+            kind = type(error)
+            if (
+                self.call_pdb and issubclass(kind, Exception) and not issubclass(kind, BdbQuit)
+            ):  # %pdb
+                try:
+                    load("rank.debugger").post_mortem()
+                except BaseException as instead:
+                    return instead
+        return error
+
+    def _is_plain(self) -> bool:
+        """Whether nobody has asked to be told of cells or to change them (as ``%autoreload``
+        does).
+        """
+        callbacks = self.events.callbacks
+        return not (
+            callbacks["pre_run_cell"]
+            or callbacks["post_run_cell"]
+            or self.ast_transformers
+            or self.ast_node_interactivity != "last_expr"
+        )
+
+    def _run_plainly(self, source: str, transformed: str) -> BaseException | None:
+        """What IPython's `run_cell_async` does for a plain cell, without what only other cells
+        need.
+
+        Between two cells a rank's caches go cold, and then IPython's way costs six times this one.
+        """
+        name = self.compile.cache(transformed, self.execution_count, raw_code=source)
+        self.events.trigger("pre_execute")
+        try:
+            body = compile(
+                transformed, name, "exec", self.compile.flags | ast.PyCF_ONLY_AST, True
+            ).body
+            last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+            if body:
+                exec(self.compile(ast.Module(body, []), name, "exec"), self.user_ns)  # type: ignore[arg-type]
+            if last is not None:
+                exec(self.compile(ast.Interactive([last]), name, "single"), self.user_ns)  # type: ignore[arg-type]
+        except BaseException as error:
+            return error
+        finally:
+            stop_tracing()
+            self.events.trigger("post_execute")
+        return None
+
+    def _run_as_ipython(
+        self, source: str, transformed: str, is_async: bool
+    ) -> BaseException | None:
+        """IPython's `run_cell`, without its transforming, asking whether to await, and copying of
+        output.
+        """
+        result: ExecutionResult | None = None
+        try:
+            cell = self.run_cell_async(source, store_history=False, transformed_cell=transformed)
+            result = self.loop_runner(cell) if is_async else _run_at_once(cell)
+        except BaseException as error:
+            return error
+        finally:
+            stop_tracing()
+            self.events.trigger("post_execute")
+            self.events.trigger("post_run_cell", result)
+        return _error_of(result)
+
+    def render_traceback(self, error: BaseException) -> str:
+        """An exception's traceback as a notebook shows it, with ANSI colours; user code's frames
+        only.
+        """
+        kind, tb = type(error), _skip_machinery(traceback_of(error))
+        if issubclass(kind, UsageError):
+            return f"UsageError: {error}"
+        if issubclass(kind, BdbQuit):
+            return "BdbQuit: the debugger was left"
+        try:
+            if issubclass(kind, SyntaxError) and tb is None:
+                return self.InteractiveTB.stb2text(
+                    self.SyntaxTB.structured_traceback(kind, error, None)
+                )
+            # IPython's rendering takes seconds for a thousand frames.
+            if not issubclass(kind, BaseExceptionGroup) and _depth(tb) <= _MAX_RENDERED_FRAMES:
+                lines = self.InteractiveTB.structured_traceback(kind, error, tb, tb_offset=0)
+                return str(self.InteractiveTB.stb2text(lines))
+        except Exception:
+            pass  # rendered as Python does it
+        except BaseException:  # of the exception's own code
+            return plain_traceback(error, tb)
+        finally:
+            _forget_syntax_trees()
+        try:
+            return "".join(traceback.format_exception(kind, error, tb))
+        except BaseException:  # also a group too deep to be walked
+            return plain_traceback(error, tb)
+
+    def line_in_cell(self, tb: types.TracebackType | None) -> int:
+        """The innermost line of a cell in a traceback, 0 if there is none."""
+        line = 0
+        while tb is not None:
+            if tb.tb_frame.f_code.co_filename in self.compile._filename_map:
+                line = tb.tb_lineno
+            tb = tb.tb_next
+        return line
+
+    def cell_of(self, filename: str) -> int:
+        """The ``In[n]`` that a code object's file name stands for, 0 if none."""
+        return int(self.compile._filename_map.get(filename, 0)) or sources.cell_of(filename)
+
+
+_MAX_RENDERED_FRAMES = 100
+
+
+def _forget_syntax_trees() -> None:
+    """Drop what IPython's rendering (`stack_data`, on `executing`) would keep of each cell, 11 kB,
+    for good.
+
+    What it keeps of files stays: they are few, and parsing one of torch's takes long.
+    """
+    for module in ("executing.executing", "stack_data.core"):
+        kind: Any = getattr(sys.modules.get(module), "Source", type)
+        for name in ("__source_cache_with_lines", "__executing_cache"):
+            cache = vars(kind).get(name, {})
+            for key in list(cache):
+                lines = linecache.cache.get(getattr(key[0], "co_filename", key[0]))
+                if lines is not None and (
+                    len(lines) == 1 or lines[1] is None
+                ):  # they are in no file
+                    del cache[key]
+        for owner, name in (
+            (kind, "statements_at_line"),
+            (sys.modules.get(module), "statement_containing_node"),
+        ):
+            getattr(getattr(owner, name, None), "cache_clear", int)()
+
+
+def _depth(tb: types.TracebackType | None) -> int:
+    depth = 0
+    while tb is not None:
+        depth, tb = depth + 1, tb.tb_next
+    return depth
+
+
+def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback from the first frame on that is not of IPython's or our own machinery."""
+    while tb is not None and is_machinery(tb.tb_frame):
+        tb = tb.tb_next
+    return tb
+
+
+def _error_of(result: ExecutionResult) -> BaseException | None:
+    return result.error_before_exec or result.error_in_exec
+
+
+def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
+    """Run a coroutine that awaits nothing."""
+    try:
+        cell.send(None)
+    except StopIteration as end:
+        result: ExecutionResult = end.value
+        return result
+    raise RuntimeError("the cell awaits, and was not known to")
+
+
+def make_shell() -> RankShell:
+    """The process's shell; starts no thread and opens no file. Call it once a process."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    warnings.filterwarnings("ignore", message="To exit: use")
+    user_module = types.ModuleType("__main__", doc="The namespace of a rank.")
+    shell = RankShell.instance(config=config, user_module=user_module)
+    shell.connect(lambda kind, bundle, display_id: None)
+    for prompt in (
+        "ps1",
+        "ps2",
+        "ps3",
+    ):  # set by IPython; libraries refuse multi-process training where ps1 is
+        vars(sys).pop(prompt, None)
+    # The first traceback costs ten times the others; each rank would pay it, in the middle of an
+    # error.
+    error = shell.run_source("raise ValueError")
+    assert error is not None
+    shell.render_traceback(error)
+    remember_error(None)
+    return shell

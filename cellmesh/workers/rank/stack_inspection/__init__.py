@@ -1,0 +1,1 @@
+"""Reads where a rank's threads are, beside the code that they run."""

@@ -1,0 +1,109 @@
+"""Frames of threads that run: read without the garbage collector.
+
+Python makes a frame's object when somebody asks for it. That allocates, and in CPython 3.11 an
+allocation may start the collector, whose finalizers may let other threads run; if one of them
+leaves that very frame meanwhile, the new object is tied to memory that is used for something else,
+and the process ends by SIGSEGV (3.12 collects between instructions only).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ....stdlib import threading
+
+_MACHINERY = ("IPython.core.", "cellmesh.")
+
+# The collector is the process's: who turns it on again must be the last who wants it off.
+_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Nothing is collected meanwhile. Only for moments: what other threads say of the collector may
+    be lost.
+
+    In less than the interpreter's switch interval after a thread has got the interpreter's lock
+    there are no others that could say something.
+    """
+    with _LOCK:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
+
+
+def stack_of(frame: types.FrameType | None) -> list[types.FrameType]:
+    """A frame and those that called it, innermost first; of this thread, or under
+    `collector_off`.
+    """
+    stack: list[types.FrameType] = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    return stack
+
+
+def stacks_of_threads() -> dict[int, list[types.FrameType]]:
+    """The frames of all threads, innermost first, by the thread's identity.
+
+    They may have gone on by the time the caller looks at them.
+    """
+    with collector_off():
+        return {identity: stack_of(frame) for identity, frame in sys._current_frames().items()}
+
+
+def stack_of_main_thread() -> list[types.FrameType]:
+    """The main thread's frames, innermost first."""
+    with collector_off():
+        return stack_of(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def module_of(frame: types.FrameType | None) -> str:
+    """The module that a frame's code says it is of, "" if none; globals may be a mapping of the
+    user's.
+    """
+    name = None if frame is None else dict.get(frame.f_globals, "__name__")
+    return name if type(name) is str else ""
+
+
+def local_value(frame: types.FrameType, name: str) -> object:
+    """What a name means in a frame of a thread that runs; None if nothing."""
+    with collector_off():
+        return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def is_machinery(frame: types.FrameType) -> bool:
+    """Whether a frame is of IPython's or our own machinery around user code."""
+    return module_of(frame).startswith(_MACHINERY)
+
+
+def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
+    """Which of a stack's frames, outermost first, are from the user's code on.
+
+    Args:
+        frames: the stack.
+        shell: knows which files are cells.
+    """
+    cells = (index for index, frame in enumerate(frames) if shell.cell_of(frame.f_code.co_filename))
+    start = next(cells, None)
+    if start is None:  # a call: the frames below the outermost ones, which are Python's and ours
+        start = 0
+        while start < len(frames) and not is_machinery(frames[start]):
+            start += 1
+        while start < len(frames) and is_machinery(frames[start]):
+            start += 1
+        if start == len(frames) and not any(map(is_machinery, frames)):
+            start = 0  # a thread
+    end = len(frames)
+    while end > start and is_machinery(frames[end - 1]):
+        end -= 1
+    return slice(start, end)

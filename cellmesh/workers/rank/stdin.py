@@ -1,0 +1,119 @@
+"""What a rank asks its user: ``input()``, ``getpass()``, the debugger's prompt.
+
+The question goes to the notebook; the thread that asks waits, and an interrupt gets it out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+from collections.abc import Callable
+from typing import Any
+
+from ...stdlib import os, threading
+from ...wire.codec import Parcel
+from ...wire.messages import Ask, AskEnded
+from .runs import RunTracker
+from .shell import RankShell
+
+# How often a thread that asks looks whether the run that it belongs to is still there.
+_LOOK_S = 0.5
+_MAX_PROMPT = 10_000
+
+
+class _Question:
+    """One question; `answered` is set when `text` and `is_end` are there."""
+
+    def __init__(self, request: int) -> None:
+        self.request = request
+        self.answered = threading.Event()
+        self.text = ""
+        self.is_end = False
+
+
+class Asker:
+    """Asks the user, one question at a time.
+
+    Args:
+        send: sends a message to the agent, after everything that has been printed.
+        tracker: says which run asks.
+    """
+
+    def __init__(self, send: Callable[[Parcel[Any]], None], tracker: RunTracker) -> None:
+        self._send = send
+        self._tracker = tracker
+        self._pid = os.getpid()
+        self._turn = threading.Lock()
+        self._question: _Question | None = None
+        self._num_asked = 0
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a thread of this rank waits for the user."""
+        return self._question is not None
+
+    def install(self, shell: RankShell) -> None:
+        """Let ``input()`` and ``getpass()`` ask through this, and what IPython itself asks."""
+
+        def ask(prompt: object = "", /) -> str:
+            return self.ask(str(prompt))
+
+        def ask_password(prompt: str = "Password: ", stream: Any = None, **kwargs: Any) -> str:
+            return self.ask(prompt, is_password=True)
+
+        ask.__doc__, ask.__name__ = builtins.input.__doc__, "input"
+        ask_password.__doc__, ask_password.__name__ = getpass.getpass.__doc__, "getpass"
+        builtins.input = ask
+        getpass.getpass = ask_password
+        shell.ask = self.ask
+
+    def ask(self, prompt: str, is_password: bool = False) -> str:
+        """Ask for a line, and wait for it.
+
+        Args:
+            prompt: shown before the box.
+            is_password: what is typed is not shown.
+
+        Raises:
+            EOFError: the user ended the input (Ctrl-D), the front end has none, or the cell has
+                ended.
+            RuntimeError: no cell is there that could ask.
+            KeyboardInterrupt: the run was interrupted or released.
+        """
+        run = self._tracker.current()
+        if os.getpid() != self._pid:
+            raise RuntimeError("input() cannot ask from a process that the rank has started")
+        if run < 0 or run != self._tracker.main_run:
+            raise RuntimeError("input() can ask only while the cell runs that it belongs to")
+        with self._turn:
+            self._num_asked += 1
+            question = self._question = _Question(self._num_asked)
+            try:
+                self._send(Parcel(Ask(run, question.request, _shorten(prompt), is_password)))
+                while not question.answered.wait(_LOOK_S):
+                    if run != self._tracker.main_run:
+                        raise EOFError("the cell that asked has ended")
+            except BaseException:
+                self._send(Parcel(AskEnded(run, question.request)))
+                raise
+            finally:
+                self._question = None
+        if question.is_end:
+            raise EOFError(question.text or "the input was ended")
+        return question.text
+
+    def reply(self, request: int, text: str, is_end: bool) -> None:
+        """The user has answered; called by the control thread."""
+        question = self._question
+        if question is not None and question.request == request:
+            question.text, question.is_end = text, is_end
+            question.answered.set()
+
+
+def _shorten(prompt: str) -> str:
+    """The end of a prompt, where the question is; all of a usual one."""
+    return (
+        prompt
+        if len(prompt) <= _MAX_PROMPT
+        else f"({len(prompt):,} characters) …{prompt[-_MAX_PROMPT:]}"
+    )

@@ -1,0 +1,264 @@
+"""What a rank prints: to its log whole, to the notebook bounded.
+
+`Gate` decides, without clocks or files of its own, what of a stream of text is shown; `Log` is the
+file with everything. The rank uses both for what Python prints, the agent for what comes through
+the rank's descriptors 1 and 2.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import json
+import mimetypes
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...stdlib import open, os
+from ...wire.messages import Output, Skipped, StreamName
+
+BURST_BYTES = 256 * 1024
+BYTES_PER_S = 32 * 1024
+# Once output is held back, it is shown again in samples of at least this much.
+SAMPLE_BYTES = 4 * 1024
+LINE_BYTES = 40
+TAIL_LINES = 20
+_DROPPED = b"[cellmesh: the log was full here, and the oldest half of it was dropped]\n"
+# A log and its predecessor have each so much at most.
+LOG_BYTES = 64 << 20
+
+
+@dataclass
+class _Hidden:
+    """What a run printed that was not shown: counted, its last lines kept."""
+
+    num_lines: int = 0
+    num_bytes: int = 0
+    tail: collections.deque[tuple[StreamName, str]] = field(
+        default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
+    )
+
+
+class Gate:
+    """A token bucket over text; what does not pass is counted, and its last lines are kept.
+
+    A line costs its length and `LINE_BYTES`: to a front end, many short lines are as bad as few
+    long ones.
+
+    Args:
+        now: seconds, any clock that does not run backwards.
+        burst_bytes: how much passes at once.
+        bytes_per_s: how much passes in the long run.
+
+    Attributes:
+        hides: run -> what of its output is not shown.
+    """
+
+    def __init__(
+        self, now: float, burst_bytes: int = BURST_BYTES, bytes_per_s: int = BYTES_PER_S
+    ) -> None:
+        self._burst = float(burst_bytes)
+        self._rate = float(bytes_per_s)
+        self._tokens = self._burst
+        self._filled_at = now
+        self.hides: dict[int, _Hidden] = {}
+
+    def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
+        """Take text in.
+
+        Args:
+            run: the run that printed it.
+            stream: where to.
+            text: a delta.
+            now: seconds.
+
+        Returns:
+            What to show.
+        """
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        shown: list[Output | Skipped] = []
+        if run not in self.hides:
+            if _cost(text) <= self._tokens:
+                self._tokens -= _cost(text)
+                return [Output(run, stream, text)]
+            cut = self._affordable(text)
+            self._tokens = 0.0
+            if cut:
+                shown.append(Output(run, stream, text[:cut]))
+            text = text[cut:]
+        self._hide(run, stream, text)
+        if self._tokens >= SAMPLE_BYTES:
+            shown += self._show_hidden(run)
+        return shown
+
+    def close(self) -> list[Output | Skipped]:
+        """Show the notes and the last lines of what is hidden; call it when a run ends."""
+        return [verb for run in list(self.hides) for verb in self._show_hidden(run)]
+
+    def _affordable(self, text: str) -> int:
+        """How many characters of a text that is too long may pass; whole lines, if any."""
+        left, at = int(self._tokens), 0
+        while (end := text.find("\n", at, at + left + 1)) >= 0:
+            line_cost = _cost(text[at : end + 1])
+            if line_cost > left:
+                return at
+            left -= line_cost
+            at = end + 1
+        return at or len(text[:left].encode(errors="replace")[:left].decode(errors="ignore"))
+
+    def _hide(self, run: int, stream: StreamName, text: str) -> None:
+        hidden = self.hides.setdefault(run, _Hidden())
+        hidden.num_lines += text.count("\n")
+        hidden.num_bytes += _num_bytes(text)
+        for line in text[-(2 * SAMPLE_BYTES) :].splitlines(keepends=True):
+            hidden.tail.append((stream, line))
+
+    def _show_hidden(self, run: int) -> list[Output | Skipped]:
+        hidden = self.hides.pop(run)
+        tail: list[Output] = []
+        left = SAMPLE_BYTES
+        for stream, line in reversed(hidden.tail):
+            line = (
+                line[-left:].encode(errors="replace")[-left:].decode(errors="ignore")
+                if left
+                else ""
+            )
+            if not line:
+                break
+            left -= _num_bytes(line)
+            if tail and tail[0].stream == stream:
+                tail[0] = Output(run, stream, line + tail[0].text)
+            else:
+                tail.insert(0, Output(run, stream, line))
+        self._tokens = max(0.0, self._tokens - sum(_cost(output.text) for output in tail))
+        num_bytes = hidden.num_bytes - sum(_num_bytes(output.text) for output in tail)
+        num_lines = hidden.num_lines - sum(output.text.count("\n") for output in tail)
+        return [*([Skipped(run, max(0, num_lines), num_bytes)] if num_bytes > 0 else []), *tail]
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def _cost(text: str) -> int:
+    return _num_bytes(text) + LINE_BYTES * text.count("\n")
+
+
+class Log:
+    """A rank's log file, appended to by rank and agent; keeps at least the newest `limit_bytes`.
+
+    Args:
+        path: the file; its predecessor, once it is full, is ``path`` + ``.1``.
+        limit_bytes: size at which it is turned over.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int = LOG_BYTES) -> None:
+        self._path = path
+        self._limit = limit_bytes
+        self._descriptor = -1
+
+    def append(self, text: str) -> None:
+        """Append text; a full disk or a removed directory loses text, never the rank."""
+        data = text.encode(errors="replace")
+        try:
+            while data:
+                self._open()
+                data = data[os.write(self._descriptor, data[: self._limit]) :]
+        except OSError:
+            return
+
+    def keep(self, bundle: bytes) -> Path | None:
+        """Write a display that was not shown into a file of its own; the oldest go, for
+        `limit_bytes` in all.
+
+        Args:
+            bundle: a MIME bundle as JSON; its largest form is written.
+
+        Returns:
+            The file; None if the display is larger than all may be, or the disk is full.
+        """
+        try:
+            mime, content = _largest_form(json.loads(bundle)["data"])
+            stem = f"{self._path.stem}-display-"
+            kept = {
+                int(each.stem[len(stem) :]): each for each in self._path.parent.glob(f"{stem}*")
+            }
+            left = self._limit - len(content)
+            for _, path in sorted(kept.items(), reverse=True) if left >= 0 else ():
+                left -= path.stat().st_size
+                if left < 0:
+                    path.unlink()
+            suffix = mimetypes.guess_extension(mime) or ".json"
+            path = self._path.with_name(f"{stem}{max(kept, default=0) + 1}{suffix}")
+            if len(content) <= self._limit:
+                with open(
+                    path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)
+                ) as file:
+                    file.write(content)
+                return path
+        except (OSError, ValueError, LookupError):
+            pass
+        return None
+
+    def _open(self) -> None:
+        has_dropped = False
+        if self._descriptor >= 0:
+            facts = os.fstat(self._descriptor)
+            if self._is_current(facts):
+                if facts.st_size < self._limit:
+                    return
+                has_dropped = os.path.exists(f"{self._path}.1")
+                os.replace(self._path, f"{self._path}.1")
+            os.close(self._descriptor)
+            self._descriptor = -1
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o600)
+        if has_dropped and self._limit >= 100 * len(_DROPPED):
+            os.write(self._descriptor, _DROPPED)
+
+    def _is_current(self, facts: os.stat_result) -> bool:
+        """Whether our descriptor is still the log, and nobody has turned it over or removed it."""
+        try:
+            return os.stat(self._path).st_ino == facts.st_ino
+        except FileNotFoundError:
+            return False
+
+
+def _largest_form(data: dict[str, Any]) -> tuple[str, bytes]:
+    """The MIME type with the largest value, and that as a file has it."""
+    forms = {
+        mime: form if isinstance(form, str) else json.dumps(form) for mime, form in data.items()
+    }
+    mime = max(forms, key=lambda each: len(forms[each]))
+    is_binary = mime.startswith(("image/", "application/pdf")) and not mime.endswith("xml")
+    return mime, base64.b64decode(forms[mime]) if is_binary else forms[mime].encode(
+        errors="replace"
+    )
+
+
+def read_log(path: Path, num_bytes: int) -> tuple[str, int]:
+    """Read the end of a rank's log.
+
+    Args:
+        path: the log's path, as given to `Log`.
+        num_bytes: how much at most.
+
+    Returns:
+        The text, and how many bytes lie before it.
+    """
+    pieces: list[bytes] = []
+    left, before = num_bytes, 0
+    for part in (path, path.with_name(path.name + ".1")):
+        try:
+            with open(part, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                take = min(size, left)
+                file.seek(size - take)
+                pieces.insert(0, file.read(take))
+        except OSError:
+            continue
+        left -= take
+        before += size - take
+    return b"".join(pieces).decode(errors="replace"), before

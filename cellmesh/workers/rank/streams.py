@@ -1,0 +1,297 @@
+"""`sys.stdout` and `sys.stderr` of a rank, and which run a line belongs to.
+
+A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or
+an asyncio task, the run that started it, however late it prints. In a process that user code forked
+(a DataLoader's worker), the streams write to descriptors 1 and 2, which the agent reads.
+"""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import contextlib
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ...stdlib import os, threading, time
+from ...wire.codec import Parcel
+from ...wire.messages import Display, Done, Failed, StreamName, ToFrontEnd
+from .runs import RunTracker
+from .stdout import Gate, Log
+
+# How long text is gathered before it is sent, so that a loop of prints makes few messages.
+GATHER_S = 0.02
+_INLINE_FLUSH_BYTES = 1 << 20
+# Displays pass at this rate, after this many at once; a front end chokes on thousands.
+_DISPLAYS_PER_S = 20
+_MAX_DISPLAYS = 200
+# So much of displays and of widgets' messages passes at once, and in the long run; a kernel and a
+# page hold what has passed.
+DISPLAY_BYTES = 32 << 20
+_DISPLAY_BYTES_PER_S = 2 << 20
+DISPLAY_BOUND = (
+    f"a rank's displays and widgets pass up to {DISPLAY_BYTES >> 20} MiB at once "
+    f"and {_DISPLAY_BYTES_PER_S >> 20} MiB/s"
+)
+_MAX_TEXT = 1000
+# How long an answer waits for those of the runs behind it.
+_MORE_FOLLOWS_S = 0.002
+
+Post = Callable[[Sequence[Parcel[Any]]], None]
+
+
+class Pump:
+    """Gathers what a rank prints, writes it to the log and posts what may be shown.
+
+    Args:
+        post: sends messages to the agent; called under the pump's lock, so their order is that of
+            the calls.
+        log: the rank's log.
+        shield: entered around what an interrupt must not cut in half.
+    """
+
+    def __init__(
+        self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None
+    ) -> None:
+        self._shield = shield or contextlib.nullcontext()
+        self._post = post
+        self._log = log
+        self._gate = Gate(time.monotonic())
+        self._lock = threading.RLock()
+        # Appended to without the lock, as a print must be cheap; `_flush` takes from the other end.
+        self._pieces: collections.deque[tuple[int, StreamName, str]] = collections.deque()
+        self._num_gathered = 0
+        self._flushed_at = 0.0
+        self._is_due = False
+        self._deferred: list[Parcel[Any]] = []
+        self._due = threading.Event()
+        self._forked = False
+        self._num_displays = float(_MAX_DISPLAYS)
+        self._display_bytes = float(DISPLAY_BYTES)
+        self._displayed_at = 0.0
+        os.register_at_fork(after_in_child=self._note_fork)
+
+    def start(self) -> None:
+        """Start the thread that posts what has been gathered."""
+        threading.Thread(target=self._post_gathered, name="cellmesh-output", daemon=True).start()
+
+    def write(self, run: int, stream: StreamName, text: str) -> None:
+        """Take in a delta of text."""
+        if self._forked:
+            os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
+            return
+        self._pieces.append((run, stream, text))
+        self._num_gathered += len(text)
+        if self._is_due and self._num_gathered < _INLINE_FLUSH_BYTES:
+            return
+        with self._shield, self._lock:
+            # The first line after a pause is not kept waiting.
+            paused = time.monotonic() - self._flushed_at > GATHER_S
+            if paused or self._num_gathered >= _INLINE_FLUSH_BYTES:
+                self._flush()
+            elif not self._is_due:
+                self._is_due = True
+                self._due.set()
+
+    def send(self, parcel: Parcel[Any]) -> None:
+        """Send a message after everything printed before it."""
+        if self._forked:  # the sockets are the parent's
+            return
+        with self._shield, self._lock:
+            if self._pieces or self._deferred:
+                self._flush()
+            self._deferred.append(parcel)
+            self._flush()
+
+    def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
+        """Send the answer to a run, after everything printed before it. The run is over: nothing
+        interrupts.
+
+        Args:
+            parcel: the answer.
+            more_follows: another run follows at once, so the answer may wait for that of the other.
+        """
+        if self._forked:
+            return
+        with self._lock:
+            if not (more_follows or self._pieces or self._deferred or self._gate.hides):
+                self._post((parcel,))
+                return
+            if self._pieces:
+                self._flush(and_post=False)
+            if self._gate.hides:
+                self._deferred += [Parcel(verb) for verb in self._gate.close()]
+            self._deferred.append(parcel)
+            if not more_follows:
+                self._flush()
+            elif not self._due.is_set():
+                self._due.set()
+
+    def has_answered(self, run: int) -> bool:
+        """Whether the answer to a run is among what has yet to be posted."""
+        return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
+
+    def flush(self) -> None:
+        """Send everything that has been gathered and deferred."""
+        with self._shield, self._lock:
+            self._flush()
+
+    def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
+        """Send a display, or, where there are too many or it is too large, print what it is as text
+        instead.
+
+        A display that is too large is written into a file beside the log.
+
+        Args:
+            parcel: the display.
+            describe: gives what it is without a front end.
+        """
+        verb = parcel.verb
+        counts = verb.kind == "display"  # a cell has one value, and updates replace each other
+        with self._shield, self._lock:
+            self._refill()
+            fits = len(verb.bundle) <= self._display_bytes
+            may_show = fits and (self._num_displays >= 1 or not counts) and not self._forked
+            if may_show:
+                self._num_displays -= counts
+                self._display_bytes -= len(verb.bundle)
+        if may_show:
+            self.send(parcel)
+            return
+        text = describe()
+        if not fits:
+            text = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+            path = self._log.keep(verb.bundle)
+            where = "too large for a file beside the log, too"
+            if path is not None:  # without the rank's number: the texts of ranks are to be folded
+                where = f"the whole is in {path.parent}/{re.sub('^rank[0-9]+', 'rank*', path.name)}"
+            where += "; on the rank it is `_`" if verb.kind == "result" else ""
+            text += f" ({len(verb.bundle):,} bytes, not shown: {DISPLAY_BOUND}; {where})"
+        self.write(verb.run, "stdout", text + "\n")
+
+    def send_to_widget(self, parcel: Parcel[ToFrontEnd], num_bytes: int) -> bool:
+        """Send a widget's message of so many bytes, if it may pass; gives whether it was sent."""
+        with self._shield, self._lock:
+            self._refill()
+            if num_bytes > self._display_bytes:
+                return False
+            self._display_bytes -= num_bytes
+        self.send(parcel)
+        return True
+
+    def _refill(self) -> None:
+        """Let more displays pass, for the time since the last."""
+        now = time.monotonic()
+        passed_s, self._displayed_at = now - self._displayed_at, now
+        self._num_displays = min(_MAX_DISPLAYS, self._num_displays + passed_s * _DISPLAYS_PER_S)
+        self._display_bytes = min(
+            DISPLAY_BYTES, self._display_bytes + passed_s * _DISPLAY_BYTES_PER_S
+        )
+
+    def _flush(self, and_post: bool = True) -> None:
+        self._is_due = False
+        if self._pieces:
+            pieces = [self._pieces.popleft() for _ in range(len(self._pieces))]
+            self._num_gathered = 0
+            now = time.monotonic()
+            self._flushed_at = now
+            self._log.append("".join(text for _, _, text in pieces))
+            for run, stream, text in _join(pieces):
+                self._deferred += [
+                    Parcel(verb) for verb in self._gate.admit(run, stream, text, now)
+                ]
+        if and_post and self._deferred:
+            self._post(self._deferred)
+            self._deferred = []
+
+    def _post_gathered(self) -> None:
+        while True:
+            with contextlib.suppress(BaseException):  # else this rank would be silent for good
+                self._due.wait()
+                time.sleep(GATHER_S if self._pieces else _MORE_FOLLOWS_S)
+                self._due.clear()
+                with self._lock:
+                    self._flush()
+
+    def _note_fork(self) -> None:
+        self._forked = True
+        self._lock = threading.RLock()  # a thread that is not there any more may have held it
+
+
+def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, StreamName, str]]:
+    joined: list[tuple[int, StreamName, list[str]]] = []
+    for run, stream, text in pieces:
+        if joined and joined[-1][:2] == (run, stream):
+            joined[-1][2].append(text)
+        else:
+            joined.append((run, stream, [text]))
+    return [(run, stream, "".join(texts)) for run, stream, texts in joined]
+
+
+class RankStream(io.TextIOBase):
+    """A text stream whose lines go to the notebook, into the cell that caused them.
+
+    Args:
+        name: ``stdout`` or ``stderr``.
+        pump: where text goes.
+        tracker: says whose text it is.
+
+    Attributes:
+        divert: takes text that goes elsewhere (into a widget), and says whether it did.
+    """
+
+    divert: Callable[[StreamName, str], bool] | None = None
+
+    def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
+        self._name: StreamName = name
+        self._pump = pump
+        self._tracker = tracker
+        self._bytes = _ByteStream(self)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return "replace"
+
+    @property
+    def name(self) -> str:
+        return f"<{self._name}>"
+
+    @property
+    def buffer(self) -> io.RawIOBase:
+        """A binary stream onto the same place."""
+        return self._bytes
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor below, for subprocesses; the agent reads its other end."""
+        return 1 if self._name == "stdout" else 2
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text and not (self.divert is not None and self.divert(self._name, text)):
+            self._pump.write(self._tracker.current(), self._name, text)
+        return len(text)
+
+
+class _ByteStream(io.RawIOBase):
+    def __init__(self, stream: RankStream) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._stream.write(self._decoder.decode(view.tobytes()))
+        return view.nbytes

@@ -1,0 +1,176 @@
+"""What a rank did lately: its cells and its collectives, kept in rings.
+
+Written with each operation, so what is written is little, and in one place: six numbers, in about
+half a microsecond. The ring grows with its use; once it holds `CAPACITY`, the oldest operations are
+overwritten. Nothing here holds on to tensors or to a Work.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from time import monotonic
+from typing import Any
+
+from ...stdlib import time
+from ...wire.inspect import History
+from ...wire.trace import CellSpan, Operations, Past, What
+from ..rank.runs import RunTracker
+
+# How many operations are kept.
+CAPACITY = 20_000
+_CHUNK = 1_000  # by how many the ring grows
+_MAX_NAME = 80
+_NAN = math.nan
+_NO_RUN = -1
+# Sequence, peer, run, begin, end, wait.
+_RECORD, _TIME = struct.Struct("=qqqddd"), struct.Struct("=d")
+_SIZE, _END, _WAIT = _RECORD.size, 32, 40
+_write, _write_time, _read_time = _RECORD.pack_into, _TIME.pack_into, _TIME.unpack_from
+
+
+class Spans:
+    """The rank's recent past. Written by the main thread, ends also by others; read by any.
+
+    Operations are begun by one thread at a time: the main thread, or autograd's while that waits.
+
+    Args:
+        tracker: has the cells and calls.
+
+    Attributes:
+        is_on: whether operations are noted.
+    """
+
+    def __init__(self, tracker: RunTracker | None = None) -> None:
+        self.is_on = True
+        self._since_s = time.monotonic()
+        self._tracker = tracker if tracker is not None else RunTracker()
+        self._num_begun = 0
+        self._what: list[What | None] = []
+        self._numbers = bytearray()
+
+    # Operations.
+
+    def begin(self, what: What, sequence: int, peer: int, at_s: float, is_waited_for: bool) -> int:
+        """An operation begins.
+
+        Args:
+            what, sequence, peer: see `Operations`.
+            at_s: when, by ``time.monotonic``.
+            is_waited_for: the main thread waits for it from its begin on.
+
+        Returns:
+            Its number, for `wait` and `end`.
+        """
+        number = self._num_begun
+        slot = number % CAPACITY
+        if slot >= len(self._what):
+            self._grow()
+        self._what[slot] = what
+        wait_s = at_s if is_waited_for else _NAN
+        cells = self._tracker.records
+        run = cells[-1].run if cells and cells[-1].end_s is None else _NO_RUN
+        _write(self._numbers, slot * _SIZE, sequence, peer, run, at_s, _NAN, wait_s)
+        self._num_begun = number + 1  # last of all: who reads meanwhile does not see a half of it
+        return number
+
+    def wait(self, number: int, since_s: float | None = None) -> None:
+        """The main thread waits for an operation, from now on or since then."""
+        self._note(number, _WAIT, monotonic() if since_s is None else since_s)
+
+    def end(self, number: int) -> None:
+        """An operation has ended; what comes later does not count. From any thread."""
+        self._note(number, _END, monotonic())
+
+    def _note(self, number: int, offset: int, at_s: float) -> None:
+        if 0 <= number < self._num_begun <= number + CAPACITY:
+            at = number % CAPACITY * _SIZE + offset
+            (before,) = _read_time(self._numbers, at)
+            if before != before:  # NaN
+                _write_time(self._numbers, at, at_s)
+
+    def end_with(self, work: Any, number: int) -> None:
+        """Have an operation end when its Work does, whoever waits for that, and if nobody does."""
+        try:
+            future = work.get_future()
+        except Exception:  # a backend without: its end is that of the wait for it
+            return
+        future.add_done_callback(lambda _: self.end(number))
+
+    def end_all(self) -> None:
+        """All operations have ended."""
+        for number in range(max(0, self._num_begun - CAPACITY), self._num_begun):
+            self.end(number)
+
+    def _grow(self) -> None:
+        num = min(_CHUNK, CAPACITY - len(self._what))
+        self._numbers.extend(bytes(_SIZE * num))
+        self._what += [None] * num
+
+    # Reading them.
+
+    def past(self, subject: History) -> Past:
+        """The last cells and their operations."""
+        now_s = time.monotonic()
+        cells = [
+            CellSpan(cell.run, cell.name, cell.execution_count, cell.begin_s, cell.end_s)
+            for cell in self._tracker.copy_records()[-subject.num_cells :]
+        ]
+        begun = self._num_begun
+        first = max(0, begun - CAPACITY)
+        oldest = begun % CAPACITY if first else 0
+        since_s = cells[0].begin_s if cells else now_s
+        whats = self._what[oldest:begun] + self._what[:oldest]
+        numbers = self._numbers[oldest * _SIZE : begun * _SIZE] + self._numbers[: oldest * _SIZE]
+        columns = list(zip(*_RECORD.iter_unpack(numbers), strict=True)) or [()] * 6
+        # While they were copied, with the one that may be half written.
+        overwritten = min(len(whats), max(0, self._num_begun + 1 - CAPACITY - first))
+        runs = {cell.run for cell in cells}
+        begins = columns[3]
+        chosen = [
+            index
+            for index in range(overwritten, len(whats))
+            if begins[index] >= since_s and columns[2][index] in runs
+        ]
+        # The ring may begin later than the cells; what is lost of them is not counted one by one.
+        is_cut = first + overwritten > 0 and (
+            overwritten >= len(whats) or begins[overwritten] > since_s
+        )
+        num_lost = first + overwritten if is_cut else 0
+        num_left_out = max(0, len(chosen) - subject.max_operations)
+        chosen = chosen[num_left_out:]
+        return Past(
+            tuple(cells),
+            _pack(
+                [whats[index] for index in chosen],
+                [[c[index] for index in chosen] for c in columns],
+            ),
+            num_left_out + num_lost,
+            self._since_s,
+            now_s,
+        )
+
+
+def _pack(whats: list[What | None], columns: list[list[Any]]) -> Operations:
+    known: dict[What | None, int] = {}
+    what = array("i", [known.setdefault(one, len(known)) for one in whats])
+    sequence, peer, run, begin, end, wait = columns
+    return Operations(
+        tuple(one for one in known if one is not None),
+        what,
+        array("q", sequence),
+        array("i", peer),
+        array("q", run),
+        array("d", begin),
+        array("d", end),
+        array("d", wait),
+    )
+
+
+def name_of(function: Any) -> str:
+    """What a called function is called."""
+    name = getattr(function, "__qualname__", None)
+    known = name if isinstance(name, str) else type(function).__name__
+    known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # in HTML a tag
+    return known[-_MAX_NAME:] or "a call"

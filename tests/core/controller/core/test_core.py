@@ -1,0 +1,284 @@
+"""What the controller decides about runs, told what happened: no sockets, threads or clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.core.core import ANSWER_S, Answer, Change, Core, Deliver, Finish, Waits
+from cellmesh.controller.core.runs import REPORT_AFTER_S
+from cellmesh.wire.codec import Parcel, at_rank_for_work
+from cellmesh.wire.messages import (
+    Died,
+    Display,
+    Done,
+    HostReport,
+    Interrupt,
+    LogText,
+    Output,
+    Pickled,
+    Probe,
+    PullNames,
+    RankState,
+    ReadHost,
+    ReadLog,
+    Relay,
+    Skipped,
+    StoreDied,
+)
+
+from ....support.core_decisions import (
+    FAILED,
+    FRAMES,
+    control_sent,
+    hear,
+    infos,
+    lose_rank,
+    of,
+    ready_core,
+    sent,
+    state_of,
+)
+
+# ---- runs
+
+
+def test_work_is_sent_as_one_relay() -> None:
+    [effect] = ready_core().submit(7, (0, 2), FRAMES)
+    relay, frames = effect.parcel
+    assert relay == Relay((0, 2), "work", 7, 1)
+    assert at_rank_for_work().decode(frames) == [Parcel(PullNames(1, "x"))]
+
+
+def test_work_for_control_threads_goes_there() -> None:
+    [effect] = ready_core().submit(7, (1,), FRAMES, "control")
+    assert effect.parcel.verb == Relay((1,), "control", 7, 1)
+
+
+def test_a_run_finishes_when_its_last_rank_has_answered() -> None:
+    core = ready_core()
+    core.submit(1, (0, 1, 2), FRAMES)
+    done = Done(1)
+    assert hear(core, (0, 2), done) == [Deliver(1, (0, 2), Parcel(done))]
+    assert hear(core, (1,), done) == [Deliver(1, (1,), Parcel(done)), Finish(1)]
+
+
+def test_answers_bring_their_buffers() -> None:
+    core = ready_core()
+    core.submit(1, (0,), FRAMES)
+    done = Done(1, Pickled(b"s", 1))
+    effects = hear(core, (0,), done, buffers=(b"buffer",))
+    assert effects == [Deliver(1, (0,), Parcel(done, (b"buffer",))), Finish(1)]
+
+
+@pytest.mark.parametrize(
+    "verb", [Output(1, "stdout", "x\n"), Skipped(1, 2, 3), Display(1, "display", b"{}", "id")]
+)
+def test_output_is_delivered_while_a_run_runs_and_after_it(verb: Any) -> None:
+    core = ready_core()
+    core.submit(1, (0,), FRAMES)
+    assert hear(core, (0,), verb) == [Deliver(1, (0,), Parcel(verb))]
+    hear(core, (0,), Done(1))
+    assert hear(core, (0,), verb) == [Deliver(1, (0,), Parcel(verb))]
+
+
+def test_an_answer_to_no_run_is_dropped() -> None:
+    core = ready_core()
+    assert hear(core, (0,), Done(99)) == []
+    core.submit(1, (0,), FRAMES)
+    hear(core, (0,), Done(1))
+    assert hear(core, (0,), Done(1)) == []
+
+
+def test_a_second_answer_of_a_rank_is_dropped() -> None:
+    core = ready_core()
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (0,), Done(1))
+    assert hear(core, (0,), Done(1)) == []
+    assert hear(core, (0, 1), Done(1)) == [Deliver(1, (1,), Parcel(Done(1))), Finish(1)]
+
+
+def test_runs_do_not_mix() -> None:
+    core = ready_core()
+    core.submit(1, (0, 1), FRAMES)
+    core.submit(2, (0, 1), FRAMES)
+    assert Finish(1) not in hear(core, (0,), Done(1))
+    assert Finish(1) not in hear(core, (1,), Done(2))
+    assert Finish(2) in hear(core, (0,), Done(2))
+    assert Finish(1) in hear(core, (1,), Done(1))
+
+
+def test_an_interrupt_goes_to_the_ranks_that_still_run() -> None:
+    core = ready_core()
+    core.submit(1, (0, 1, 3), FRAMES)
+    hear(core, (1,), Done(1))
+    assert control_sent(core.interrupt(1)) == [((0, 3), Interrupt(1))]
+    hear(core, (0, 3), Done(1))
+    assert core.interrupt(1) == []
+    assert core.interrupt(99) == []
+
+
+# ---- one rank fails while others run
+
+
+def test_a_failure_is_delivered_at_once() -> None:
+    core = ready_core()
+    core.submit(1, (0, 1, 2, 3), FRAMES)
+    assert hear(core, (3,), FAILED) == [Deliver(1, (3,), Parcel(FAILED))]
+
+
+def test_after_a_failure_the_others_are_asked_where_they_are() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1, 2, 3), FRAMES, now=10.0)
+    hear(core, (3,), FAILED, now=10.0)
+    assert core.deadline() == 10.0 + REPORT_AFTER_S
+    assert core.tick(10.0) == []
+    hear(core, (0,), Done(1), now=10.1)
+    [(ranks, probe)] = control_sent(core.tick(10.0 + REPORT_AFTER_S))
+    assert ranks == (1, 2)
+    assert type(probe) is Probe
+    assert hear(core, (1,), state_of(probe.request, 1)) == []
+    assert hear(core, (2,), state_of(probe.request, 1, 6)) == [
+        Waits(1, {1: state_of(probe.request, 1), 2: state_of(probe.request, 1, 6)})
+    ]
+
+
+def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (0,), FAILED, now=10.0)
+    hear(core, (1,), Done(1), now=10.1)
+    assert of(Waits, core.tick(10.1 + REPORT_AFTER_S)) == []
+    assert of(Waits, core.tick(20.0)) == []
+
+
+def test_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1, 2), FRAMES)
+    hear(core, (0,), FAILED, now=0.0)
+    [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
+    hear(core, (1,), state_of(probe.request, 1))
+    assert core.tick(REPORT_AFTER_S + ANSWER_S) == [Waits(1, {1: state_of(probe.request, 1)})]
+
+
+def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1, 2), FRAMES)
+    hear(core, (0,), FAILED, now=0.0)
+    [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
+    hear(core, (1,), state_of(probe.request, 1))
+    hear(core, (1,), Done(1))
+    idle = RankState(probe.request, -1, 0, 0, "", "", "cpu", 0)
+    assert hear(core, (2,), idle) == []
+
+
+def test_nobody_is_told_of_a_run_that_has_ended() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (0,), FAILED, now=0.0)
+    [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
+    hear(core, (1,), Done(1), now=REPORT_AFTER_S)
+    assert hear(core, (1,), state_of(probe.request, 1)) == []
+    assert of(Waits, core.tick(100.0)) == []
+
+
+# ---- deaths
+
+
+def test_a_death_ends_the_ranks_part_in_every_run() -> None:
+    core = ready_core()
+    core.submit(1, (0, 1), FRAMES)
+    core.submit(2, (1,), FRAMES)
+    core.submit(3, (0,), FRAMES)
+    died = Died(1, "killed by SIGKILL", "last words")
+    effects = core.receive(Parcel(died), 0.0)
+    assert of(Deliver, effects) == [
+        Deliver(1, (1,), Parcel(died)),
+        Deliver(2, (1,), Parcel(died), False),
+    ]
+    assert of(Finish, effects) == [Finish(2)]
+    assert of(Change, effects) == [Change("ready", died)]
+    assert core.dead == {1: died}
+
+
+def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
+    core = ready_core()
+    died = Died(1, "killed by SIGKILL", "")
+    lose_rank(core, died)
+    effects = core.submit(5, (0, 1), FRAMES)
+    assert [parcel.verb.ranks for parcel in sent(effects)] == [(0,)]
+    assert of(Deliver, effects) == [Deliver(5, (1,), Parcel(died))]
+    assert of(Finish, effects) == []
+    effects = core.submit(6, (1,), FRAMES)
+    assert sent(effects) == []
+    assert of(Finish, effects) == [Finish(6)]
+
+
+def test_after_a_death_the_others_are_asked_where_they_are() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1), FRAMES)
+    core.receive(Parcel(Died(1, "killed", "")), 3.0)
+    [(ranks, _)] = control_sent(core.tick(3.0 + REPORT_AFTER_S))
+    assert ranks == (0,)
+
+
+def test_the_death_of_the_store_is_told() -> None:
+    core = ready_core()
+    assert core.receive(Parcel(StoreDied("killed")), 0.0) == [Change("ready", StoreDied("killed"))]
+    effects = core.receive(Parcel(StoreDied("killed", 4321)), 0.0)
+    assert of(Change, effects) == [Change("ready", StoreDied("killed", 4321))]
+
+
+# ---- questions
+
+
+def test_states_are_answered_by_all_living_ranks() -> None:
+    core = ready_core()
+    lose_rank(core, Died(2, "killed", ""))
+    request, effects = core.ask_states((0, 1, 2), 0.0)
+    assert control_sent(effects) == [((0, 1), Probe(request))]
+    same = state_of(request, -1)
+    assert hear(core, (0, 1), same) == [Answer(request, {0: same, 1: same})]
+    assert core.deadline() is None
+
+
+def test_states_that_do_not_come_are_not_waited_for() -> None:
+    core = ready_core()
+    request, _ = core.ask_states((0, 1), 10.0)
+    hear(core, (1,), state_of(request, -1))
+    assert core.deadline() == 10.0 + ANSWER_S
+    assert core.tick(10.0 + ANSWER_S) == [Answer(request, {1: state_of(request, -1)})]
+    assert hear(core, (0,), state_of(request, -1)) == []
+
+
+def test_states_of_nobody_are_answered_at_once() -> None:
+    core = ready_core()
+    core.receive(Parcel(Died(2, "killed", "")), 0.0)
+    request, effects = core.ask_states((2,), 0.0)
+    assert effects == [Answer(request, {})]
+    request, effects = Core(2).ask_states((0,), 0.0)
+    assert effects == [Answer(request, {})]
+
+
+def test_questions_to_the_agent_are_answered_by_it() -> None:
+    core = ready_core()
+    request, effects = core.ask_host()
+    assert sent(effects) == [Parcel(ReadHost(request))]
+    report = HostReport(request, infos(4))
+    assert core.receive(Parcel(report), 0.0) == [Answer(request, report)]
+    request, effects = core.ask_log(3, 1000)
+    assert sent(effects) == [Parcel(ReadLog(request, 3, 1000))]
+    text = LogText(request, "text", 0)
+    assert core.receive(Parcel(text), 0.0) == [Answer(request, text)]
+
+
+def test_requests_have_numbers_of_their_own() -> None:
+    core = ready_core()
+    requests = [
+        core.ask_host()[0],
+        core.ask_log(0, 1)[0],
+        core.ask_states((0,), 0.0)[0],
+        core.ask_host()[0],
+    ]
+    assert len(set(requests)) == 4

@@ -1,0 +1,149 @@
+"""A controller that attaches finds a mesh in any state; and a store that is replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cellmesh.controller.core.core import Core, Finish
+from cellmesh.controller.core.recovery import FIRST_HEAL
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import (
+    Describe,
+    Done,
+    Failed,
+    Heal,
+    MeshReady,
+    Probe,
+    RankInfo,
+    Respawn,
+    Resume,
+    RunInfo,
+    StoreDied,
+    Welcome,
+)
+
+from ....support.core_decisions import (
+    answer_probe,
+    counted,
+    heal_all,
+    hear,
+    of,
+    only,
+    ready_core,
+    told,
+)
+from ....support.recovery_cases import (
+    KILLED,
+    asked_of_agent,
+    assert_calm,
+    attached_core,
+    die,
+    drive,
+    healed_by_user,
+    healing_core,
+    reports,
+    respawned,
+)
+
+# ---- the store
+
+
+def test_groups_are_made_over_a_new_store() -> None:
+    core = ready_core(2)
+    effects = core.receive(Parcel(StoreDied(KILLED, 4321)), 0.0)
+    ranks, heal = only(Heal, answer_probe(core, effects, 0.0))
+    assert (ranks, heal.store_port) == ((0, 1), 4321)
+    hear(core, ranks, Done(heal.run))
+    assert_calm(core)
+
+
+def test_a_new_store_while_groups_are_made_over_the_old_one() -> None:
+    core, heal = healing_core(2)
+    core.receive(Parcel(StoreDied(KILLED, 4321)), 0.0)
+    effects = hear(core, (0, 1), Failed(heal.run, "RuntimeError", "store", "", 0))
+    assert only(Heal, answer_probe(core, effects, 0.0))[1].store_port == 4321
+
+
+def test_without_a_store_nothing_is_tried() -> None:
+    core = ready_core(2)
+    assert told(core.receive(Parcel(StoreDied(KILLED, 0)), 0.0)) == []
+
+
+# ---- attaching
+
+
+def test_who_attaches_lets_go_on_who_may_hold_back() -> None:
+    core, effects = attached_core()
+    assert told(answer_probe(core, effects, 0.0, counts=counted(2))) == [((0, 1), Resume())]
+    assert_calm(core)
+
+
+def test_who_attaches_heals_what_is_broken() -> None:
+    core, effects = attached_core()
+    effects = answer_probe(core, effects, 0.0, counts=counted(2), is_broken={0: True})
+    assert only(Heal, effects)[0] == (0, 1)
+
+
+def test_who_attaches_hears_of_the_end_of_what_was_in_flight() -> None:
+    core, effects = attached_core(3, runs=(RunInfo(7, (0, 1), "step()"),))
+    effects = answer_probe(core, effects, 0.0, busy={0: 7, 1: 7}, counts=counted(2))
+    assert told(effects) == [((2,), Resume())]
+    effects = hear(core, (0,), Failed(7, "E", "", "", 0))
+    assert of(Finish, hear(core, (1,), Done(7))) == [Finish(7)]
+
+
+def test_who_has_something_in_flight_when_somebody_attaches_may_be_about_to_begin() -> None:
+    core, effects = attached_core(3, runs=(RunInfo(7, (1,), "step()"),))
+    effects = answer_probe(core, effects, 0.0, counts=counted(2), is_broken=True)
+    ranks, heal = only(Heal, effects)
+    assert ranks == (0, 2)
+    assert told(hear(core, ranks, Done(heal.run))) == [((1,), Resume())]
+    effects = hear(core, (1,), Done(7))
+    assert only(Heal, answer_probe(core, effects, 0.0, counts=counted(0)))[0] == (0, 1, 2)
+
+
+def test_ranks_that_are_being_replaced_when_somebody_attaches_come_later() -> None:
+    core = Core(3)
+    core.receive(Parcel(Welcome(1, 2, "host", next_run=8)), 0.0)
+    phases: dict[int, Any] = {0: "idle", 1: "starting", 2: "idle"}
+    ready = MeshReady(tuple(RankInfo(rank, 1, "host", phase) for rank, phase in phases.items()))
+    effects = core.receive(Parcel(ready), 0.0)
+    assert only(Probe, effects)[0] == (0, 2)
+    heal_all(core, effects)
+    assert set(core.dead) == {1}
+    effects = respawned(core, 1)
+    assert core.dead == {}
+    assert only(Describe, answer_probe(core, effects, 0.0))[0] == (0,)
+
+
+def test_with_auto_heal_the_dead_are_replaced_when_somebody_attaches() -> None:
+    core, effects = attached_core(3, dead=(1,), auto_heal=True)
+    effects = answer_probe(core, effects, 0.0, counts=counted(2))
+    assert asked_of_agent(effects, Respawn) == [Respawn((1,))]
+
+
+def test_who_attaches_heals_if_ranks_are_dead() -> None:
+    core, effects = attached_core(3, dead=(1,))
+    assert set(core.dead) == {1}
+    ranks, heal = only(Heal, answer_probe(core, effects, 0.0, counts=counted(2)))
+    assert ranks == (0, 2)
+    hear(core, ranks, Done(heal.run))
+    assert told(die(core, 1)) == []  # the news that was kept
+    effects = drive(core, healed_by_user(core))
+    assert reports(effects)[0].respawned == (1,)
+
+
+def test_who_attaches_finds_ranks_that_have_no_groups_yet() -> None:
+    core, effects = attached_core(3)
+    counts = {0: counted(2), 2: counted(2), 1: ()}
+    effects = answer_probe(core, effects, 0.0, counts=counts, is_broken={0: True})
+    ranks, _ = only(Describe, effects)
+    assert ranks == (0,)
+
+
+def test_a_failure_of_what_nobody_knows_any_more_holds_nobody_back_for_ever() -> None:
+    core = ready_core(2)
+    effects = hear(core, (1,), Failed(77, "E", "", "", 0))
+    assert told(answer_probe(core, effects, 0.0)) == [((1,), Resume())]
+    effects = hear(core, (1,), Failed(FIRST_HEAL + 77, "Released", "", "", 0))
+    assert only(Heal, answer_probe(core, effects, 0.0, is_broken={1: True}))[0] == (0, 1)

@@ -1,0 +1,373 @@
+"""What can go wrong in each phase of a recovery: it comes to an end that is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.core.core import Change, Effect, Finish, HealReport, Note, Send
+from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, RESPAWN_S
+from cellmesh.controller.core.requests import ANSWER_S
+from cellmesh.controller.core.runs import STOP_S
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import (
+    Blueprint,
+    Describe,
+    Died,
+    Done,
+    Failed,
+    Heal,
+    MeshReady,
+    Probe,
+    Release,
+    Respawn,
+    RespawnFailed,
+    Resume,
+)
+
+from ....support.core_decisions import (
+    FAILED,
+    answer_probe,
+    heal_all,
+    hear,
+    infos,
+    lose_rank,
+    of,
+    only,
+    ready_core,
+    told,
+)
+from ....support.recovery_cases import (
+    KILLED,
+    asked_of_agent,
+    assert_calm,
+    describing_core,
+    die,
+    drive,
+    healed_by_user,
+    healing_core,
+    reports,
+    respawned,
+    respawning_core,
+    started,
+    state,
+    submit,
+    told_of_heals,
+)
+
+# ---- what goes wrong while ranks are examined
+
+
+def test_who_dies_while_they_are_examined_is_left_out() -> None:
+    core = ready_core(3)
+    submit(core, 1, (0, 1, 2))
+    effects = hear(core, (0, 1, 2), FAILED)
+    _, probe = only(Probe, effects)
+    hear(core, (0,), state(probe.request))
+    hear(core, (2,), state(probe.request))
+    effects = heal_all(core, die(core, 1))
+    assert_calm(core)
+
+
+def test_who_never_answers_costs_a_second() -> None:
+    core = ready_core(2)
+    submit(core, 1, (0, 1))
+    _, probe = only(Probe, hear(core, (0, 1), FAILED))
+    hear(core, (0,), state(probe.request))
+    assert core.deadline() == ANSWER_S
+    assert told(core.tick(ANSWER_S)) == [((0, 1), Resume())]
+    assert_calm(core)
+
+
+# ---- what goes wrong while ranks are forked
+
+
+def test_a_fork_that_fails_is_told_and_costs_nothing() -> None:
+    core = respawning_core()
+    assert submit(core, 1, (0, 2)) == []
+    effects = heal_all(core, core.receive(Parcel(RespawnFailed((1,), "no memory")), 1.0), 1.0)
+    [report] = reports(effects)
+    assert "no memory" in report.failure
+    assert not report.respawned
+    assert started(effects) == [((0, 2), 1)]
+    assert set(core.dead) == {1}
+
+
+def test_a_fork_that_takes_too_long_is_given_up_and_may_come_later() -> None:
+    core = respawning_core()
+    effects = heal_all(core, core.tick(RESPAWN_S), RESPAWN_S)
+    [report] = reports(effects)
+    assert "too long" in report.failure
+    assert_calm(core)
+    effects = drive(core, respawned(core, 1, now=200.0), 200.0)
+    assert told_of_heals(effects) == [HealReport((1,), True, "", 0.0)]
+    assert_calm(core)
+
+
+def test_who_dies_while_others_are_forked_is_replaced_next() -> None:
+    core = respawning_core()
+    assert told(die(core, 2)) == []
+    effects = drive(core, respawned(core, 1))
+    [report] = reports(effects)
+    assert report.respawned == (1, 2)
+    assert report.healed
+    assert core.dead == {}
+    assert_calm(core)
+
+
+def test_another_request_meanwhile_is_answered_as_well() -> None:
+    core = respawning_core()
+    die(core, 2)
+    healed_by_user(core)
+    effects = drive(core, respawned(core, 1))
+    assert len(reports(effects)) == 2
+    assert {report.respawned for report in reports(effects)} == {(1, 2)}
+    assert core.dead == {}
+
+
+# ---- what goes wrong while a rank describes its groups
+
+
+def test_another_is_asked_if_one_does_not_tell() -> None:
+    core, (ranks, _) = describing_core()
+    assert ranks == (0,)
+    effects = core.tick(ANSWER_S)
+    assert only(Describe, answer_probe(core, effects, ANSWER_S))[0] == (2,)
+
+
+def test_if_nobody_tells_it_is_given_up_and_can_be_tried_again() -> None:
+    core, _ = describing_core()
+    effects: list[Effect] = []
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        effects = core.tick(attempt * ANSWER_S)
+        if attempt < MAX_ATTEMPTS:
+            answer_probe(core, effects, attempt * ANSWER_S)
+    [report] = reports(effects)
+    assert "did not tell" in report.failure
+    assert core.deadline() is None
+    [report] = reports(drive(core, healed_by_user(core, 10.0), 10.0))
+    assert report.failure == ""
+    assert report.healed
+
+
+def test_who_dies_while_it_is_to_tell_is_replaced_and_another_tells() -> None:
+    core, _ = describing_core()
+    effects = answer_probe(core, die(core, 0), 0.0)
+    assert asked_of_agent(effects, Respawn) == [Respawn((0,))]
+    effects = answer_probe(core, respawned(core, 0), 0.0)
+    assert only(Describe, effects)[0] == (2,)
+    [report] = reports(heal_all(core, effects))
+    assert report.respawned == (0, 1)
+
+
+def test_a_new_rank_that_dies_meanwhile_is_replaced_again() -> None:
+    core, (_, describe) = describing_core()
+    die(core, 1)
+    effects = drive(core, hear(core, (0,), Blueprint(describe.request, b"x")))
+    [report] = reports(effects)
+    assert (report.respawned, report.failure) == ((1,), "")
+    assert_calm(core)
+
+
+def test_a_new_rank_that_nobody_asked_for_and_that_dies_is_told() -> None:
+    core = ready_core(2)
+    submit(core, 1, (0, 1))
+    core.interrupt(1, 0.0)
+    core.interrupt(1, 0.0)
+    hear(core, (0,), Failed(1, "KeyboardInterrupt", "", "", 0))
+    effects = [*core.tick(STOP_S), *die(core, 1, STOP_S)]
+    effects = heal_all(core, effects, STOP_S)
+    assert asked_of_agent(effects, Respawn) == [Respawn((1,))]
+    effects = [*respawned(core, 1, now=STOP_S), *die(core, 1, STOP_S)]
+    [note] = of(Note, heal_all(core, effects, STOP_S))
+    assert "rank 1, which was new, was killed" in note.text
+    assert_calm(core)
+
+
+def test_new_ranks_wait_for_one_that_can_tell() -> None:
+    core, _ = describing_core()
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        effects = core.tick(attempt * ANSWER_S)
+        if attempt < MAX_ATTEMPTS:
+            answer_probe(core, effects, attempt * ANSWER_S)
+    submit(core, 1, (1,), 10.0)
+    submit(core, 2, (0, 2), 10.0)
+    effects = hear(core, (1,), FAILED, 10.0)
+    assert told(answer_probe(core, effects, 10.0, busy={0: 2, 2: 2})) == [((1,), Resume())]
+    effects = answer_probe(core, hear(core, (0, 2), Done(2), 10.0), 10.0)
+    assert only(Describe, effects)[0] == (0,)
+
+
+# ---- what goes wrong while groups are healed
+
+
+def test_if_one_fails_the_others_are_released_and_it_is_tried_again() -> None:
+    core, heal = healing_core()
+    effects = hear(core, (1,), Failed(heal.run, "RuntimeError", "no", "", 0))
+    assert told(effects) == [((0, 2), Release(heal.run))]
+    assert told(hear(core, (0,), Failed(heal.run, "Released", "", "", 0))) == []
+    effects = hear(core, (2,), Failed(heal.run, "Released", "", "", 0))
+    ranks, second = only(Heal, answer_probe(core, effects, 0.0))
+    assert ranks == (0, 1, 2)
+    assert second.run != heal.run
+    assert second.generation != heal.generation
+    hear(core, ranks, Done(second.run))
+    assert_calm(core)
+
+
+def test_if_one_dies_the_others_are_released_and_healed_without_it() -> None:
+    core, heal = healing_core()
+    assert told(die(core, 1)) == [((0, 2), Release(heal.run))]
+    effects = hear(core, (0, 2), Failed(heal.run, "Released", "", "", 0))
+    ranks, second = only(Heal, answer_probe(core, effects, 0.0))
+    assert ranks == (0, 2)
+    effects = hear(core, ranks, Done(second.run))
+    assert_calm(core)
+
+
+def test_who_dies_after_its_part_in_a_heal_is_left_out_of_another() -> None:
+    core, heal = healing_core()
+    hear(core, (1,), Done(heal.run))
+    assert told(die(core, 1)) == []
+    effects = hear(core, (0, 2), Done(heal.run))
+    assert only(Heal, answer_probe(core, effects, 0.0))[0] == (0, 2)
+
+
+def test_a_rank_that_dies_whenever_it_is_replaced_is_not_replaced_for_ever() -> None:
+    core = ready_core(2, auto_heal=True)
+    effects = die(core, 1)
+    num_respawns = 0
+    while effects:
+        effects = answer_probe(core, effects, 0.0)
+        while asked_of_agent(effects, Respawn):
+            num_respawns += 1
+            effects = [*respawned(core, 1), *die(core, 1)]
+            effects = answer_probe(
+                core, [effect for effect in effects if type(effect) is Send][:1], 0.0
+            )
+        found = [verb for _, verb in told(effects) if type(verb) is Heal]
+        effects = hear(core, (0,), Done(found[0].run)) if found else []
+    assert num_respawns == MAX_ATTEMPTS
+    assert_calm(core)
+
+
+def test_who_has_healed_goes_on_and_has_no_part_in_the_next_attempt_if_it_works() -> None:
+    core = ready_core(2)
+    submit(core, 1, (0, 1))
+    submit(core, 2, (0, 1))
+    effects = hear(core, (0, 1), FAILED)
+    _, heal = only(Heal, answer_probe(core, effects, 0.0, is_broken=True))
+    hear(core, (0,), Done(heal.run))  # and begins run 2
+    effects = hear(core, (1,), Failed(heal.run, "RuntimeError", "no", "", 0))
+    assert only(Heal, answer_probe(core, effects, 0.0))[0] == (1,)
+
+
+def test_a_heal_that_keeps_failing_is_given_up() -> None:
+    core, heal = healing_core(2)
+    submit(core, 2, (0,))
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        effects = hear(core, (0, 1), Failed(heal.run, "RuntimeError", "no way", "", 0))
+        if attempt < MAX_ATTEMPTS:
+            _, heal = only(Heal, answer_probe(core, effects, 0.0))
+    [note] = of(Note, effects)
+    assert "no way" in note.text
+    assert "%dist_restart" in note.text
+    assert [change.cause.failure != "" for change in of(Change, effects)] == [True]
+    assert told(effects)[0] == ((0, 1), Resume())
+    assert started(effects) == [((0,), 2)]
+    hear(core, (0,), Done(2))
+
+
+def test_what_could_not_be_healed_is_tried_again_after_the_next_run() -> None:
+    core, heal = healing_core(2)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        effects = hear(core, (0, 1), Failed(heal.run, "RuntimeError", "no way", "", 0))
+        if attempt < MAX_ATTEMPTS:
+            _, heal = only(Heal, answer_probe(core, effects, 0.0))
+    submit(core, 2, (0,))
+    assert only(Heal, answer_probe(core, hear(core, (0,), Done(2)), 0.0))[0] == (0, 1)
+
+
+def test_a_heal_that_takes_too_long_is_released_then_given_up() -> None:
+    core, heal = healing_core(2)
+    assert core.deadline() == HEAL_S
+    assert told(core.tick(HEAL_S)) == [((0, 1), Release(heal.run))]
+    hear(core, (0,), Failed(heal.run, "Released", "", "", 0), HEAL_S)
+    effects = core.tick(HEAL_S + ABANDON_S)
+    [note] = of(Note, effects)
+    assert "too long" in note.text
+    assert told(effects) == [((0,), Resume())]
+    assert core.deadline() is None
+    # The one that hung is looked at when it comes back.
+    effects = hear(core, (1,), Failed(heal.run, "Released", "", "", 0), 100.0)
+    ranks, second = only(Heal, answer_probe(core, effects, 100.0))
+    assert ranks == (0, 1)
+    hear(core, ranks, Done(second.run), 100.0)
+    assert_calm(core)
+
+
+def test_a_heal_that_the_user_no_longer_waits_for_is_released_once() -> None:
+    core, heal = healing_core(2)
+    assert told(core.abandon_heal()) == [((0, 1), Release(heal.run))]
+    assert core.abandon_heal() == []
+    effects = hear(core, (0, 1), Failed(heal.run, "Released", "", "", 0))
+    assert told(effects) == [((0, 1), Resume())]
+    assert_calm(core)
+
+
+@pytest.mark.parametrize("when", ["examining", "respawning", "describing", "healing"])
+@pytest.mark.parametrize("how", ["restart", "stop", "detached", "agent"])
+def test_the_end_of_all_ranks_ends_a_recovery(when: str, how: str) -> None:
+    core = ready_core(3)
+    lose_rank(core, Died(1, KILLED, ""))
+    effects = healed_by_user(core)
+    late: list[tuple[tuple[int, ...], Any]] = []
+    if when != "examining":
+        effects = answer_probe(core, effects, 0.0)
+    if when in ("describing", "healing"):
+        effects = answer_probe(core, respawned(core, 1), 0.0)
+    if when == "healing":
+        _, describe = only(Describe, effects)
+        effects = hear(core, (0,), Blueprint(describe.request, b"x"))
+    late = told(effects)
+    submit(core, 1, (0, 2))
+    match how:
+        case "restart":
+            ended = core.restart()
+        case "stop":
+            ended = [*core.stop(), *core.agent_ended("stopped")]
+        case "detached":
+            ended = core.agent_ended("taken over")
+        case _:
+            ended = core.agent_ended("its process ended")
+    assert len(reports(ended)) == 1
+    assert of(Finish, ended) == [Finish(1)]
+    assert told(ended) == []
+    # What was under way comes to nothing.
+    for ranks, verb in late:
+        answer = {
+            Probe: lambda verb: state(verb.request, is_broken=True),
+            Describe: lambda verb: Blueprint(verb.request, b"x"),
+            Heal: lambda verb: Done(verb.run),
+        }[type(verb)](verb)
+        assert told(hear(core, ranks, answer)) == []
+    assert told(respawned(core, 1)) == []
+    assert told(core.tick(1000.0)) == []
+    if how == "restart":
+        core.receive(Parcel(MeshReady(infos(3))), 1000.0)
+        assert_calm(core)
+    assert core.deadline() is None
+
+
+def test_a_death_under_way_during_a_restart_is_none_of_the_new_ranks() -> None:
+    core = ready_core(2)
+    core.restart()
+    die(core, 1)
+    hear(core, (0,), FAILED)
+    core.receive(Parcel(MeshReady(infos(2))), 1.0)
+    assert core.dead == {}
+    submit(core, 2, (0, 1))
+    assert told(answer_probe(core, hear(core, (0, 1), Failed(2, "E", "", "", 0)), 1.0)) == [
+        ((0, 1), Resume())
+    ]

@@ -1,0 +1,85 @@
+"""Questions to ranks' control threads: answered by all, or as far as they will be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cellmesh.controller.core.core import Answer, Effect
+from cellmesh.controller.core.requests import ANSWER_S, Questions
+from cellmesh.wire.messages import Probe
+
+from ....support.core_decisions import control_sent
+
+
+def asked(
+    questions: Questions, ranks: tuple[int, ...], now: float = 0.0
+) -> tuple[int, list[Effect]]:
+    request = questions.new_request()
+    effects = questions.ask(
+        ranks, Probe, now, lambda answers, now: [Answer(request, answers)], request
+    )
+    return request, effects
+
+
+def test_a_question_goes_to_all_its_ranks_at_once() -> None:
+    questions = Questions()
+    request, effects = asked(questions, (2, 0))
+    assert control_sent(effects) == [((0, 2), Probe(request))]
+
+
+def test_a_question_to_nobody_is_answered_at_once() -> None:
+    questions = Questions()
+    request, effects = asked(questions, ())
+    assert effects == [Answer(request, {})]
+    assert questions.deadline() is None
+
+
+def test_a_question_is_answered_when_all_have_answered() -> None:
+    questions = Questions()
+    request, _ = asked(questions, (0, 1))
+    assert questions.answer(request, (1,), "b", 0.1) == []
+    assert questions.answer(request, (0,), "a", 0.2) == [Answer(request, {0: "a", 1: "b"})]
+    assert questions.answer(request, (0,), "a", 0.3) == []
+
+
+def test_who_does_not_answer_in_time_is_left_out() -> None:
+    questions = Questions()
+    request, _ = asked(questions, (0, 1), 5.0)
+    questions.answer(request, (1,), "b", 5.1)
+    assert questions.deadline() == 5.0 + ANSWER_S
+    assert questions.tick(5.0 + ANSWER_S / 2) == []
+    assert questions.tick(5.0 + ANSWER_S) == [Answer(request, {1: "b"})]
+    assert questions.deadline() is None
+    assert questions.answer(request, (0,), "a", 7.0) == []
+
+
+def test_who_dies_is_not_waited_for() -> None:
+    questions = Questions()
+    request, _ = asked(questions, (0, 1))
+    questions.answer(request, (1,), "b", 0.1)
+    assert questions.forget_rank(0, 0.2) == [Answer(request, {1: "b"})]
+    request, _ = asked(questions, (0,))
+    assert questions.forget_rank(0, 0.2) == [Answer(request, {})]
+
+
+def test_questions_have_numbers_and_deadlines_of_their_own() -> None:
+    questions = Questions()
+    first, _ = asked(questions, (0,), 1.0)
+    second, _ = asked(questions, (0,), 2.0)
+    assert first != second
+    assert questions.deadline() == 1.0 + ANSWER_S
+    assert questions.tick(1.0 + ANSWER_S) == [Answer(first, {})]
+    assert questions.answer(second, (0,), "a", 2.5) == [Answer(second, {0: "a"})]
+
+
+def test_an_answer_may_lead_to_another_question() -> None:
+    questions = Questions()
+
+    def again(answers: dict[int, Any], now: float) -> list[Effect]:
+        return questions.ask((0,), Probe, now, lambda answers, now: [Answer(99, answers)])
+
+    questions.ask((0,), Probe, 0.0, again)
+    [(ranks, probe)] = control_sent(questions.tick(ANSWER_S))
+    assert ranks == (0,)
+    assert questions.close_all(2.0) == [Answer(99, {})]
+    assert questions.answer(probe.request, (0,), "a", 3.0) == []

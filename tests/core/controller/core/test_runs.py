@@ -1,0 +1,455 @@
+"""Runs in flight: who is released and when, who is killed, and what is shown of those that take
+long.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.core.core import Core, Deliver, Finish, Waits, Watch
+from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import (
+    Ask,
+    AskEnded,
+    Died,
+    Done,
+    Failed,
+    Interrupt,
+    Kill,
+    Probe,
+    RankState,
+    Release,
+    Reply,
+)
+
+from ....support.core_decisions import (
+    FAILED,
+    FRAMES,
+    counted,
+    heal_all,
+    hear,
+    of,
+    only,
+    ready_core,
+    sent,
+    told,
+)
+
+
+def verbs(kind: type, effects: Any) -> list[tuple[tuple[int, ...], Any]]:
+    return [(ranks, verb) for ranks, verb in told(effects) if type(verb) is kind]
+
+
+def ticks(core: Core, end: float) -> Iterator[tuple[float, list[Any]]]:
+    """Let time pass; (time, effects) of every tick that has any."""
+    while (at := core.deadline()) is not None and at <= end:
+        effects = core.tick(at)
+        assert effects or core.deadline() != at
+        if effects:
+            yield at, effects
+
+
+def waiting_in(request: int, run: int, number: int, waited_s: float = 9.0) -> RankState:
+    """What a rank says that waits in its so-manieth collective."""
+    counts = counted(number)
+    return RankState(
+        request, run, 1, 5, "f", "all_reduce", "cpu", 0, "world", waited_s, False, False, counts
+    )
+
+
+def idle(request: int, number: int) -> RankState:
+    return RankState(request, -1, 0, 0, "", "", "cpu", 0, counts=counted(number))
+
+
+# ---- release
+
+
+def test_the_others_are_released_when_they_have_had_time_to_settle() -> None:
+    core = ready_core(settle_s=2.0)
+    core.submit(1, (0, 1, 2, 3), FRAMES, now=10.0)
+    hear(core, (3,), FAILED, now=11.0)
+    hear(core, (0,), FAILED, now=12.5)
+    hear(core, (2,), Done(1), now=12.9)
+    found = [
+        (at, ranks) for at, effects in ticks(core, 30.0) for ranks, _ in verbs(Release, effects)
+    ]
+    assert found == [(13.0, (1,))]
+
+
+def test_a_death_is_a_failure() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(1, (0, 1), FRAMES, now=10.0)
+    core.receive(Parcel(Died(0, "was killed", "")), 10.0)
+    assert verbs(Release, core.tick(10.9)) == []
+    assert verbs(Release, core.tick(11.0)) == [((1,), Release(1))]
+
+
+def test_nobody_is_released_twice() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(1, (0, 1, 2), FRAMES)
+    hear(core, (0,), FAILED, now=0.0)
+    assert verbs(Release, core.tick(1.0)) == [((1, 2), Release(1))]
+    hear(core, (1,), FAILED, now=1.1)
+    late = [verbs(Release, effects) for _, effects in ticks(core, 20.0)]
+    assert not any(late)
+
+
+def test_with_wait_nobody_is_released() -> None:
+    core = ready_core(on_error="wait")
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (0,), FAILED, now=0.0)
+    _, probe = only(Probe, core.tick(REPORT_AFTER_S))
+    state = waiting_in(probe.request, 1, 1)
+    assert of(Waits, hear(core, (1,), state, REPORT_AFTER_S)) == [Waits(1, {1: state})]
+    assert not any(verbs(Release, effects) for _, effects in ticks(core, 30.0))
+
+
+def test_nobody_is_released_while_a_rank_asks() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(1, (0, 1, 2), FRAMES)
+    hear(core, (1,), Ask(1, 77, "(Pdb) "), now=0.5)
+    hear(core, (0,), FAILED, now=1.0)
+    assert not any(verbs(Release, effects) for _, effects in ticks(core, 20.0))
+    assert told(core.reply({1: 77}, "q")) == [((1,), Reply(77, "q"))]
+    found = [ranks for _, effects in ticks(core, 25.0) for ranks, _ in verbs(Release, effects)]
+    assert found == [(1, 2)]
+
+
+def test_a_question_that_is_withdrawn_no_longer_keeps_the_others() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (1,), Ask(1, 77, "? "), now=0.0)
+    hear(core, (0,), FAILED, now=0.0)
+    hear(core, (1,), AskEnded(1, 77), now=3.0)
+    assert [r for _, effects in ticks(core, 9.0) for r, _ in verbs(Release, effects)] == [(1,)]
+    assert core.reply({1: 77}, "late") == []
+
+
+def test_nobody_busy_waits_for_an_answer_where_nothing_settles() -> None:
+    core = ready_core(settle_s=0.0)
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (1,), Ask(1, 77, "? "), now=0.0)
+    hear(core, (0,), FAILED, now=0.0)
+    core.tick(0.0)
+    assert core.deadline() is not None
+    assert core.deadline() >= SWEEP_S
+
+
+def test_what_ranks_do_with_an_interrupt_is_their_affair() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(1, (0, 1), FRAMES)
+    core.interrupt(1, 0.0)
+    hear(core, (0,), Failed(1, "KeyboardInterrupt", "", "", 0), now=0.1)
+    assert not any(verbs(Release, effects) for _, effects in ticks(core, 20.0))
+
+
+# ---- nobody failed, and yet they wait
+
+
+def sweep(core: Core, now: float) -> tuple[Any, list[Any]]:
+    """Until the next look at all ranks: its number, and who was asked."""
+    for at, effects in ticks(core, now):
+        found = verbs(Probe, effects)
+        if found:
+            [(ranks, probe)] = found
+            return at, [ranks, probe.request]
+    raise AssertionError("nobody looked")
+
+
+def test_who_waits_for_a_rank_that_has_ended_well_is_released() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (1,), Done(1, None, counted(2)), now=0.1)
+    at, [ranks, request] = sweep(core, 5.0)
+    assert ranks == (0, 1)
+    assert at >= 1.1
+    hear(core, (1,), idle(request, 2), at)
+    effects = hear(core, (0,), waiting_in(request, 1, 3), at)
+    assert told(effects) == [((0,), Release(1))]
+
+
+def test_who_computes_is_left_alone() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (1,), Done(1), now=0.1)
+    at, [_, request] = sweep(core, 5.0)
+    hear(core, (1,), idle(request, 2), at)
+    assert (
+        hear(core, (0,), RankState(request, 1, 1, 5, "f", "", "cpu", 0, counts=counted(2)), at)
+        == []
+    )
+
+
+def test_a_state_from_before_a_rank_ended_the_run_says_nothing_of_where_it_ended() -> None:
+    core = ready_core(3)
+    core.submit(1, (0, 1, 2), FRAMES)
+    hear(core, (2,), Done(1, None, counted(3)), now=0.1)
+    at, [_, request] = sweep(core, 5.0)
+    hear(core, (2,), idle(request, 3), at)
+    hear(core, (1,), RankState(request, 1, 1, 5, "f", "", "cpu", 0, counts=counted(2)), at)
+    hear(core, (1,), Done(1, None, counted(3)), now=at)
+    assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == []
+
+
+@pytest.mark.parametrize("submitted", ["before", "while they are asked"])
+def test_a_rank_that_has_more_to_do_may_still_come(submitted: str) -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES)
+    if submitted == "before":
+        core.submit(2, (0, 1), FRAMES)
+    hear(core, (1,), Done(1), now=0.1)
+    at, [_, request] = sweep(core, 5.0)
+    if submitted != "before":
+        core.submit(2, (1,), FRAMES, now=at)
+        hear(core, (1,), Done(2), now=at)
+    hear(core, (1,), idle(request, 2), at)
+    assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == []
+
+
+def test_a_rank_that_holds_back_what_it_has_to_do_will_not_come() -> None:
+    core = ready_core(3, settle_s=1.0)
+    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(2, (0, 1), FRAMES)
+    core.interrupt(1, 0.0)  # the others are not released for the failure itself
+    hear(core, (1,), FAILED, now=0.1)
+    at, [_, request] = sweep(core, 5.0)
+    hear(core, (1,), idle(request, 2), at)
+    hear(core, (2,), RankState(request, 1, 1, 5, "f", "", "cpu", 0, counts=counted(2)), at)
+    assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == [((0,), Release(1))]
+
+
+def test_a_rank_that_has_not_begun_the_run_will_come() -> None:
+    core = ready_core(4, settle_s=1.0)
+    core.submit(1, (0, 1), FRAMES)
+    core.submit(2, (0, 2), FRAMES)
+    core.wait_for(2)
+    hear(core, (0,), FAILED, now=0.0)  # and holds run 2 back until rank 1 has ended run 1
+    hear(core, (1,), Ask(1, 5, "? "), now=0.0)
+    at, [_, request] = sweep(core, 5.0)
+    for rank in (0, 1, 3):
+        assert hear(core, (rank,), idle(request, 0), at) == []
+    counts = counted(1, (0, 2), "a")
+    waits = RankState(request, 2, 1, 5, "f", "all_reduce", "cpu", 0, "a", 9.0, False, False, counts)
+    assert told(hear(core, (2,), waits, at)) == []
+
+
+def test_who_is_waited_for_and_needs_ranks_without_work_is_released() -> None:
+    core = ready_core(3)
+    core.submit(1, (0, 1), FRAMES)
+    core.wait_for(1)
+    at, [ranks, request] = sweep(core, 5.0)
+    assert ranks == (0, 1, 2)
+    hear(core, (2,), idle(request, 0), at)
+    hear(core, (0,), waiting_in(request, 1, 1), at)
+    assert told(hear(core, (1,), waiting_in(request, 1, 1), at)) == [((0, 1), Release(1))]
+
+
+def test_in_the_background_a_run_may_wait_for_what_is_submitted_later() -> None:
+    core = ready_core(3)
+    core.submit(1, (0, 1), FRAMES)
+    assert not any(verbs(Probe, effects) for at, effects in ticks(core, WATCH_AFTER_S - 0.1))
+
+
+def test_who_is_waited_for_and_needs_a_rank_that_has_ended_is_released() -> None:
+    core = ready_core(2)
+    submitted = core.submit(1, (0, 1), FRAMES)
+    assert submitted
+    core.wait_for(1)
+    hear(core, (1,), Done(1), now=0.1)
+    at, [_, request] = sweep(core, 5.0)
+    hear(core, (1,), idle(request, 2), at)
+    assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == [((0,), Release(1))]
+
+
+def test_who_waits_is_not_released_while_another_asks() -> None:
+    core = ready_core(3)
+    core.submit(1, (0, 1, 2), FRAMES)
+    hear(core, (2,), Done(1), now=0.1)
+    hear(core, (1,), Ask(1, 7, "(Pdb) "), now=0.1)
+    assert not any(verbs(Probe, effects) for _, effects in ticks(core, WATCH_AFTER_S - 0.1))
+
+
+# ---- interrupts
+
+
+def test_a_second_interrupt_kills_what_has_not_stopped() -> None:
+    core = ready_core(settle_s=1.0)
+    core.submit(1, (0, 1, 2), FRAMES)
+    assert told(core.interrupt(1, 10.0)) == [((0, 1, 2), Interrupt(1))]
+    assert core.interrupt(1, 10.2) == []
+    hear(core, (0,), Failed(1, "KeyboardInterrupt", "", "", 0), now=10.5)
+    assert not any(type(p.verb) is Kill for _, e in ticks(core, 9.9 + STOP_S) for p in sent(e))
+    kills = [
+        (at, p.verb)
+        for at, e in ticks(core, 10.5 + STOP_S)
+        for p in sent(e)
+        if type(p.verb) is Kill
+    ]
+    assert kills == [(10.0 + STOP_S, Kill((1, 2)))]
+
+
+def test_a_second_interrupt_kills_at_once_who_has_had_the_time_to_stop() -> None:
+    core = ready_core()
+    core.submit(1, (0,), FRAMES)
+    core.interrupt(1, 10.0)
+    assert core.interrupt(1, 13.0) == []
+    assert core.deadline() <= 13.0
+    assert Parcel(Kill((0,))) in sent(core.tick(13.0))
+
+
+def test_a_late_second_interrupt_is_a_first_one() -> None:
+    core = ready_core()
+    core.submit(1, (0,), FRAMES)
+    core.interrupt(1, 10.0)
+    late = 10.0 + ESCALATE_S + 0.1
+    assert told(core.interrupt(1, late)) == [((0,), Interrupt(1))]
+    assert not any(type(p.verb) is Kill for p in sent(core.tick(late + 2)))
+
+
+def test_a_third_interrupt_kills_again_and_no_earlier() -> None:
+    core = ready_core()
+    core.submit(1, (0,), FRAMES)
+    core.interrupt(1, 10.0)
+    core.interrupt(1, 10.1)
+    core.interrupt(1, 10.2)
+    kill = Parcel(Kill((0,)))
+    assert kill not in sent(core.tick(9.9 + STOP_S))
+    assert sent(core.tick(10.0 + STOP_S)).count(kill) == 1
+    core.interrupt(1, 13.0)
+    assert sent(core.tick(13.0)).count(kill) == 1
+
+
+def test_what_waits_behind_another_run_is_not_killed() -> None:
+    core = ready_core()
+    core.submit(1, (0,), FRAMES)
+    core.submit(2, (0, 1), FRAMES)
+    core.interrupt(2, 10.0)
+    core.interrupt(2, 10.1)
+    assert [p.verb for p in sent(core.tick(10.0 + STOP_S)) if type(p.verb) is Kill] == [Kill((1,))]
+
+
+def test_what_is_killed_is_told_and_ends_the_run() -> None:
+    core = ready_core()
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (1,), Done(1), now=9.0)
+    core.interrupt(1, 10.0)
+    core.interrupt(1, 10.1)
+    core.tick(10.0 + STOP_S)
+    died = Parcel(Died(0, "did not stop", ""))
+    effects = core.receive(died, 10.1 + STOP_S)
+    assert of(Deliver, effects) == [Deliver(1, (0,), died)]
+    assert of(Finish, effects) == [Finish(1)]
+
+
+def test_a_run_that_waits_for_the_mesh_to_be_calm_is_stopped_at_once() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES)
+    hear(core, (0, 1), FAILED)
+    assert told(core.submit(2, (0, 1), FRAMES)) == []
+    effects = core.interrupt(2, 0.1)
+    assert [(d.ranks, d.parcel.verb.type_name) for d in of(Deliver, effects)] == [
+        ((0, 1), "KeyboardInterrupt")
+    ]
+    assert of(Finish, effects) == [Finish(2)]
+    assert told(effects) == []
+
+
+def test_a_run_that_waits_behind_another_is_stopped_at_once_where_it_is_known_to_wait() -> None:
+    core = ready_core(3)
+    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(2, (0, 1, 2), FRAMES)
+    effects = core.interrupt(2, 1.0)
+    assert verbs(Interrupt, effects) == [((0, 1, 2), Interrupt(2))]
+    _, probe = only(Probe, effects)
+    hear(core, (0,), RankState(probe.request, 1, 1, 1, "f", "", "cpu", 0), 1.0)
+    hear(core, (1,), RankState(probe.request, 2, 1, 1, "f", "", "cpu", 0), 1.0)  # it has just begun
+    idle_now = RankState(probe.request, -1, 1, 1, "f", "", "cpu", 0)  # or is about to answer
+    effects = hear(core, (2,), idle_now, 1.0)
+    assert [deliver.ranks for deliver in of(Deliver, effects)] == [(0,)]
+    hear(core, (0, 1, 2), Done(1), 1.1)
+    effects = hear(core, (1, 2), Failed(2, "KeyboardInterrupt", "", "", 0), 1.2)
+    assert of(Finish, effects) == [Finish(2)]
+
+
+def test_a_run_that_is_held_back_is_stopped_at_once() -> None:
+    core = ready_core(2, on_error="wait")
+    core.submit(1, (0, 1), FRAMES)
+    core.submit(2, (0,), FRAMES)
+    hear(core, (0,), FAILED)
+    assert of(Finish, core.interrupt(2, 1.0)) == [Finish(2)]
+
+
+# ---- runs for control threads
+
+
+def test_a_failure_in_a_control_thread_holds_nobody_back() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES)
+    core.submit(2, (0, 1), FRAMES, "control")
+    effects = hear(core, (0,), Failed(2, "NameError", "x", "", 0), now=0.1)
+    effects += hear(core, (1,), Failed(2, "NameError", "x", "", 0), now=0.2)
+    assert of(Finish, effects) == [Finish(2)]
+    assert told(effects) == []
+    late = [told(effects) for _, effects in ticks(core, 3.0)]
+    assert not any(late)
+
+
+def test_a_control_thread_is_not_released() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES, "control")
+    hear(core, (0,), Failed(1, "NameError", "x", "", 0), now=0.1)
+    assert not any(told(effects) for _, effects in ticks(core, 20.0))
+
+
+# ---- runs that take long
+
+
+def test_a_run_that_takes_long_is_shown_every_second() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES)
+    shown = []
+    now = 0.0
+    while now < 8.5:
+        now = core.deadline()
+        assert now is not None
+        for ranks, probe in verbs(Probe, core.tick(now)):
+            for rank in ranks:
+                state = RankState(probe.request, 1, 1, rank, "f", "", "cpu", 0)
+                shown += [
+                    (now, watch.run, set(watch.states))
+                    for watch in of(Watch, hear(core, (rank,), state, now))
+                ]
+    times = [at for at, _, _ in shown]
+    assert [(run, ranks) for _, run, ranks in shown] == [(1, {0, 1})] * len(shown)
+    assert times[0] == pytest.approx(WATCH_AFTER_S, abs=SWEEP_S)
+    assert len(times) == 4
+    assert all(b - a == pytest.approx(1.0, abs=SWEEP_S) for a, b in itertools.pairwise(times))
+
+
+def test_a_rank_that_does_not_answer_is_missing_in_what_is_shown() -> None:
+    core = ready_core(2)
+    core.submit(1, (0, 1), FRAMES)
+    at, [_, request] = sweep(core, 9.0)
+    state = RankState(request, 1, 1, 5, "f", "", "cpu", 0)
+    hear(core, (0,), state, at)
+    assert of(Watch, core.tick(at + 1.0)) == [Watch(1, {0: state})]
+
+
+def test_a_run_that_has_waited_for_calm_is_given_its_time_from_then_on() -> None:
+    core = ready_core(3, settle_s=1.0)
+    core.submit(1, (0, 1), FRAMES, now=0.0)
+    effects = hear(core, (0, 1), FAILED, now=0.0)
+    core.submit(2, (0, 1, 2), FRAMES, now=0.1)
+    effects += core.receive(Parcel(Died(2, "was killed", "")), 0.2)
+    effects += core.tick(5.0)
+    assert verbs(Release, effects) == []
+    effects = heal_all(core, effects, 5.0)
+    [(relay, _)] = [parcel for parcel in sent(effects) if parcel.verb.run == 2]
+    assert relay.ranks == (0, 1)
+    released = [(at, verbs(Release, e)) for at, e in ticks(core, 20.0) if verbs(Release, e)]
+    assert released == [(pytest.approx(6.1), [((0, 1), Release(2))])]

@@ -1,0 +1,87 @@
+"""Values that ranks keep for an inspector: until it stands still."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cellmesh.controller.inspect import pinned
+from cellmesh.controller.inspect.inspection import Inspection
+from cellmesh.controller.inspect.pinned import Hold
+from cellmesh.controller.inspect.query import Looked
+from cellmesh.controller.ranks import Ranks
+from cellmesh.magics.widgets.inspector import source as answers_module
+from cellmesh.magics.widgets.inspector.inspector import Inspector
+from cellmesh.magics.widgets.inspector.source import MeshAnswers
+from cellmesh.wire.inspect import Forget, Found
+
+from ....support.inspected_ranks import LocalAnswers
+
+
+class Keeping:
+    """Ranks that keep values.
+
+    Attributes:
+        ranks: these.
+        forgotten: the tokens that they were told to forget.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.forgotten: list[str] = []
+        beside = SimpleNamespace(gone_holds=deque())
+        self._session: Any = SimpleNamespace(beside=beside)
+        self.ranks = Ranks(self._session, [0, 1])
+        monkeypatch.setattr(pinned, "look", self._look)
+
+    def inspection(self) -> Inspection:
+        return Inspection("f()", {0: Found("int", "1", ())}, hold=Hold(self._session, [0, 1]))
+
+    def _look(self, ranks: Ranks, subject: Forget, **_: object) -> Looked:
+        assert ranks.ranks == (0, 1)
+        self.forgotten += subject.tokens
+        return Looked()
+
+
+def token(inspection: Inspection) -> str:
+    assert inspection.hold is not None
+    return inspection.hold.token
+
+
+def test_ranks_forget_what_an_inspector_showed_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeping = Keeping(monkeypatch)
+    seen = keeping.inspection()
+    answers = MeshAnswers(keeping.ranks, "f()", seen)
+    answers.close()
+    answers.close()
+    assert keeping.forgotten == [token(seen)]
+
+
+def test_what_was_on_its_way_when_it_came_to_stand_still_is_forgotten_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeping = Keeping(monkeypatch)
+    first, second = keeping.inspection(), keeping.inspection()
+    answers = MeshAnswers(keeping.ranks, "f()", first)
+
+    def inspect(*_: object, **__: object) -> Inspection:
+        answers.close()
+        return second
+
+    monkeypatch.setattr(answers_module, "inspect", inspect)
+    answers.inspect(False)
+    assert keeping.forgotten == [token(first), token(second)]
+
+
+def test_an_inspector_that_stands_still_is_done_with_its_ranks() -> None:
+    answers = LocalAnswers("w + 1", {0: {"w": torch.ones(3)}})
+    inspector = Inspector(answers)
+    assert not answers.is_closed
+    inspector.view.freeze("newer inspectors are")
+    assert answers.is_closed
+    assert inspector.static().text

@@ -1,0 +1,172 @@
+"""Whether replicas are equal, and by how much not; what an inspection says of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.controller.inspect.inspection import Inspection
+from cellmesh.controller.inspect.replica_diff import (
+    Comparison,
+    Difference,
+    Replicas,
+    compare,
+    differing,
+    largest_difference,
+    size_of,
+    split,
+)
+from cellmesh.wire.facts import Facts
+from cellmesh.wire.inspect import Found, Item, Refusal
+
+
+def tensor(
+    digest: str, shard: tuple[int, ...] = (), mesh: tuple[int, ...] = (), **changes: Any
+) -> Facts:
+    fields: dict[str, Any] = {
+        "kind": "torch.Tensor",
+        "shape": (2,),
+        "local_shape": (2,),
+        "dtype": "float32",
+    }
+    return Facts(**{**fields, **changes}, digest=digest, shard=shard, mesh_ranks=mesh)
+
+
+def alike(*facts: Facts) -> list[tuple[tuple[int, ...], ...]]:
+    return [each.alike for each in compare(dict(enumerate(facts))).replicas]
+
+
+def test_ranks_with_the_same_digest_are_alike() -> None:
+    assert alike(tensor("a"), tensor("b"), tensor("a")) == [((0, 2), (1,))]
+
+
+def test_the_same_bytes_in_another_shape_or_type_are_not_the_same() -> None:
+    assert alike(tensor("a"), tensor("a", local_shape=(2, 1))) == [((0,), (1,))]
+    assert alike(tensor("a"), tensor("a", dtype="int32")) == [((0,), (1,))]
+    assert alike(tensor("a"), tensor("a", kind="torch.nn.parameter.Parameter")) == [((0, 1),)]
+    plain = {"shape": None, "local_shape": None, "dtype": ""}
+    assert alike(tensor("a", kind="int", **plain), tensor("a", kind="str", **plain)) == [
+        ((0,), (1,))
+    ]
+
+
+def test_parts_of_different_meshes_are_replicas_where_they_are_equal() -> None:
+    one, other = (0, 2), (1, 3)
+    equal = [
+        tensor("a", (0,), one),
+        tensor("a", (0,), other),
+        tensor("b", (1,), one),
+        tensor("b", (1,), other),
+    ]
+    assert alike(*equal) == [((0, 1),), ((2, 3),)]
+    stages = [
+        tensor("a", (0,), one),
+        tensor("x", (0,), other),
+        tensor("b", (1,), one),
+        tensor("y", (1,), other),
+    ]
+    assert str(compare(dict(enumerate(stages)))) == "sharded: every rank holds a part of its own"
+
+
+def test_what_could_not_be_read_is_named() -> None:
+    comparison = compare({0: tensor("a"), 1: tensor(""), 2: tensor("b")})
+    assert comparison.unread == (1,)
+    assert str(comparison) == "replicas differ: ranks 0 ≠ 2; not compared: 1"
+    assert (
+        str(compare({0: tensor("a"), 1: tensor("")})) == "not compared: not all of it can be read"
+    )
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        (Difference(0.125, False), "by up to 0.125"),
+        (Difference(0.125, True), "by at least 0.125"),
+        (Difference(math.inf, False), "by a NaN or an infinity"),
+        (Difference(0.0, False), "in bits, not in value"),
+        (Difference(0.0, True), "in no element that was compared"),
+    ],
+)
+def test_differences_are_told_in_words(difference: Difference, words: str) -> None:
+    comparison = Comparison((Replicas((), ((0, 1), (2,)), difference),))
+    assert str(comparison) == f"replicas differ: ranks 0-1 ≠ 2 {words}"
+
+
+# ---- narrowing down
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=5),
+    st.integers(1, 20),
+)
+def test_runs_are_cut_without_a_gap(lengths: list[tuple[int, int]], num_parts: int) -> None:
+    parts, at = [], 0
+    for gap, length in lengths:
+        parts.append((at + gap, at + gap + length))
+        at += gap + length
+    found = split(parts, num_parts)
+    assert [i for begin, end in found for i in range(begin, end)] == [
+        i for begin, end in parts for i in range(begin, end)
+    ]
+    assert size_of(found) == size_of(parts)
+    assert len(found) <= num_parts + len(parts)
+
+
+def test_only_runs_that_differ_are_kept() -> None:
+    parts = ((0, 3), (3, 6), (6, 9))
+    assert differing(parts, [["a", "b", "c"], ["a", "x", "c"], ["a", "b", "y"]]) == ((3, 6), (6, 9))
+
+
+def test_the_largest_difference_is_of_any_to_the_first() -> None:
+    first = np.array([1.0, math.nan, math.inf, -0.0])
+    assert largest_difference([first, first.copy()]) == 0.0
+    assert largest_difference([first, np.array([1.5, math.nan, math.inf, 0.0]), first]) == 0.5
+    assert largest_difference([first, np.array([1.0, 2.0, math.inf, 0.0])]) == math.inf
+    assert largest_difference([first, np.array([1.0, math.nan, -math.inf, 0.0])]) == math.inf
+    assert largest_difference([np.array([3 + 4j]), np.array([0j])]) == 5.0
+
+
+# ---- inspections
+
+
+def inspection(*items: tuple[str, Facts], **refused: str) -> Inspection:
+    found = Found("dict", "{...}", tuple(Item(path, facts) for path, facts in items))
+    return Inspection("x", {0: found, 1: found}, {2: Refusal("NameError", "no x")})
+
+
+def test_an_inspection_of_one_tensor_is_its_facts_by_rank() -> None:
+    one = inspection(("", tensor("a")))
+    assert dict(one) == {0: tensor("a"), 1: tensor("a")}
+    assert one.is_one
+    assert "ranks 0-1: torch.Tensor float32 (2,)" in repr(one)
+    assert "rank 2: NameError: no x" in repr(one)
+
+
+def test_an_inspection_of_unlike_values_names_each_with_its_ranks() -> None:
+    text = Found("str", "'str'", (Item("", Facts(kind="str", text="'str'")),))
+    one = Found("torch.Tensor", "", (Item("", tensor("a")),))
+    shown = repr(Inspection("y", {0: text, 1: one, 2: one}))
+    assert shown == "<y on rank 0: str 'str'; on ranks 1-2: torch.Tensor float32 (2,)>"
+
+
+def test_an_inspection_of_a_nest_has_facts_by_path() -> None:
+    nest = inspection(("a", tensor("a")), ("b", tensor("b")))
+    assert not nest.is_one
+    assert nest.paths == ("a", "b")
+    assert nest.facts_of("b") == {0: tensor("b"), 1: tensor("b")}
+    assert nest.facts_of("c") == {}
+    assert (nest[0].kind, nest[0].text) == ("dict", "{...}")
+
+
+def test_a_rank_without_a_value_says_why() -> None:
+    one = inspection(("", tensor("a")))
+    with pytest.raises(KeyError, match="NameError: no x"):
+        one[2]
+    with pytest.raises(KeyError, match="was not asked"):
+        one[3]
+    assert one.get(2) is None

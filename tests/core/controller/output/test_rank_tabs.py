@@ -1,0 +1,329 @@
+"""The switch to one rank's output: when there is one, what is in it, and that nothing breaks out of
+it.
+"""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.output import rank_tabs as tabs_module
+from cellmesh.controller.output.ansi import as_html
+from cellmesh.controller.output.cell_record import Output
+from cellmesh.controller.output.fold import Gap, Item, Line, Rich, Trace
+from cellmesh.controller.output.mime_bundle import balance
+from cellmesh.controller.output.rank_tabs import LIMIT_BYTES, switch
+
+
+def out(text: str) -> Line:
+    return Line("stdout", text)
+
+
+def err(text: str) -> Line:
+    return Line("stderr", text)
+
+
+def rich(**data: Any) -> Rich:
+    keys = {"plain": "text/plain", "html": "text/html", "png": "image/png", "svg": "image/svg+xml"}
+    keys |= {"json": "application/json", "latex": "text/latex"}
+    bundle = {"data": {keys[key]: value for key, value in data.items()}, "metadata": {}}
+    return Rich("display", json.dumps(bundle).encode())
+
+
+class Tabs(HTMLParser):
+    """The parts of a switch as a browser would see them: title -> text, and each part's
+    elements.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.parts: dict[str, str] = {}
+        self.elements: dict[str, list[tuple[str, dict[str, str | None]]]] = {}
+        self.names: set[str | None] = set()
+        self.is_balanced = True
+        self._path: list[str] = []
+        self._title = ""
+        self.feed(text)
+        self.close()
+        self.is_balanced = self.is_balanced and self._path == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "details":
+            self._title = ""
+            self.names.add(dict(attrs)["name"])
+        elif self._title:
+            self.elements[self._title].append((tag, dict(attrs)))
+        if tag not in ("img", "br"):
+            self._path.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("img", "br"):
+            return
+        self.is_balanced = self.is_balanced and self._path[-1:] == [tag]
+        self._path.pop()
+        if tag == "details":
+            self._title = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._path[-1:] == ["summary"]:
+            self._title = data
+            self.parts[data], self.elements[data] = "", []
+        elif self._title:
+            self.parts[self._title] += data
+
+
+def tabs(*outputs: tuple[Item, ...], **options: Any) -> Tabs:
+    found = {rank: Output(items) for rank, items in enumerate(outputs)}
+    parsed = Tabs(switch(found, "abc123", **options))
+    assert parsed.is_balanced
+    return parsed
+
+
+SAME = (out("step 1"), out("loss 0.5"))
+
+
+# ---- when
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        (),
+        ((), ()),
+        (SAME, SAME, SAME),
+        (SAME, ()),
+        ((out("rank 0"),), (out("rank 1"),)),
+        ((Trace("E", "", "odd"),), (Trace("Released", "", "waited"),)),
+    ],
+    ids=["nothing", "silent", "equal", "one rank only", "a line each", "an error each"],
+)
+def test_where_there_is_nothing_to_switch_there_is_no_switch(
+    outputs: tuple[tuple[Item, ...], ...],
+) -> None:
+    assert switch({rank: Output(items) for rank, items in enumerate(outputs)}, "abc") == ""
+
+
+def test_ranks_that_differ_have_a_part_each_and_equal_ones_share_it() -> None:
+    found = tabs(SAME, SAME, (out("step 1"), out("nan")), SAME)
+    assert found.parts == {"0-1,3": "step 1\nloss 0.5", "2": "step 1\nnan"}
+
+
+def test_parts_have_one_name_so_that_one_is_open_at_a_time() -> None:
+    assert tabs(SAME, (out("a"), out("b"))).names == {"cm-abc123"}
+
+
+def test_different_pictures_are_worth_a_switch_however_few() -> None:
+    found = tabs((rich(png="AAAA", plain="<Figure>"),), (rich(png="BBBB", plain="<Figure>"),))
+    assert [dict(found.elements[title])["img"]["src"] for title in ("0", "1")] == [
+        "data:image/png;base64,AAAA",
+        "data:image/png;base64,BBBB",
+    ]
+
+
+def test_ranks_that_lost_different_output_differ() -> None:
+    outputs = {0: Output(SAME, dropped=5), 1: Output(SAME)}
+    assert Tabs(switch(outputs, "abc")).parts["0"].startswith("… what came before is shown above")
+
+
+# ---- what
+
+
+def test_streams_follow_each_other_as_they_were_printed() -> None:
+    found = tabs((out("a"), err("warning"), out("b")), SAME)
+    blocks = [attrs["style"] or "" for tag, attrs in found.elements["0"] if tag == "pre"]
+    assert ["rgba(219" in style for style in blocks] == [False, True, False]
+    assert found.parts["0"] == "awarningb"
+
+
+def test_an_error_keeps_its_colours() -> None:
+    found = tabs((out("x"), Trace("ValueError", "no", "\x1b[31mValueError\x1b[0m: no")), SAME)
+    assert found.parts["0"] == "xValueError: no"
+    spans = [attrs["style"] for tag, attrs in found.elements["0"] if tag == "span"]
+    assert spans == ["color:#d9453d"]
+
+
+def test_a_gap_and_other_types_are_text() -> None:
+    items = (Gap(12, 3_000_000), rich(json={"a": 1}), rich(latex="$x$"), rich(plain="<object>"))
+    text = tabs(items, SAME).parts["0"]
+    assert all(
+        part in text for part in ("… 12 lines (3.0 MB) not shown", '"a": 1', "$x$", "<object>")
+    )
+
+
+def test_drawings_are_pictures() -> None:
+    found = tabs((rich(svg="<svg><script>alert(1)</script></svg>"),), SAME)
+    [(_, attrs)] = [each for each in found.elements["0"] if each[0] == "img"]
+    assert str(attrs["src"]).startswith("data:image/svg+xml;base64,")
+
+
+# ---- nothing breaks out
+
+
+HOSTILE = [
+    "</style><script>alert(1)</script>",
+    "</pre></div></details><script>alert(1)</script>",
+    "<!-- <img src=x onerror=alert(1)> \x1b[31m<b>\x1b[0m &lt; "
+    "\x1b]8;;javascript:x\x07link\x1b]8;;\x07",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_text_stays_text(text: str) -> None:
+    found = tabs((out(text), err(text), Trace("E", text, text), rich(plain=text)), SAME)
+    assert {tag for tag, _ in found.elements["0"]} <= {"div", "pre", "span"}
+    assert found.parts["1"] == "step 1\nloss 0.5"
+    assert "onerror" not in str(found.elements)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "</div></div></details><b>out",
+        "<table><tr><td>1",
+        "<div title='</div>'><p>a</i></p>",
+        "a < b",
+    ],
+)
+def test_html_ends_where_it_ends(text: str) -> None:
+    found = tabs((out("x"), rich(html=text, plain="p"), out("y")), SAME)
+    assert found.parts["0"].endswith("y")
+    assert found.parts["1"] == "step 1\nloss 0.5"
+
+
+def test_html_that_runs_is_shown_as_what_else_there_is() -> None:
+    page = "<div id='plot'></div><SCRIPT>draw()</SCRIPT>"
+    found = tabs((out("x"), rich(html=page, plain="a figure"), rich(html=page, png="AAAA")), SAME)
+    assert "a figure" in found.parts["0"]
+    assert [tag for tag, _ in found.elements["0"]].count("img") == 1
+    assert "script" not in dict(found.elements["0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<img src=x onerror=alert(1)>", '<img src="x">'),
+        ("<svg/onload=alert(1)></svg>", "<svg></svg>"),
+        ("<a href='javascript:alert(1)' ONCLICK='x'>x</a>", "<a>x</a>"),
+        ("<a href=' jav&#9;aScript&colon;x'>x</a>", "<a>x</a>"),
+        (
+            "<form action='javascript:x'><input formaction='javascript:x'></form>",
+            "<form><input></form>",
+        ),
+        (
+            "<p srcdoc='<script>x</script>' title='&quot;><b>'>",
+            '<p title="&quot;&gt;&lt;b&gt;"></p>',
+        ),
+        (
+            "<svg><style><img src=x onerror=alert(1)></style></svg>",
+            "<svg><style>&lt;img src=x onerror=alert(1)></style></svg>",
+        ),
+        (
+            "<a href='https://example.org/?a=1&amp;b'>x</a>",
+            '<a href="https://example.org/?a=1&amp;b">x</a>',
+        ),
+    ],
+)
+def test_nothing_runs_in_html(text: str, left: str) -> None:
+    assert balance(text) == left
+
+
+def test_balanced_html_is_left_as_it_is() -> None:
+    table = (
+        '<table border="1"><style scoped>td { x: "<" '
+        "}</style><tr><td>1 &amp; &#50;<br/></td></tr></table>"
+    )
+    assert balance(table) == table
+
+
+# ---- how much
+
+
+def test_it_is_bounded_and_the_newest_is_kept() -> None:
+    many = tuple(out(f"line {number} " + "x" * 80) for number in range(20_000))
+    text = switch({0: Output(many), 1: Output(many[:-1]), 2: Output(SAME)}, "abc")
+    assert len(text) <= LIMIT_BYTES
+    parts = Tabs(text).parts
+    assert parts["0"].rstrip("x").endswith("line 19999 ")
+    assert parts["0"].startswith(
+        "… what came before is shown above, and its text is in %dist_logs 0"
+    )
+    assert parts["2"] == "step 1\nloss 0.5", "a part that is small is whole"
+    assert len(parts["0"]) > LIMIT_BYTES // 3, "what small parts do not need, large ones have"
+
+
+def test_pictures_count() -> None:
+    pictures = tuple(rich(png="A" * 60_000 + str(number)) for number in range(5))
+    text = switch({rank: Output((*pictures[rank:], out("end"))) for rank in range(2)}, "abc")
+    assert len(text) <= LIMIT_BYTES
+    found = Tabs(text)
+    assert [str(attrs["src"])[-1] for tag, attrs in found.elements["0"] if tag == "img"] == ["4"]
+
+
+def test_what_many_share_is_drawn_once_and_what_has_no_room_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[Item] = []
+    plain = tabs_module._piece
+    monkeypatch.setattr(tabs_module, "_piece", lambda item: [drawn.append(item), plain(item)][1])
+    shared = tuple(out(f"{number:>999}") for number in range(1000))
+    outputs = {rank: Output((*shared, out(f"of {rank}"), out("end"))) for rank in range(64)}
+    text = switch(outputs, "abc", limit_bytes=100_000)
+    assert set(Tabs(text).parts) == set(map(str, range(64)))
+    assert len(drawn) == 64 * 2 + 100
+
+
+def test_one_long_line_keeps_its_end_and_no_half_of_an_entity() -> None:
+    text = switch({0: Output((out("&" * 300_000 + "end"),)), 1: Output(SAME)}, "abc")
+    assert len(text) <= LIMIT_BYTES
+    assert Tabs(text).parts["0"].endswith("&&&end")
+    assert "ogs 0</code></div><pre" in text
+    assert (
+        not text.partition("</code></div>")[2]
+        .partition(">")[2]
+        .startswith(("amp;", "mp;", "p;", ";"))
+    )
+
+
+def test_64_ranks_that_all_differ_are_all_there() -> None:
+    outputs = {
+        rank: Output((out("a"), *(out(f"{rank} {step}") for step in range(500))))
+        for rank in range(64)
+    }
+    text = switch(outputs, "abc")
+    assert len(text) <= LIMIT_BYTES
+    assert list(Tabs(text).parts) == [str(rank) for rank in range(64)]
+
+
+def test_1000_ranks_are_too_many() -> None:
+    outputs = {rank: Output((out("a"), out(f"{rank}"))) for rank in range(1000)}
+    text = switch(outputs, "abc")
+    assert len(text) <= 1.1 * LIMIT_BYTES
+    assert "and 744 more: %dist_logs" in text
+
+
+# ---- colours
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain <b>", "plain &lt;b&gt;"),
+        ("\x1b[1;32mok\x1b[0m.", '<span style="color:#2e9e5b;font-weight:bold">ok</span>.'),
+        ("\x1b[38;5;196mx\x1b[39my", '<span style="color:#ff0000">x</span>y'),
+        ("\x1b[38;2;1;2;300mx", '<span style="color:#0102ff">x</span>'),
+        ("\x1b[48;5;255mx\x1b[49m", '<span style="background-color:#eeeeee">x</span>'),
+        (
+            "\x1b[4m\x1b[3mx\x1b[23;24my",
+            '<span style="font-style:italic;text-decoration:underline">x</span>y',
+        ),
+        ("\x1b[91mx\x1b[m", '<span style="color:#e5534b">x</span>'),
+        ("a\x1b[2K\x1b[1Ab\x1b]0;title\x07c\x1b", "abc"),
+        ("\x1b[38mx\x1b[38;5mx\x1b[38;2;1mx", "xxx"),
+        pytest.param("\x1b[" + "1" * 5000 + "mx", "x", id="a long code"),
+    ],
+)
+def test_colours_of_a_terminal(text: str, shown: str) -> None:
+    assert as_html(text) == shown

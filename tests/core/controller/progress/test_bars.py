@@ -1,0 +1,454 @@
+"""Progress bars of all ranks: which are one bar, what is said of it, when it is drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cellmesh.controller.progress.bars import REDRAW_S, SETTLE_S, STILL_S, BarBoard, Bars, Mark
+from cellmesh.controller.progress.console import ConsoleBars
+from cellmesh.controller.progress.drawing import as_html, as_lines
+from cellmesh.controller.progress.rows import format_count, format_rate, format_time, make_row
+from cellmesh.wire.messages import Bar
+
+LONG_S = 10.0
+
+
+def bar(done: float = 0.0, number: int = 1, *, run: int = 1, **facts: Any) -> Bar:
+    known: dict[str, Any] = {"title": "train", "total": 100.0, "elapsed_s": 20.0, "rate": 10.0}
+    return Bar(run=run, bar=number, done=done, **{**known, **facts})
+
+
+class Desk:
+    """A board that is drawn whenever it says so, and what was drawn last of each block."""
+
+    def __init__(self, num_ranks: int = 4) -> None:
+        self.board = BarBoard(range(num_ranks))
+        self.now = 0.0
+        self.blocks: dict[int, Bars] = {}
+        self.num_drawings = 0
+
+    def say(self, rank: int, word: Bar) -> None:
+        """A rank says how far it is; a bar that is new is placed at once."""
+        mark = self.board.take(rank, word)
+        if mark is not None:
+            self.board.place(mark)
+        self.look()
+
+    def look(self, is_over: bool = False) -> None:
+        drawings = self.board.draw(self.now, is_over=is_over)
+        self.num_drawings += len(drawings)
+        self.blocks.update((drawing.number, drawing) for drawing in drawings)
+
+    def wait(self, seconds: float = LONG_S) -> None:
+        until = self.now + seconds
+        while (due := self.board.deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.look()
+        self.now = until
+
+    @property
+    def lines(self) -> list[str]:
+        """What is to be read now, all blocks one below the other."""
+        self.wait()
+        return [line for _, block in sorted(self.blocks.items()) for line in as_lines(block)]
+
+
+def line_of(*bars: Bar, died: dict[int, str] | None = None) -> str:
+    """The line for the bars of ranks 0, 1, ..."""
+    (line,) = as_lines(Bars(0, (make_row(1, dict(enumerate(bars)), died or {}),)))
+    return line
+
+
+# ---- one bar for the mesh
+
+
+def test_the_slowest_rank_counts_and_is_named() -> None:
+    line = line_of(
+        *(bar(done, note="loss=0.3") for done in (57, 50, 57)), bar(42, rate=12.1, note="loss=0.3")
+    )
+    assert line == (
+        "[0-3] train  42 % |████▏     | 42-57/100  [rank 3 slowest]  12.1 it/s, 0:05 left  loss=0.3"
+    )
+
+
+def test_ranks_that_are_together_are_not_told_apart() -> None:
+    assert "slowest" not in line_of(bar(42), bar(43))
+    assert "42-43/100" in line_of(bar(42), bar(43))
+    assert "42/100" in line_of(bar(42), bar(42))
+
+
+def test_a_slow_step_tells_ranks_apart_though_it_is_one() -> None:
+    assert "[rank 1 slowest]" in line_of(bar(3, rate=0.1), bar(2, rate=0.1))
+
+
+def test_several_ranks_can_be_the_slowest() -> None:
+    assert "[ranks 1-2 slowest]" in line_of(bar(90), bar(10), bar(10), bar(90))
+
+
+def test_many_ranks_are_counted() -> None:
+    ranks = {rank: bar(90 if rank % 2 else 10) for rank in range(64)}
+    assert make_row(1, ranks, {}).mark == "32 ranks slowest"
+
+
+def test_a_rank_that_has_finished_is_not_the_slowest() -> None:
+    line = line_of(bar(30, state="done"), bar(50), bar(90))
+    assert "[rank 1 slowest]" in line
+    assert " 50 %" in line
+
+
+def test_without_a_total_there_is_no_bar() -> None:
+    assert (
+        line_of(bar(7, total=0.0), bar(9, total=0.0))
+        == "[0-1] train 7-9 it  [rank 0 slowest]  10 it/s, 0:20"
+    )
+
+
+def test_totals_may_differ() -> None:
+    assert "20/40 - 90/100" in line_of(bar(20, total=40.0), bar(90))
+
+
+def test_sizes_are_shown_with_their_unit() -> None:
+    line = line_of(bar(2.5e6, total=1e7, divisor=1000, unit="B", rate=1e6))
+    assert "2.5M/10MB" in line
+    assert "1MB/s, 0:08 left" in line
+
+
+def test_notes_that_differ_show_how_far_they_reach() -> None:
+    notes = ["loss=0.30, lr=1e-3", "loss=-0.5, lr=1e-3", "loss=0.45, lr=1e-3"]
+    assert line_of(*(bar(5, note=note) for note in notes)).endswith("  loss=-0.5…0.45, lr=1e-3")
+    assert line_of(bar(5, note="name=a"), bar(5, note="name=b")).endswith("  name=…")
+    assert line_of(bar(5, note="a=1"), bar(5, note="b=1")).endswith("left")
+
+
+def test_a_title_may_hold_the_ranks_number() -> None:
+    desk = Desk(3)
+    for rank in range(3):
+        desk.say(rank, bar(rank, title=f"rank {rank} trains"))
+    assert [line.split("  ")[0] for line in desk.lines] == ["[0-2] rank … trains"]
+
+
+# ---- how bars end
+
+
+def test_a_finished_bar_says_how_long_it_took() -> None:
+    assert line_of(bar(100, state="done"), bar(100, state="done", elapsed_s=75.0)) == (
+        "[0-1] train 100 % |██████████| 100/100  10 it/s, in 0:20"
+    )
+
+
+def test_who_failed_and_who_was_stopped_is_said() -> None:
+    line = line_of(bar(40, state="stopped"), bar(41, state="stopped"), bar(39, state="failed"))
+    assert "[rank 2 failed, ranks 0-1 stopped]" in line
+    assert "[interrupted]" in line_of(bar(40, state="stopped"), bar(41, state="stopped"))
+
+
+def test_who_died_is_said_and_how() -> None:
+    line = line_of(bar(40), bar(10), died={1: "was killed by SIGKILL"})
+    assert "[rank 1 was killed by SIGKILL]" in line
+    assert make_row(1, {0: bar(40), 1: bar(10)}, {1: "died"}).state == "failed"
+
+
+def test_the_last_word_counts_and_a_late_one_does_not() -> None:
+    desk = Desk(1)
+    desk.say(0, bar(10))
+    desk.say(0, bar(50, state="done"))
+    desk.say(0, bar(45))
+    assert "50/100" in desk.lines[0]
+    desk.say(0, bar(50, state="failed"))
+    assert "[rank 0 failed]" in desk.lines[0]
+
+
+def test_a_bar_that_is_taken_away_is_gone() -> None:
+    desk = Desk(2)
+    desk.say(0, bar(10))
+    desk.say(1, bar(10))
+    desk.say(0, bar(100, state="removed"))
+    assert len(desk.lines) == 1
+    desk.say(1, bar(100, state="removed"))
+    assert desk.lines == []
+
+
+# ---- which are one bar
+
+
+def test_first_bars_are_one_and_second_ones_too() -> None:
+    desk = Desk(2)
+    desk.say(0, bar(100, 1, state="done"))
+    desk.say(0, bar(20, 2))
+    desk.say(1, bar(80, 1))
+    assert [re.search(r"\S+/100", line).group() for line in desk.lines] == ["80-100/100", "20/100"]  # type: ignore[union-attr]
+
+
+def test_a_bar_of_one_rank_does_not_shift_the_others() -> None:
+    desk = Desk(2)
+    desk.say(0, bar(1, 1, title="only rank 0 loads"))
+    desk.say(0, bar(5, 2))
+    desk.say(1, bar(6, 1))
+    assert desk.lines[1].startswith("[0-1] train")
+
+
+def test_nested_bars_stand_below_theirs_and_are_indented() -> None:
+    desk = Desk(1)
+    desk.say(0, bar(1, 1, title="epoch"))
+    desk.board.bury()
+    desk.say(0, bar(5, 2, title="batch", num_outer=1))
+    assert [line.split("  |")[0].partition(" %")[0] for line in desk.lines] == [
+        "[0] epoch     1",
+        "[0]   batch   5",
+    ]
+    assert len(desk.blocks) == 1
+
+
+def test_a_bar_after_other_output_has_a_block_of_its_own() -> None:
+    desk = Desk(1)
+    desk.say(0, bar(100, 1, state="done"))
+    desk.say(0, bar(100, 2, state="done"))
+    desk.board.bury()
+    desk.say(0, bar(3, 3))
+    desk.wait()
+    assert [len(block.rows) for block in desk.blocks.values()] == [2, 1]
+
+
+# ---- bounds
+
+
+def test_hundreds_of_bars_one_after_the_other_are_a_few_lines() -> None:
+    desk = Desk(2)
+    for number in range(1, 501):
+        for rank in range(2):
+            desk.say(rank, bar(0, number))
+            desk.say(rank, bar(100, number, state="done"))
+    assert desk.lines[0] == "… 490 earlier bars"
+    assert len(desk.lines) == 11
+    assert len(desk.board._members) == 20
+
+
+def test_blocks_are_bounded_and_transient_bars_need_but_one() -> None:
+    desk = Desk(1)
+    for number in range(1, 301):
+        desk.say(0, bar(0, number))
+        desk.say(0, bar(100, number, state="done"))
+        desk.board.bury()
+        desk.wait()
+    assert len(desk.blocks) == 50
+    transient = Desk(1)
+    for number in range(1, 301):
+        transient.say(0, bar(0, number))
+        transient.say(0, bar(100, number, state="removed"))
+        transient.board.bury()
+        transient.wait()
+    assert len(transient.blocks) == 1
+
+
+def test_it_is_drawn_ten_times_a_second_at_most() -> None:
+    desk = Desk(8)
+    for step in range(1000):
+        for rank in range(8):
+            desk.say(rank, bar(step / 10))
+        desk.now += 0.01
+        desk.look()
+    assert desk.num_drawings <= 10.0 / REDRAW_S + 1
+    assert desk.num_drawings > 50
+
+
+def test_the_last_state_is_drawn_in_the_end() -> None:
+    desk = Desk(1)
+    desk.say(0, bar(1))
+    desk.say(0, bar(2))
+    assert "1/100" in as_lines(desk.blocks[0])[0]
+    desk.look(is_over=True)
+    assert "2/100" in as_lines(desk.blocks[0])[0]
+    assert desk.blocks[0].closed
+    assert desk.board.deadline() is None
+
+
+def test_ranks_that_have_not_begun_are_waited_for_a_while() -> None:
+    desk = Desk(2)
+    desk.say(0, bar(100, state="done"))
+    assert not desk.blocks[0].closed
+    desk.wait(SETTLE_S + REDRAW_S)
+    assert desk.blocks[0].closed
+    desk.say(1, bar(100, state="done"))
+    desk.wait()
+    assert desk.blocks[0].closed
+    assert desk.board.deadline() is None
+
+
+def test_what_stands_still_is_drawn_once_more_for_who_wants_to_see_every_rank() -> None:
+    desk = Desk(2)
+    desk.say(0, bar(10))
+    desk.say(1, bar(20))
+    desk.wait(REDRAW_S)
+    assert not desk.blocks[0].is_still
+    assert "<details>" not in as_html(desk.blocks[0])
+    before = desk.num_drawings
+    desk.wait(100 * STILL_S)
+    assert desk.num_drawings == before + 1
+    assert desk.blocks[0].is_still
+    assert "<details>" in as_html(desk.blocks[0])
+    desk.say(1, bar(21))
+    assert not desk.blocks[0].is_still
+
+
+def test_a_mark_of_a_bar_that_is_gone_places_nothing() -> None:
+    board = BarBoard(range(1))
+    board.place(Mark(7))
+    assert board.draw(0.0, is_over=True) == []
+
+
+# ---- HTML
+
+
+class Reader(HTMLParser):
+    """The elements and the text of a piece of HTML, which must be well formed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def html_of(*bars: Bar, died: dict[int, str] | None = None) -> Reader:
+    return Reader(as_html(Bars(0, (make_row(1, dict(enumerate(bars)), died or {}),))))
+
+
+def test_what_users_wrote_is_escaped() -> None:
+    evil = '</span><script>alert("1")</script><img src=x onerror="1">'
+    page = html_of(
+        bar(3, title=evil, note=evil, unit=evil),
+        bar(9, title=evil, note="x", unit=evil),
+        died={1: evil},
+    )
+    assert {tag for tag, _ in page.tags} <= {"div", "span"}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert evil in page.text
+
+
+def test_every_rank_has_a_column_as_high_as_it_is_far() -> None:
+    row = make_row(1, {0: bar(25), 1: bar(50), 2: bar(100)}, {})
+    assert not [a for _, a in Reader(as_html(Bars(0, (row,)))).tags if "title" in a]  # it moves
+    page = Reader(as_html(Bars(0, (row,), is_still=True)))
+    columns = [
+        attributes for tag, attributes in page.tags if tag == "span" and "title" in attributes
+    ]
+    assert [str(column["title"]).split("  ")[0] for column in columns] == [
+        "rank 0: 25 %",
+        "rank 1: 50 %",
+        "rank 2: 100 %",
+    ]
+    heights = [
+        m
+        for _, a in page.tags
+        if (m := re.match(r"display:block;height:(\d+)px", str(a.get("style"))))
+    ]
+    assert [int(match[1]) for match in heights] == [3, 6, 12]
+
+
+def test_rank_by_rank_can_be_unfolded_once_it_has_ended() -> None:
+    running = html_of(bar(10), bar(20))
+    assert "details" not in {tag for tag, _ in running.tags}
+    ended = html_of(bar(10, state="failed"), bar(20, state="stopped"), bar(20, state="stopped"))
+    assert "details" in {tag for tag, _ in ended.tags}
+    assert "[1-2]" in ended.text
+
+
+@pytest.mark.parametrize("num_ranks", [1, 64, 1000])
+def test_a_drawing_is_bounded(num_ranks: int) -> None:
+    rows = tuple(
+        make_row(n, {rank: bar(rank % 90) for rank in range(num_ranks)}, {}) for n in range(10)
+    )
+    assert len(as_html(Bars(0, rows))) < 5_000 * 10 + 3 * 300 * num_ranks
+
+
+# ---- terminals and numbers
+
+
+def test_a_terminal_shows_what_ended_once_and_what_goes_on_in_a_line() -> None:
+    desk, console = Desk(1), ConsoleBars()
+    desk.say(0, bar(100, 1, title="one", state="done"))
+    assert console.ended(desk.blocks[0]) == "[0] one 100 % |██████████| 100/100  10 it/s, in 0:20\n"
+    desk.say(0, bar(10, 2, title="two"))
+    desk.wait()
+    assert console.ended(desk.blocks[0]) == ""
+    assert console.going(desk.blocks[0]).startswith("[0] two  10 % |█         | 10/100")
+    desk.say(0, bar(100, 2, title="two", state="done"))
+    desk.wait()
+    assert console.ended(desk.blocks[0]).startswith("[0] two 100 %")
+    assert console.going(desk.blocks[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "divisor", "text"),
+    [
+        (5, 0, "5"),
+        (1234567, 0, "1,234,567"),
+        (0.25, 0, "0.25"),
+        (1536, 1024, "1.5k"),
+        (999, 1000, "999"),
+    ],
+)
+def test_counts(number: float, divisor: int, text: str) -> None:
+    assert format_count(number, divisor) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(12.13, "12.1 it/s"), (0.25, "4 s/it"), (0.0, ""), (float("inf"), ""), (1234.5, "1,234 it/s")],
+)
+def test_rates(rate: float, text: str) -> None:
+    assert format_rate(rate, "it") == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "0:05"), (75, "1:15"), (3723, "1:02:03"), (float("inf"), "?"), (-1, "0:00")],
+)
+def test_times(seconds: float, text: str) -> None:
+    assert format_time(seconds) == text
+
+
+# ---- odd numbers
+
+ODD = st.floats(allow_nan=True, allow_infinity=True, width=64)
+
+
+@given(
+    st.lists(
+        st.tuples(ODD, ODD, ODD, ODD, st.sampled_from([0, 1000, 1024])), min_size=1, max_size=4
+    )
+)
+@example([(3.0, math.inf, 1.0, 1.0, 0), (math.nan, 10.0, math.nan, -math.inf, 1000)])
+@example([(1e308, 1e-320, 1e308, 1e-320, 0)])
+def test_a_bar_may_have_any_numbers(facts: list[tuple[float, float, float, float, int]]) -> None:
+    desk = Desk(len(facts))
+    for rank, (done, total, elapsed_s, rate, divisor) in enumerate(facts):
+        desk.say(rank, bar(done, total=total, elapsed_s=elapsed_s, rate=rate, divisor=divisor))
+    desk.look(is_over=True)
+    assert desk.lines[0].startswith("[0")
+    assert all("train" in as_html(block) for block in desk.blocks.values())
+
+
+def test_a_total_without_end_is_not_known() -> None:
+    desk = Desk(1)
+    desk.say(0, bar(3, total=math.inf))
+    assert desk.lines == ["[0] train 3 it  10 it/s, 0:20"]

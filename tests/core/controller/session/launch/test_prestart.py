@@ -1,0 +1,82 @@
+"""The zygote that waits for a notebook's next mesh: what is decided about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cellmesh.controller.session.launch.prestart import State, conditions, decide, is_read_at_import
+from cellmesh.wire.prestart import argument, kernel_of
+from cellmesh.workers.prestart import Patience
+
+
+@pytest.mark.parametrize(
+    ("state", "has_changed", "expected"),
+    [
+        ("none", False, "make"),
+        ("importing", False, "use"),
+        ("ready", False, "use"),
+        ("failed", False, "start cold"),
+        ("ended", False, "make"),
+        *[(state, True, "make") for state in ("none", "importing", "ready", "failed", "ended")],
+    ],
+)
+def test_a_mesh_starts_from_a_zygote_that_fits(
+    state: State, has_changed: bool, expected: str
+) -> None:
+    assert decide(state, {"TZ": "A"}, {"TZ": "B" if has_changed else "A"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        ("TORCH_LOGS", True),
+        ("CUDA_VISIBLE_DEVICES", True),
+        ("PYTHONPATH", True),
+        ("OMP_WAIT_POLICY", True),
+        ("LC_ALL", True),
+        ("OMP_NUM_THREADS", False),  # the zygote has one thread in any case
+        ("WANDB_PROJECT", False),
+        ("MASTER_PORT", False),
+    ],
+)
+def test_variables_matter_that_are_read_at_import(variable: str, expected: bool) -> None:
+    assert is_read_at_import(variable) == expected
+    changed = conditions({variable: "1"}, sys.path) != conditions({}, sys.path)
+    assert changed == expected
+
+
+def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_path: Path) -> None:
+    before = conditions({}, sys.path)
+    assert conditions({}, ["", str(tmp_path), *sys.path]) == before
+    torch = tmp_path / "torch" / "__init__.py"
+    torch.parent.mkdir()
+    torch.touch()
+    other = conditions({}, [str(tmp_path), *sys.path])
+    assert other != before
+    os.utime(torch, (1, 1))  # as when it is installed again
+    assert conditions({}, [str(tmp_path), *sys.path]) not in (before, other)
+
+
+def test_the_time_runs_while_no_mesh_lives() -> None:
+    patience = Patience(10.0, now=100.0)
+    assert patience.left_s(103.0) == 7.0
+    patience.mesh_started(1)
+    patience.mesh_started(2)
+    assert patience.left_s(1000.0) is None
+    patience.mesh_ended(1, 1000.0)
+    assert patience.left_s(1000.0) is None
+    patience.mesh_ended(2, 2000.0)
+    assert patience.left_s(2004.0) == 6.0
+    assert patience.left_s(2010.0) == 0 == patience.left_s(3000.0)
+
+
+def test_a_waiting_zygote_is_known_by_its_argument_under_one_root() -> None:
+    root = Path("/run/user/me/cellmesh")
+    words = ["python", "-c", "...", argument(root, 4711), "/proc/self/fd/0"]
+    assert kernel_of(root, words) == 4711
+    assert kernel_of(Path("/run/user/me"), words) == 0
+    assert kernel_of(root, ["vi", f"{root}/zygote-of-x", f"{root}/mesh-1/ticket.json"]) == 0

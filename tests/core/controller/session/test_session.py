@@ -1,0 +1,50 @@
+"""The controller's session: what holds from the moment at which its link may hear the agent."""
+
+import os
+import threading
+
+import pytest
+
+from cellmesh.controller.session.launch.local import AgentProcess
+from cellmesh.controller.session.link import Link
+from cellmesh.controller.session.session import Session
+from cellmesh.wire.messages import RunInfo, Welcome
+from cellmesh.wire.ticket import Ticket
+
+WELCOME = Welcome(1, os.getpid(), "host", next_run=8, runs=(RunInfo(7, (0, 1), "cell 2"),))
+TICKET = Ticket(
+    name="found",
+    key="00",
+    directory="/nowhere",
+    num_ranks=2,
+    backend="gloo",
+    mesh_dim_names=("dp",),
+    mesh_shape=(2,),
+    preload=(),
+    sys_path=(),
+    cwd="/",
+    controller_pid=os.getpid(),
+    created_at=0.0,
+)
+
+
+def hear_welcome(link: Link) -> None:
+    """The link's thread, if the agent's first message is there as soon as it runs."""
+    try:
+        link._take_over(WELCOME)
+    finally:
+        link._turns.close()
+        os.close(link._agent)
+
+
+def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Link, "_serve", hear_welcome)
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
+    agent = AgentProcess(os.getpid())
+    try:
+        session = Session(TICKET, agent, is_found=True)
+        session._forget()
+    finally:
+        agent.leave()
+    (run,) = session.catalog.all()
+    assert (run.number, run.title) == (7, "cell 2")

@@ -1,0 +1,142 @@
+"""What became of a run, and what its ranks are doing, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.failure_summary import (
+    describe_live,
+    describe_state,
+    exception_of,
+    summarize,
+)
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import Died, Done, Failed, RankState
+
+
+def failed(
+    type_name: str = "ValueError", text: str = "boom", line: int = 4, **released: Any
+) -> Failed:
+    return Failed(1, type_name, text, "", line, **released)
+
+
+def released(collective: str, line: int = 5, waited_s: float = 1.0, text: str = "") -> Failed:
+    text = text or f"waited in {collective}"
+    return failed("Released", text, line, released=True, collective=collective, waited_s=waited_s)
+
+
+def summary(outcomes: dict[int, Any]) -> str:
+    parcels = {rank: Parcel(verb) for rank, verb in outcomes.items()}
+    ended = {rank: exception_of(rank, p) for rank, p in parcels.items() if type(p.verb) is not Done}
+    return summarize(ended, parcels)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "words"),
+    [
+        (
+            {3: failed(), **{rank: released("all_reduce") for rank in (0, 1, 2, 4)}},
+            "rank 3 raised ValueError: boom (line 4); ranks 0-2,4 waited in all_reduce at line 5 "
+            "for 1.0 s and were released",
+        ),
+        (  # as torch's ProcessRaisedException
+            {
+                0: failed("ProcessRaisedException", "\n\n-- Process 1:\nTraceback"),
+                1: failed("E", " \n"),
+            },
+            "rank 0 raised ProcessRaisedException: -- Process 1: (line 4); rank 1 raised E (line "
+            "4)",
+        ),
+        (
+            {0: released("barrier", waited_s=2.04), 1: Died(1, "was killed by SIGKILL", "")},
+            "rank 1 was killed by SIGKILL; rank 0 waited in barrier at line 5 for 2.0 s and was "
+            "released",
+        ),
+        (
+            {0: failed(), 1: released("", 2, 0.0, "ran time.sleep"), 2: Done(1)},
+            "rank 0 raised ValueError: boom (line 4); rank 1 ran time.sleep at line 2 and was "
+            "released; rank 2 finished",
+        ),
+        (
+            {
+                0: failed(),
+                1: released("barrier", text="waited in barrier, while handling KeyError: 1\n2"),
+            },
+            "rank 0 raised ValueError: boom (line 4); rank 1 waited in barrier, while handling "
+            "KeyError: 1 at line 5 for 1.0 s and was released",
+        ),
+        (
+            {0: failed(), 1: released("", 0, 0.0, "ran the cell")},
+            "rank 0 raised ValueError: boom (line 4); rank 1 ran and was released",
+        ),
+        (
+            {0: released("recv", 3), 1: released("barrier", 9), 2: failed("BdbQuit", "", 7)},
+            "rank 2 left the debugger (line 7); rank 0 waited in recv at line 3 for 1.0 s and was "
+            "released; rank 1 waited in barrier at line 9 for 1.0 s and was released",
+        ),
+        (
+            {
+                0: released("all_reduce", waited_s=0.8),
+                1: released("all_reduce", waited_s=1.2),
+                2: failed(),
+            },
+            "rank 2 raised ValueError: boom (line 4); ranks 0-1 waited in all_reduce at line 5 "
+            "for 1.2 s and were released",
+        ),
+    ],
+)
+def test_what_became_of_a_run(outcomes: dict[int, Any], words: str) -> None:
+    assert summary(outcomes) == words
+
+
+def state(
+    line: int = 5,
+    where: str = "",
+    collective: str = "",
+    run: int = 7,
+    waited_s: float = 0.0,
+    asks: bool = False,
+) -> RankState:
+    return RankState(1, run, 3, line, where, collective, "cpu", 0, "", waited_s, asks)
+
+
+def test_the_live_line_names_who_waits_where_and_who_does_not() -> None:
+    waiting = {rank: state(collective="all_reduce", waited_s=12.2) for rank in (0, 1, 2, 4, 5, 7)}
+    states = {**waiting, 3: state(2, "time.sleep")}
+    assert describe_live(7, range(8), states) == (
+        "ranks 0-2,4-5,7 wait in all_reduce (line 5) 12 s; rank 3 runs line 2: time.sleep; rank 6 "
+        "does not answer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ({0: state(), 1: state()}, "ranks 0-1 run line 5"),
+        ({0: state(0), 1: state(0, "f")}, "rank 0 runs; rank 1 runs f"),
+        (
+            {0: state(asks=True), 1: state(collective="recv")},
+            "rank 0 asks you (line 5); rank 1 waits in recv (line 5)",
+        ),
+        (
+            {0: state(run=6), 1: state(run=-1)},
+            "rank 0 has something else to end first; rank 1 has not begun it",
+        ),
+        ({}, "ranks 0-1 do not answer"),
+        (
+            {
+                0: state(collective="barrier", waited_s=3),
+                1: state(collective="barrier", waited_s=9),
+            },
+            "ranks 0-1 wait in barrier (line 5) 9 s",
+        ),
+    ],
+)
+def test_the_live_line(states: dict[int, RankState], words: str) -> None:
+    assert describe_live(7, range(2), states) == words
+
+
+def test_a_rank_that_asks_is_not_running() -> None:
+    assert describe_state(state(asks=True)) == "asking you at line 5"

@@ -1,0 +1,59 @@
+"""What a notebook shows of a mesh: how many go on, and how they end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from cellmesh.controller.live_views import Shown
+
+
+class Exhibit:
+    """Tells what is done to it, and on which thread."""
+
+    def __init__(self, name: str, told: queue.SimpleQueue[tuple[str, str, bool]]) -> None:
+        self._name = name
+        self._told = told
+
+    def freeze(self, why: str) -> None:
+        self._told.put((self._name, why, threading.current_thread() is threading.main_thread()))
+        if self._name == "bad":
+            raise KeyError("cannot be drawn")
+
+    def close(self) -> None:
+        self.freeze("closed")
+
+
+def test_the_oldest_of_a_kind_stands_still_and_then_is_let_go_of() -> None:
+    told: queue.SimpleQueue[tuple[str, str, bool]] = queue.SimpleQueue()
+    shown = Shown(max_live=2, max_still=1)
+    for name in ("a", "b"):
+        shown.add("plots", Exhibit(name, told))
+    shown.add("tables", Exhibit("other", told))
+    shown.add("plots", Exhibit("c", told))
+    assert told.get(timeout=10) == ("a", "no longer updated: newer plots are", False)
+    shown.add("plots", Exhibit("d", told))
+    assert told.get(timeout=10) == ("b", "no longer updated: newer plots are", False)
+    assert told.get(timeout=10) == ("a", "closed", False)
+    shown.end("the mesh has ended")
+    assert [told.get(timeout=10)[:2] for _ in range(3)] == [
+        (name, "the mesh has ended") for name in ("c", "d", "other")
+    ]
+    shown.add("plots", Exhibit("late", told))
+    assert told.get(timeout=10)[:2] == ("late", "the mesh has ended")
+    assert told.empty()
+
+
+def test_one_that_cannot_be_drawn_is_in_nobodys_way() -> None:
+    told: queue.SimpleQueue[tuple[str, str, bool]] = queue.SimpleQueue()
+    failed: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    shown = Shown()
+    for name in ("bad", "good"):
+        shown.add("plots", Exhibit(name, told))
+    hook, threading.excepthook = threading.excepthook, lambda args: failed.put(args.exc_value)
+    try:
+        shown.end("over")
+        assert [told.get(timeout=10)[0] for _ in range(2)] == ["bad", "good"]
+        assert isinstance(failed.get(timeout=10), KeyError)
+    finally:
+        threading.excepthook = hook

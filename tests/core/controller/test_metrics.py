@@ -1,0 +1,196 @@
+"""What ranks log, kept and drawn."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from cellmesh.controller.metrics import MAX_POINTS, Metrics, Series
+from cellmesh.controller.metrics_plot import MAX_DRAWN, Plot, band, plot, thin
+from cellmesh.errors import MeshUsageError
+from cellmesh.magics.render.plots import draw_html, ticks
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import Logged
+from cellmesh.workers import metrics as reporting
+from cellmesh.workers.metrics import Reporter
+
+
+def logged(**values: list[float]) -> Parcel[Logged]:
+    count = len(next(iter(values.values())))
+    steps = tuple(map(float, range(count)))
+    return Parcel(Logged(1, tuple(values), steps, tuple(tuple(row) for row in values.values())))
+
+
+def report(*points: tuple[float | None, dict[str, object]]) -> list[Logged]:
+    sent: list[Parcel[Logged]] = []
+    reporter = Reporter(sent.append, lambda: 7)
+    for step, values in points:
+        reporter.log(step, values)
+    reporter.flush()
+    return [parcel.verb for parcel in sent]
+
+
+def test_numbers_and_tensors_of_one_element_are_logged() -> None:
+    values = {
+        "a": 1,
+        "b": torch.tensor([2.5]),
+        "c": True,
+        "d": torch.tensor(3, dtype=torch.bfloat16),
+    }
+    values["e"] = torch.tensor(4.0, requires_grad=True)
+    (verb,) = report((4, values))
+    assert verb == Logged(
+        7, ("a", "b", "c", "d", "e"), (4.0,), ((1.0,), (2.5,), (1.0,), (3.0,), (4.0,))
+    )
+
+
+@pytest.mark.parametrize("value", ["x", "3", b"3", None, torch.zeros(2), torch.tensor(1j), [1.0]])
+def test_what_is_no_number_is_refused_by_name(value: object) -> None:
+    with pytest.raises(MeshUsageError, match=r"log\(loss=\.\.\.\): .* is no number"):
+        report((0, {"fine": 1.0, "loss": value}))
+
+
+def test_steps_are_counted_where_none_are_given() -> None:
+    verbs = report((None, {"a": 1.0}), (None, {"a": 2.0}), (10, {"a": 3.0}), (None, {"a": 4.0}))
+    assert [step for verb in verbs for step in verb.steps] == [0, 1, 10, 11]
+
+
+def test_a_fast_loop_makes_few_messages_and_keeps_its_last_point() -> None:
+    count = 20_000
+    verbs = report(*((step, {"a": float(step)}) for step in range(count)))
+    assert sum(len(verb.steps) for verb in verbs) < count
+    assert all(len(verb.steps) <= reporting.MAX_POINTS for verb in verbs)
+    assert verbs[-1].steps[-1] == verbs[-1].values[0][-1] == count - 1
+
+
+def test_ranks_are_kept_apart_and_a_loop_run_again_begins_anew() -> None:
+    metrics = Metrics()
+    metrics.take(1, (0, 1), logged(loss=[3.0, 2.0]))
+    metrics.take(1, (2,), logged(loss=[9.0], extra=[1.0]))
+    assert metrics.names() == ("loss", "extra")
+    assert metrics.series("loss") == {
+        0: Series((0, 1), (3, 2)), 1: Series((0, 1), (3, 2)), 2: Series((0,), (9,)),
+    }  # fmt: skip
+    metrics.take(2, (0,), logged(loss=[7.0]))
+    assert metrics.series("loss")[0] == Series((0,), (7,))
+    assert metrics.series("unknown") == {}
+
+
+@pytest.mark.parametrize("num_in_one_message", [1, 2, 3, 6])
+def test_an_inner_loop_run_again_begins_anew_however_its_points_travel(
+    num_in_one_message: int,
+) -> None:
+    metrics, sent = Metrics(), list[Parcel[Logged]]()
+    reporter = Reporter(sent.append, lambda: 7)
+    reporter.log(99, {"other": 0.0})  # the first is sent at once
+    for count, step in enumerate((7, 8, 9, 0, 1, 2), 1):
+        reporter.log(step, {"loss": count})
+        if count % num_in_one_message == 0:
+            reporter.flush()
+    for parcel in sent:
+        metrics.take(7, (0,), parcel)
+    assert metrics.series("loss")[0] == Series((0, 1, 2), (4, 5, 6))
+
+
+def test_of_many_points_the_first_and_the_last_are_sent() -> None:
+    sent: list[Parcel[Logged]] = []
+    reporter = Reporter(sent.append, lambda: 7)
+    reporter.log(99, {"other": 0.0})
+    for step in range(2 * reporting.MAX_POINTS + 1):
+        reporter.log(step, {"a": step})
+    reporter.flush()
+    steps = [step for parcel in sent if parcel.verb.names == ("a",) for step in parcel.verb.steps]
+    assert (steps[0], steps[-1]) == (0, 2 * reporting.MAX_POINTS)
+    assert steps == sorted(steps)
+
+
+def test_an_interrupt_before_a_names_first_point_costs_only_that() -> None:
+    assert reporting._as_messages({(7, "a"): [], (7, "b"): [(0.0, 1.0)]}) == [
+        Logged(7, ("b",), (0.0,), ((1.0,),))
+    ]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    metrics = Metrics()
+    for begin in range(0, 3 * MAX_POINTS, 1000):
+        steps = tuple(float(step) for step in range(begin, begin + 1000))
+        metrics.take(1, (0,), Parcel(Logged(1, ("a",), steps, (steps,))))
+    kept = metrics.series("a")[0]
+    assert len(kept.steps) <= MAX_POINTS
+    assert kept.steps[-1] == 3 * MAX_POINTS - 1
+
+
+def test_watchers_are_told_until_they_no_longer_want_it() -> None:
+    metrics, told = Metrics(), []
+    end = metrics.watch(told.append)
+    metrics.take(1, (0,), logged(a=[1.0]))
+    end()
+    metrics.take(1, (0,), logged(a=[1.0]))
+    assert told == [{"a"}]
+
+
+def test_a_thinned_line_keeps_its_peaks_and_ends() -> None:
+    values = [0.0] * 10_000
+    values[1234], values[8765] = 50.0, -50.0
+    line = Series(tuple(map(float, range(10_000))), tuple(values))
+    few = thin(line)
+    assert len(few.steps) <= MAX_DRAWN + 2
+    assert {0.0, 9999.0, 1234.0, 8765.0} <= set(few.steps)
+    assert list(few.steps) == sorted(few.steps)
+    assert thin(few) == few or len(few.steps) > MAX_DRAWN
+
+
+def test_a_band_is_of_who_has_the_step() -> None:
+    found = band({0: Series((0, 1), (1, 2)), 1: Series((0, 2), (3, math.nan))})
+    assert (found.steps, found.mean, found.least, found.most) == ((0, 1), (2, 2), (1, 2), (3, 2))
+
+
+def test_the_mean_of_what_has_diverged_is_told() -> None:
+    ends = (1e308, math.inf, math.inf)
+    found = band({0: Series((0, 1, 2), ends), 1: Series((0, 1, 2), (1e308, 1.0, -math.inf))})
+    assert found.mean[:2] == (1e308, math.inf)
+    assert math.isnan(found.mean[2])
+
+
+def test_names_that_are_none_are_refused() -> None:
+    metrics = Metrics()
+    metrics.take(1, (0,), logged(loss=[1.0]))
+    with pytest.raises(MeshUsageError, match="name what to plot: loss"):
+        plot(metrics, (), (0,))
+    with pytest.raises(MeshUsageError, match="'los s' is no name"):
+        plot(metrics, ("los s",), (0,))
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_picture_is_drawn_of_anything(mean: bool) -> None:
+    for values in (
+        [1.0], [1.0, math.nan, 3.0], [math.inf, 2.0], [5.0, 5.0], [1e-30, 1e30], [-0.0, 0.0],
+        [0.0, 5e-324],
+        [1.0, 1.0 + 2**-52], [1e308, -1e308], [1.7e308, 1.7e308], [1.0, math.inf, -math.inf],
+    ):  # fmt: skip
+        metrics = Metrics()
+        metrics.take(1, (0,), logged(a=values))
+        metrics.take(1, (3,), logged(a=[-value for value in values]))
+        page = draw_html(Plot(metrics, ("a", "b"), (0, 3), mean))
+        (encoded,) = re.findall(r"base64,([^\"]+)", page)
+        root = ElementTree.fromstring(base64.b64decode(encoded))
+        assert root.tag.endswith("svg")
+        assert not re.search("nan|inf", base64.b64decode(encoded).decode())
+        assert "b</b>: nothing to draw yet" in page
+        assert "points, last" in repr(Plot(metrics, ("a",), (0, 3)))
+
+
+def test_nothing_finite_is_told() -> None:
+    metrics = Metrics()
+    metrics.take(1, (0,), logged(a=[math.nan]))
+    assert "nothing to draw" in draw_html(Plot(metrics, ("a",), (0,)))
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
+    assert ticks(-0.03, 0.05, 4) == pytest.approx([-0.02, 0, 0.02, 0.04])

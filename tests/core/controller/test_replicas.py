@@ -1,0 +1,385 @@
+"""What should be equal across ranks: found in values, brought together from ranks, put into
+words.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cellmesh.controller.replicas import CheckReport, Difference, bring_together
+from cellmesh.errors import MeshUsageError
+from cellmesh.wire.replicas import Distance, Entry
+from cellmesh.workers.rank.failures import interrupted_step
+from cellmesh.workers.replicas.checking import check, compare, distance, find_tensor
+from cellmesh.workers.replicas.parts import rng_parts
+
+
+def model_of(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
+
+
+def entry(path: str, digest: str, ranks: tuple[int, ...] = (), **more: Any) -> Entry:
+    return Entry(path=path, kind=more.pop("kind", "parameter"), digest=digest, ranks=ranks, **more)
+
+
+# ---- what a value holds
+
+
+def test_a_model_is_its_parameters_and_buffers() -> None:
+    found = check({"model": model_of()}, "model")
+    assert [(e.path, e.kind) for e in found] == [
+        ("model.0.weight", "parameter"),
+        ("model.0.bias", "parameter"),
+        ("model.1.weight", "parameter"),
+        ("model.1.bias", "parameter"),
+        ("model.1.running_mean", "buffer"),
+        ("model.1.running_var", "buffer"),
+        ("model.1.num_batches_tracked", "buffer"),
+        ("model.2.weight", "parameter"),
+    ]
+    assert found[0].shape == (4, 3)
+    assert found[0].dtype == "float32"
+    assert all(e.ranks == () for e in found)
+    assert [e.path for e in found if e.why_differs] == [e.path for e in found if e.kind == "buffer"]
+
+
+def test_equal_values_have_equal_digests_and_others_do_not() -> None:
+    first, again, other = (check({"m": model_of(seed)}, "m") for seed in (0, 0, 1))
+    assert first == again
+    assert first[0].digest != other[0].digest
+
+
+def test_tied_parameters_are_told_once() -> None:
+    tied = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+    tied[1].weight = tied[0].weight
+    assert [e.path for e in check({"tied": tied}, "tied")] == ["tied.0.weight"]
+
+
+def test_optimizer_state_has_the_names_of_its_model() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    found = {e.path: e for e in check({"net": model, "optimizer": optimizer}, "optimizer")}
+    assert {"optimizer.state[net.weight].exp_avg", "optimizer.state[net.bias].step"} <= set(found)
+    assert found["optimizer.state[net.weight].exp_avg"].kind == "optimizer state"
+    assert found["optimizer.param_groups[0].lr"].text == "0.25"
+    unnamed = check({"optimizer": optimizer}, "optimizer")
+    assert any(e.path == "optimizer.state[param_groups[0].params[1]].step" for e in unnamed)
+
+
+def test_schedulers_are_compared_with_their_numbers() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    found = {e.path: e.text for e in check({"s": scheduler}, "s")}
+    assert found["s.step_size"] == "3"
+    assert found["s.optimizer.param_groups[0].lr"] == "1.0"
+
+
+class Trainer:
+    """As users write them: with numbers that are the rank's own."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(1, 1)
+        self.rank = 3
+        self.history = [1.0, 2.0]
+        self.me = self
+
+
+def test_of_objects_only_what_holds_tensors_is_compared() -> None:
+    assert [e.path for e in check({"t": Trainer()}, "t")] == ["t.model.weight", "t.model.bias"]
+
+
+def test_containers_numbers_arrays_and_generators() -> None:
+    value = {"a": [torch.ones(1), 2.5], 3: (np.ones(2), "x"), "g": torch.Generator(), "n": [1, 2]}
+    found = {e.path: e.kind for e in check({"v": value}, "v")}
+    assert found == {
+        "v['a'][0]": "tensor",
+        "v['a'][1]": "number",
+        "v[3][0]": "tensor",
+        "v[3][1]": "number",
+        "v['g']": "rng",
+        "v['n']": "number",
+    }
+
+
+def test_a_number_can_be_checked_by_itself() -> None:
+    (found,) = check({"lr": 0.5}, " lr ")
+    assert (found.path, found.kind, found.text) == ("lr", "number", "0.5")
+
+
+@pytest.mark.parametrize("value", [object(), [object()], print, nn.ReLU()])
+def test_what_holds_nothing_is_refused(value: Any) -> None:
+    with pytest.raises(MeshUsageError, match="without tensors or numbers"):
+        check({"value": value}, "value")
+
+
+def test_everything_means_what_is_wrapped() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    found = check(
+        {"model": model, "optimizer": optimizer, "_hidden": model_of(), "loss": nn.MSELoss()}, ""
+    )
+    assert [(e.path, e.kind) for e in found] == [
+        ("model", "not wrapped"),
+        ("optimizer", "not wrapped"),
+    ]
+
+
+def test_generators_are_compared_where_that_is_asked() -> None:
+    first = {e.path: e.digest for e in check({}, "rng")}
+    assert set(first) == {"rng.torch", "rng.python", "rng.numpy"}
+    assert {e.path: e.digest for e in check({}, "rng")} == first
+    random.random()
+    torch.rand(1)
+    np.random.rand()
+    assert all(e.digest != first[e.path] for e in check({}, "rng"))
+    assert check({"rng": 4}, "rng")[0].kind == "number"  # the user's own name goes first
+
+
+def test_the_state_of_a_generator_can_be_put_back() -> None:
+    parts = {part.path: part for part in rng_parts()}
+    drawn = random.random(), torch.rand(1).item(), np.random.rand()
+    for part in parts.values():
+        assert part.replace is not None
+        part.replace(part.value)
+    assert (random.random(), torch.rand(1).item(), np.random.rand()) == drawn
+
+
+# ---- how far
+
+
+def test_a_tensor_is_found_and_compared() -> None:
+    ours, theirs = model_of(), model_of()
+    with torch.no_grad():
+        theirs[0].weight[2, 1] += 0.5
+    sent = find_tensor({"m": theirs}, "m", "m.0.weight")
+    found = compare({"m": ours}, "m", "m.0.weight", sent)
+    assert (found.num_differing, found.num_elements, found.first_index) == (1, 12, (2, 1))
+    assert found.max_abs == pytest.approx(0.5)
+    assert float(found.theirs) - float(found.ours) == pytest.approx(0.5, abs=1e-4)
+    assert sent.data_ptr() != theirs[0].weight.data_ptr()
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    namespace = {"x": torch.ones(2)}
+    with pytest.raises(MeshUsageError, match=r"no tensor x\.y"):
+        find_tensor(namespace, "x", "x.y")
+    with pytest.raises(MeshUsageError, match=r"\(2,\) torch.float32 here, and \(3,\)"):
+        compare(namespace, "x", "x", torch.ones(3))
+
+
+def test_nan_equals_nan_and_differs_from_numbers() -> None:
+    ours = torch.tensor([1.0, math.nan, math.nan, math.inf, -math.inf])
+    theirs = torch.tensor([1.0, math.nan, 2.0, math.inf, math.inf])
+    found = distance(ours, theirs)
+    assert (found.num_differing, found.num_nan, found.first_index) == (2, 1, (2,))
+    assert found.max_abs == math.inf
+    assert (found.ours, found.theirs) == ("nan", "2")
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int64,
+        torch.bool,
+        torch.complex64, torch.float8_e4m3fn,
+    ],
+)  # fmt: skip
+def test_every_dtype_is_compared(dtype: torch.dtype) -> None:
+    ours = torch.tensor([0, 1, 0, 1]).to(dtype)
+    theirs = torch.tensor([0, 1, 1, 1]).to(dtype)
+    found = distance(ours, theirs)
+    assert (found.num_differing, found.max_abs, found.first_index) == (1, 1.0, (2,))
+    assert distance(ours, ours.clone()).num_differing == 0
+
+
+def test_large_integers_are_told_apart() -> None:
+    big = torch.tensor([1 << 62])
+    assert distance(big, big + 1).num_differing == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.data())
+def test_distance_counts_what_differs(numbers: list[float], data: st.DataObject) -> None:
+    other = [data.draw(st.one_of(st.just(x), st.floats(width=32))) for x in numbers]
+    found = distance(torch.tensor(numbers), torch.tensor(other))
+    differs = [
+        a != b and not (math.isnan(a) and math.isnan(b))
+        for a, b in zip(numbers, other, strict=True)
+    ]
+    assert found.num_differing == sum(differs)
+    assert found.first_index == ((differs.index(True),) if any(differs) else ())
+
+
+# ---- interrupted steps
+
+
+def traceback_of(call: Callable[[], Any]) -> Any:
+    try:
+        call()
+    except BaseException as error:
+        return error.__traceback__
+    raise AssertionError("it did not raise")
+
+
+def test_an_interrupted_step_is_known_by_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.Adam([parameter], lr=1.0)
+
+    def stop(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "zeros_like", stop)
+    assert interrupted_step(traceback_of(optimizer.step))
+
+
+def test_other_errors_are_no_interrupted_step() -> None:
+    class Game:
+        def step(self) -> None:
+            raise ValueError
+
+    assert not interrupted_step(traceback_of(Game().step))
+    assert not interrupted_step(traceback_of(lambda: torch.optim.SGD([], lr=1.0)))
+    assert not interrupted_step(None)
+
+
+# ---- bringing together
+
+
+def test_equal_replicas_are_equal() -> None:
+    report = bring_together(
+        "m", {rank: [entry("m.w", "a"), entry("m.b", "b")] for rank in range(4)}
+    )
+    assert report.equal
+    assert report.num_compared == 2
+    assert "replicas are equal, bit for bit" in repr(report)
+
+
+def test_the_ranks_that_differ_are_named_the_most_first() -> None:
+    report = bring_together(
+        "m", {rank: [entry("m.w", "b" if rank == 0 else "a")] for rank in range(4)}
+    )
+    (found,) = report.differences
+    assert not report.equal
+    assert found.groups == ((1, 2, 3), (0,))
+    assert found.describe_ranks() == "ranks 1-3 ≠ rank 0"
+    assert "`%dist_sync m --from 1`" in repr(report)
+
+
+def test_a_tie_is_decided_for_the_lowest_rank() -> None:
+    report = bring_together("m", {rank: [entry("m.w", "ab"[rank % 2])] for rank in range(4)})
+    assert report.differences[0].groups == ((0, 2), (1, 3))
+
+
+def test_only_ranks_that_should_hold_the_same_are_compared() -> None:
+    held = {0: ("a", (0, 2)), 1: ("b", (1, 3)), 2: ("a", (0, 2)), 3: ("c", (1, 3))}
+    report = bring_together("", {rank: [entry("m.w", d, r)] for rank, (d, r) in held.items()})
+    (found,) = report.differences
+    assert found.groups == ((1,), (3,))
+
+
+def test_parts_of_their_own_are_not_compared() -> None:
+    report = bring_together("m", {rank: [entry("m.w", str(rank), (rank,))] for rank in range(2)})
+    assert report.equal
+    assert (report.num_compared, report.num_alone) == (0, 1)
+    assert "there are no replicas to compare" in repr(report)
+
+
+def test_one_rank_alone_is_said() -> None:
+    assert "one rank has nothing" in repr(bring_together("m", {2: [entry("m.w", "a", (0, 1, 2))]}))
+
+
+def test_nothing_wrapped_is_said() -> None:
+    report = bring_together("", {r: [Entry(path="net", kind="not wrapped")] for r in range(2)})
+    assert "no wrapped model" in repr(report)
+    assert "name it to compare it: net" in repr(report)
+
+
+def test_a_missing_tensor_is_a_difference() -> None:
+    report = bring_together("m", {0: [entry("m.w", "a")], 1: [], 2: [entry("m.w", "a")]})
+    (found,) = report.differences
+    assert (found.missing, found.groups) == ((1,), ((0, 2),))
+    assert "missing on rank 1" in repr(report)
+
+
+def test_another_shape_or_value_is_told_with_both() -> None:
+    shapes = bring_together(
+        "m", {r: [entry("m.w", str(r), shape=(r,), dtype="int8")] for r in (1, 2)}
+    )
+    assert shapes.differences[0].describe() == "(1,) int8 on rank 1, (2,) int8 on rank 2"
+    values = bring_together(
+        "o", {r: [entry("o.lr", str(r), kind="number", text=f"0.{r}")] for r in (1, 2)}
+    )
+    assert values.differences[0].describe() == "0.1 on rank 1, 0.2 on rank 2"
+
+
+def test_what_may_differ_is_told_and_no_difference() -> None:
+    report = bring_together(
+        "",
+        {
+            r: [entry("rng.torch", str(r), kind="rng", why_differs="as it should be")]
+            for r in range(2)
+        },
+    )
+    assert report.equal
+    assert "rng.torch differ, as they may: as it should be" in repr(report)
+
+
+def test_what_has_no_digest_is_not_called_equal() -> None:
+    report = bring_together("m", {r: [entry("m.sparse", "")] for r in range(2)})
+    assert report.not_readable == ("m.sparse",)
+    assert "cannot be read: m.sparse" in repr(report)
+
+
+def test_many_differences_are_bounded() -> None:
+    report = bring_together(
+        "m", {r: [entry(f"m.{i}", str(r)) for i in range(500)] for r in range(2)}
+    )
+    assert len(report.differences) == 500
+    assert len(repr(report).splitlines()) == 13
+    assert "490 more" in repr(report)
+
+
+def test_how_far_is_told_in_words() -> None:
+    found = Distance(
+        num_differing=3, num_elements=1200, max_abs=0.25, first_index=(1, 2), ours="1", theirs="2"
+    )
+    difference = Difference("m.w", "parameter", ((0, 1), (2,)), "elements", distances={2: found})
+    text = "rank 2: 3 of 1,200 elements, up to 0.25 apart; first at [1, 2]: 1 there, not 2"
+    assert difference.describe() == text
+    zeros = Distance(num_differing=0, num_elements=4)
+    assert (
+        "sign of zeros"
+        in Difference("w", "tensor", ((0,), (1,)), "", distances={1: zeros}).describe()
+    )
+
+
+def test_the_report_shows_itself_as_html() -> None:
+    report = bring_together("m", {r: [entry("m.<b>", str(r))] for r in range(2)})
+    shown = report._repr_html_()
+    assert "m.&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    assert "<table" not in CheckReport("m", (0, 1), 3)._repr_html_()
+
+
+@pytest.fixture(autouse=True)
+def _numbers_as_they_were() -> Iterator[None]:
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()
+    yield
+    random.setstate(states[0])
+    torch.set_rng_state(states[1])
+    sys.modules["numpy"].random.set_state(states[2])

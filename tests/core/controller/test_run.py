@@ -1,0 +1,219 @@
+"""A run's outcome as it comes: values, output, failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellmesh.controller.failure_summary import describe_state
+from cellmesh.controller.results import Results
+from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
+from cellmesh.wire import payload
+from cellmesh.wire.messages import Done, Failed, Output, Pickled, RankState
+
+from ...support.run_cases import Case
+
+# ---- values
+
+
+def test_a_result_has_every_ranks_value() -> None:
+    case = Case(3)
+    for rank in (2, 0, 1):
+        case.give(rank, {"rank": rank})
+    result = case.run.result(0)
+    assert type(result) is Results
+    assert result == {rank: {"rank": rank} for rank in range(3)}
+    assert list(result) == [0, 1, 2]
+
+
+def test_a_run_without_values_gives_none() -> None:
+    case = Case()
+    case.settle((0, 1), Done(1))
+    assert case.run.result(0) == {0: None, 1: None}
+
+
+def test_a_single_ranks_result_is_its_value() -> None:
+    case = Case(1, single=True)
+    case.give(0, 42)
+    assert case.run.result(0) == 42
+
+
+def test_a_value_is_loaded_once() -> None:
+    case = Case(1)
+    case.give(0, [1])
+    assert case.run.result(0)[0] is case.run.result(0)[0]
+
+
+def test_ranks_that_answer_alike_have_values_of_their_own() -> None:
+    case = Case(2)
+    pickled, _ = payload.dumps([1], "value")
+    case.settle((0, 1), Done(1, pickled))
+    first, second = case.run.result(0).list
+    assert first == second == [1]
+    assert first is not second
+
+
+def test_a_value_that_cannot_be_loaded_is_told_with_its_rank() -> None:
+    case = Case(1)
+    case.settle((0,), Done(1, Pickled(b"cno_such_module\nThing\n.")))
+    with pytest.raises(
+        MeshUsageError, match=r"the value of rank 0 cannot be loaded .*ModuleNotFoundError"
+    ):
+        case.run.result(0)
+
+
+# ---- output
+
+
+def test_output_is_shown_before_the_run_is_done() -> None:
+    case = Case(1)
+    case.run.printer.feed((0,), Output(1, "stdout", "last words"), 0.0)
+    seen: list[str] = []
+    case.run.on_end(lambda: seen.append(case.sink.text))
+    case.settle((0,), Done(1))
+    assert seen == ["[0] last words\n"]
+
+
+def test_an_exception_is_shown_as_it_comes() -> None:
+    case = Case(2)
+    case.fail(1, ValueError("no"))
+    assert not case.run.done()
+    case.run.printer.show(1.0)
+    assert case.sink.text == "[1] Traceback ValueError\n"
+
+
+# ---- failures
+
+
+def test_a_failure_has_the_original_exceptions_by_rank() -> None:
+    case = Case(3)
+    case.fail(2, KeyError("key"))
+    case.fail(0, ValueError("no"))
+    case.settle((1,), Done(1))
+    with pytest.raises(RankFailure) as caught:
+        case.run.result(0)
+    failure = caught.value
+    assert list(failure.exceptions_by_rank) == [0, 2]
+    assert type(failure.exceptions_by_rank[0]) is ValueError
+    assert failure.exceptions_by_rank[2].args == ("key",)
+    assert failure.tracebacks == {0: "Traceback ValueError", 2: "Traceback KeyError"}
+
+
+def test_a_failures_summary_says_who_raised_what_and_where() -> None:
+    case = Case(5)
+    for rank in (1, 2):
+        case.fail(rank, ValueError("no\nand more"), line=4)
+    case.fail(3, KeyError(), line=0)
+    case.settle((0, 4), Done(1))
+    with pytest.raises(RankFailure) as caught:
+        case.run.raise_failure()
+    assert str(caught.value) == (
+        "ranks 1-2 raised ValueError: no (line 4); rank 3 raised KeyError; ranks 0,4 finished"
+    )
+
+
+def test_a_death_is_a_failure_with_its_reason_and_last_words() -> None:
+    case = Case(2)
+    case.settle((0,), Done(1))
+    case.die(1)
+    with pytest.raises(RankFailure, match="rank 1 killed by SIGKILL; rank 0 finished") as caught:
+        case.run.result(0)
+    died = caught.value.exceptions_by_rank[1]
+    assert isinstance(died, RankDied)
+    assert (died.rank, died.reason, died.last_output) == (1, "killed by SIGKILL", "last words")
+    assert caught.value.tracebacks == {}
+
+
+def test_an_exception_that_did_not_travel_is_stood_in_for() -> None:
+    case = Case(1)
+    case.settle((0,), Failed(1, "OddError", "odd", "Traceback", 2, None, "it holds a lock"))
+    with pytest.raises(RankFailure, match="rank 0 raised OddError: odd") as caught:
+        case.run.result(0)
+    stand_in = caught.value.exceptions_by_rank[0]
+    assert isinstance(stand_in, RemoteError)
+    assert (stand_in.type_name, stand_in.text, stand_in.why) == (
+        "OddError",
+        "odd",
+        "it holds a lock",
+    )
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [b"cno_such_module\nThing\n.", b"not a pickle", b"N."],
+    ids=["import", "junk", "no exception"],
+)
+def test_an_exception_that_does_not_load_is_stood_in_for(stream: bytes) -> None:
+    case = Case(1)
+    case.settle((0,), Failed(1, "OddError", "odd", "Traceback", 2, Pickled(stream)))
+    with pytest.raises(RankFailure) as caught:
+        case.run.result(0)
+    assert isinstance(caught.value.exceptions_by_rank[0], RemoteError)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_what_ends_a_program_on_a_rank_does_not_end_the_notebook(error: BaseException) -> None:
+    case = Case(1)
+    case.fail(0, error)
+    with pytest.raises(RankFailure) as caught:
+        case.run.result(0)
+    assert type(caught.value.exceptions_by_rank[0]) is type(error)
+
+
+def test_after_an_interrupt_a_stopped_run_is_an_interrupt() -> None:
+    case = Case(2)
+    case.run.interrupt()
+    assert case.interrupted.is_set()
+    case.fail(0, KeyboardInterrupt("interrupted in all_reduce"), line=5)
+    case.settle((1,), Done(1))
+    with pytest.raises(
+        RanksInterrupted, match=r"rank 0 raised KeyboardInterrupt: interrupted in all_reduce"
+    ):
+        case.run.result(0)
+
+
+def test_an_interrupt_that_came_too_late_is_none() -> None:
+    case = Case(1)
+    case.run.interrupt()
+    case.give(0, 1)
+    assert case.run.result(0) == {0: 1}
+
+
+def test_an_error_of_the_users_after_an_interrupt_is_their_error() -> None:
+    case = Case(1)
+    case.run.interrupt()
+    case.fail(0, ValueError("no"))
+    with pytest.raises(RankFailure):
+        case.run.result(0)
+
+
+# ---- where the others are
+
+
+def state(run: int = 1, line: int = 5, where: str = "m.f", collective: str = "") -> RankState:
+    return RankState(1, run, 3, line, where, collective, "cpu", 0)
+
+
+def test_the_user_is_told_who_waits_where() -> None:
+    case = Case(4)
+    case.fail(3, ValueError("no"))
+    waits = {rank: state(collective="all_reduce") for rank in (0, 2)}
+    case.run.report_waiting({**waits, 1: state(line=9)})
+    assert (
+        "rank 3 has ended; ranks 0,2 in all_reduce at line 5; rank 1 running m.f at line 9. The "
+        "stop button" in case.sink.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (state(run=-1), "idle"),
+        (state(), "running m.f at line 5"),
+        (state(line=0), "running m.f"),
+        (state(where=""), "running at line 5"),
+        (state(collective="all_reduce"), "in all_reduce at line 5"),
+        (state(collective="barrier", line=0), "in barrier"),
+    ],
+)
+def test_states_in_words(seen: RankState, words: str) -> None:
+    assert describe_state(seen) == words

@@ -1,0 +1,426 @@
+"""Every way of waiting for a run, and of giving it up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.output.fold import Block, Live
+from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.run import Run
+from cellmesh.errors import RankFailure, RanksInterrupted
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import Done, Failed, Output, RankState
+
+from ...support.run_cases import WAIT_S, Case, Sink, beside, press_stop_once_main_waits_in
+
+# ---- waiting
+
+
+def test_a_run_tells_how_far_it_is() -> None:
+    case = Case(3, title="cell 7")
+    assert not case.run.done()
+    assert case.run.waiting_ranks() == [0, 1, 2]
+    assert repr(case.run) == "<cell 7 on ranks 0-2: waits for ranks 0-2>"
+    case.settle((0, 2), Done(1))
+    assert case.run.waiting_ranks() == [1]
+    assert not case.run.wait(0)
+    case.settle((1,), Done(1))
+    assert case.run.done()
+    assert case.run.wait(0)
+    assert repr(case.run) == "<cell 7 on ranks 0-2: done>"
+
+
+def test_a_time_out_names_who_is_missing_and_leaves_the_run_alone() -> None:
+    case = Case(3, title="cell 7")
+    case.settle((1,), Done(1))
+    with pytest.raises(TimeoutError, match=r"cell 7 has not ended on ranks 0,2 after 0\.01 s"):
+        case.run.result(0.01)
+    assert not case.interrupted.is_set()
+    case.settle((0, 2), Done(1))
+    assert case.run.result(0) == {0: None, 1: None, 2: None}
+
+
+def test_result_waits_for_the_last_rank() -> None:
+    case = Case(2)
+    case.give(0, "zero")
+    with beside(lambda: case.give(1, "one")):
+        assert case.run.result(WAIT_S) == {0: "zero", 1: "one"}
+
+
+def test_waiting_raises_nothing_that_happened_on_ranks() -> None:
+    case = Case(1)
+    case.fail(0, ValueError("no"))
+    assert case.run.wait(0)
+
+
+def test_callbacks_are_called_at_the_end_or_at_once() -> None:
+    case, called = Case(1), []
+    case.run.on_end(lambda: called.append("before"))
+    assert called == []
+    case.settle((0,), Done(1))
+    assert called == ["before"]
+    case.run.on_end(lambda: called.append("after"))
+    assert called == ["before", "after"]
+
+
+def test_a_callback_sees_the_run_done() -> None:
+    case, seen = Case(1), []
+    case.run.on_end(lambda: seen.append((case.run.done(), case.run.result(0))))
+    case.give(0, 5)
+    assert seen == [(True, {0: 5})]
+
+
+def test_a_callback_that_fails_keeps_no_other_from_being_called() -> None:
+    case, called = Case(1), []
+
+    def fail() -> None:
+        raise ValueError("a user's callback")
+
+    case.run.on_end(fail)
+    case.run.on_end(lambda: called.append("second"))
+    with contextlib.suppress(ValueError):
+        case.settle((0,), Done(1))
+    assert called == ["second"]
+
+
+def test_a_front_end_that_fails_does_not_keep_the_run_from_ending() -> None:
+    case, called = Case(1), []
+    case.run.on_end(lambda: called.append("ended"))
+    case.run.printer.feed((0,), Output(1, "stdout", "text"), 0.0)
+    case.sink.out.close()
+    with contextlib.suppress(ValueError):
+        case.settle((0,), Done(1))
+    assert case.run.done()
+    assert called == ["ended"]
+
+
+# ---- one after the other
+
+
+def test_values_come_in_the_order_in_which_ranks_end() -> None:
+    case = Case(3)
+    for rank in (2, 0, 1):
+        case.give(rank, rank * 10)
+    assert list(case.run) == [(2, 20), (0, 0), (1, 10)]
+
+
+def test_values_come_while_other_ranks_still_run() -> None:
+    case = Case(2)
+    case.give(1, "early")
+    values = iter(case.run)
+    assert next(values) == (1, "early")
+    case.give(0, "late")
+    assert next(values) == (0, "late")
+    with pytest.raises(StopIteration):
+        next(values)
+
+
+def test_iterating_raises_at_the_first_that_failed() -> None:
+    case = Case(2)
+    case.give(1, "fine")
+    case.fail(0, ValueError("no"))
+    values = iter(case.run)
+    assert next(values) == (1, "fine")
+    with pytest.raises(RankFailure) as caught:
+        next(values)
+    assert list(caught.value.exceptions_by_rank) == [0]
+
+
+def test_what_iterating_raises_says_nothing_of_ranks_that_still_run() -> None:
+    case = Case(3)
+    case.give(2, "fine")
+    case.fail(0, ValueError("no"))
+    values = iter(case.run)
+    next(values)
+    with pytest.raises(RankFailure, match=r"^rank 0 raised ValueError: no \(line 3\)") as caught:
+        next(values)
+    assert "finished" not in str(caught.value).replace("rank 2 finished", "")
+
+
+def test_a_run_may_be_iterated_over_again() -> None:
+    case, again = Case(2), []
+    case.give(1, "one")
+    case.give(0, "zero")
+    assert list(case.run) == [(1, "one"), (0, "zero")]
+    # In a thread, which may wait for ever without holding up the tests.
+    thread = threading.Thread(target=lambda: again.extend(case.run), daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert again == [(1, "one"), (0, "zero")]
+
+
+def test_two_may_iterate_over_a_run_at_once() -> None:
+    case = Case(2)
+    first, second = iter(case.run), iter(case.run)
+    case.give(1, "one")
+    case.give(0, "zero")
+    assert next(first) == (1, "one")
+    assert next(second) == (1, "one")
+
+
+# ---- asyncio
+
+
+def test_a_run_can_be_awaited() -> None:
+    case = Case(2)
+
+    async def main() -> Any:
+        assert not case.run.done()
+        asyncio.get_running_loop().run_in_executor(
+            None, lambda: [case.give(rank, rank) for rank in (0, 1)]
+        )
+        return await asyncio.wait_for(case.run, WAIT_S)
+
+    assert asyncio.run(main()) == {0: 0, 1: 1}
+
+
+def test_a_run_that_is_done_can_be_awaited_again_and_again() -> None:
+    case = Case(1)
+    case.give(0, "value")
+
+    async def main() -> None:
+        assert await case.run == {0: "value"}
+        assert await case.run == {0: "value"}
+
+    asyncio.run(main())
+
+
+def test_awaiting_raises_what_happened_on_ranks() -> None:
+    case = Case(1)
+    case.fail(0, ValueError("no"))
+
+    async def main() -> Any:
+        return await case.run
+
+    with pytest.raises(RankFailure):
+        asyncio.run(main())
+
+
+def test_giving_up_an_await_interrupts_the_ranks() -> None:
+    case = Case(1)
+
+    async def main() -> Any:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_wait_for(case.run), 0.01)
+        assert case.interrupted.is_set()
+        case.give(0, 1)  # too late for the rank
+        return await case.run
+
+    assert asyncio.run(main()) == {0: 1}
+
+
+def test_a_run_may_outlive_the_loop_that_awaited_it() -> None:
+    case, called = Case(1), []
+
+    async def main() -> None:
+        await asyncio.wait_for(_wait_for(case.run), 0.01)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    case.run.on_end(lambda: called.append("ended"))
+    with contextlib.suppress(RuntimeError):
+        case.give(0, 1)
+    assert called == ["ended"]
+
+
+def test_values_can_be_iterated_over_asynchronously() -> None:
+    case = Case(2)
+
+    async def main() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, lambda: [case.give(rank, rank * 10) for rank in (1, 0)])
+        return [pair async for pair in case.run]
+
+    assert asyncio.run(main()) == [(1, 10), (0, 0)]
+
+
+def test_giving_up_an_asynchronous_iteration_interrupts_the_ranks_and_hangs_nowhere() -> None:
+    case = Case(1)
+
+    async def iterate() -> None:
+        async for _ in case.run:
+            pass
+
+    def give_up() -> None:
+        with contextlib.suppress(TimeoutError):
+            asyncio.run(asyncio.wait_for(iterate(), 0.01))
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    thread.join(1.0)
+    hangs = thread.is_alive()
+    case.settle((0,), Done(1))  # lets go of it
+    thread.join(WAIT_S)
+    assert not hangs
+    assert case.interrupted.is_set()
+
+
+async def _wait_for(run: Run[Any]) -> Any:
+    return await run
+
+
+# ---- the stop button
+
+
+def test_stop_while_waiting_interrupts_the_ranks_and_waits_for_them() -> None:
+    case = Case(2)
+
+    def press() -> None:
+        press_stop_once_main_waits_in("result")
+        assert case.interrupted.wait(WAIT_S)
+        for rank in (0, 1):
+            case.fail(rank, KeyboardInterrupt("interrupted in sleep"))
+
+    with beside(press), pytest.raises(RanksInterrupted, match="ranks 0-1 raised KeyboardInterrupt"):
+        case.run.result()
+    assert case.interrupted.is_set()
+
+
+@pytest.mark.parametrize(
+    ("condemned", "told"),
+    [({0, 1}, "and will be killed and replaced$"), ({0}, "and nobody waits for it any longer$")],
+)
+def test_a_second_stop_interrupts_again_and_a_third_gives_up(
+    condemned: set[int], told: str
+) -> None:
+    case = Case(2)
+    case.condemned = condemned
+    case.settle((0,), Done(1))
+
+    def press() -> None:
+        press_stop_once_main_waits_in("result")
+        press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 1)
+        press_stop_once_main_waits_in("result", lambda: case.num_interrupts == 2)
+
+    with beside(press), pytest.raises(RanksInterrupted, match=f"^rank 1 did not stop, {told}"):
+        case.run.result()
+    assert case.num_interrupts == 2
+
+
+def test_stop_while_iterating_interrupts_the_ranks() -> None:
+    case = Case(2)
+    case.give(0, "first")
+
+    def press() -> None:
+        press_stop_once_main_waits_in("__iter__", lambda: bool(seen))
+        if case.interrupted.wait(1.0):
+            case.fail(1, KeyboardInterrupt())
+
+    seen: list[Any] = []
+    with beside(press), pytest.raises(KeyboardInterrupt):
+        seen.extend(case.run)
+    assert seen == [(0, "first")]
+    assert case.interrupted.is_set()
+
+
+def test_blocks_reach_the_sink_in_order() -> None:
+    shown: list[Block | Live] = []
+
+    class Keeps(Sink):
+        def show(self, blocks: Sequence[Block | Live]) -> None:
+            shown.extend(blocks)
+
+    printer = Printer((0,), Keeps())
+    run: Run[Any] = Run(1, (0,), False, printer, lambda: None, "t")
+    printer.feed((0,), Output(1, "stdout", "a\nb\n"), 0.0)
+    run.settle((0,), Parcel(Done(1)), 0.0)
+    run.finish(0.0)
+    assert [block.item.text for block in shown] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("read", "is_raised"),
+    [
+        (lambda run: run.result(), True),
+        (lambda run: run.payload_of(0), True),
+        (lambda run: asyncio.run(run._wait_async()), True),
+        (lambda run: run.gather(), False),
+        (lambda run: list(run), False),
+        (lambda run: run.wait(0), False),
+        (lambda run: run.result(0), False),
+    ],
+    ids=["result", "payload", "await", "gather", "iterate", "wait", "too early"],
+)
+def test_released_ranks_stand_in_the_failure_that_is_raised_or_else_in_a_block(
+    read: Callable[[Run[Any]], Any], is_raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(3)
+    text = "waited in barrier"
+    released = Failed(
+        1, "Released", text, f"Released: {text} at line 4", 4, None, "", True, "barrier", 1.0
+    )
+
+    def settle(is_over: Callable[[], bool] = bool, timeout_s: float | None = None) -> bool:
+        if timeout_s != 0 and not case.run.done():
+            case.fail(1, ValueError("no"))
+            for rank in (2, 0):
+                case.settle((rank,), released)
+        return is_over()
+
+    async def settle_async(is_over: Callable[[], bool]) -> None:
+        settle()
+
+    monkeypatch.setattr(case.run._desk, "wait_until", settle)
+    monkeypatch.setattr(case.run._desk, "await_until", settle_async)
+    failure: Exception | None = None
+    try:
+        read(case.run)
+    except (RankFailure, TimeoutError) as error:
+        failure = error
+    if not case.run.done():
+        settle()
+    if is_raised:
+        assert isinstance(failure, RankFailure)
+        assert "ranks 0,2 waited in barrier at line 4" in str(failure)
+        assert failure.exceptions_by_rank.keys() == failure.tracebacks.keys() == {0, 1, 2}
+    block = "" if is_raised else "[0,2] Released: waited in barrier at line 4\n"
+    assert case.sink.text == f"[1] Traceback ValueError\n{block}"
+
+
+# ---- cancelling
+
+
+def test_a_run_in_flight_is_cancelled_and_one_that_is_done_is_not() -> None:
+    case = Case(1)
+    assert case.run.cancel()
+    assert case.interrupted.is_set()
+    case.fail(0, KeyboardInterrupt())
+    assert not case.run.cancel()
+    assert case.num_interrupts == 1
+
+
+# ---- the live line
+
+
+def test_the_live_line_replaces_itself_and_goes_at_the_end() -> None:
+    shown: list[tuple[str, bool]] = []
+
+    class Keeps(Sink):
+        def status(self, text: str, final: bool) -> None:
+            shown.append((text, final))
+
+    run: Run[Any] = Run(4, (0, 1), False, Printer((0, 1), Keeps()), lambda: None, "t")
+    states = {rank: RankState(1, 4, 2, 3, "time.sleep", "", "cpu", 0) for rank in (0, 1)}
+    run.show_live(states, 5.0)
+    run.settle((0,), Parcel(Done(4)), 6.0)
+    run.show_live(states, 6.5)
+    run.settle((1,), Parcel(Done(4)), 7.0)
+    run.finish(7.0)
+    run.show_live(states, 7.5)
+    assert shown == [
+        ("ranks 0-1 run line 3: time.sleep", False),
+        ("rank 1 runs line 3: time.sleep", False),
+        ("", True),
+    ]
+
+
+def test_a_run_without_a_live_line_takes_none_away() -> None:
+    case = Case(1)
+    case.settle((0,), Done(1))
+    assert case.sink.text == ""

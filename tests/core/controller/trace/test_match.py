@@ -1,0 +1,301 @@
+"""Ranks' pasts as one history: who waited for whom, what is a part of what, and what is not
+known.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.controller.trace.match import History, Operation
+from cellmesh.controller.trace.model import match, merge
+from cellmesh.controller.trace.timeline import lanes_of, trace_of
+from cellmesh.wire.inspect import Refusal
+from cellmesh.wire.trace import CellSpan, Operations, Past, What
+
+MS = 1_000_000
+NAN = math.nan
+ALL = What("all_reduce", "0", (), 0)
+
+
+def cell(run: int, begin_ms: float, end_ms: float | None, name: str = "") -> CellSpan:
+    count = 0 if name else run
+    return CellSpan(run, name, count, begin_ms / 1e3, None if end_ms is None else end_ms / 1e3)
+
+
+def told(
+    cells: list[CellSpan], operations: list[tuple[Any, ...]], since_ms: float = -1e6, **fields: Any
+) -> Past:
+    """What a rank tells; operations: what, sequence, run, begin, end, and peer and wait if
+    wanted.
+    """
+    whole = [(*one, -1)[:6] if len(one) < 6 else one[:6] for one in operations]
+    waits = [one[6] if len(one) > 6 else one[3] for one in operations]
+    whats = tuple(dict.fromkeys(one[0] for one in whole))
+    return Past(
+        tuple(cells),
+        Operations(
+            whats,
+            array("i", [whats.index(one[0]) for one in whole]),
+            array("q", [one[1] for one in whole]),
+            array("i", [one[5] for one in whole]),
+            array("q", [one[2] for one in whole]),
+            array("d", [one[3] / 1e3 for one in whole]),
+            array("d", [one[4] / 1e3 for one in whole]),
+            array("d", [wait / 1e3 for wait in waits]),
+        ),
+        fields.get("num_left_out", 0),
+        since_ms / 1e3,
+        fields.get("now_ms", 1000) / 1e3,
+    )
+
+
+def one_late() -> dict[int, Past]:
+    """Rank 1 of three comes 300 ms late to an all_reduce."""
+    return {
+        rank: told([cell(4, 0, 320)], [(ALL, 1, 4, 300 if rank == 1 else 2 * rank, 310)])
+        for rank in range(3)
+    }
+
+
+def test_who_comes_early_waits_for_the_last() -> None:
+    history = merge(one_late(), {}, 5)
+    waits = {rank: ours[0].waited_ns for rank, ours in history.operations.items()}
+    assert waits == {0: 300 * MS, 1: 0, 2: 296 * MS}
+    assert {ours[0].last for ours in history.operations.values()} == {1}
+    assert history.straggler == 1
+    assert history.describe() == (
+        "rank 1 came last to 1 of 1 collectives; the others waited for it 596 ms, added up"
+    )
+    times = history.times(history.cells[0])
+    assert times.straggler == 1
+    assert times.wall_ns == 320 * MS
+    assert times.compute_ns == pytest.approx((10 + 310 + 14) / 3 * MS)
+    assert times.collectives_ns == pytest.approx((310 + 10 + 306) / 3 * MS)
+    assert times.waiting_ns == pytest.approx(596 / 3 * MS)
+
+
+def test_groups_and_generations_are_kept_apart() -> None:
+    tp, healed = What("all_reduce", "1", (0, 1), 0), What("all_reduce", "0", (), 7)
+    cells = [cell(1, 0, 100)]
+    history = merge(
+        {
+            0: told(cells, [(ALL, 1, 1, 0, 9), (tp, 1, 1, 10, 50), (healed, 1, 1, 60, 61)]),
+            1: told(cells, [(ALL, 1, 1, 5, 9), (tp, 1, 1, 40, 50), (healed, 1, 1, 60, 61)]),
+            2: told(cells, [(ALL, 1, 1, 8, 9), (healed, 1, 1, 60, 61)]),
+        },
+        {},
+        5,
+    )
+    assert [one.waited_ns // MS for one in history.operations[0]] == [8, 30, 0]
+    assert [one.last for one in history.operations[0]] == [2, 1, 0]
+
+
+def test_a_script_that_makes_its_groups_anew_counts_in_them_anew() -> None:
+    cells = [cell(1, 0, 100)]
+    history = merge(
+        {
+            0: told(cells, [(ALL, 1, 1, 0, 9), (ALL, 1, 1, 50, 70)]),
+            1: told(cells, [(ALL, 1, 1, 5, 9), (ALL, 1, 1, 60, 70)]),
+        },
+        {},
+        5,
+    )
+    assert [one.waited_ns // MS for one in history.operations[0]] == [5, 10]
+
+
+def test_a_message_waits_for_the_other_side_and_makes_nobody_a_straggler() -> None:
+    send, receive = What("send", "0", (), 0), What("recv", "0", (), 0)
+    cells = [cell(1, 0, 100)]
+    history = merge(
+        {
+            0: told(cells, [(send, 1, 1, 80, 90, 1), (send, 1, 1, 81, 90, 2)]),
+            1: told(cells, [(receive, 1, 1, 10, 90, 0)]),
+            2: told(cells, [(receive, 1, 1, 85, 90, 0)]),
+        },
+        {},
+        5,
+    )
+    assert [one.waited_ns // MS for one in history.operations[1]] == [70]
+    assert [one.last for one in history.operations[1]] == [0]
+    assert [one.waited_ns // MS for one in history.operations[0]] == [0, 4]
+    assert history.straggler is None
+    assert history.describe() == ""
+
+
+def test_while_the_main_thread_does_not_wait_it_computes() -> None:
+    operations = [
+        (ALL, 1, 1, 10, 60, -1, 40),
+        (ALL, 2, 1, 70, 80, -1, NAN),
+        (ALL, 3, 1, 85, 90, -1, 95),
+    ]
+    history = merge({0: told([cell(1, 0, 100)], operations)}, {}, 5)
+    computing = history.computing(0, history.cells[0])
+    assert computing == [(0, 40 * MS), (60 * MS, 100 * MS)]
+    assert history.computing(3, history.cells[0]) == []
+
+
+def test_what_goes_on_lasts_until_now_and_tells_who_has_not_come() -> None:
+    running = [cell(1, 0, None)]
+    history = merge(
+        {
+            0: told(running, [(ALL, 1, 1, 100, NAN)], now_ms=500),
+            1: told(running, [], now_ms=501),
+            2: told(running, [(ALL, 1, 1, 200, NAN)], now_ms=500),
+        },
+        {},
+        5,
+    )
+    (one,) = history.operations[0]
+    assert (one.is_open, one.duration_ns, one.waited_ns, one.last) == (True, 400 * MS, 400 * MS, 1)
+    assert history.is_running
+    assert history.cells[0].running == {0, 1, 2}
+    assert history.describe() == "rank 1 has not come yet to 1 collective that others waited in"
+
+
+def test_what_was_left_ends_with_its_cell() -> None:
+    history = merge({0: told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])}, {}, 5)
+    (one,) = history.operations[0]
+    assert (one.is_open, one.end_ns) == (False, 50 * MS)
+
+
+def test_the_last_cells_of_all_ranks_count_and_calls_have_their_names() -> None:
+    history = merge(
+        {
+            0: told(
+                [cell(1, 0, 10), cell(3, 30, 40, "step")], [(ALL, 1, 1, 1, 2), (ALL, 2, 3, 31, 32)]
+            ),
+            1: told([cell(1, 0, 10), cell(2, 20, 25)], [(ALL, 1, 1, 1, 2)]),
+        },
+        {},
+        2,
+    )
+    assert [one.title for one in history.cells] == ["In[2]", "step()"]
+    assert [one.run for one in history.operations[0]] == [3]
+    assert list(history.operations[1]) == []
+    assert history.cells[1].by_rank.keys() == {0}
+
+
+def test_what_a_person_thought_in_between_is_not_drawn() -> None:
+    cells = [cell(1, 0, 100), cell(2, 60_100, 60_200), cell(3, 60_201, 60_300)]
+    history = merge({0: told(cells, [])}, {}, 5)
+    assert history.length_ns == pytest.approx(306 * MS, abs=MS)
+    shifts = [one.shift_ns for one in history.cells]
+    assert shifts[0] == 0
+    assert shifts[1] == shifts[2] == pytest.approx(59_994 * MS, abs=MS)
+
+
+def test_what_is_not_known_is_not_missed() -> None:
+    whole, cut = [(ALL, 1, 1, 10, 20), (ALL, 2, 1, 30, 40)], [(ALL, 2, 1, 35, 40)]
+    history = merge(
+        {0: told([cell(1, 0, 50)], whole), 1: told([cell(1, 0, 50)], cut, num_left_out=1)}, {}, 5
+    )
+    assert [one.last for one in history.operations[0]] == [-1, 1]
+    assert history.notes == (
+        "1 older operations of these cells are not shown: ranks keep their last ones",
+    )
+
+
+def test_ranks_that_died_or_are_new_are_told_of() -> None:
+    history = merge(
+        {0: told([cell(1, 0, 50)], [(ALL, 1, 1, 10, 20)]), 1: told([], [], since_ms=70)},
+        {
+            2: Refusal("RankDied", "was killed by SIGKILL"),
+            3: Refusal("RankDied", "was killed by SIGKILL"),
+        },
+        5,
+    )
+    assert history.notes == (
+        "nothing of ranks 2-3: was killed by SIGKILL; what it did is gone with it",
+        "rank 1 replaced another after In[1]: what that one did is gone with it",
+    )
+    assert history.operations[0][0].last == -1
+    assert history.lateness()[1].num_missed == 0
+
+
+def test_no_cell_has_run() -> None:
+    history = merge({0: told([], []), 1: told([], [])}, {}, 5)
+    assert history.notes == ("no cell has run on the ranks yet",)
+    assert history.length_ns == 0
+    assert history.describe() == ""
+    assert json.loads(trace_of(history))["traceEvents"]
+
+
+def test_launches_on_gpus_are_not_taken_for_waits() -> None:
+    launched = What("all_reduce", "0", (), 0, is_launch=True)
+    history = merge(
+        {
+            rank: told([cell(1, 0, 50)], [(launched, 1, 1, 10 * rank, 10 * rank + 1)])
+            for rank in range(2)
+        },
+        {},
+        5,
+    )
+    assert [one.waited_ns for one in history.operations[0]] == [0]
+    assert history.notes[0].startswith("collectives on GPUs are shown where they were launched")
+
+
+def test_a_trace_has_a_process_a_rank_with_cells_computing_and_waits() -> None:
+    events = json.loads(trace_of(merge(one_late(), {}, 5)))["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"rank 0", "rank 1", "rank 2"}
+    of_zero = [(e["name"], e["ts"], e["dur"]) for e in events if e["pid"] == 0 and e["ph"] == "X"]
+    assert of_zero == [
+        ("In[4]", 0.0, 320_000.0),
+        ("compute", 310_000.0, 10_000.0),
+        ("all_reduce", 0.0, 310_000.0),
+        ("waits for rank 1", 0.0, 300_000.0),
+    ]
+    (reduce,) = (e for e in events if e["name"] == "all_reduce" and e["pid"] == 0)
+    assert reduce["args"] == {"cell": "In[4]", "group": "0", "ranks": "all", "waited_us": 300_000.0}
+
+
+_SPANS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 50)), max_size=12)
+
+
+def operations_of(spans: list[tuple[int, int]]) -> list[Operation]:
+    return [Operation("all_reduce", "0", (), start, took, 1, 1) for start, took in sorted(spans)]
+
+
+@given(_SPANS)
+def test_operations_of_one_lane_do_not_overlap(spans: list[tuple[int, int]]) -> None:
+    operations = operations_of(spans)
+    lanes = lanes_of(operations)
+    for lane in set(lanes):
+        ours = [one for one, its in zip(operations, lanes, strict=True) if its == lane]
+        assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(ours))
+
+
+@given(st.dictionaries(st.integers(0, 3), _SPANS, min_size=1, max_size=4))
+def test_waits_are_never_longer_than_their_operation(
+    spans: dict[int, list[tuple[int, int]]],
+) -> None:
+    pasts = {
+        rank: told(
+            [cell(1, 0, 200)],
+            [
+                (ALL, index + 1, 1, start, start + took)
+                for index, (start, took) in enumerate(sorted(ours))
+            ],
+        )
+        for rank, ours in spans.items()
+    }
+    history = merge(pasts, {}, 5)
+    for ours in history.operations.values():
+        assert all(0 <= one.waited_ns <= one.duration_ns for one in ours)
+    seen = [item for of_ranks, _ in history.matches for item in of_ranks.items()]
+    assert len(seen) == len(set(seen))
+    times = history.times(history.cells[0])
+    assert times.waiting_ns <= times.collectives_ns <= times.wall_ns * 2
+
+
+def test_nothing_is_matched_of_nothing() -> None:
+    assert match({}) == []
+    assert History().straggler is None

@@ -1,0 +1,326 @@
+"""Profiles: what is read off a profiler's events, traces joined into one, who waited for whom."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.controller.trace.chrome import merge_traces
+from cellmesh.controller.trace.profile import Profile, compare_operators, find_lateness, find_waits
+from cellmesh.wire.profile import Collective, OperatorTime, RankProfile
+from cellmesh.workers.trace.torch_profiler import (
+    Begun,
+    Event,
+    add_up,
+    alike,
+    find_busy,
+    find_collectives,
+    merge_intervals,
+    self_times,
+)
+
+GLOO: dict[str, Any] = {"is_async": True, "is_annotation": True}
+
+
+# ---- on the rank
+
+
+def test_self_time_leaves_out_what_an_operator_calls() -> None:
+    outer, inner, innermost = Event("a", 0, 100), Event("b", 10, 60), Event("c", 20, 30)
+    other_thread = Event("d", 5, 25, thread=2)
+    region = Event("forward", 0, 100, is_annotation=True)
+    times = {
+        event.name: ns for event, ns in self_times([outer, region, other_thread, inner, innermost])
+    }
+    assert times == {"a": 50, "b": 40, "c": 10, "d": 20}
+
+
+def test_what_is_in_no_stack_counts_whole() -> None:
+    events = [
+        Event("gloo:all_reduce", 0, 50, thread=2, **GLOO),
+        Event("gloo:broadcast", 10, 20, thread=2, **GLOO),
+        Event("volta_sgemm", 0, 30, on_device=True),
+        Event("nccl:all_reduce", 0, 30, on_device=True, is_annotation=True),
+    ]
+    times = {event.name: ns for event, ns in self_times(events)}
+    assert times == {"gloo:all_reduce": 50, "gloo:broadcast": 10, "volta_sgemm": 30}
+
+
+def test_operators_are_added_up_by_kind_longest_first() -> None:
+    events = [
+        Event("aten::mm", 0, 10),
+        Event("aten::mm", 10, 30),
+        Event("aten::add", 30, 35),
+        Event("c10d::allreduce_", 40, 41),
+        Event("gloo:all_reduce", 40, 90, thread=2, **GLOO),
+        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 0, 7, on_device=True),
+        Event("sgemm", 0, 8, on_device=True),
+    ]
+    assert [(o.name.partition("(")[0], o.kind, o.num_calls, o.self_ns) for o in add_up(events)] == [
+        ("gloo:all_reduce", "communication", 1, 50),
+        ("aten::mm", "computation", 2, 30),
+        ("sgemm", "device", 1, 8),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication", 1, 7),
+        ("aten::add", "computation", 1, 5),
+        ("c10d::allreduce_", "communication", 1, 1),
+    ]
+
+
+def test_gloos_collectives_have_the_groups_that_they_were_begun_on() -> None:
+    events = [
+        Event("gloo:all_reduce", 10, 20, **GLOO),
+        Event("gloo:all_gather", 12, 25, **GLOO),
+        Event("gloo:all_reduce", 30, 40, **GLOO),
+        Event("gloo:all_reduce", 50, 60, **GLOO),
+    ]
+    begun = [
+        Begun("all_reduce", 9, "tp", (0, 1)),
+        Begun("all_gather_into_tensor", 11, "0", ()),
+        Begun("reduce_scatter_tensor", 29, "dp", (0, 2)),
+    ]
+    assert find_collectives(events, begun) == [
+        Collective("all_reduce", 10, 10, (0, 1), "tp"),
+        Collective("all_gather_into_tensor", 12, 13, (), "0"),
+        Collective("reduce_scatter_tensor", 30, 10, (0, 2), "dp"),
+        Collective("all_reduce", 50, 10),
+    ]
+
+
+def test_nccls_collectives_are_its_kernels() -> None:
+    events = [
+        Event("nccl:all_reduce", 0, 2, **GLOO),
+        Event("gloo:barrier", 3, 4, **GLOO),
+        Event("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 5, 9, on_device=True),
+    ]
+    found = [(one.name, one.start_ns, one.duration_ns) for one in find_collectives(events, [])]
+    assert found == [("barrier", 3, 1), ("reduce_scatter", 5, 4)]
+    assert [one.name for one in find_collectives(events[:2], [])] == ["all_reduce", "barrier"]
+
+
+@pytest.mark.parametrize(
+    ("called", "below", "same"),
+    [
+        ("all_reduce", "all_reduce", True),
+        ("all_gather_into_tensor", "all_gather", True),
+        ("all_gather_single", "all_gather", True),
+        ("reduce_scatter_tensor", "all_reduce", True),
+        ("all_to_all_single", "all_to_all", True),
+        ("all_reduce", "all_gather", False),
+        ("all_reduce", "reduce_scatter", False),
+    ],
+)
+def test_a_collective_goes_by_several_names(called: str, below: str, same: bool) -> None:
+    assert alike(called, below) is same
+
+
+def test_busy_is_computation_without_the_communication_in_it() -> None:
+    events = [
+        Event("backward", 0, 100),
+        Event("c10d::allreduce_", 20, 30),
+        Event("_c10d_functional::wait_tensor", 60, 90),
+        Event("aten::mm", 110, 120),
+        Event("sgemm", 80, 85, on_device=True),
+        Event("step", 0, 200, is_annotation=True),
+    ]
+    assert find_busy(events, 0) == ((0, 20), (30, 30), (80, 5), (90, 10), (110, 10))
+    assert find_busy(events, 10) == ((0, 60), (80, 40))
+
+
+_INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=12)
+
+
+@given(computed=_INTERVALS, communicated=_INTERVALS)
+def test_busy_is_what_a_clock_would_see(
+    computed: list[tuple[int, int]], communicated: list[tuple[int, int]]
+) -> None:
+    events = [Event("aten::mm", start, start + took) for start, took in computed]
+    events += [Event("c10d::send", start, start + took) for start, took in communicated]
+    expected = {t for start, took in computed for t in range(start, start + took)}
+    expected -= {t for start, took in communicated for t in range(start, start + took)}
+    found = find_busy(sorted(events, key=lambda event: event.start_ns), 0)
+    assert {t for start, took in found for t in range(start, start + took)} == expected
+
+
+@given(intervals=_INTERVALS, resolution=st.integers(0, 10))
+def test_merged_intervals_lie_apart_and_cover_what_they_were(
+    intervals: list[tuple[int, int]], resolution: int
+) -> None:
+    merged = merge_intervals([(start, start + took) for start, took in intervals], resolution)
+    for (start, took), (after, _) in itertools.pairwise(merged):
+        assert after - (start + took) > resolution
+    for start, took in intervals:
+        assert any(begin <= start and start + took <= begin + length for begin, length in merged)
+
+
+# ---- traces
+
+
+def trace_of(base: int, events: list[dict[str, Any]]) -> bytes:
+    return json.dumps({"baseTimeNanoseconds": base, "traceEvents": events}).encode()
+
+
+def named(event: dict[str, Any], name: str) -> bool:
+    return bool(event["name"] == name)
+
+
+def test_traces_become_one_with_a_process_for_each_rank_on_one_clock() -> None:
+    main: dict[str, Any] = {"ph": "X", "cat": "cpu_op", "pid": 77, "tid": 77}
+    first = trace_of(
+        10**18,
+        [
+            {"ph": "M", "name": "thread_name", "pid": 77, "tid": 78, "args": {"name": "gloo"}},
+            {**main, "name": "mm", "ts": 500.125, "dur": 2.0},
+            {**main, "name": "gloo:all_reduce", "tid": 78, "ts": 510.0, "dur": 1.0},
+            {
+                "ph": "s",
+                "cat": "fwdbwd",
+                "id": 1,
+                "pid": 77,
+                "tid": 77,
+                "name": "fwdbwd",
+                "ts": 500.2,
+            },
+            {"ph": "i", "name": "Record Window End", "pid": "", "tid": "", "ts": 600.0},
+        ],
+    )
+    second = trace_of(
+        10**18 + 400_000,
+        [
+            {**main, "pid": 80, "tid": 80, "name": "mm", "ts": 200.0, "dur": 2.0},
+            {
+                "ph": "s",
+                "cat": "fwdbwd",
+                "id": 1,
+                "pid": 80,
+                "tid": 80,
+                "name": "fwdbwd",
+                "ts": 200.5,
+            },
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "pid": 0,
+                "tid": 7,
+                "name": "sgemm",
+                "ts": 201.0,
+                "dur": 1.0,
+            },
+        ],
+    )
+    merged = json.loads(merge_traces({3: second, 0: first}))
+    events = merged["traceEvents"]
+    assert merged["baseTimeNanoseconds"] == 10**18 + 500_125
+    assert {e["pid"]: e["args"]["name"] for e in events if named(e, "process_name")} == {
+        0: "rank 0",
+        3: "rank 3",
+    }
+    assert {
+        e["pid"]: e["args"]["sort_index"] for e in events if named(e, "process_sort_index")
+    } == {
+        0: 0,
+        3: 3,
+    }
+    assert [(e["pid"], e["ts"]) for e in events if named(e, "mm")] == [(0, 0.0), (3, 99.875)]
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if named(e, "thread_name")}
+    (gloo,) = (e for e in events if named(e, "gloo:all_reduce"))
+    (kernel,) = (e for e in events if named(e, "sgemm"))
+    assert threads[0, gloo["tid"]] == "gloo"
+    assert kernel["pid"] == 3
+    assert sorted(threads.values()) == ["gloo", "main", "main", "thread 7"]
+    assert len({e["id"] for e in events if e["ph"] == "s"}) == 2
+    assert not any(named(e, "Record Window End") for e in events)
+
+
+def test_one_trace_and_none_can_be_merged() -> None:
+    assert json.loads(merge_traces({}))["traceEvents"] == []
+    names = {e["name"] for e in json.loads(merge_traces({1: trace_of(0, [])}))["traceEvents"]}
+    assert names == {"process_name", "process_sort_index"}
+
+
+@pytest.mark.parametrize("trace", [b"", b"{}", b"[1]", b'{"traceEvents": 1}'])
+def test_what_is_no_trace_is_refused_with_its_rank(trace: bytes) -> None:
+    with pytest.raises(ValueError, match="the trace of rank 2 is none of"):
+        merge_traces({2: trace})
+
+
+# ---- who waited for whom
+
+
+def all_reduce(start: int, end: int, ranks: tuple[int, ...] = (), group: str = "0") -> Collective:
+    return Collective("all_reduce", start, end - start, ranks, group)
+
+
+def test_the_last_to_come_is_who_the_others_waited_for() -> None:
+    collectives = {
+        0: [all_reduce(0, 110), all_reduce(200, 205)],
+        1: [all_reduce(100, 112), all_reduce(201, 205)],
+        2: [all_reduce(40, 111), all_reduce(202, 206)],
+    }
+    lateness = find_lateness(collectives)
+    assert [
+        (one.num_last, round(one.awaited_s * 1e9), round(one.waited_s * 1e9))
+        for one in lateness.values()
+    ] == [
+        (0, 0, 102),
+        (1, 160, 1),
+        (1, 3, 60),
+    ]
+    assert find_waits(collectives) == {0: [100, 2], 1: [0, 1], 2: [60, 0]}
+
+
+def test_collectives_are_matched_within_their_group() -> None:
+    collectives = {
+        0: [all_reduce(0, 50, (0, 1), "1")],
+        1: [all_reduce(40, 50, (0, 1), "1")],
+        2: [all_reduce(500, 510, (2, 3), "2")],
+        3: [all_reduce(505, 510, (2, 3), "2")],
+    }
+    assert find_waits(collectives) == {0: [40], 1: [0], 2: [5], 3: [0]}
+
+
+def test_who_never_came_is_told() -> None:
+    collectives = {0: [all_reduce(0, 1000)], 1: [], 2: [all_reduce(10, 1000)]}
+    lateness = find_lateness(collectives)
+    assert (lateness[1].num_missed, lateness[1].num_last) == (1, 0)
+    assert find_waits(collectives) == {0: [1000], 1: [], 2: [990]}
+    profile = Profile(
+        {
+            rank: RankProfile(start_ns=0, end_ns=1000, collectives=tuple(c))
+            for rank, c in collectives.items()
+        }
+    )
+    assert profile.describe_lateness() == "rank 1 never came to 1 collective that others waited in"
+
+
+def test_messages_and_unknown_groups_that_some_lack_are_matched_with_nothing() -> None:
+    collectives = {
+        0: [Collective("send", 0, 10, (), "0"), Collective("all_reduce", 0, 10)],
+        1: [Collective("recv", 5, 10, (), "0")],
+    }
+    assert find_waits(collectives) == {0: [0, 0], 1: [0]}
+    assert all(one.num_last == one.num_missed == 0 for one in find_lateness(collectives).values())
+
+
+def test_operators_are_compared_over_ranks() -> None:
+    by_rank = {
+        0: RankProfile(
+            start_ns=0, end_ns=1, operators=(OperatorTime("mm", "computation", 2, 2_000),)
+        ),
+        1: RankProfile(
+            start_ns=0,
+            end_ns=1,
+            operators=(
+                OperatorTime("mm", "computation", 3, 4_000),
+                OperatorTime("add", "computation", 1, 500),
+            ),
+        ),
+    }
+    mm, add = compare_operators(by_rank)
+    assert (mm.name, mm.num_calls, mm.max_rank) == ("mm", 3, 1)
+    assert (mm.min_s, mm.mean_s, mm.max_s) == pytest.approx((2e-6, 3e-6, 4e-6))
+    assert (add.name, add.min_s, add.max_rank) == ("add", 0.0, 1)

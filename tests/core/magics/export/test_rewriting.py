@@ -1,0 +1,254 @@
+"""Cells as parts of a script: indented, shown, awaited, without IPython's syntax."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.magics.export.ipython import to_python
+from cellmesh.magics.export.reporting import IMPORT, without_cellmesh
+from cellmesh.magics.export.rewriting import (
+    MAIN,
+    CannotRewriteError,
+    as_coroutine,
+    awaits,
+    free_name,
+    guard,
+    names_bound,
+    names_in,
+    show_last,
+    split_future,
+    under,
+    without_globals,
+    without_margin,
+)
+
+TRICKY = {
+    "a text of several lines": 'x = """one\n  two\nthree"""\ny = 1\n',
+    "a text in a function": 'def f():\n    """Doc\n\n    more\n    """\n    return 1\n',
+    "an f-string of several lines": 'n = 1\nx = f"""a {n}\nb {\nn\n} c"""\n',
+    "a continued text": 'x = "one \\\ntwo"\n',
+    "a continued line": "x = 1 + \\\n2\n",
+    "brackets": "x = [\n1,\n  2,\n]\n",
+    "comments at the margin": "if True:\n    x = 1\n# a comment\n    y = 2\n",
+    "a form feed": "x = 1\n\x0cy = 2\n",
+    "a line separator in a text": "x = 'a\u2028b'\n",
+    "bytes and raw text": "x = rb'''a\n\\b'''\n",
+    "two texts on one line": "x = '''a\nb''' '''c\nd'''\n",
+    "tabs": "if True:\n\tx = 1\n",
+    "no line feed at the end": "x = 1",
+}
+
+
+@pytest.mark.parametrize("source", TRICKY.values(), ids=TRICKY)
+def test_a_cell_means_the_same_under_an_if(source: str) -> None:
+    (block,) = ast.parse(under("if True", source)).body
+    assert isinstance(block, ast.If)
+    assert ast.dump(ast.Module(block.body, [])) == ast.dump(ast.parse(source))
+
+
+@given(
+    st.lists(st.sampled_from([*TRICKY.values()]), min_size=1, max_size=4),
+    st.text("ab\n '\\{}", max_size=9),
+)
+def test_any_cells_mean_the_same_under_an_if(cells: list[str], text: str) -> None:
+    source = "".join(cell if cell.endswith("\n") else cell + "\n" for cell in cells)
+    source += f"z = {text!r}\nw = '''{text.translate({39: 46, 92: 46})}'''\n"
+    (block,) = ast.parse(under("if True", source)).body
+    assert isinstance(block, ast.If)
+    assert ast.dump(ast.Module(block.body, [])) == ast.dump(ast.parse(source))
+
+
+def test_a_cell_of_comments_has_a_body() -> None:
+    assert under("if rank == 0", "# nothing\n") == "if rank == 0:\n    # nothing\n    pass\n"
+
+
+def test_what_must_stand_first_in_a_file_is_not_indented() -> None:
+    with pytest.raises(CannotRewriteError, match="must stand first"):
+        under("if True", "from __future__ import annotations\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("x", "show(x)"),
+        ("x = 1\nx + 1  # more\n", "x = 1\nshow(x + 1)  # more\n"),
+        ("a, b\n", "show((a, b))\n"),
+        ("(a, b)\n", "show((a, b))\n"),
+        ("(a), b\n", "show(((a), b))\n"),
+        ("*a, b\n", "show((*a, b))\n"),
+        ("f(\n    1,\n)\n", "show(f(\n    1,\n))\n"),
+        ("'é'; é\n", "'é'; show(é)\n"),
+        ("(x for x in y)\n", "show((x for x in y))\n"),
+        ("x; y;\n", "x; y;\n"),
+        ("x  # quiet\n;\n", "x  # quiet\n;\n"),
+        ("print(x)\n", "print(x)\n"),
+        ("losses.append(x)\n", "losses.append(x)\n"),
+        ("None\n", "None\n"),
+        ("opt.step()\n", "opt.step()\n"),
+        ("step()\n", "show(step())\n"),
+        ("trainer.step()\n", "show(trainer.step())\n"),
+        ("dist.all_reduce(x)\n", "dist.all_reduce(x)\n"),
+        ("dist.all_reduce(x, async_op=True)\n", "show(dist.all_reduce(x, async_op=True))\n"),
+        ("dist.get_rank()\n", "show(dist.get_rank())\n"),
+        ("x = 1\n", "x = 1\n"),
+        ("if x:\n    y\n", "if x:\n    y\n"),
+        ("# nothing\n", "# nothing\n"),
+        ("await f()\n", "show(await f())\n"),
+        ('"""a\nb"""\n', 'show("""a\nb""")\n'),
+    ],
+)
+def test_the_value_of_a_last_expression_is_shown(source: str, shown: str) -> None:
+    assert show_last(source, "show") == shown
+
+
+def run_coroutine(source: str, names: dict[str, Any]) -> dict[str, Any]:
+    exec(as_coroutine(source, "cell"), names)
+    asyncio.run(names["cell"]())
+    return names
+
+
+def test_a_cell_that_awaits_binds_the_same_names() -> None:
+    source = (
+        "import asyncio as aio\nx = await aio.sleep(0, 3)\nfor i in range(2): pass\n"
+        "def f(a): b = 1; return a\nclass C: d = 1\nwith open('/dev/null') as e: pass\n"
+        "s = '''a\nb'''\ny += 1\ntotal = sum([j for j in range(3)])\n"
+    )
+    assert awaits(source)
+    names = run_coroutine(source, {"y": 1})
+    assert {"aio", "x", "i", "f", "C", "e", "s", "total"} <= names.keys()
+    assert (names["x"], names["y"], names["s"], names["total"]) == (3, 2, "a\nb", 3)
+    assert not {"a", "b", "d", "j"} & names.keys()
+
+
+@pytest.mark.parametrize("source", ["x: int = await f()\n", "from os import *\nawait f()\n"])
+def test_what_cannot_stand_in_a_function_is_told(source: str) -> None:
+    with pytest.raises(CannotRewriteError, match="it awaits"):
+        as_coroutine(source, "cell")
+
+
+def test_names() -> None:
+    source = (
+        "import os.path, sys as s\nfrom a import b\ndef f(x): y = z\nw = [v for v in u]\n"
+        "w = {c: {(e := d) for d in u} for c in u}\n"
+    )
+    assert names_bound(source) == {"os", "s", "b", "f", "w", "e"}
+    assert {"os", "s", "b", "f", "x", "y", "z", "w", "v", "u"} <= names_in(source)
+    assert free_name("show", {"show", "show_"}) == "show__"
+
+
+def test_features_are_taken_out() -> None:
+    assert split_future("from __future__ import annotations\nx = 1\n") == (
+        ["annotations"],
+        "x = 1\n",
+    )
+    assert split_future("x = 1\n") == ([], "x = 1\n")
+    assert split_future("from __future__ import division, annotations; x = 1\n") == (
+        ["division", "annotations"],
+        "pass; x = 1\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("global a, b\na = 1\n", "a = 1\n"),
+        ("if a:\n    global ü; ü = 1\n", "if a:\n    pass; ü = 1\n"),
+        ("def f():\n    global a\n    a = 1\n", None),
+        ("class A:\n    global a\n    a = 1\n", None),
+        ("s = 'global a'\nglobal a  # why\n", "s = 'global a'\npass  # why\n"),
+    ],
+)
+def test_global_at_the_top_level_is_left_out(source: str, text: str | None) -> None:
+    assert without_globals(source) == (source if text is None else text)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import a\nx = 1\n@f(2)\ndef g(): ...\n", None),
+        ("x = f()\n", f"{MAIN}:\n    x = f()\n"),
+        ("import a; f()\n# why\ny = 1", f"{MAIN}:\n    import a; f()\n# why\ny = 1"),
+        ("# nothing\n", None),
+        ('if __name__ == "__main__":\n    f()\n', None),
+    ],
+)
+def test_processes_that_are_spawned_only_define_names(source: str, text: str | None) -> None:
+    assert guard(source) == (source if text is None else text)
+
+
+def test_a_margin_is_taken_away() -> None:
+    assert without_margin("\n\n  x = 1\n  y = 2\n\n") == "x = 1\ny = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "python", "left_out"),
+    [
+        ("x = 1\n", "x = 1\n", []),
+        ("!ls -l\n", "subprocess.run('ls -l', shell=True)\n", []),
+        (
+            "x = !ls\n",
+            "x = subprocess.run('ls', shell=True, capture_output=True, "
+            "text=True).stdout.splitlines()\n",
+            [],
+        ),
+        ("!echo {x}\n", "subprocess.run(f'echo {x}', shell=True)\n", []),
+        ("%time x = f()\n", "x = f()\n", []),
+        ("%%time\nx = 1\ny = 2\n", "x = 1\ny = 2\n", []),
+        ("%%capture\n!ls\n", "subprocess.run('ls', shell=True)\n", []),
+        (
+            "x = 1\n%matplotlib inline\n",
+            "x = 1\n# left out: %matplotlib inline\n",
+            ["%matplotlib inline"],
+        ),
+        ("%timeit f()\n", "# left out: %timeit f()\n", ["%timeit f()"]),
+        ("x?\n", "# left out: %pinfo x\n", ["%pinfo x"]),
+        (
+            "if x:\n    %timeit f()\n",
+            "if x:\n    pass\n    # left out: %timeit f()\n",
+            ["%timeit f()"],
+        ),
+        ("%%html\n<b>\n", "# left out: %%html\n# left out: <b>\n", ["%%html"]),
+        ("pip install x\n", "# left out: pip install x\n", ["pip install x"]),
+    ],
+)
+def test_ipython_becomes_python_where_it_can(source: str, python: str, left_out: list[str]) -> None:
+    plain = to_python(source)
+    assert (plain.source, plain.left_out) == (python, left_out)
+    compile(plain.source, "cell", "exec")
+
+
+def test_what_stands_for_a_magic_is_imported() -> None:
+    assert to_python("!ls\n%cd /tmp\n").imports == {"import subprocess", "import os"}
+
+
+@pytest.mark.parametrize(
+    ("source", "uses"),
+    [
+        ("import cellmesh as cm\nfor i in range(3): cm.log(loss=i, step=i)\nx = 1\n", ["cm"]),
+        ("import math, cellmesh\ncellmesh.log(a=math.pi); x = 1\n", ["cellmesh", "math"]),
+        (
+            "def f():\n    from cellmesh import log as tell\n    tell(ä='ü')\n    return 1\nx = "
+            "f()\n",
+            [],
+        ),
+        ("s = 'import cellmesh'; import cellmesh as ü; ü.log(); x = len(s) - 14\n", ["ü"]),
+    ],
+)
+def test_logging_for_plots_does_nothing_without_cellmesh(source: str, uses: list[str]) -> None:
+    text = without_cellmesh(source)
+    assert "import cellmesh" not in text.replace("'import cellmesh'", "")
+    names: dict[str, Any] = {}
+    exec(f"{IMPORT}\n{text}", names)
+    assert names["x"] == 1
+    assert set(uses) <= names.keys()
+
+
+def test_other_imports_of_cellmesh_stay() -> None:
+    source = "from cellmesh import log, Results\nimport cellmesh.errors\n"
+    assert without_cellmesh(source) == source

@@ -1,0 +1,400 @@
+"""Exported scripts, run with a stand-in for the process group."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
+
+from cellmesh.errors import MeshUsageError
+from cellmesh.magics.export.history import (
+    Aside,
+    Beginning,
+    Checkpoint,
+    Entry,
+    Held,
+    History,
+    Push,
+    RankCell,
+    Reshape,
+    Seed,
+    value_of,
+)
+from cellmesh.magics.export.script import Script, export, write_script
+
+
+class Ended:
+    """A run that has ended, or not."""
+
+    def __init__(self, *failed: int, is_done: bool = True) -> None:
+        self.failed, self.is_done = list(failed), is_done
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def failed_ranks(self) -> list[int]:
+        return self.failed
+
+
+def history_of(*cells: Entry | str, dims: dict[str, int] | None = None) -> History:
+    """A history with a cell for each entry; text is a cell of the notebook's own process."""
+    history = History()
+    history.begin(Beginning(dims or {"dp": 4}, "gloo", 1))
+    for count, cell in enumerate(cells, 2):
+        if isinstance(cell, str):
+            history.close(count, cell, failed=False)
+        else:
+            history.add(count, cell)
+            history.close(
+                count,
+                f"%%dist\n{cell.source}" if isinstance(cell, RankCell) else "%dist_...",
+                False,
+            )
+    return history
+
+
+def ran(source: str, *ranks: int) -> RankCell:
+    return RankCell(source, ranks or None)
+
+
+def script_of(*cells: Entry | str, with_locals: bool = False) -> Script:
+    script = write_script(history_of(*cells), "train.py", with_locals=with_locals)
+    compile(script.text, "train.py", "exec")
+    return script
+
+
+@pytest.fixture(autouse=True)
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What scripts do to their process group."""
+    done: list[str] = []
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(dist, "init_process_group", lambda backend: done.append(f"init {backend}"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("destroy"))
+    monkeypatch.setattr(
+        device_mesh,
+        "init_device_mesh",
+        lambda kind, shape, mesh_dim_names: done.append(f"{shape} {mesh_dim_names}"),
+    )
+    yield done
+    torch.set_num_threads(threads)
+
+
+def run(
+    script: Script, monkeypatch: pytest.MonkeyPatch, rank: int = 0
+) -> tuple[dict[str, Any], str]:
+    """The names that a script leaves on a rank, and what it prints."""
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 4)):
+        monkeypatch.setenv(name, str(value))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(script.text, "train.py", "exec", dont_inherit=True), names)
+    return names, printed.getvalue()
+
+
+def test_a_rank_has_what_cells_find(monkeypatch: pytest.MonkeyPatch, group: list[str]) -> None:
+    script = script_of(
+        ran("x = rank, local_rank, world_size, device.type\nthreads = torch.get_num_threads()\n")
+    )
+    names, _ = run(script, monkeypatch, rank=3)
+    assert names["x"] == (3, 3, 4, "cuda" if torch.cuda.is_available() else "cpu")
+    assert names["threads"] == 1
+    assert group[1:] == ["(4,) ('dp',)", "destroy"]
+    assert 'torchrun --nproc-per-node 4 train.py\n"""' in script.text
+    assert "# In [2]\nx = rank, local_rank" in script.text
+    assert "cellmesh" not in script.text
+
+
+def test_cells_that_log_for_plots_need_no_cellmesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(ran("import cellmesh as cm\n"), ran("cm.log(loss=1.5)\nx = 1\n", 0))
+    assert "cellmesh" not in script.text
+    assert run(script, monkeypatch)[0]["x"] == 1
+
+
+def test_a_mesh_of_several_dims(monkeypatch: pytest.MonkeyPatch, group: list[str]) -> None:
+    history = history_of(Reshape({"pp": 2, "dp": 1, "tp": 2}), dims={"dp": 2, "tp": 2})
+    run(write_script(history, "x.py"), monkeypatch)
+    assert group[1:3] == ["(2, 2) ('dp', 'tp')", "(2, 1, 2) ('pp', 'dp', 'tp')"]
+
+
+def test_a_script_that_raises_leaves_the_group_alone(
+    monkeypatch: pytest.MonkeyPatch, group: list[str]
+) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(script_of(ran("1 / 0\n")), monkeypatch)
+    assert "destroy" not in group
+
+
+def test_arguments_of_a_cell_are_there_for_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = "import sys; {} = sys.argv[1:]\n"
+    script = script_of(RankCell(read.format("x"), argv=("--lr", "a 'b'")), ran(read.format("y")))
+    found, _ = run(script, monkeypatch)
+    assert (found["x"], found["y"]) == (["--lr", "a 'b'"], [])
+
+
+def test_cells_of_some_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(ran("x = 0\n"), ran('x = """a\n  b"""\n', 0, 2, 3), ran("y = 1\n", 1))
+    assert "if rank in (0, 2, 3):\n" in script.text
+    assert "if rank == 1:\n    y = 1\n" in script.text
+    assert run(script, monkeypatch, rank=2)[0]["x"] == "a\n  b"
+    names, _ = run(script, monkeypatch, rank=1)
+    assert (names["x"], names["y"]) == (0, 1)
+
+
+def test_cells_may_use_the_name_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: int(os.environ["RANK"]))
+    script = script_of(ran("for rank in range(4): pass\n"), ran("x = 1\nx\n", 2))
+    assert run(script, monkeypatch, rank=2)[1] == "[2] 1\n"
+    assert "x" not in run(script, monkeypatch, rank=3)[0]
+
+
+def test_values_are_printed_with_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(
+        ran("rank + 1\n"), ran("None\n"), ran("world_size;\n"), RankCell("7\n", quiet=True)
+    )
+    assert run(script, monkeypatch, rank=2)[1] == "[2] 3\n"
+    assert "def show" not in script_of(ran("x = 1\n")).text
+
+
+def test_a_name_of_the_cells_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, printed = run(script_of(ran("def show(x): raise ValueError\n"), ran("5\n")), monkeypatch)
+    assert printed == "[0] 5\n"
+
+
+def test_cells_that_await_share_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(
+        ran("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 7\n"),
+        ran("task = asyncio.ensure_future(f())\nawait asyncio.sleep(0)\n"),
+        ran("x = await task\nx\n", 0, 1),
+    )
+    names, printed = run(script, monkeypatch)
+    assert (names["x"], printed) == (7, "[0] 7\n")
+    names, printed = run(script, monkeypatch, rank=2)
+    assert ("x" in names, printed) == (False, "")
+
+
+def test_features_stand_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(
+        ran("x = 1\n"), ran("from __future__ import annotations\ndef f(a: nothing): ...\n", 0)
+    )
+    names, _ = run(script, monkeypatch)
+    assert names["f"].__annotations__ == {"a": "nothing"}
+
+
+def test_the_same_cell_again_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = "x += 1\nx\n"
+    script = script_of(ran("x = 0\n"), ran(step), ran(step), ran(step), ran("y = x\n"), ran(step))
+    assert "# In [3] to In [5]\nfor _ in range(3):\n    x += 1\n" in script.text
+    names, printed = run(script, monkeypatch)
+    assert (names["x"], names["y"], printed) == (4, 3, "[0] 1\n[0] 2\n[0] 3\n[0] 4\n")
+    assert script.num_cells == 6
+
+
+def test_what_failed_or_has_not_ended_is_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = script_of(
+        ran("x = 1\n"),
+        RankCell("x = 2\nraise ValueError\n", run=Ended(1, 3)),
+        RankCell("x = 3\n", run=Ended(is_done=False)),
+        RankCell("y = 4\n", run=Ended()),
+    )
+    names, _ = run(script, monkeypatch)
+    assert (names["x"], names["y"]) == (1, 4)
+    assert (script.num_cells, script.left_out) == (2, (3, 4))
+    assert (
+        "# In [3] failed on ranks 1,3 and is left out:\n#     x = 2\n#     raise ValueError\n"
+        in script.text
+    )
+    assert "# In [4] has not ended and is left out:\n#     x = 3\n" in script.text
+
+
+def test_values_that_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, Any] = {
+        "lr": 0.1,
+        "much": float("inf"),
+        "path": "a'b\n",
+        "dims": {"a": [1, (2,), None], "b": {3}},
+        "none": set(),
+        "flag": True,
+    }
+    push = Push({name: value_of(value) for name, value in values.items()})
+    names, _ = run(script_of(push), monkeypatch)
+    assert {name: names[name] for name in values} == values
+
+
+def test_values_that_must_be_supplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, long = torch.ones(2, 3), list(range(1000))
+    script = script_of(
+        Push({"batch": value_of(batch), "long": value_of(long), "n": value_of(1)}, (0,))
+    )
+    assert "# batch = ...  # supply it: Tensor of shape (2, 3) torch.float32\n" in script.text
+    assert "# long = ...  # supply it: list of length 1000\n" in script.text
+    assert "if rank == 0:\n    n = 1\n" in script.text
+    assert [warning.partition(":")[0] for warning in script.warnings] == [
+        "In [2] pushed `batch`, a Tensor of shape (2, 3) torch.float32",
+        "In [2] pushed `long`, a list of length 1000",
+    ]
+
+
+def test_values_that_are_no_literals_are_described() -> None:
+    recursive: list[Any] = []
+    recursive.append(recursive)
+    assert value_of(recursive).literal == ""
+    assert value_of(int).description == "type"
+    assert value_of(object()).literal == ""
+    assert value_of(f"{os.path.realpath('/tmp')}/x").is_temporary
+
+
+def test_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = "import random\nx = torch.rand(1).item(), random.random()\n"
+    script = script_of(Seed(3, per_rank=False), ran(draw))
+    assert run(script, monkeypatch)[0]["x"] == run(script, monkeypatch, rank=1)[0]["x"]
+    assert "numpy" not in script.text
+    script = script_of(
+        Seed(3, per_rank=True), ran(f"{draw}import numpy as np\ny = np.random.rand()\n")
+    )
+    first, second = run(script, monkeypatch)[0], run(script, monkeypatch, rank=1)[0]
+    assert first["x"] != second["x"]
+    assert first["y"] != second["y"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+def test_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # DCP asks as well
+    items = (
+        Held("model", "model"),
+        Held("opt", "optimizer", "model"),
+        Held("losses", "value", by_rank=True),
+    )
+    path = str(tmp_path / "latest")
+    script = script_of(
+        ran(
+            "model = torch.nn.Linear(2, 2)\nopt = torch.optim.Adam(model.parameters())\nlosses = "
+            "[0.5]\n"
+        ),
+        ran(
+            "model(torch.ones(2)).sum().backward()\nopt.step()\nopt.zero_grad()\n"
+            "before = model.weight.tolist()\n"
+        ),
+        Checkpoint("save", items, path),
+        ran("torch.nn.init.zeros_(model.weight)\nlosses = []\n"),
+        Checkpoint("load", items, path),
+        ran("after = model.weight.tolist()\n"),
+    )
+    names, _ = run(script, monkeypatch)
+    assert names["after"] == names["before"]
+    assert names["losses"] == [0.5]
+
+
+def test_the_notebooks_own_cells_are_comments() -> None:
+    script = script_of(
+        "import json\n\n%dist_push x\n",
+        "%dist_status\n",
+        "%%local\ny = 1\n",
+        "%load_ext cellmesh\n%dist_auto on\n",
+    )
+    assert (
+        "# In [2] ran in the notebook's own process:\n#     import json\n#\n#     %dist_push x\n"
+        in script.text
+    )
+    assert "# In [3] is left out: %dist_status\n" in script.text
+    assert "process:\n#     y = 1\n" in script.text
+    assert "In [5]" not in script.text
+    assert script.num_cells == 0
+    assert not script.left_out
+
+
+def test_the_notebooks_own_cells_run_on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(into: list[Any], value: Any) -> None:
+        into[:] = [value, 20, 30, 40]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    script = script_of(
+        ran("x = 10\n"),
+        "%%local\ntotal = 1\n%dist_pull x + 1 --as more\ntotal += more\n%dist_pull x\ntotal += x\n",
+        "%dist_pull x --all --as each\nbest = max(each.values())\n",
+        with_locals=True,
+    )
+    names, _ = run(script, monkeypatch)
+    assert (names["total"], names["best"], names["each"][3]) == (22, 40, 40)
+    names, _ = run(script, monkeypatch, rank=1)
+    assert "total" not in names
+    assert script.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("for rank in range(3): pass\n", "binds `rank`"),
+        ("x = 3\n", "binds `x`"),
+        ("%dist_pull x --all\n", "binds `x`"),
+        ("mesh.pull('x')\n", "the notebook's handle"),
+        ("await f()\n", "awaits"),
+    ],
+)
+def test_a_cell_of_the_notebook_may_not_disturb_rank_0(source: str, why: str) -> None:
+    script = script_of(ran("x = 1\n"), source, with_locals=True)
+    (warning,) = script.warnings
+    assert "In [3]" in warning
+    assert why in warning
+    assert "if rank == 0" not in script.text
+
+
+def test_what_a_script_cannot_do_is_told() -> None:
+    script = script_of(
+        Aside("%dist_sync model", changes=True), ran("%timeit 1\n"), Aside("%dist_status")
+    )
+    assert script.warnings == (
+        "In [2]: a script has nothing like `%dist_sync model`",
+        "In [3]: a script cannot do `%timeit 1`",
+    )
+
+
+def test_new_ranks_begin_anew() -> None:
+    history = history_of(ran("x = 1\n"), "import json\n")
+    history.begin(Beginning({"dp": 2}, "gloo", 1, attached=True))
+    history.close(4, "%dist_restart", failed=False)
+    history.add(5, ran("y = 1\n"))
+    text = write_script(history, "x.py").text
+    assert "x = 1" not in text
+    assert "import json" in text
+    assert "y = 1" in text
+    assert "what others ran on them before is not here" in text
+
+
+def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    history = history_of(ran("x = 1\n"), RankCell("y\n", failed=(0,)))
+    said = export(history, path, with_locals=False, overwrite=False)
+    assert (
+        said
+        == f"{path}: 1 cell, 1 left out (In [3]); run it with `torchrun --nproc-per-node 4 {path}`"
+    )
+    with pytest.raises(MeshUsageError, match="--force"):
+        export(history, path, with_locals=False, overwrite=False)
+    export(history, path, with_locals=False, overwrite=True)
+    with pytest.raises(MeshUsageError, match="nothing to export"):
+        export(History(), path, with_locals=False, overwrite=True)
+
+
+def test_what_would_be_no_python_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    broken = Script("x = 1\nglobal x\n", 1, (), ())
+    monkeypatch.setattr("cellmesh.magics.export.script.write_script", lambda *_, **__: broken)
+    with pytest.raises(
+        MeshUsageError, match="'x' is assigned to before global declaration, at `global x`"
+    ):
+        export(history_of(ran("x = 1")), path, with_locals=False, overwrite=False)
+    assert not path.exists()

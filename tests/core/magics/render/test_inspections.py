@@ -1,0 +1,294 @@
+"""Inspections without a widget: text, and HTML that stands still and runs nothing."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import re
+import struct
+import xml.etree.ElementTree as ET
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cellmesh.controller.inspect.inspection import Inspection, Spread
+from cellmesh.controller.inspect.replica_diff import Comparison, Difference, Replicas
+from cellmesh.magics.render.drawings import (
+    Block,
+    bars_image,
+    bars_text,
+    heatmap_image,
+    png,
+    shards_image,
+)
+from cellmesh.magics.render.inspections import static_of
+from cellmesh.wire.facts import Facts
+from cellmesh.wire.inspect import Found, Item, Pixels, Refusal
+
+
+class Tags(html.parser.HTMLParser):
+    """Takes HTML apart, and checks that what is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "img":
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def images(self, kind: str) -> list[bytes]:
+        sources = [attrs["src"] or "" for tag, attrs in self.tags if tag == "img"]
+        return [
+            base64.b64decode(src.partition(",")[2])
+            for src in sources
+            if src.startswith(f"data:{kind};base64,")
+        ]
+
+
+def tensor(**changes: Any) -> Facts:
+    fields: dict[str, Any] = {
+        "kind": "torch.Tensor", "shape": (4, 4), "local_shape": (4, 4), "strides": (4, 1),
+        "dtype": "float32",
+        "device": "cpu", "min": -1.0, "max": 1.0, "mean": 0.5, "std": 0.25, "norm": 2.0,
+        "digest": "aa",
+        "num_elements": 16, "num_bytes": 64,
+    }  # fmt: skip
+    return Facts(**{**fields, **changes})
+
+
+def inspection(items: dict[int, dict[str, Facts]], **changes: Any) -> Inspection:
+    found = {
+        rank: Found("dict", "{…}", tuple(Item(path, facts) for path, facts in of.items()))
+        for rank, of in items.items()
+    }
+    return Inspection("w", found, **changes)
+
+
+def test_one_tensor_is_a_table_and_a_histogram_for_each_rank() -> None:
+    comparison = Comparison((Replicas((), ((0,), (1,)), Difference(0.5, False)),))
+    spread = Spread(-1.0, 1.0, {0: (1, 8, 7), 1: (0, 8, 8)})
+    static = static_of(
+        inspection(
+            {0: {"": tensor()}, 1: {"": tensor(num_nan=3)}},
+            comparisons={"": comparison},
+            spreads={"": spread},
+        )
+    )
+    assert "w: replicas differ: ranks 0 ≠ 1 by up to 0.5" in static.text
+    assert re.search(r"^1 .*\b3 +0 +0$", static.text, re.MULTILINE)
+    assert "rank 0  ▁█▇" in static.text
+    tags = Tags(static.html)
+    assert len(tags.images("image/svg+xml")) == 2
+    assert "from -1 to 1" in tags.text
+
+
+def test_ranks_that_are_spread_alike_share_a_histogram() -> None:
+    spread = Spread(0.0, 1.0, dict.fromkeys(range(8), (1, 2)))
+    static = static_of(
+        inspection({rank: {"": tensor()} for rank in range(8)}, spreads={"": spread})
+    )
+    assert static.text.count("█") == 1
+    assert len(Tags(static.html).images("image/svg+xml")) == 1
+
+
+def test_errors_stand_where_the_value_does_not() -> None:
+    refusals = {
+        1: Refusal("NameError", "name 'w' is not defined"),
+        3: Refusal("RankDied", "was killed"),
+    }
+    static = static_of(inspection({0: {"": tensor()}}, refusals=refusals))
+    for shown in (static.text, Tags(static.html).text):
+        assert "rank 1: NameError: name 'w' is not defined" in shown
+        assert "rank 3: RankDied: was killed" in shown
+    nowhere = static_of(Inspection("w", {}, {0: refusals[1], 1: refusals[1]}))
+    assert nowhere.text == "ranks 0-1: NameError: name 'w' is not defined"
+
+
+def test_values_that_may_be_torn_are_said_to_be() -> None:
+    found = Found("torch.Tensor", "", (Item("", tensor()),), is_torn=True)
+    assert "rank 0 ran meanwhile: values may be torn" in static_of(Inspection("w", {0: found})).text
+
+
+def test_a_nest_is_a_row_for_each_tensor() -> None:
+    nest = inspection({0: {"a": tensor(), "b": tensor(num_inf=2)}, 1: {"a": tensor(digest="bb")}})
+    static = static_of(nest)
+    lines = static.text.splitlines()
+    assert re.fullmatch(r"a +\(4, 4\) .*differ: 0 ≠ 1", lines[1])
+    assert re.fullmatch(r"b +rank 0 +\(4, 4\) .* 2 *", lines[2])
+    chosen = static_of(nest, "b")
+    assert "w.b: one rank" in chosen.text
+    assert len(chosen.text) > len(static.text)
+
+
+def test_long_nests_say_how_much_is_left_out() -> None:
+    items = {f"p{index}": tensor() for index in range(200)}
+    found = Found(
+        "Model", "Model", tuple(Item(path, facts) for path, facts in items.items()), num_left_out=7
+    )
+    static = static_of(Inspection("m", {0: found}))
+    assert "... and 157 more" in static.text
+    assert len(static.html) < 200_000
+
+
+def test_an_empty_nest_is_told_of() -> None:
+    assert "dict {}" in static_of(Inspection("w", {0: Found("dict", "{}", ())})).text
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+
+
+def test_nothing_of_the_users_is_html() -> None:
+    plain = Facts(kind=HOSTILE, text=HOSTILE, digest="a")
+    odd = tensor(note=HOSTILE, device=HOSTILE, placements=HOSTILE)
+    found = Found(HOSTILE, HOSTILE, (Item(HOSTILE, odd), Item("p", plain)))
+    for path in ("", HOSTILE, "p"):
+        static = static_of(Inspection(HOSTILE, {0: found}, {1: Refusal(HOSTILE, HOSTILE)}), path)
+        tags = Tags(static.html)
+        assert not {tag for tag, _ in tags.tags} - {
+            "div",
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+            "pre",
+            "img",
+        }
+        assert not any(name.startswith("on") for _, attrs in tags.tags for name in attrs)
+        assert HOSTILE in tags.text
+
+
+# ---- pictures
+
+
+def test_each_bin_with_an_element_shows() -> None:
+    assert bars_text((0, 1, 1000)) == " ▁█"
+    assert bars_text(()) == bars_text((0, 0)) == ""
+    assert len(bars_text(tuple(range(100)))) <= 24
+    (drawing,) = Tags(bars_image((0, 1, 1000), 0.0, 1.0)).images("image/svg+xml")
+    assert len(ET.fromstring(drawing).findall(".//{*}rect")) == 2
+
+
+def sharded(rank: int, offset: tuple[int, ...], shape: tuple[int, ...]) -> Facts:
+    return tensor(
+        shape=(5, 4),
+        local_shape=shape,
+        offset=offset,
+        placements="S(0)",
+        shard=(rank,),
+        digest=str(rank),
+    )
+
+
+def test_shards_lie_in_their_places() -> None:
+    blocks = [
+        Block((0, 2), (0, 0), (3, 4)),
+        Block((1, 3), (3, 0), (2, 4)),
+        Block((4,), (5, 0), (0, 4)),
+    ]
+    (drawing,) = Tags(shards_image((5, 4), blocks)).images("image/svg+xml")
+    root = ET.fromstring(drawing)
+    height = float(root.attrib["viewBox"].split()[3]) - 2
+    tops = [
+        (float(rect.attrib["y"]) - 1, float(rect.attrib["height"]))
+        for rect in root.findall("{*}rect")
+    ]
+    np.testing.assert_allclose(
+        tops, [(0, height * 3 / 5), (height * 3 / 5, height * 2 / 5)], atol=0.01
+    )
+    assert [text.text for text in root.findall("{*}text")] == ["0,2", "1,3"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks", "boxes"),
+    [
+        ((4,), [Block((0,), (0,), (2,)), Block((1,), (2,), (2,))], 2),
+        ((2, 3, 4), [Block((0,), (0, 0, 0), (2, 3, 2)), Block((1,), (0, 0, 2), (2, 3, 2))], 2),
+        ((), [Block((0,), (), ())], 0),
+        ((0, 4), [Block((0,), (0, 0), (0, 4))], 0),
+    ],
+)
+def test_tensors_of_any_dims_are_drawn(
+    shape: tuple[int, ...], blocks: list[Block], boxes: int
+) -> None:
+    drawing = shards_image(shape, blocks)
+    assert drawing.count("<img") == bool(boxes)
+    if boxes:
+        (data,) = Tags(drawing).images("image/svg+xml")
+        places = {
+            (rect.attrib["x"], rect.attrib["y"]) for rect in ET.fromstring(data).findall("{*}rect")
+        }
+        assert len(places) == boxes
+
+
+def test_a_sharded_tensor_is_drawn_with_its_ranks() -> None:
+    static = static_of(
+        inspection(
+            {
+                0: {"": sharded(0, (0, 0), (3, 4))},
+                1: {"": sharded(1, (3, 0), (2, 4))},
+                2: {"": sharded(2, (5, 0), (0, 4))},
+            }
+        )
+    )
+    assert "rank 1: [3:5, 0:4]" in static.text
+    assert "rank 2: nothing" in static.text
+    assert len(Tags(static.html).images("image/svg+xml")) == 1
+    assert "rank 2: nothing" in Tags(static.html).text
+
+
+def unpack(data: bytes) -> np.ndarray[Any, Any]:
+    """Read a PNG of ours."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        name, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(
+            name + body
+        )
+        chunks[name] = body
+        at += 12 + length
+    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
+    return lines[:, 1:].reshape(height, width, 3)
+
+
+def test_pngs_hold_their_pixels() -> None:
+    colours = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
+    np.testing.assert_array_equal(unpack(png(colours)), colours)
+
+
+def test_heatmaps_show_what_is_not_finite() -> None:
+    values = np.array([[-2.0, 0.0, 1.0], [np.nan, np.inf, -np.inf]], np.float32)
+    (data,) = Tags(heatmap_image(Pixels(values, -2.0, 1.0, True))).images("image/png")
+    colours = unpack(data).tolist()
+    assert colours[0][0] == [0x05, 0x30, 0x61]
+    assert colours[0][1] == [0xF7, 0xF7, 0xF7]
+    assert colours[1] == [[255, 0, 220], [0, 224, 64], [0, 120, 40]]
+
+
+def test_heatmaps_stay_small_in_the_notebook() -> None:
+    values = np.random.default_rng(0).random((512, 512)).astype(np.float32)
+    drawing = heatmap_image(Pixels(values, 0.0, 1.0, False))
+    assert len(drawing) < 130_000
+    assert heatmap_image(Pixels(np.zeros((0, 3), np.float32), 0.0, 0.0, True)) == ""
+    assert "<img" in heatmap_image(Pixels(np.ones((1, 1), np.float32), 1.0, 1.0, True))
+    static = static_of(inspection({0: {"": tensor()}}), "", Pixels(values, 0.0, 1.0, False))
+    assert len(Tags(static.html).images("image/png")) == 1

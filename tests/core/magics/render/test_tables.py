@@ -1,0 +1,236 @@
+"""Tables of ranks and of values, as text and as HTML."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.inspect.replica_diff import compare
+from cellmesh.magics.render.tables import Table, facts_table, mesh_table, status_table
+from cellmesh.wire.facts import Facts
+from cellmesh.wire.messages import RankInfo, RankState
+
+
+def info(rank: int, **changes: Any) -> RankInfo:
+    fields = {
+        "pid": 100 + rank,
+        "host": "node",
+        "phase": "idle",
+        "device": "cpu",
+        "backend": "gloo",
+    }
+    return RankInfo(rank=rank, **{**fields, **changes})
+
+
+def state(rank: int, run: int = -1, **changes: Any) -> RankState:
+    fields: dict[str, Any] = {"execution_count": 0, "line": 0, "where": "", "collective": ""}
+    return RankState(1, run, **{**fields, **changes}, device="cpu", device_bytes=0)
+
+
+def tensor(**changes: Any) -> Facts:
+    fields: dict[str, Any] = {
+        "kind": "torch.Tensor", "shape": (4, 4), "local_shape": (4, 4), "dtype": "float32",
+        "device": "cpu",
+        "min": 0.0, "max": 1.0, "mean": 0.5, "std": 0.25, "norm": 2.0, "digest": "aa",
+    }  # fmt: skip
+    return Facts(**{**fields, **changes})
+
+
+# ---- tables
+
+
+def test_columns_line_up() -> None:
+    table = Table(["a", "long header"], [["1", "2"], ["a long cell", "3"]], "that is all")
+    assert repr(table) == "a            long header\n1            2\na long cell  3\nthat is all"
+
+
+def test_an_empty_table_is_its_headers() -> None:
+    assert repr(Table(["a", "b"], [])) == "a  b"
+
+
+def test_html_escapes_what_users_wrote() -> None:
+    html = Table(["<h>"], [["<script>alert(1)</script>"]], "a & b")._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "&lt;h&gt;" in html
+    assert "a &amp; b" in html
+
+
+def test_notes_stand_below_as_they_are() -> None:
+    table = Table(["a"], [["1"]], "caption", ["one:", "    <two>"])
+    assert repr(table).splitlines()[2:] == ["caption", "one:", "    <two>"]
+    assert "one:\n    &lt;two&gt;</pre>" in table._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("dims", "headers", "last"),
+    [
+        ({"dp": 2}, ["dp", ""], ["1", "rank 1: w1"]),
+        (
+            {"dp": 2, "tp": 3},
+            ["dp", "tp=0", "tp=1", "tp=2"],
+            ["1", "rank 3: w3", "rank 4: w4", "rank 5: w5"],
+        ),
+        ({"pp": 2, "dp": 2, "tp": 1}, ["pp", "dp", "tp=0"], ["1", "1", "rank 3: w3"]),
+    ],
+)
+def test_ranks_stand_in_their_places(
+    dims: dict[str, int], headers: list[str], last: list[str]
+) -> None:
+    table = mesh_table("a mesh", dims, [f"w{rank}" for rank in range(math.prod(dims.values()))])
+    assert (table.headers, table.rows[-1], table.caption) == (headers, last, "a mesh")
+
+
+# ---- status
+
+
+def row_of(table: Table, rank: int) -> dict[str, str]:
+    [row] = [row for row in table.rows if row[0] == str(rank)]
+    return dict(zip(table.headers, row, strict=True))
+
+
+def test_the_status_tells_what_each_rank_does() -> None:
+    table = status_table(
+        "a mesh",
+        [
+            info(0, rss_bytes=123_456_789),
+            info(1),
+            info(2, phase="running"),
+            info(3, pid=0, phase="dead", ending="killed by SIGKILL"),
+        ],
+        {
+            0: state(0),
+            1: state(1, 7, execution_count=3, line=5, where="m.f", collective="all_reduce"),
+        },
+    )
+    assert table.caption == "a mesh"
+    assert row_of(table, 0) == {
+        "rank": "0", "host": "node", "pid": "100", "device": "cpu", "state": "idle",
+        "memory": "123.5 MB",
+    }  # fmt: skip
+    assert row_of(table, 1)["state"] == "In[3]: in all_reduce at line 5"
+    assert (
+        row_of(table, 2)["state"]
+        == "running; its control thread does not answer, so a stop may not reach it"
+    )
+    dead = row_of(table, 3)
+    assert (dead["pid"], dead["state"], dead["memory"]) == ("-", "dead: killed by SIGKILL", "-")
+
+
+def test_memory_of_gpus_is_shown_where_there_are_gpus() -> None:
+    busy = RankState(1, -1, 0, 0, "", "", "cuda:0", 2_000_000_000)
+    table = status_table("t", [info(0, device="cuda:0"), info(1, device="cuda:1")], {0: busy})
+    assert row_of(table, 0)["GPU memory"] == "2.0 GB"
+    assert row_of(table, 1)["GPU memory"] == "-"
+    assert "GPU memory" not in status_table("t", [info(0)], {}).headers
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_000, "999 kB"),
+        (1_500_000, "1.5 MB"),
+        (5e12, "5000.0 GB"),
+    ],
+)
+def test_bytes_are_written_short(num_bytes: int, text: str) -> None:
+    assert row_of(status_table("t", [info(0, rss_bytes=int(num_bytes))], {}), 0)["memory"] == text
+
+
+def test_the_status_shows_a_few_of_a_dead_ranks_last_lines() -> None:
+    output = "\n".join(f"line {number} " + "x" * 1000 for number in range(40))
+    infos = [
+        info(0),
+        info(1, phase="dead", pid=0, ending="was killed by SIGKILL", last_output=output),
+        info(2, predecessor_ending="exited with code 3", last_output="bye"),
+    ]
+    table = status_table("", infos, {0: state(0), 2: state(2)})
+    assert "line 35" in table.notes[1]
+    assert len(table.notes) == 1 + 5 + 2
+    assert max(map(len, table.notes)) < 300
+    assert row_of(table, 2)["state"] == "idle; new and empty: its predecessor exited with code 3"
+    assert table.notes[-2:] == ["the last lines of rank 2's predecessor:", "    bye"]
+
+
+# ---- inspection
+
+
+def test_ranks_that_are_alike_share_a_row() -> None:
+    table = facts_table(
+        "w", {0: tensor(), 1: tensor(), 2: tensor(max=9.0, digest="bb"), 3: tensor()}
+    )
+    assert [row[0] for row in table.rows] == ["0-1,3", "2"]
+    assert table.caption == "w: replicas differ: ranks 0-1,3 ≠ 2"
+
+
+def test_columns_without_anything_are_left_out() -> None:
+    headers = list(facts_table("w", {0: tensor()}).headers)
+    assert "placements" not in headers
+    assert "here" not in headers
+    assert headers[:4] == ["ranks", "type", "shape", "dtype"]
+    headers = list(facts_table("w", {0: tensor(local_shape=(2, 4), placements="S(0)")}).headers)
+    assert "placements" in headers
+    assert "here" in headers
+
+
+def test_numbers_are_written_short() -> None:
+    table = facts_table("w", {0: tensor(mean=1 / 3, num_nan=2, num_inf=1)})
+    row = dict(zip(table.headers, table.rows[0], strict=True))
+    assert (row["mean"], row["NaN"], row["Inf"], row["type"]) == ("0.3333", "2", "1", "Tensor")
+
+
+def test_values_that_are_no_tensors_are_shown_by_type_and_text() -> None:
+    table = facts_table(
+        "x",
+        {0: Facts(kind="int", text="3", digest="a"), 1: Facts(kind="str", text="'3'", digest="b")},
+    )
+    assert [list(row) for row in table.rows] == [["0", "int", "3"], ["1", "str", "'3'"]]
+    assert list(table.headers) == ["ranks", "type", "value"]
+
+
+def test_tensors_and_others_stand_in_one_table() -> None:
+    table = facts_table("x", {0: tensor(), 1: Facts(kind="NoneType", text="None", digest="b")})
+    rows = {row[0]: list(row) for row in table.rows}
+    assert rows["1"][1] == "NoneType"
+    assert "None" in rows["1"]
+    assert "(4, 4)" in rows["0"]
+
+
+# ---- replicas
+
+
+def facts_with(*pairs: tuple[tuple[int, ...], str]) -> dict[int, Facts]:
+    return {rank: tensor(shard=shard, digest=digest) for rank, (shard, digest) in enumerate(pairs)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (facts_with(((), "a")), "one rank"),
+        (facts_with(((), "a"), ((), "a")), "replicas are equal, bit for bit"),
+        (facts_with(((), "a"), ((), "b"), ((), "a")), "replicas differ: ranks 0,2 ≠ 1"),
+        (facts_with(((0,), "a"), ((1,), "b")), "sharded: every rank holds a part of its own"),
+        (facts_with(((0,), "a"), ((1,), "a")), "sharded: every rank holds a part of its own"),
+        (
+            facts_with(((-1, 0), "a"), ((-1, 1), "b"), ((-1, 0), "a"), ((-1, 1), "b")),
+            "sharded; replicas are equal, bit for bit",
+        ),
+        (
+            facts_with(((-1, 0), "a"), ((-1, 1), "b"), ((-1, 0), "x"), ((-1, 1), "b")),
+            "replicas differ: ranks 0 ≠ 2",
+        ),
+    ],
+    ids=["one", "equal", "differ", "sharded", "sharded alike", "hybrid", "hybrid differs"],
+)
+def test_replicas_are_compared_in_words(facts: dict[int, Facts], words: str) -> None:
+    assert str(compare(facts)) == words
+
+
+def test_what_has_no_digest_is_not_called_equal() -> None:
+    # A meta or sparse tensor has values that were not looked at.
+    assert "equal" not in str(compare(facts_with(((), ""), ((), ""))))

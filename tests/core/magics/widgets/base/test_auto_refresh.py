@@ -1,0 +1,266 @@
+"""When an inspection is looked at again: after cells, while they run, in terminals, and when nobody
+looks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from cellmesh.controller.inspect.inspection import Inspection
+from cellmesh.magics.widgets.base.auto_refresh import Occasion, Refresher, Worker
+from cellmesh.magics.widgets.inspector.inspector import Inspector
+from cellmesh.magics.widgets.inspector.show import Printed
+from cellmesh.wire.inspect import Gradients, Overview, Picture
+from tests.support.inspected_ranks import LocalAnswers
+
+
+class Events:
+    """A shell's events."""
+
+    def __init__(self) -> None:
+        self.callbacks: dict[str, list[Callable[..., None]]] = {
+            "pre_run_cell": [],
+            "post_run_cell": [],
+        }
+
+    def register(self, name: str, callback: Callable[..., None]) -> None:
+        self.callbacks[name].append(callback)
+
+    def unregister(self, name: str, callback: Callable[..., None]) -> None:
+        self.callbacks[name].remove(callback)
+
+    def trigger(self, name: str) -> None:
+        for callback in list(self.callbacks[name]):
+            callback(None)
+
+
+class Looks:
+    """Counts what is looked at, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.seen = True
+        self.busy = False
+        self.events = Events()
+        self._looks: list[Occasion] = []
+        self._condition = threading.Condition()
+        self.refresher = Refresher(
+            self._look, lambda: self.busy, lambda: self.seen, self.events, 0.001
+        )
+
+    def _look(self, occasion: Occasion) -> None:
+        with self._condition:
+            self._looks.append(occasion)
+            self._condition.notify_all()
+
+    def wait_for(self, occasion: Occasion, num: int = 1) -> None:
+        with self._condition:
+            assert self._condition.wait_for(lambda: self._looks.count(occasion) >= num, 10)
+
+    @property
+    def num(self) -> int:
+        return len(self._looks)
+
+
+def test_while_a_rank_runs_what_was_seen_stays() -> None:
+    answers = LocalAnswers("w.sum()", {0: {"w": torch.ones(3)}})
+    inspector = Inspector(answers)
+    before = inspector.widget.detail
+    inspector.refresh("during")
+    assert inspector.widget.detail == before
+    assert "the rank is busy" in inspector.widget.summary["notices"][0]
+
+
+def test_what_looks_by_itself_is_in_no_cells_way() -> None:
+    """Ranks answer it beside their main threads, which may begin the next cell meanwhile."""
+    names = {"model": torch.nn.Linear(2, 2), "w": torch.zeros(2)}
+    for expression, options in (("model", {"grads": True}), ("w", {})):
+        inspector = Inspector(answers := LocalAnswers(expression, {0: names, 1: names}), **options)
+        answers.asked.clear()
+        names["w"] = torch.full((2,), 3.0)
+        inspector.refresh("after")
+        subjects = [type(subject) for subject, _, is_beside in answers.asked if is_beside]
+        assert {Overview} <= set(subjects)
+        assert (Gradients in subjects) == bool(options)
+        assert {type(subject) for subject, _, is_beside in answers.asked if not is_beside} <= {
+            Picture
+        }
+    assert inspector.widget.detail["groups"][0]["facts"]["max"] == 3.0
+
+
+@pytest.mark.parametrize("took_s", [0.1, 3.0])
+def test_what_has_to_run_code_is_looked_at_by_itself_only_if_that_is_short(took_s: float) -> None:
+    class TimedAnswers(LocalAnswers):
+        def inspect(self, is_beside: bool) -> Inspection:
+            return dataclasses.replace(super().inspect(is_beside), took_s=took_s)
+
+    names = {"w": torch.zeros(2)}
+    inspector = Inspector(answers := TimedAnswers("w + 1", {0: names}))
+    names["w"] = torch.full((2,), 3.0)
+    inspector.refresh("after")
+    is_short = took_s < 1
+    assert inspector.widget.detail["groups"][0]["facts"]["max"] == (4.0 if is_short else 1.0)
+    assert inspector.widget.summary["notices"] == (
+        []
+        if is_short
+        else [
+            "not looked at again: that took 3.0 s, and the next cell would wait for it; press "
+            "refresh"
+        ]
+    )
+    answers.busy = True
+    inspector.refresh("after")
+    assert "the rank is busy" in inspector.widget.summary["notices"][0]
+    answers.busy = False
+    inspector.refresh()
+    assert inspector.widget.detail["groups"][0]["facts"]["max"] == 4.0
+    assert inspector.widget.summary["notices"] == []
+
+
+def test_a_terminal_prints_again_after_each_cell_until_something_else_is_inspected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events, ended = Events(), threading.Event()
+
+    def show(name: str, watch: bool, follow: bool = False) -> str:
+        """Show it in a cell of its own; what that prints."""
+        inspector = Inspector(LocalAnswers(name, {0: names}))
+        Printed(inspector, events, ended.is_set, watch, follow)._ipython_display_()
+        events.trigger("post_run_cell")
+        return capsys.readouterr().out
+
+    def run() -> str:
+        events.trigger("post_run_cell")
+        return capsys.readouterr().out
+
+    names = {"v": torch.zeros(2), "w": torch.zeros(2)}
+    assert show("w", watch=True).count("Tensor") == 1
+    names["w"] = torch.full((2,), 7.5)
+    assert "7.5" in run()
+    assert "w: one rank" in run()
+    assert show("v", watch=True).count("Tensor") == 1
+    assert "v: one rank" in run()
+    assert "--follow needs a notebook" in show("v", watch=False, follow=True)
+    assert run() == ""
+    show("v", watch=True)
+    ended.set()
+    assert run() == ""
+    assert not events.callbacks["post_run_cell"]
+
+
+def test_a_page_that_was_reloaded_is_no_view_any_more() -> None:
+    inspector = Inspector(
+        LocalAnswers("w", {0: {"w": torch.ones(3)}}), watch=True, events=(events := Events())
+    )
+    assert inspector.is_seen()
+
+    def say(kind: str, view: str, **more: Any) -> None:
+        inspector._hear(inspector.widget, {"ask": kind, "view": view, "id": 1, **more}, [])
+
+    say("hello", "first")
+    say("seen", "first", is_visible=True)
+    say("hello", "second")  # the first has not said goodbye
+    assert not inspector.is_seen()
+    say("seen", "second", is_visible=True)
+    assert inspector.is_seen()
+    assert events.callbacks["post_run_cell"]
+    say("gone", "second")
+    assert not events.callbacks["post_run_cell"]
+    say("hello", "third")
+    assert events.callbacks["post_run_cell"]
+
+
+def test_watching_looks_after_each_cell_but_the_one_that_shows_it() -> None:
+    looks = Looks()
+    looks.refresher.set(watches=True, follows=False)
+    looks.events.trigger("post_run_cell")
+    assert looks.num == 0
+    for num in (1, 2):
+        looks.events.trigger("pre_run_cell")
+        looks.events.trigger("post_run_cell")
+        looks.wait_for("after", num)
+
+
+def test_what_nobody_sees_is_looked_at_when_somebody_does() -> None:
+    looks = Looks()
+    looks.refresher.set(watches=True, follows=False)
+    looks.seen = False
+    looks.events.trigger("pre_run_cell")
+    looks.events.trigger("post_run_cell")
+    assert looks.num == 0
+    looks.seen = True
+    looks.refresher.note_seen()
+    looks.wait_for("after")
+    looks.refresher.note_seen()  # nothing has changed since
+    assert looks.num == 1
+    looks.refresher.now()
+    looks.wait_for("asked")
+
+
+def test_following_looks_while_ranks_are_busy_and_once_more_when_they_are_not() -> None:
+    looks = Looks()
+    looks.refresher.set(watches=False, follows=True)
+    looks.busy = True
+    looks.events.trigger("pre_run_cell")
+    looks.wait_for("during", 3)
+    looks.events.trigger("post_run_cell")  # its run goes on in the background
+    looks.wait_for("during", looks.num + 2)
+    looks.busy = False
+    looks.wait_for("after")
+    follower = looks.refresher._follower
+    if follower is not None:
+        follower.join(10)
+    assert looks.refresher._follower is None
+
+
+def test_closed_it_hears_of_no_cell() -> None:
+    looks = Looks()
+    looks.refresher.set(watches=True, follows=True)
+    assert all(looks.events.callbacks.values())
+    looks.refresher.close()
+    assert not any(looks.events.callbacks.values())
+    looks.refresher.set(watches=True, follows=True)
+    assert not any(looks.events.callbacks.values())
+
+
+def test_a_worker_goes_on_after_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: queue.SimpleQueue[type[BaseException]] = queue.SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda args: failed.put(args.exc_type))
+    worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        begun.set()
+        assert go.wait(10)
+        raise KeyError("rank")
+
+    worker.do(fail)
+    assert begun.wait(10)
+    worker.do(done.set)
+    go.set()
+    assert done.wait(10)
+    assert failed.get(timeout=10) is KeyError
+
+
+def test_a_worker_does_the_last_of_what_waits() -> None:
+    worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
+    did: list[str] = []
+
+    def first() -> None:
+        begun.set()
+        assert go.wait(10)
+        did.append("first")
+
+    worker.do(first, "key")
+    assert begun.wait(10)
+    worker.do(lambda: did.append("second"), "key")
+    worker.do(lambda: did.append("third"), "key")
+    worker.do(done.set)
+    go.set()
+    assert done.wait(10)
+    assert did == ["first", "third"]

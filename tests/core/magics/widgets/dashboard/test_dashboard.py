@@ -1,0 +1,207 @@
+"""The dashboard's thread and messages, with a mesh that is made up; what draws it is tested in a
+browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.status import Snapshot
+from cellmesh.magics.widgets.dashboard.dashboard import Dashboard
+from cellmesh.wire.messages import RankInfo, RankState
+
+PATIENCE_S = 20.0
+
+
+class Mesh:
+    """As much of one as a dashboard needs."""
+
+    name = "fake"
+    ranks = range(2)
+    start_s = 0.5
+
+    def __init__(self) -> None:
+        self.num_restarts = 0
+
+    def __len__(self) -> int:
+        return 2
+
+    def restart(self) -> None:
+        self.num_restarts += 1
+
+    def heal(self) -> None:
+        raise ValueError("<b>cannot</b>")
+
+
+class Rig:
+    """A dashboard, what it looks at, and what it has told."""
+
+    def __init__(self) -> None:
+        self.mesh = Mesh()
+        self.told: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.looks = 0
+        self.take: Callable[[], Snapshot | None] = self.snapshot
+        self.dashboard = Dashboard(
+            self.mesh, lambda before: self.take(), self.told.put, period_s=0.01
+        )  # type: ignore[arg-type]
+
+    def snapshot(self) -> Snapshot:
+        self.looks += 1
+        infos = [
+            RankInfo(rank, 10 + rank, "node", "idle", "cpu", "gloo", cpu_s=0.0) for rank in range(2)
+        ]
+        idle = RankState(1, -1, 0, 0, "", "", "cpu", 0)
+        return Snapshot(float(self.looks), "ready", {"dp": 2}, infos, {0: idle, 1: idle})
+
+    def see(self, looks: bool = True, view: str = "a") -> None:
+        self.dashboard.hear({"kind": "look", "view": view, "looks": looks})
+
+    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
+        while True:
+            message = self.told.get(timeout=PATIENCE_S)
+            if message["kind"] == kind and all(
+                message[key] == value for key, value in fields.items()
+            ):
+                return message
+
+    def wait_for_end(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "cellmesh-dashboard":
+                thread.join(PATIENCE_S)
+        assert not self.dashboard.is_looking
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.dashboard.end()
+    rig.wait_for_end()
+
+
+def test_nobody_looks_at_first(rig: Rig) -> None:
+    assert not rig.dashboard.is_looking
+    rig.see(False)
+    rig.dashboard.hear({"kind": "nonsense"})
+    rig.dashboard.hear({"kind": "do", "action": "format the disk"})
+    rig.dashboard.hear({"kind": "open", "rank": 7})
+    rig.dashboard.hear({})
+    assert not rig.dashboard.is_looking
+    assert rig.told.empty()
+
+
+def test_a_view_is_told_all_and_then_what_changes(rig: Rig) -> None:
+    rig.see()
+    everything = rig.wait_for("all")
+    assert (everything["name"], everything["num_ranks"]) == ("fake", 2)
+    first = rig.wait_for("look")
+    assert [(row["rank"], row["doing"]) for row in first["rows"]] == [(0, "idle"), (1, "idle")]
+    assert first["dims"] == [["dp", 2]]
+    cpu = rig.wait_for("look")
+    assert cpu["rows"] == [{"rank": 0, "cpu": 0.0}, {"rank": 1, "cpu": 0.0}]
+    assert rig.wait_for("look")["rows"] == []
+    rig.see(view="b")
+    again = rig.wait_for("all")
+    assert [row["doing"] for row in again["rows"]] == ["idle", "idle"]
+    assert len(again["history"]) >= 3
+
+
+def test_it_looks_no_more_when_nobody_does_and_again_when_somebody_does(rig: Rig) -> None:
+    rig.see()
+    rig.wait_for("look")
+    rig.see(False)
+    rig.wait_for_end()
+    num_looks = rig.looks
+    rig.see()
+    rig.wait_for("look", sample={"at_s": num_looks + 1.0, "cpu": [0.0, 0.0], "rss": [0, 0]})
+
+
+def test_silence_counts_only_where_messages_could_be_heard(rig: Rig) -> None:
+    """In front ends without subshells they wait for the cell that runs; the dashboard must not stop
+    then.
+    """
+
+    async def run_a_cell() -> None:
+        rig.see()  # heard on this loop, which is busy from here
+        for _ in range(3):
+            rig.wait_for("look")
+        assert rig.dashboard._is_asked
+        rig.dashboard._attention.wait(4.999)
+        for _ in range(3):
+            rig.wait_for("look")
+        assert rig.dashboard.is_looking
+
+    asyncio.run(run_a_cell())  # its loop is closed in the end: silence counts
+    rig.wait_for_end()
+
+
+def test_where_nobody_has_been_heard_for_long_nobody_looks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cellmesh.magics.widgets.dashboard.dashboard.UNHEARD_S", 0.1)
+
+    async def run_a_cell() -> None:
+        rig.see()  # heard on this loop, which is busy from here
+        rig.wait_for("look")
+        rig.wait_for_end()
+
+    async def look_again() -> None:
+        rig.see()
+        rig.wait_for("look")
+        rig.dashboard.end()
+
+    asyncio.run(run_a_cell())
+    asyncio.run(look_again())
+
+
+def test_trouble_is_told_and_passes(rig: Rig) -> None:
+    def fail() -> Snapshot | None:
+        raise TimeoutError
+
+    rig.take = fail
+    rig.see()
+    told = rig.wait_for("told", failed=True)
+    assert told["text"] == "the mesh's agent does not answer"
+    rig.take = rig.snapshot
+    rig.wait_for("told", failed=False, text="")
+    rig.wait_for("look")
+
+
+def test_buttons_tell_what_came_of_them(rig: Rig) -> None:
+    rig.dashboard.hear({"kind": "do", "action": "restart"})
+    assert rig.wait_for("told", action="restart")["is_busy"]
+    told = rig.wait_for("told", action="restart")
+    assert (told["text"], told["failed"], told["is_busy"]) == (
+        "2 ranks ready in 0.5 s",
+        False,
+        False,
+    )
+    assert rig.mesh.num_restarts == 1
+    rig.dashboard.hear({"kind": "do", "action": "heal"})
+    assert rig.wait_for("told", failed=True)["text"] == "ValueError: <b>cannot</b>"
+
+
+def test_it_ends_with_its_mesh(rig: Rig) -> None:
+    rig.see()
+    rig.wait_for("look")
+    rig.take = lambda: None
+    rig.wait_for_end()
+    rig.see(view="b")
+    assert rig.wait_for("all")["rows"] != [], "a page that is loaded later sees what was last"
+    assert not rig.dashboard.is_looking
+
+
+def test_what_ranks_did_last_is_left_and_not_that_they_do_not_answer(rig: Rig) -> None:
+    rig.dashboard.look()
+    before = rig.snapshot()
+    rig.take = lambda: Snapshot(before.at_s, "ready", before.dims, before.infos, {})
+    rig.dashboard.look()
+    static = rig.dashboard.static()
+    assert static.text.count("idle") == 2
+    assert "does not answer" not in static.html

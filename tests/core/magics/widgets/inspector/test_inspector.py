@@ -1,0 +1,305 @@
+"""The inspector's sheets, close-ups and refreshing: what the front end is told, without one."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cellmesh.controller.inspect.inspection import Inspection
+from cellmesh.controller.inspect.query import Looked
+from cellmesh.controller.inspect.replica_diff import Comparison, compare
+from cellmesh.magics.widgets.inspector.inspector import Inspector
+from cellmesh.magics.widgets.inspector.slices import (
+    ask_element,
+    ask_picture,
+    small_picture,
+    subtract,
+)
+from cellmesh.magics.widgets.inspector.source import coordinates_of
+from cellmesh.magics.widgets.inspector.view_model import (
+    NUM_KEPT,
+    blocks,
+    detail,
+    gradients_table,
+    label_of,
+    list_items,
+    number,
+    summarise,
+    tabulate,
+)
+from cellmesh.wire.facts import Facts
+from cellmesh.wire.inspect import Found, Gradient, Item, Pixels, Refusal
+from tests.support.inspected_ranks import LocalAnswers
+
+CONTENT = {
+    "ask": "picture", "path": "", "rank": 0, "minus": None, "dims": [0, 1], "index": [0, 0],
+    "rows": [0, 4], "cols": [0, 6], "height": 4, "width": 6, "reduction": "mean",
+}  # fmt: skip
+
+
+def part(rank: int, offset: tuple[int, ...], size: tuple[int, ...], name: str = "tp") -> Facts:
+    return Facts(
+        kind="DTensor",
+        shape=(10, 6),
+        local_shape=size,
+        offset=offset,
+        placements="Shard(dim=0)",
+        dtype="float32",
+        mesh_dim_names=(name,),
+        coordinate=(rank,),
+        shard=(rank,),
+        digest=f"{rank}",
+        num_elements=math.prod(size),
+    )
+
+
+def found(*items: Item, kind: str = "dict") -> Found:
+    return Found(kind, "", items)
+
+
+def test_numbers_that_json_does_not_have_are_texts() -> None:
+    values = [number(value) for value in (1.5, None, math.nan, math.inf, -math.inf)]
+    assert values == [1.5, None, "NaN", "Inf", "-Inf"]
+    json.dumps(values, allow_nan=False)
+
+
+def test_items_are_flagged() -> None:
+    good = Facts(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
+    other = Facts(
+        kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="b", num_nan=1
+    )
+    inspection = Inspection(
+        "nest",
+        {0: found(Item("['x']", good), Item("['y']", good)), 1: found(Item("['x']", other))},
+        {},
+        {"['x']": compare({0: good, 1: other})},
+    )
+    rows = list_items(inspection)
+    assert [(row["path"], row["flags"]) for row in rows] == [
+        ("['x']", ["nan", "unequal"]),
+        ("['y']", ["missing"]),
+    ]
+
+
+def test_a_nest_of_many_is_summarised_in_little() -> None:
+    facts = Facts(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
+    inspection = Inspection(
+        "nest", {0: Found("dict", "", tuple(Item(f"['{i}']", facts) for i in range(5000)), 7)}
+    )
+    summary = summarise(inspection, list_items(inspection), 1, "12:00:00")
+    assert len(summary["items"]) == NUM_KEPT
+    assert summary["num_items"] == 5007
+    assert len(json.dumps(summary)) < 50_000
+
+
+def test_where_it_is_nowhere_the_errors_are_told() -> None:
+    refusal = Refusal("NameError", "name 'x' is not defined")
+    summary = summarise(Inspection("x", {}, {0: refusal, 1: refusal}), [], 1, "")
+    assert summary["notices"] == ["ranks 0-1: NameError: name 'x' is not defined"]
+
+
+def test_torn_values_are_told() -> None:
+    torn = Found("Tensor", "", (Item("", Facts(kind="Tensor")),), is_torn=True)
+    summary = summarise(
+        Inspection("x", {0: torn, 1: found(Item("", Facts(kind="Tensor")))}), [], 1, ""
+    )
+    assert summary["notices"] == ["rank 0 ran meanwhile: values may be torn, half old and half new"]
+
+
+def test_labels_are_expressions() -> None:
+    assert [label_of("m", path) for path in ("", "weight", "['k']")] == ["m", "m.weight", "m['k']"]
+
+
+def test_equal_ranks_share_a_row() -> None:
+    facts = {
+        rank: Facts(kind="Tensor", shape=(2,), local_shape=(2,), dtype="int8", max=rank // 2)
+        for rank in range(4)
+    }
+    shown = detail("x", "", facts, {4: Refusal("E", "gone")}, {0: "dp=0"}, Comparison(()))
+    assert [group["ranks"] for group in shown["groups"]] == ["0-1", "2-3"]
+    assert shown["missing"] == [{"ranks": "4", "text": "E: gone"}]
+    assert shown["parts"]["0"]["coordinate"] == "dp=0"
+    assert shown["num_ranks"] == 5
+
+
+def test_blocks_are_in_their_places_uneven_and_empty_ones_too() -> None:
+    places = {0: ((0, 0), (4, 6)), 1: ((4, 0), (4, 6)), 2: ((8, 0), (2, 6)), 3: ((10, 0), (0, 6))}
+    facts = {rank: part(rank, *place) for rank, place in places.items()}
+    assert [(one["ranks"], one["offset"], one["size"]) for one in blocks(facts)] == [
+        ([rank], *place) for rank, place in places.items()
+    ]
+    assert [one["coordinate"] for one in blocks(facts)] == ["tp=0", "tp=1", "tp=2", "tp=3"]
+
+
+def test_replicas_share_a_block() -> None:
+    facts = {rank: part(rank, (0, 0), (10, 6)) for rank in range(3)}
+    (block,) = blocks(facts)
+    assert (block["ranks_text"], block["coordinate"]) == ("0-2", "")
+    assert blocks({0: Facts(kind="Tensor", shape=(2, 2), local_shape=(2, 2))}) == []
+
+
+def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
+    def of(norm: float, shard: tuple[int, ...], **more: Any) -> tuple[Gradient, ...]:
+        facts = {"num_elements": 4, "digest": str(norm), "parameter_norm": 1.0, **more}
+        return (Gradient("w", (2, 2), True, norm, norm, shard=shard, **facts),)
+
+    sheet = tabulate(
+        Looked({0: of(3.0, (0,)), 1: of(4.0, (1,)), 2: of(3.0, (0,)), 3: of(4.0, (1,))})
+    )
+    (row,) = sheet["rows"]
+    assert row["norm"] == 5.0
+    assert row["flags"] == []
+    (row,) = tabulate(Looked({0: of(3.0, ()), 1: of(0.0, (), num_zeros=4)}))["rows"]
+    assert (row["norm"], row["flags"]) == (3.0, ["unequal"])
+    (row,) = tabulate(Looked({0: of(0.0, (), num_zeros=4)}))["rows"]
+    assert row["flags"] == ["dead"]
+    (row,) = tabulate(Looked({0: (Gradient("w", (2,), False),)}))["rows"]
+    assert (row["flags"], row["norm"]) == (["none"], None)
+    sheet = tabulate(
+        Looked(
+            {0: tuple(Gradient(str(i), (1,), False) for i in range(9))}, {1: Refusal("E", "no")}
+        ),
+        4,
+    )
+    assert (len(sheet["rows"]), sheet["num_left_out"]) == (4, 5)
+    assert "... and 5 more" in repr(gradients_table(sheet))
+    assert "rank 1: E: no" in repr(gradients_table(sheet))
+
+
+def test_coordinates_are_those_of_the_mesh() -> None:
+    assert coordinates_of({"dp": 2, "tp": 2}, (0, 3)) == {0: "dp=0,tp=0", 3: "dp=1,tp=1"}
+    assert coordinates_of({"dp": 4}, (0, 1)) == {}
+
+
+def test_a_picture_of_one_rank_and_of_a_difference() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    answers = LocalAnswers("w", {0: {"w": base}, 1: {"w": base * 3}, 2: {"w": base[:2]}, 3: {}})
+    one = ask_picture(answers, CONTENT)
+    assert isinstance(one, Pixels)
+    assert np.array_equal(one.values, base.numpy())
+    difference = ask_picture(answers, {**CONTENT, "rank": 1, "minus": 0})
+    assert isinstance(difference, Pixels)
+    assert np.array_equal(difference.values, base.numpy() * 2)
+    assert (difference.low, difference.high, difference.is_exact) == (0.0, 46.0, True)
+    assert (
+        ask_picture(answers, {**CONTENT, "rank": 3}) == "rank 3: NameError: name 'w' is not defined"
+    )
+    assert (
+        ask_picture(answers, {**CONTENT, "minus": 3})
+        == "rank 3: NameError: name 'w' is not defined"
+    )
+
+
+def test_a_picture_is_never_larger_than_a_megabyte() -> None:
+    answers = LocalAnswers("w", {0: {"w": torch.ones(1, 1).expand(9000, 9000)}})
+    content = {
+        **CONTENT,
+        "rows": [0, 9000],
+        "cols": [0, 9000],
+        "height": 5000,
+        "width": 5000,
+        "reduction": "stride",
+    }
+    shown = ask_picture(answers, content)
+    assert isinstance(shown, Pixels)
+    assert shown.values.nbytes < 1_000_000
+
+
+def test_elements_are_exact() -> None:
+    third = torch.tensor([[1 / 3]], dtype=torch.float64)
+    answers = LocalAnswers(
+        "w", {0: {"w": third}, 1: {"w": third + 1}, 2: {"w": torch.tensor([[2**53 + 1]])}}
+    )
+    content = {"path": "", "rank": 0, "minus": None, "index": [0, 0]}
+    assert ask_element(answers, content) == {"text": repr(1 / 3)}
+    assert ask_element(answers, {**content, "rank": 2}) == {"text": str(2**53 + 1)}
+    assert ask_element(answers, {**content, "rank": 1, "minus": 0})["text"].startswith("1 (1.33")
+    assert "error" in ask_element(answers, {**content, "index": [5, 5]})
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [(["True", "True"], "equal (True − True)"), (["(1+2j)", "1j"], "(1+1j) ((1+2j) − 1j)")],
+)
+def test_other_elements_are_subtracted_too(texts: list[str], said: str) -> None:
+    assert subtract(texts) == said
+
+
+def test_the_still_picture_is_of_the_last_two_dims() -> None:
+    for shape in ((300,), (3, 4), (2, 3, 4, 5), (400, 200)):
+        answers = LocalAnswers("w", {0: {"w": torch.rand(shape)}})
+        inspector = Inspector(answers)
+        shown = small_picture(answers, "", inspector.widget.detail)
+        assert shown is not None
+        assert max(shown.values.shape) <= 128
+    assert small_picture(answers, "", {}) is None
+
+
+def test_what_is_saved_is_small() -> None:
+    answers = LocalAnswers("w", {rank: {"w": torch.rand(2000, 1000)} for rank in range(4)})
+    inspector = Inspector(answers)
+    state = {
+        name: value
+        for name, value in inspector.widget.get_state().items()
+        if name not in ("_esm", "_css")
+    }
+    assert len(json.dumps(state, default=str)) < 20_000
+    assert state["picture"] is None  # it is the page's, which makes it small
+
+
+def test_a_nest_is_looked_at_closer_by_path() -> None:
+    nest = {"a": torch.ones(2), "b": torch.zeros(3, 3)}
+    inspector = Inspector(LocalAnswers("nest", {0: {"nest": nest}}))
+    assert inspector.widget.detail["label"] == "nest['a']"
+    inspector._choose(inspector._rows[1]["path"])
+    assert inspector.widget.detail["label"] == "nest['b']"
+    assert inspector.widget.detail["shape"] == (3, 3)
+    del nest["b"]
+    inspector.refresh()
+    assert inspector.widget.detail["label"] == "nest['a']"
+
+
+def test_what_has_ended_is_looked_at_no_more() -> None:
+    answers = LocalAnswers("w", {0: {"w": torch.ones(3)}})
+    inspector = Inspector(answers)
+    inspector.view.freeze("the mesh has ended")
+    num_asked = len(answers.asked)
+    inspector.refresh()
+    assert len(answers.asked) == num_asked
+    assert inspector.widget.ended == "the mesh has ended"
+
+
+def test_a_still_picture_is_never_of_other_values() -> None:
+    answers = LocalAnswers("w", {rank: {"w": torch.full((4, 6), float(rank))} for rank in range(2)})
+    inspector = Inspector(answers)
+    assert inspector._pixels is not None
+    inspector.answer({**CONTENT, "rank": 1, "minus": 0})
+    assert inspector._pixels.high == 0.0
+    inspector.answer({**CONTENT, "rank": 1})
+    assert inspector._pixels.high == 1.0
+    inspector._hear(inspector.widget, {"ask": "seen", "view": "v", "is_visible": True}, [])
+    inspector._was_greeted = True
+    inspector.refresh()
+    assert inspector._pixels is None
+    assert "<img" not in inspector.static().html
+
+
+def test_questions_that_nobody_knows() -> None:
+    inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
+    assert inspector.answer({"ask": "odd"}) == ({"error": "no such question: odd"}, [])
+    assert inspector.answer({"ask": "hello"}) == ({}, [])
+
+
+def test_a_question_that_cannot_be_understood_is_answered() -> None:
+    inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
+    told: list[dict[str, Any]] = []
+    widget: Any = inspector.widget
+    widget.send = lambda content, buffers=(): told.append(content)
+    inspector._reply({"ask": "picture", "id": 7, "rank": "none"}, "v")
+    inspector._reply({"id": 8}, "v")
+    assert [(content["id"], "error" in content) for content in told] == [(7, True), (8, True)]

@@ -1,0 +1,143 @@
+"""How much may be under way: when there is room for another run, and what many runs in flight
+cost.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.core.core import Deliver, Send, Watch
+from cellmesh.controller.core.runs import MAX_WATCHED, WATCH_AFTER_S
+from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.output.sinks import ConsoleSink
+from cellmesh.controller.run import Run
+from cellmesh.controller.session import run_registry as catalogs
+from cellmesh.controller.session.run_registry import Catalog
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import Died, Done, Interrupt, Pickled, Probe, RankState
+
+from ...support.core_decisions import FRAMES, control_sent, hear, of, ready_core, told
+
+MB = 1 << 20
+NUM_RUNS = 3_000
+
+
+def make_run(
+    number: int, ranks: Sequence[int], single: bool = False, printer: Any = None, *rest: Any
+) -> Run[Any]:
+    printer = Printer(ranks, ConsoleSink()) if printer is None else printer
+    return Run(number, ranks, single, printer, lambda: None, "f")
+
+
+def in_flight(*runs: tuple[Sequence[int], int]) -> Catalog:
+    """Runs of these ranks with so many bytes, the oldest first."""
+    catalog = Catalog(4, make_run)
+    for number, (ranks, num_bytes) in enumerate(runs, 1):
+        catalog.add(make_run(number, ranks), num_bytes)
+    return catalog
+
+
+@pytest.mark.parametrize(
+    ("runs", "ranks", "num_bytes", "has_room"),
+    [
+        ([], [0], 10_000 * MB, True),
+        ([((0,), 200 * MB)], [0], 200 * MB, True),  # the first may be executing
+        ([((0,), 200 * MB), ((0,), 200 * MB)], [0], 200 * MB, False),
+        ([((0,), 200 * MB), ((0,), 200 * MB)], [0, 1], 200 * MB, False),
+        (
+            [((0,), 200 * MB), ((0,), 200 * MB)],
+            [1],
+            200 * MB,
+            True,
+        ),  # of a rank that may have to meet rank 0
+        ([((0,), 200 * MB), ((0,), 200 * MB)], [0], 0, True),
+        ([((0, 1), MB)] * 257, [1], MB, False),
+        ([((0, 1), MB)] * 256, [1], MB, True),
+        ([((0, 1), 0)] * 9, [1], MB, True),
+        ([((0, 1), 0)] * 10, [3], 0, False),
+    ],
+)
+def test_room(
+    runs: Any, ranks: Sequence[int], num_bytes: int, has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not num_bytes or (num_bytes == MB and len(runs) < 100):
+        monkeypatch.setattr(catalogs, "MAX_RUNS", 10)
+    assert in_flight(*runs).has_room(ranks, num_bytes) is has_room
+
+
+def test_what_a_rank_has_ended_makes_room() -> None:
+    catalog = in_flight(*[((0, 1), 200 * MB)] * 2)
+    first = catalog.living[1]
+    first.settle((0,), Parcel(Done(1)), 0.0)
+    assert catalog.has_room([0], 200 * MB)
+    assert not catalog.has_room([1], 200 * MB)
+    first.settle((1,), Parcel(Done(1)), 0.0)
+    first.finish(0.0)
+    assert catalog.has_room([1], 200 * MB)
+    assert not catalog._num_bytes.keys() - {2}
+
+
+def test_the_value_of_a_run_that_has_ended_goes_with_it() -> None:
+    run = make_run(1, (0,))
+    run.settle((0,), Parcel(Done(1, Pickled(b"", 1)), (memoryview(b"large"),)), 0.0)
+    run.finish(0.0)
+    gone = weakref.ref(run)
+    gc.disable()  # it would go in the end; until then, results of 10 MB each would add up
+    try:
+        del run
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def state(request: int, run: int) -> RankState:
+    return RankState(request, run, 0, 0, "f", "", "cpu", 0)
+
+
+def test_many_runs_are_interrupted_by_a_few_messages() -> None:
+    core = ready_core(2)
+    for run in range(1, NUM_RUNS + 1):
+        core.submit(run, (0, 1), FRAMES, now=0.0)
+    effects = core.interrupt_all(range(NUM_RUNS, 0, -1), 1.0)
+    assert len(of(Send, effects)) == 2
+    *interrupts, (_, probe) = control_sent(effects)
+    assert [verb for _, verb in interrupts] == [Interrupt(run) for run in range(NUM_RUNS, 0, -1)]
+    hear(core, (0,), state(probe.request, 1), 1.0)
+    delivered = of(Deliver, hear(core, (1,), state(probe.request, 1), 1.0))
+    assert {deliver.run for deliver in delivered} == set(range(2, NUM_RUNS + 1))
+    assert not any(deliver.has_begun for deliver in delivered)
+
+
+@pytest.mark.parametrize("ends", ["rank", "mesh"])
+def test_a_death_is_shown_by_the_run_that_met_it(ends: str) -> None:
+    core = ready_core(2)
+    for run in range(1, NUM_RUNS + 1):
+        core.submit(run, (0, 1), FRAMES)
+    hear(core, (0,), Done(1))
+    died = Parcel(Died(1, "was killed by SIGKILL", ""))
+    effects = core.receive(died, 0.0) if ends == "rank" else core.agent_ended("killed")
+    # Rank 0 executes the second by now.
+    assert {deliver.run for deliver in of(Deliver, effects) if deliver.has_begun} == {
+        1,
+        *([2] if ends == "mesh" else []),
+    }
+
+
+def test_of_many_runs_a_few_are_watched() -> None:
+    core = ready_core(2)
+    for run in range(1, NUM_RUNS + 1):
+        core.submit(run, (0, 1), FRAMES, now=0.0)
+        hear(core, (0,), Done(run))  # rank 1 is slow
+    effects = core.tick(WATCH_AFTER_S)
+    ((_, probe),) = [(ranks, verb) for ranks, verb in told(effects) if type(verb) is Probe]
+    hear(core, (0,), state(probe.request, -1), WATCH_AFTER_S)
+    effects = hear(core, (1,), state(probe.request, 1), WATCH_AFTER_S)
+    assert {watch.run for watch in of(Watch, effects)} == {
+        1,
+        *range(NUM_RUNS - MAX_WATCHED + 1, NUM_RUNS + 1),
+    }

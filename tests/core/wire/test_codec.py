@@ -1,0 +1,287 @@
+"""Messages as frames: what is sent arrives, and what is no message is refused before anything is
+done.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellmesh.errors import ProtocolError
+from cellmesh.wire.codec import (
+    Codec,
+    Parcel,
+    at_agent_from_controller,
+    at_agent_from_rank,
+    at_controller,
+    at_rank_for_control,
+    at_rank_for_work,
+    encode,
+    num_buffers,
+)
+from cellmesh.wire.messages import (
+    Control,
+    Done,
+    Failed,
+    FromRank,
+    Hello,
+    Output,
+    Pickled,
+    Probe,
+    PullNames,
+    Ranked,
+    Relay,
+    RunCall,
+    Stop,
+    Stopped,
+    ToAgent,
+    ToController,
+    ToMainThread,
+)
+
+from ...support.verb_strategies import parcels_of
+
+DIRECTIONS: dict[str, tuple[Callable[[], Codec[Any]], Any]] = {
+    "agent-from-controller": (at_agent_from_controller, ToAgent),
+    "agent-from-rank": (at_agent_from_rank, FromRank),
+    "rank-work": (at_rank_for_work, ToMainThread),
+    "rank-control": (at_rank_for_control, Control),
+    "controller": (at_controller, ToController),
+}
+every_direction = pytest.mark.parametrize(("codec", "union"), DIRECTIONS.values(), ids=DIRECTIONS)
+every_codec = pytest.mark.parametrize(
+    "codec", [codec for codec, _ in DIRECTIONS.values()], ids=DIRECTIONS
+)
+
+pack = msgspec.msgpack.encode
+
+
+# ---- what is sent arrives
+
+
+@every_direction
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_batch_round_trips(
+    codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
+) -> None:
+    parcels = data.draw(st.lists(parcels_of(union), max_size=6))
+    assert codec().decode(encode(parcels)) == parcels
+
+
+@every_direction
+@settings(max_examples=30)
+@given(data=st.data())
+def test_concatenated_batches_decode_as_one(
+    codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
+) -> None:
+    batches = data.draw(st.lists(st.lists(parcels_of(union), max_size=4), max_size=4))
+    frames = [frame for batch in batches for frame in encode(batch)]
+    assert codec().decode(frames) == [parcel for batch in batches for parcel in batch]
+
+
+def test_a_relayed_batch_reaches_the_rank_as_it_was_sent() -> None:
+    work = [
+        Parcel(RunCall(7, Pickled(b"stream", 2)), (b"one", b"two")),
+        Parcel(PullNames(8, "x")),
+    ]
+    frames = encode(work)
+    [(relay, carried), (after, _)] = at_agent_from_controller().decode(
+        encode([Parcel(Relay((0, 1), "work", 7, len(frames)), tuple(frames)), Parcel(Stop())])
+    )
+    assert relay.ranks == (0, 1)
+    assert after == Stop()
+    assert at_rank_for_work().decode(carried) == work
+
+
+def test_an_answer_keeps_its_buffers_on_its_way_up() -> None:
+    answer = Parcel(Ranked((0, 3), Done(5, Pickled(b"stream", 2))), (b"one", b"two"))
+    assert at_controller().decode(encode([answer, Parcel(Stopped("done"))])) == [
+        answer,
+        Parcel(Stopped("done")),
+    ]
+
+
+def test_buffers_are_not_copied() -> None:
+    buffer = bytearray(b"x" * 100)
+    parcel = Parcel(Done(1, Pickled(b"", 1)), (memoryview(buffer),))
+    [(_, (received,))] = at_agent_from_rank().decode(encode([parcel]))
+    buffer[0] = 0
+    assert received[0] == 0
+
+
+def test_frames_may_be_any_kind_of_bytes() -> None:
+    header, buffer = encode([Parcel(Done(1, Pickled(b"s", 1)), (b"data",))])
+    for kind in (bytes, bytearray, memoryview):
+        [(verb, (received,))] = at_agent_from_rank().decode([kind(header), kind(buffer)])
+        assert verb == Done(1, Pickled(b"s", 1))
+        assert bytes(received) == b"data"
+
+
+def test_text_that_is_no_unicode_is_sent_as_far_as_it_goes() -> None:
+    # A file's name may decode to lone surrogates, and people print those.
+    [(verb, _)] = at_agent_from_rank().decode(
+        encode([Parcel(Output(1, "stdout", "before \udc80 after\n"))])
+    )
+    assert verb.text.startswith("before ")
+    assert verb.text.endswith(" after\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "count"),
+    [
+        (Probe(1), 0),
+        (Done(1), 0),
+        (Done(1, Pickled(b"", 3)), 3),
+        (Ranked((0,), Done(1, Pickled(b"", 2))), 2),
+        (Ranked((0,), Output(1, "stdout", "x")), 0),
+        (Relay((0,), "work", 1, 4), 4),
+    ],
+)
+def test_a_verb_announces_its_frames(verb: Any, count: int) -> None:
+    assert num_buffers(verb) == count
+
+
+# ---- what is no message is refused
+
+
+@every_codec
+@given(frames=st.lists(st.binary(max_size=60), min_size=1, max_size=4))
+def test_random_frames_are_refused(codec: Callable[[], Codec[Any]], frames: list[bytes]) -> None:
+    try:
+        parcels = codec().decode(frames)
+    except ProtocolError:
+        return
+    # A few bytes do spell a message; then it is one that can be sent.
+    assert codec().decode(encode(parcels)) == parcels
+
+
+@every_direction
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_damaged_message_is_a_message_or_is_refused(
+    codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
+) -> None:
+    frames = encode(data.draw(st.lists(parcels_of(union), min_size=1, max_size=3)))
+    header = bytearray(frames[0])
+    for _ in range(data.draw(st.integers(1, 3))):
+        header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parcels = codec().decode([header, *frames[1:]])
+    except ProtocolError:
+        return
+    assert codec().decode(encode(parcels)) == parcels
+
+
+@every_direction
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_truncated_header_is_refused(
+    codec: Callable[[], Codec[Any]], union: Any, data: st.DataObject
+) -> None:
+    frames = encode(data.draw(st.lists(parcels_of(union), min_size=1, max_size=3)))
+    cut = data.draw(st.integers(0, len(frames[0]) - 1))
+    with pytest.raises(ProtocolError):
+        codec().decode([frames[0][:cut], *frames[1:]])
+
+
+@pytest.mark.parametrize(
+    ("codec", "verb"),
+    [
+        (at_agent_from_controller, Relay((0,), "work", 1, 3)),
+        (at_agent_from_rank, Done(1, Pickled(b"", 3))),
+        (at_agent_from_rank, Failed(1, "E", "", "", 0, Pickled(b"", 3))),
+        (at_rank_for_work, RunCall(1, Pickled(b"", 3))),
+        (at_controller, Ranked((0,), Done(1, Pickled(b"", 3)))),
+    ],
+)
+@pytest.mark.parametrize("num_sent", [0, 1, 2])
+def test_missing_buffers_are_refused(
+    codec: Callable[[], Codec[Any]], verb: Any, num_sent: int
+) -> None:
+    frames = encode([Parcel(verb, (b"one", b"two", b"three"))])
+    assert codec().decode(frames) == [Parcel(verb, (b"one", b"two", b"three"))]
+    with pytest.raises(ProtocolError, match=f"announced 3 buffers and sent {num_sent}"):
+        codec().decode(frames[: 1 + num_sent])
+
+
+MALFORMED = {
+    "nothing": b"",
+    "no list": pack({"type": "Stop"}),
+    "a bare verb": pack(Stop()),
+    "an unknown verb": pack([["Format", 1]]),
+    "a verb of another direction": pack([Stopped("x")]),
+    "a tag that is no text": pack([[7, 1]]),
+    "a verb without fields": pack([["Hello"]]),
+    "a verb with too few fields": pack([["Hello", b"key"]]),
+    "text for a number": pack([["Hello", b"key", "1", 2]]),
+    "a number for bytes": pack([["Hello", 5, 1, 2]]),
+    "null for a number": pack([["Hello", b"key", None, 2]]),
+    "a float for a number": pack([["Hello", b"key", 1.5, 2]]),
+    "a list for a number": pack([["Hello", b"key", [1], 2]]),
+    "an unknown channel": pack([["Relay", [0], "back door", 1, 0]]),
+    "a rank that is no number": pack([["Relay", ["0"], "work", 1, 0]]),
+    "two values": pack([Stop()]) + pack([Stop()]),
+    "a huge declared list": b"\xdd\xff\xff\xff\xff",
+    "a huge declared text": b"\x91\xdb\xff\xff\xff\xff",
+    "huge declared bytes": b"\x91\xc6\xff\xff\xff\xff",
+    "an extension": b"\x91\xc7\x01\x05\x00",
+    "a pickle": pickle.dumps([Stop()]),
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+    "bad UTF-8 in a tag": pack([["Stop"]]).replace(b"Stop", b"St\xff\xfe"),
+    "bad UTF-8 in a field": pack([["Relay", [0], "work", 1, 0]]).replace(b"work", b"wo\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("header", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_headers_are_refused(header: bytes) -> None:
+    with pytest.raises(ProtocolError, match="a controller"):
+        at_agent_from_controller().decode([header])
+
+
+def test_bad_utf8_in_a_text_field_is_refused() -> None:
+    header = pack([Output(1, "stdout", "abc")]).replace(b"abc", b"\xff\xfe\xfd")
+    with pytest.raises(ProtocolError):
+        at_agent_from_rank().decode([header])
+
+
+def test_a_header_nested_too_deeply_is_refused() -> None:
+    # Fields beyond those known are passed over, and may be lists of lists of lists.
+    stop = b"\x92\xa4Stop"
+    assert at_agent_from_controller().decode([b"\x91" + stop + b"\x01"]) == [Parcel(Stop())]
+    with pytest.raises(ProtocolError):
+        at_agent_from_controller().decode([b"\x91" + stop + b"\x91" * 100_000 + b"\x90"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 2**31, 2**63 - 1, -1, -(2**63)])
+def test_a_false_number_of_frames_is_refused(count: int) -> None:
+    with pytest.raises(ProtocolError, match="announced"):
+        at_agent_from_controller().decode([pack([Relay((0,), "work", 1, count)])])
+    with pytest.raises(ProtocolError, match="announced"):
+        at_agent_from_rank().decode([pack([Done(1, Pickled(b"", count))])])
+
+
+def test_a_frame_too_many_is_refused() -> None:
+    with pytest.raises(ProtocolError):
+        at_agent_from_controller().decode([*encode([Parcel(Stop())]), b"surplus"])
+
+
+def test_a_good_batch_before_a_bad_one_is_refused_with_it() -> None:
+    good = encode([Parcel(Hello(b"key", 1, 2))])
+    with pytest.raises(ProtocolError):
+        at_agent_from_controller().decode([*good, b"\xc1"])
+
+
+def test_decoding_unpickles_nothing(tmp_path: Any) -> None:
+    proof = tmp_path / "loaded"
+    stream = b"cos\nsystem\n(S'touch " + str(proof).encode() + b"'\ntR."
+    header = pack([RunCall(1, Pickled(stream, 0))])
+    [(verb, _)] = at_rank_for_work().decode([header])
+    assert verb.payload.stream == stream
+    assert not proof.exists()

@@ -1,0 +1,66 @@
+"""The verbs: every one survives the wire, and none can be taken for another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellmesh.wire import messages
+from cellmesh.wire.messages import Control, FromRank, ToAgent, ToController, ToMainThread, Verb
+
+from ...support.verb_strategies import kinds_of, values_of
+
+UNIONS = {
+    "ToAgent": ToAgent,
+    "ToMainThread": ToMainThread,
+    "Control": Control,
+    "FromRank": FromRank,
+    "ToController": ToController,
+}
+EVERY_VERB = [
+    pytest.param(union, kind, id=f"{name}-{kind.__name__}")
+    for name, union in UNIONS.items()
+    for kind in kinds_of(union)
+]
+
+
+@pytest.mark.parametrize(("union", "kind"), EVERY_VERB)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_every_verb_round_trips(union: Any, kind: type[Verb], data: st.DataObject) -> None:
+    verb = data.draw(values_of(kind))
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(verb), type=union)
+    assert decoded == verb
+    assert type(decoded) is kind
+
+
+@pytest.mark.parametrize("union", UNIONS.values(), ids=UNIONS)
+def test_tags_are_unique_in_a_union(union: Any) -> None:
+    tags = [kind.__struct_config__.tag for kind in kinds_of(union)]
+    assert len(set(tags)) == len(tags)
+
+
+def test_every_verb_stands_in_a_union() -> None:
+    verbs = {
+        value
+        for value in vars(messages).values()
+        if isinstance(value, type) and issubclass(value, Verb) and value is not Verb
+    }
+    assert verbs == {kind for union in UNIONS.values() for kind in kinds_of(union)}
+
+
+@pytest.mark.parametrize(("union", "kind"), EVERY_VERB)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_verbs_are_values(union: Any, kind: type[Verb], data: st.DataObject) -> None:
+    verb = data.draw(values_of(kind))
+    twin = msgspec.structs.replace(verb)
+    assert twin == verb
+    assert hash(twin) == hash(verb)
+    for field in kind.__struct_fields__:
+        with pytest.raises(AttributeError):
+            setattr(verb, field, None)

@@ -1,0 +1,354 @@
+"""Values as pickles: what travels, in what memory it lands, and what is said of what cannot
+travel.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.errors import MeshUsageError, UnpicklableError
+from cellmesh.wire import payload, shards, tensors
+from cellmesh.wire.payload import OUT_OF_BAND_BYTES
+
+
+def travel(value: Any) -> Any:
+    """What arrives of a value: its buffers land in memory of their own, as they do from a
+    socket.
+    """
+    pickled, buffers = payload.dumps(value, "value")
+    assert pickled.num_buffers == len(buffers)
+    return payload.loads(pickled, [bytearray(buffer) for buffer in buffers])
+
+
+@pytest.fixture
+def notebook() -> Iterator[types.ModuleType]:
+    """A ``__main__`` as a notebook has it: cloudpickle takes what is defined there by value."""
+    module = types.ModuleType("__main__")
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        yield module
+    finally:
+        sys.modules["__main__"] = before
+
+
+def define(module: types.ModuleType, source: str, name: str) -> Any:
+    exec(source, vars(module))
+    return vars(module)[name]
+
+
+# ---- what travels
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    max_leaves=20,
+)
+
+
+@given(PLAIN)
+def test_plain_values_travel(value: Any) -> None:
+    assert travel(value) == value
+
+
+@pytest.mark.parametrize(
+    "nbytes", [0, 8, OUT_OF_BAND_BYTES - 8, OUT_OF_BAND_BYTES, 10 * OUT_OF_BAND_BYTES]
+)
+def test_arrays_travel_and_can_be_written_to(nbytes: int) -> None:
+    array = np.arange(nbytes // 8, dtype=np.float64)
+    arrived = travel(array)
+    np.testing.assert_array_equal(arrived, array)
+    assert arrived.flags.writeable
+    arrived += 1
+    assert not np.shares_memory(arrived, array)
+
+
+def test_large_arrays_travel_out_of_band_without_a_copy() -> None:
+    array = np.arange(OUT_OF_BAND_BYTES, dtype=np.uint8)
+    pickled, buffers = payload.dumps({"a": array, "b": [array[::1], 3]}, "value")
+    assert len(pickled.stream) < 2000
+    assert sum(len(buffer) for buffer in buffers) >= array.nbytes
+    assert np.shares_memory(np.frombuffer(buffers[0], np.uint8), array)
+
+
+def test_an_array_lies_in_the_memory_of_its_frame() -> None:
+    array = np.zeros(OUT_OF_BAND_BYTES, dtype=np.uint8)
+    pickled, buffers = payload.dumps(array, "value")
+    frame = bytearray(buffers[0])
+    arrived = payload.loads(pickled, [frame])
+    frame[0] = 7
+    assert arrived[0] == 7
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda big: big[:, ::2],
+        lambda big: big.T,
+        lambda big: np.asfortranarray(big),
+        lambda big: big.astype(">f4"),
+        lambda big: np.array(["text", None, 3], dtype=object),
+    ],
+    ids=["strided", "transposed", "fortran", "big-endian", "objects"],
+)
+def test_arrays_of_every_layout_travel(make: Callable[[Any], Any]) -> None:
+    value = make(np.arange(40_000.0).reshape(200, 200))
+    arrived = travel(value)
+    np.testing.assert_array_equal(arrived, value)
+    assert arrived.dtype == value.dtype
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (300, 300)])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+)
+def test_tensors_travel(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = torch.ones(shape).to(dtype)
+    arrived = travel(tensor)
+    assert arrived.dtype == dtype
+    assert torch.equal(arrived, tensor)
+    arrived.zero_()
+    assert bool(tensor.all())
+
+
+def test_a_parameter_arrives_as_one() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    arrived = travel(parameter)
+    assert isinstance(arrived, torch.nn.Parameter)
+    assert arrived.requires_grad
+    assert torch.equal(arrived, parameter)
+
+
+def test_one_tensor_in_two_places_arrives_as_one() -> None:
+    tensor = torch.zeros(3)
+    arrived = travel({"weight": tensor, "tied": [tensor]})
+    arrived["weight"].fill_(5)
+    assert arrived["tied"][0].tolist() == [5, 5, 5]
+
+
+def test_a_module_travels() -> None:
+    model = torch.nn.Linear(3, 2)
+    inputs = torch.ones(1, 3)
+    assert torch.equal(travel(model)(inputs), model(inputs))
+
+
+def test_a_function_of_the_notebook_travels_by_value(notebook: types.ModuleType) -> None:
+    function = define(notebook, "factor = 3\ndef scale(x):\n    return factor * x", "scale")
+    notebook.__dict__.clear()  # on the rank there is no such notebook
+    notebook.__dict__["__name__"] = "__main__"
+    define(notebook, "factor = 3\ndef scale(x):\n    return factor * x", "scale")
+    arrived = travel(notebook.scale)
+    del notebook.factor, notebook.scale
+    assert arrived(14) == 42
+    assert function.__name__ == "scale"
+
+
+def test_a_recursive_function_travels(notebook: types.ModuleType) -> None:
+    function = define(notebook, "def fact(n):\n    return 1 if n == 0 else n * fact(n - 1)", "fact")
+    arrived = travel(function)
+    del notebook.fact
+    assert arrived(5) == 120
+
+
+def test_a_class_of_the_notebook_travels_with_its_instances(notebook: types.ModuleType) -> None:
+    source = (
+        "class Point:\n"
+        "    def __init__(self, x):\n        self.x = x\n"
+        "    def double(self):\n        return 2 * self.x\n"
+    )
+    point_class = define(notebook, source, "Point")
+    arrived_class, arrived = travel((point_class, point_class(21)))
+    assert type(arrived) is arrived_class
+    assert arrived.double() == 42
+
+
+def test_a_dataclass_and_a_subclass_travel(notebook: types.ModuleType) -> None:
+    vars(notebook)["dataclass"] = dataclass
+    define(notebook, "@dataclass\nclass Base:\n    x: int = 1", "Base")
+    derived = define(notebook, "@dataclass\nclass Derived(Base):\n    y: int = 2", "Derived")
+    arrived = travel(derived(y=5))
+    assert (arrived.x, arrived.y) == (1, 5)
+    assert repr(arrived) == "Derived(x=1, y=5)"
+
+
+def test_lambdas_and_closures_travel() -> None:
+    offset = 10
+    total = [1, 2]
+
+    def add(x: int) -> int:
+        return x + offset + sum(total)
+
+    assert travel(lambda x: add(x) * 2)(1) == 28
+
+
+def test_generators_functions_and_partials_travel() -> None:
+    import functools
+
+    def count(n: int) -> Iterator[int]:
+        yield from range(n)
+
+    assert list(travel(functools.partial(count, 3))()) == [0, 1, 2]
+
+
+def test_exceptions_travel_with_their_arguments() -> None:
+    arrived = travel(ValueError("wrong", 3))
+    assert type(arrived) is ValueError
+    assert arrived.args == ("wrong", 3)
+
+
+# ---- the reducer
+
+
+def test_the_reducer_has_the_first_say() -> None:
+    def as_text(value: Any) -> Any:
+        return (str, ("replaced",)) if isinstance(value, Holder) else NotImplemented
+
+    pickled, buffers = payload.dumps({"h": Holder(), "c": 1j}, "value", as_text)
+    assert payload.loads(pickled, buffers) == {"h": "replaced", "c": 1j}
+
+
+def test_the_reducer_may_refuse_with_a_hint() -> None:
+    def refuse(value: Any) -> Any:
+        if isinstance(value, Holder):
+            raise UnpicklableError("a holder stays here: send what it holds")
+        return NotImplemented
+
+    with pytest.raises(UnpicklableError, match="'basket': a holder stays here: send what it holds"):
+        payload.dumps({"deep": [Holder()]}, "basket", refuse)
+
+
+# ---- what cannot travel
+
+
+class Holder:
+    """Something with attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def method(self) -> None: ...
+
+
+class Refuses:
+    """Something with its own opinion on pickling."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not me")
+
+
+def lock_in_a_closure() -> Callable[[], Any]:
+    lock = threading.Lock()
+    return lambda: lock
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (threading.Lock(), ""),
+        ({"a": 1, "b": threading.Lock()}, "v['b']"),
+        ([1, (2, threading.Lock())], "v[1][1]"),
+        (Holder(model=Holder(lock=threading.Lock())), "v.model.lock"),
+        (Holder(lock=threading.Lock()).method, "v.__self__.lock"),
+        ({"f": lock_in_a_closure()}, "v['f'] -> closure variable lock"),
+        ({frozenset(), Refuses()}, "v{...}"),
+    ],
+    ids=["itself", "dict", "nested", "attributes", "method", "closure", "set"],
+)
+def test_the_part_that_cannot_travel_is_named(value: Any, where: str) -> None:
+    with pytest.raises(UnpicklableError) as caught:
+        payload.dumps(value, "v")
+    message = str(caught.value)
+    assert message.startswith("'v' cannot be pickled")
+    if where:
+        assert f": {where} is what cannot (a " in message
+    assert "_thread.lock" in message or "Refuses" in message
+
+
+def test_a_global_that_a_function_uses_is_named(notebook: types.ModuleType) -> None:
+    vars(notebook)["lock"] = threading.Lock()
+    function = define(notebook, "def use():\n    return lock", "use")
+    with pytest.raises(
+        UnpicklableError, match="'use' cannot be pickled: use -> global lock is what cannot"
+    ):
+        payload.dumps(function, "use")
+
+
+def test_the_reason_is_given() -> None:
+    with pytest.raises(UnpicklableError, match="RuntimeError: not me"):
+        payload.dumps([Refuses()], "v")
+
+
+def test_the_original_error_is_kept_as_the_cause() -> None:
+    with pytest.raises(UnpicklableError) as caught:
+        payload.dumps(Refuses(), "v")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_it_is_an_error_of_usage_and_of_type() -> None:
+    with pytest.raises(MeshUsageError):
+        payload.dumps(threading.Lock(), "v")
+    with pytest.raises(TypeError):
+        payload.dumps(threading.Lock(), "v")
+
+
+def test_what_nests_too_deeply_is_refused() -> None:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(UnpicklableError, match="'nest' cannot be pickled: it nests too deeply"):
+        payload.dumps(value, "nest")
+
+
+def test_a_cycle_around_what_cannot_travel_ends() -> None:
+    loop: dict[str, Any] = {"lock": threading.Lock()}
+    loop["self"] = loop
+    with pytest.raises(UnpicklableError, match="lock"):
+        payload.dumps(loop, "loop")
+
+
+def test_nothing_is_sent_of_a_value_that_fails_halfway() -> None:
+    big = np.zeros(OUT_OF_BAND_BYTES, dtype=np.uint8)
+    with pytest.raises(UnpicklableError, match=r"v\[1\]"):
+        payload.dumps([big, threading.Lock()], "v")
+    del big  # no view of it is kept
+
+
+def test_loads_gives_what_pickle_gives() -> None:
+    from cellmesh.wire.messages import Pickled
+
+    assert payload.loads(Pickled(pickle.dumps([1, 2])), ()) == [1, 2]
+    with pytest.raises(pickle.UnpicklingError):
+        payload.loads(Pickled(b"\xff\xff"), ())
+
+
+def test_a_tensor_on_a_device_that_is_not_here_says_what_to_send() -> None:
+    with pytest.raises(MeshUsageError, match=r"a tensor on cuda:77 was sent .*`x.cpu\(\)`"):
+        tensors.move_storage(torch.ones(3).untyped_storage(), None, "cuda:77")
+
+
+@pytest.mark.parametrize("of", [(7, 3), (3, 7), (8, 8), (0, 2), (10, 8)])
+def test_parts_are_those_that_torch_makes(of: tuple[int, int]) -> None:
+    length, num_parts = of
+    whole = torch.arange(length)
+    spread = [shards.spread(length, num_parts, index) for index in range(num_parts)]
+    assert [n for _, n in spread] == [len(part) for part in torch.tensor_split(whole, num_parts)]
+    chunks = [shards.chunk(length, num_parts, index) for index in range(num_parts)]
+    expected = [len(part) for part in torch.chunk(whole, num_parts)]
+    assert [n for _, n in chunks] == [*expected, *[0] * (num_parts - len(expected))]

@@ -1,0 +1,158 @@
+"""Messages over connections that are cut at any moment: none lost, none twice, in order."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.errors import ProtocolError
+from cellmesh.wire.reliable import ACK_BYTES, ACK_S, Reliable
+
+
+def test_a_message_is_kept_until_the_other_side_says_that_it_has_it() -> None:
+    acked: list[str] = []
+    here, there = Reliable[str](acked.append), Reliable[str]()
+    preamble = here.wrap("a", 10)
+    assert here.kept_bytes == 10
+    assert there.unwrap(preamble, 10, 0.0)
+    assert not here.unwrap(there.wrap_aside(), 0, 0.0)
+    assert (acked, here.kept_bytes) == (["a"], 0)
+
+
+def test_a_message_says_what_has_been_heard() -> None:
+    here, there = Reliable[str](), Reliable[str]()
+    there.unwrap(here.wrap("a", 1), 1, 0.0)
+    assert there.ack_at == ACK_S
+    answer = there.wrap("b", 1)
+    assert there.ack_at is None
+    here.unwrap(answer, 1, 0.0)
+    assert here.kept_bytes == 0
+
+
+def test_an_acknowledgement_is_due_in_a_moment_or_at_once_for_much() -> None:
+    here, there = Reliable[str](), Reliable[str]()
+    there.unwrap(here.wrap("a", 1), 1, 5.0)
+    assert not there.owes_ack(5.0)
+    assert there.owes_ack(5.0 + ACK_S)
+    there.unwrap(here.wrap("b", ACK_BYTES), ACK_BYTES, 5.01)
+    assert there.owes_ack(5.01)
+    there.wrap_aside()
+    assert there.ack_at is None
+
+
+def test_what_comes_twice_is_heard_once_and_acknowledged_again() -> None:
+    here, there = Reliable[str](), Reliable[str]()
+    preamble = here.wrap("a", 1)
+    assert there.unwrap(preamble, 1, 0.0)
+    there.wrap_aside()  # lost
+    assert not there.unwrap(preamble, 1, 1.0)
+    assert there.owes_ack(1.0)
+
+
+def test_what_comes_too_early_comes_again() -> None:
+    here, there = Reliable[str](), Reliable[str]()
+    here.wrap("lost", 1)
+    assert not there.unwrap(here.wrap("b", 1), 1, 0.0)
+    again = here.resume(there.num_received)
+    assert [message for _, message in again] == ["lost", "b"]
+    assert all(there.unwrap(preamble, 1, 0.0) for preamble, _ in again)
+
+
+def test_given_up_messages_are_kept_no_longer() -> None:
+    here = Reliable[str]()
+    here.wrap("a", 1)
+    here.wrap("b", 2)
+    assert here.take_kept() == ["a", "b"]
+    assert here.kept_bytes == 0
+    assert here.resume(0) == []
+
+
+def test_what_was_not_said_cannot_be_acknowledged() -> None:
+    here, other = Reliable[str](), Reliable[str]()
+    other.unwrap(Reliable[str]().wrap("x", 1), 1, 0.0)
+    with pytest.raises(ProtocolError, match="1 messages, of 0"):
+        here.unwrap(other.wrap_aside(), 0, 0.0)
+
+
+@pytest.mark.parametrize("preamble", [b"", b"x" * 15, b"x" * 17])
+def test_what_is_no_preamble_is_refused(preamble: bytes) -> None:
+    with pytest.raises(ProtocolError, match="preamble"):
+        Reliable[str]().unwrap(preamble, 0, 0.0)
+    with pytest.raises(ProtocolError, match="preamble"):
+        Reliable.is_aside(preamble)
+
+
+class Side:
+    """One end of a link, with what is under way to it."""
+
+    def __init__(self) -> None:
+        self.reliable: Reliable[int] = Reliable(lambda message: self.acked.append(message))
+        self.acked: list[int] = []
+        self.heard: list[int] = []
+        self.num_said = 0
+        self.coming: collections.deque[tuple[bytes, int | None]] = collections.deque()
+
+    def say(self, other: Side) -> None:
+        self.num_said += 1
+        other.coming.append((self.reliable.wrap(self.num_said, 1), self.num_said))
+
+    def acknowledge(self, other: Side) -> None:
+        other.coming.append((self.reliable.wrap_aside(), None))
+
+    def hear(self) -> None:
+        if self.coming:
+            preamble, message = self.coming.popleft()
+            if self.reliable.unwrap(preamble, 1, 0.0):
+                assert message is not None
+                self.heard.append(message)
+
+    def resume(self, other: Side) -> None:
+        other.coming.extend(self.reliable.resume(other.reliable.num_received))
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["say", "hear", "ack", "lose", "lose some", "cut"]), st.booleans()),
+    max_size=80,
+)
+
+
+@given(STEPS)
+def test_whatever_is_lost_everything_is_heard_once_and_in_order(
+    steps: list[tuple[str, bool]],
+) -> None:
+    sides = Side(), Side()
+
+    def cut() -> None:
+        for side in sides:
+            side.coming.clear()
+        for side, other in (sides, sides[::-1]):
+            side.resume(other)
+
+    for what, which in steps:
+        side, other = sides if which else sides[::-1]
+        if what == "say":
+            side.say(other)
+        elif what == "hear":
+            side.hear()
+        elif what == "ack":
+            side.acknowledge(other)
+        elif what == "lose":  # the connection broke: later ones may go over the next one first
+            side.coming.clear()
+        elif what == "lose some" and side.coming:
+            side.coming.popleft()
+        elif what == "cut":
+            cut()
+    cut()
+    for side in sides:
+        while side.coming:
+            side.hear()
+    for side, other in (sides, sides[::-1]):
+        assert other.heard == list(range(1, side.num_said + 1))
+        other.acknowledge(side)
+        while side.coming:
+            side.hear()
+        assert side.acked == other.heard
+        assert side.reliable.kept_bytes == 0

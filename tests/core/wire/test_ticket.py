@@ -1,0 +1,448 @@
+"""Tickets and the directories they lie in: who may read them, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.errors import HostError
+from cellmesh.wire.host import own_python, own_version, this_place
+from cellmesh.wire.ticket import (
+    Holder,
+    Ticket,
+    find_strange,
+    find_tickets,
+    make_directory,
+    new_key,
+    read_holder,
+    read_ticket,
+    remove_directory,
+    remove_own_directory,
+    runtime_root,
+    write_holder,
+    write_ticket,
+)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A short path: pytest's own may be too long for a socket's address."""
+    with tempfile.TemporaryDirectory(prefix="cm") as directory:
+        yield Path(directory) / "root"
+
+
+def ticket_in(directory: Path, **changes: Any) -> Ticket:
+    fields: dict[str, Any] = {
+        "name": directory.name,
+        "key": new_key(),
+        "directory": str(directory),
+        "num_ranks": 4,
+        "backend": "gloo",
+        "mesh_dim_names": ("dp", "tp"),
+        "mesh_shape": (2, 2),
+        "preload": ("json",),
+        "sys_path": ("", "/lib"),
+        "cwd": "/",
+        "controller_pid": 1,
+        "created_at": 1.5,
+    }
+    return Ticket(**{**fields, **changes})
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_ticket_holds_paths_that_are_not_utf8(root: Path) -> None:
+    ticket = ticket_in(
+        make_directory(root, "one"), cwd="/donn\udce9es", sys_path=("/donn\udce9es", "/ö")
+    )
+    write_ticket(ticket)
+    assert read_ticket(ticket.path) == ticket
+
+
+def test_a_directory_that_is_not_utf8_is_refused(root: Path) -> None:
+    with pytest.raises(HostError, match="is not UTF-8: set JUPYTER_RUNTIME_DIR"):
+        make_directory(root / "donn\udce9es", "one")
+
+
+# ---- directories
+
+
+def test_a_directory_belongs_to_its_owner_alone(root: Path) -> None:
+    before = os.umask(0)
+    try:
+        directory = make_directory(root, "mesh-1")
+    finally:
+        os.umask(before)
+    assert directory == root / "mesh-1"
+    assert [mode_of(path) for path in (root, directory, directory / "logs")] == [0o700] * 3
+
+
+def test_meshes_lie_beside_each_other(root: Path) -> None:
+    assert make_directory(root, "one") != make_directory(root, "two")
+
+
+def test_a_name_in_use_is_refused(root: Path) -> None:
+    make_directory(root, "one")
+    with pytest.raises(
+        HostError,
+        match=r"one is in the way: a mesh of this name lives; `%dist_attach one` finds it",
+    ):
+        make_directory(root, "one")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o707, 0o770])
+def test_a_root_that_others_may_enter_is_refused(root: Path, mode: int) -> None:
+    root.mkdir()
+    root.chmod(mode)
+    with pytest.raises(HostError, match="must belong to you alone"):
+        make_directory(root, "one")
+    assert list(root.iterdir()) == []
+
+
+def test_a_root_of_somebody_else_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.mkdir(mode=0o700)
+    somebody_else = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody_else)
+    with pytest.raises(HostError, match="must belong to you alone"):
+        make_directory(root, "one")
+
+
+def test_a_path_too_long_for_a_socket_is_refused_and_nothing_made(root: Path) -> None:
+    deep = root / ("x" * 100)
+    with pytest.raises(HostError, match="too long for a socket's address"):
+        make_directory(deep, "one")
+    assert not root.exists()
+
+
+def test_the_longest_allowed_path_fits_a_socket(root: Path) -> None:
+    import socket
+
+    room = 96 - len(os.fsencode(root)) - 1
+    directory = make_directory(root, "n" * room)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{directory}/agent.sock")
+    with pytest.raises(HostError, match="too long"):
+        make_directory(root, "n" * (room + 1))
+
+
+def test_names_are_measured_in_bytes(root: Path) -> None:
+    room = 96 - len(os.fsencode(root)) - 1
+    with pytest.raises(HostError, match="too long"):
+        make_directory(root, "ü" * (room // 2 + 1))
+
+
+def test_a_root_below_a_file_is_refused_with_what_to_do(root: Path) -> None:
+    root.write_text("a file")
+    with pytest.raises(HostError, match="set JUPYTER_RUNTIME_DIR to another directory"):
+        make_directory(root / "below", "one")
+
+
+def test_a_file_where_the_root_should_be_is_refused(root: Path) -> None:
+    root.write_text("a file")
+    with pytest.raises(HostError, match="in the way"):
+        make_directory(root, "one")
+
+
+def test_removing_leaves_the_root(root: Path) -> None:
+    directory = make_directory(root, "one")
+    write_ticket(ticket_in(directory))
+    (directory / "logs" / "rank0.log").write_text("text")
+    remove_directory(directory)
+    assert root.is_dir()
+    assert not directory.exists()
+    remove_directory(directory)  # once more does nothing
+
+
+def test_a_removal_that_was_killed_can_be_taken_up(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_directory(root, "one")
+    ticket = ticket_in(directory)
+    unlink, num_left = os.unlink, 0
+
+    class Killed(BaseException):
+        pass
+
+    def unlink_some(*args: Any, **kwargs: Any) -> None:
+        nonlocal num_left
+        if num_left == 0:
+            raise Killed
+        num_left -= 1
+        unlink(*args, **kwargs)
+
+    def remove_files(path: Path, ignore_errors: bool) -> None:
+        for each in path.iterdir():
+            each.unlink()
+        if path == directory:
+            raise Killed
+        path.rmdir()
+
+    monkeypatch.setattr(os, "unlink", unlink_some)
+    for num_before in range(4):
+        (directory / "logs").mkdir(exist_ok=True)
+        write_ticket(ticket)
+        for name in ("a", "z", "logs/rank0.log", "logs/rank1.log"):
+            (directory / name).touch()
+        num_left = num_before
+        with pytest.raises(Killed):
+            remove_directory(directory)
+        assert read_ticket(ticket.path) == ticket
+    num_left = 10
+    monkeypatch.setattr(shutil, "rmtree", remove_files)
+    with pytest.raises(Killed):
+        remove_directory(directory)
+    assert list(directory.iterdir()) == []
+    remove_own_directory(ticket)
+    assert not directory.exists()
+
+
+# ---- tickets
+
+
+def test_a_ticket_is_read_back(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    path = write_ticket(ticket)
+    assert path == ticket.path == root / "one" / "ticket.json"
+    assert read_ticket(path) == ticket
+    assert ticket.agent_endpoint == f"ipc://{root}/one/agent.sock"
+    assert ticket.logs == root / "one" / "logs"
+
+
+def test_a_ticket_is_for_its_owner_alone(root: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = write_ticket(ticket_in(make_directory(root, "one")))
+    finally:
+        os.umask(before)
+    assert mode_of(path) == 0o600
+
+
+def test_writing_again_replaces_it_and_leaves_nothing_else(root: Path) -> None:
+    directory = make_directory(root, "one")
+    ticket = ticket_in(directory)
+    write_ticket(ticket)
+    path = write_ticket(msgspec.structs.replace(ticket, agent_pid=7))
+    assert read_ticket(path).agent_pid == 7
+    assert sorted(p.name for p in directory.iterdir()) == ["logs", "ticket.json"]
+
+
+def test_a_ticket_that_cannot_be_written_is_an_error_of_the_host(root: Path) -> None:
+    root.write_text("a file")
+    with pytest.raises(HostError, match="cannot write"):
+        write_ticket(ticket_in(root / "below"))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_ticket_that_others_may_read_is_not_used(root: Path, mode: int) -> None:
+    path = write_ticket(ticket_in(make_directory(root, "one")))
+    path.chmod(mode)
+    with pytest.raises(HostError, match="not yours alone"):
+        read_ticket(path)
+
+
+def test_a_ticket_of_somebody_else_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_ticket(ticket_in(make_directory(root, "one")))
+    somebody_else = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody_else)
+    with pytest.raises(HostError, match="not yours alone"):
+        read_ticket(path)
+
+
+def test_a_ticket_that_is_not_there_is_an_error_of_the_host(root: Path) -> None:
+    with pytest.raises(HostError, match="cannot read"):
+        read_ticket(root / "none" / "ticket.json")
+
+
+def private_file(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path
+
+
+BAD_TICKETS = {
+    "empty": b"",
+    "no JSON": b"hello",
+    "no object": b"[1, 2]",
+    "fields missing": b'{"name": "x"}',
+    "bad UTF-8": b'{"name": "\xff\xfe"}',
+    "nested too deeply": b'{"name": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", BAD_TICKETS.values(), ids=BAD_TICKETS)
+def test_a_file_that_is_no_ticket_is_refused(root: Path, content: bytes) -> None:
+    with pytest.raises(HostError, match="is no ticket"):
+        read_ticket(private_file(root / "one" / "ticket.json", content))
+
+
+@given(content=st.binary(max_size=80))
+def test_random_bytes_are_no_ticket(content: bytes) -> None:
+    with tempfile.TemporaryDirectory(prefix="cm") as directory:
+        path = private_file(Path(directory) / "ticket.json", content)
+        with pytest.raises(HostError):
+            read_ticket(path)
+
+
+def test_a_ticket_with_a_field_too_many_is_of_another_version(root: Path) -> None:
+    content = msgspec.json.encode({**msgspec.to_builtins(ticket_in(root / "one")), "num_hosts": 5})
+    with pytest.raises(HostError, match="of this version"):
+        read_ticket(private_file(root / "one" / "ticket.json", content))
+
+
+@pytest.mark.parametrize(("agent_pid", "remedy"), [(0, "use that version$"), (77, r"`kill 77`")])
+def test_a_ticket_of_another_version_names_both(root: Path, agent_pid: int, remedy: str) -> None:
+    ticket = ticket_in(make_directory(root, "one"), version="9.8.7", agent_pid=agent_pid)
+    content = msgspec.json.encode({**msgspec.to_builtins(ticket), "num_hosts": 5})
+    path = private_file(root / "one" / "ticket.json", content)
+    with pytest.raises(
+        HostError, match=rf"cellmesh 9\.8\.7, and this is {own_version()}: .*{remedy}"
+    ):
+        read_ticket(path)
+    assert find_tickets(root) == []
+    [(directory, why)] = find_strange(root)
+    assert directory == root / "one"
+    assert "9.8.7" in why
+
+
+def test_a_ticket_says_where_and_with_what_its_mesh_runs(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    write_ticket(ticket)
+    read = read_ticket(ticket.path)
+    assert read.place == this_place()
+    assert (read.version, read.python) == (own_version(), own_python())
+
+
+def test_who_holds_a_mesh_is_written_beside_the_ticket(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    assert read_holder(ticket) is None
+    holder = Holder(controller_pid=5, is_attached=True, since=1.5)
+    write_holder(ticket, holder)
+    assert read_holder(ticket) == holder
+    assert mode_of(ticket.holder_path) == 0o600
+    ticket.holder_path.write_bytes(b"no")
+    assert read_holder(ticket) is None
+
+
+# ---- finding them
+
+
+def test_tickets_are_found_oldest_first(root: Path) -> None:
+    for name, created_at in (("young", 30.0), ("old", 10.0), ("middle", 20.0)):
+        write_ticket(ticket_in(make_directory(root, name), created_at=created_at))
+    assert [ticket.name for ticket in find_tickets(root)] == ["old", "middle", "young"]
+
+
+@pytest.mark.parametrize("content", BAD_TICKETS.values(), ids=BAD_TICKETS)
+def test_what_is_no_ticket_is_passed_over(root: Path, content: bytes) -> None:
+    write_ticket(ticket_in(make_directory(root, "good")))
+    private_file(root / "bad" / "ticket.json", content)
+    (root / "empty").mkdir()
+    (root / "file").write_text("")
+    assert [ticket.name for ticket in find_tickets(root)] == ["good"]
+
+
+def test_nothing_is_found_where_nothing_is(root: Path) -> None:
+    assert find_tickets(root) == []
+
+
+# ---- the root
+
+
+def test_the_root_lies_in_jupyters_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", "/run/user/0/jupyter")
+    assert runtime_root() == Path("/run/user/0/jupyter/cellmesh")
+
+
+def test_a_runtime_directory_too_long_for_sockets_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", "/home/" + "x" * 90)
+    root = runtime_root()
+    assert root == Path(tempfile.gettempdir()) / f"cellmesh-{os.getuid()}"
+
+
+def test_keys_are_secrets() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(bytes.fromhex(key)) == 32 for key in keys)
+
+
+# ---- what is no ticket, and no directory, of this user's
+
+
+def _huge(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+STRANGE_FILES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a directory": os.mkdir,
+    "a link": lambda path: path.symlink_to("/proc/kcore"),
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a huge file": _huge,
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", STRANGE_FILES.values(), ids=STRANGE_FILES)
+def test_what_is_no_small_file_is_refused_and_not_waited_for(
+    root: Path, make: Callable[[Path], object]
+) -> None:
+    (root / "strange").mkdir(parents=True)
+    path = root / "strange" / "ticket.json"
+    make(path)
+    good = ticket_in(make_directory_in(root, "good"))
+    write_ticket(good)
+    with pytest.raises(HostError, match=re.escape(str(path))):
+        read_ticket(path)
+    assert find_tickets(root) == [good]
+    assert [str(where.name) for where, _ in find_strange(root)] == ["strange"]
+    good.holder_path.parent.joinpath("holder.json").unlink(missing_ok=True)
+    make(good.holder_path)
+    assert read_holder(good) is None
+
+
+def make_directory_in(root: Path, name: str) -> Path:
+    root.chmod(0o700)
+    return make_directory(root, name)
+
+
+def test_a_mesh_with_a_link_to_it_is_one_mesh(root: Path) -> None:
+    ticket = ticket_in(make_directory(root, "one"))
+    write_ticket(ticket)
+    (root / "other").symlink_to("one")
+    assert find_tickets(root) == [ticket]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_root_that_is_a_link_is_its_users_own(
+    root: Path, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").mkdir(mode=0o700)
+    root.symlink_to(tmp_path / "target")
+    if not is_own:  # the link is another user's, what it leads to is ours
+        lstat = Path.lstat
+        fake = SimpleNamespace(st_mode=lstat(root).st_mode, st_uid=os.getuid() + 1)
+        monkeypatch.setattr(Path, "lstat", lambda path: fake if path == root else lstat(path))
+        with pytest.raises(HostError, match="must belong to you alone"):
+            make_directory(root, "one")
+    else:
+        make_directory(root, "one")
+    assert [path.name for path in (tmp_path / "target").iterdir()] == (["one"] if is_own else [])

@@ -1,0 +1,304 @@
+"""Joining what ranks say alike: nothing is lost, and each rank's order is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import Bar, Done, Failed, Output, Pickled, Ranked, RankState, Skipped
+from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger
+
+LATER = 1e6
+
+
+def say(
+    merger: Merger, rank: int, verb: Any, now: float = 0.0, buffers: tuple[bytes, ...] = ()
+) -> None:
+    merger.add(rank, Parcel(verb, buffers), now)
+
+
+def taken(merger: Merger, now: float = LATER) -> list[tuple[tuple[int, ...], Any]]:
+    return [(ranked.ranks, ranked.verb) for ranked, _ in merger.take(now)]
+
+
+def out(text: str, run: int = 1) -> Output:
+    return Output(run, "stdout", text)
+
+
+def failed(run: int = 1) -> Failed:
+    return Failed(run, "ValueError", "no", "Traceback", 3)
+
+
+# ---- joining
+
+
+def test_equal_verbs_travel_as_one() -> None:
+    merger = Merger()
+    for rank in (3, 0, 2, 1):
+        say(merger, rank, out("x\n"))
+    assert taken(merger) == [((0, 1, 2, 3), out("x\n"))]
+
+
+def test_verbs_that_differ_travel_apart() -> None:
+    merger = Merger()
+    say(merger, 0, out("x\n"))
+    say(merger, 1, out("y\n"))
+    say(merger, 2, Output(1, "stderr", "x\n"))
+    say(merger, 3, out("x\n", run=2))
+    assert len(taken(merger)) == 4
+
+
+def test_equal_sequences_travel_as_one_sequence() -> None:
+    merger = Merger()
+    script = [out("a\n"), out("b\n"), Done(1)]
+    for rank in range(4):
+        for verb in script:
+            say(merger, rank, verb)
+    assert taken(merger) == [((0, 1, 2, 3), verb) for verb in script]
+
+
+def test_a_verb_does_not_overtake_what_its_rank_said_before() -> None:
+    merger = Merger()
+    say(merger, 0, out("a\n"))
+    say(merger, 0, out("b\n"))
+    say(merger, 1, out("b\n"))
+    say(merger, 1, out("a\n"))
+    assert taken(merger) == [((0,), out("a\n")), ((0, 1), out("b\n")), ((1,), out("a\n"))]
+
+
+def test_what_a_rank_says_twice_is_said_twice() -> None:
+    merger = Merger()
+    say(merger, 0, out("x\n"))
+    say(merger, 0, out("x\n"))
+    assert taken(merger) == [((0,), out("x\n"))] * 2
+
+
+def test_equal_values_travel_as_one_and_buffers_apart() -> None:
+    merger = Merger()
+    for rank in (0, 1):
+        say(merger, rank, Done(1, Pickled(b"same")))
+    for rank in (0, 1):
+        say(merger, rank, Done(2, Pickled(b"same", 1)), buffers=(b"%d" % rank,))
+    assert merger.take(LATER) == [
+        Parcel(Ranked((0, 1), Done(1, Pickled(b"same")))),
+        Parcel(Ranked((0,), Done(2, Pickled(b"same", 1))), (b"0",)),
+        Parcel(Ranked((1,), Done(2, Pickled(b"same", 1))), (b"1",)),
+    ]
+
+
+# ---- when
+
+
+def test_what_is_said_waits_a_moment_for_its_like() -> None:
+    merger = Merger()
+    assert merger.deadline() is None
+    say(merger, 0, out("x\n"), now=5.0)
+    say(merger, 1, out("y\n"), now=5.002)
+    assert merger.deadline() == 5.0 + HOLD_S
+    assert merger.take(5.0) == []
+    assert len(merger.take(5.0 + HOLD_S)) == 2
+    assert merger.deadline() is None
+    assert merger.take(LATER) == []
+
+
+def test_once_all_have_answered_nothing_waits() -> None:
+    merger = Merger()
+    merger.expect(1, 2)
+    say(merger, 0, Done(1))
+    assert merger.take(0.0) == []
+    say(merger, 1, Done(1))
+    assert taken(merger, 0.0) == [((0, 1), Done(1))]
+
+
+def test_an_answer_takes_the_output_before_it_along() -> None:
+    merger = Merger()
+    merger.expect(1, 1)
+    say(merger, 0, out("x\n"))
+    say(merger, 0, Done(1))
+    assert taken(merger, 0.0) == [((0,), out("x\n")), ((0,), Done(1))]
+
+
+def test_a_failure_does_not_wait() -> None:
+    merger = Merger()
+    merger.expect(1, 4)
+    say(merger, 0, failed())
+    assert taken(merger, 0.0) == [((0,), failed())]
+
+
+def test_the_next_answers_wait_again() -> None:
+    merger = Merger()
+    for run in (1, 2):
+        merger.expect(run, 2)
+        say(merger, 0, Done(run), now=1.0)
+        assert merger.take(1.0) == []
+        say(merger, 1, Done(run), now=1.0)
+        assert len(merger.take(1.0)) == 1
+
+
+def test_ranks_that_will_never_answer_are_not_waited_for() -> None:
+    merger = Merger()
+    merger.expect(1, 3)
+    say(merger, 0, Done(1))
+    say(merger, 1, Done(1))
+    assert merger.take(0.0) == []
+    merger.forget(1)
+    assert taken(merger, 0.0) == [((0, 1), Done(1))]
+
+
+def test_forgetting_before_anything_was_said_hurries_nothing_unknown() -> None:
+    merger = Merger()
+    merger.forget(7)
+    say(merger, 0, out("x\n"))
+    assert merger.take(0.0) == []
+
+
+@pytest.mark.parametrize(
+    "verb", [out("x"), Skipped(1, 2, 3), RankState(1, -1, 0, 0, "", "", "cpu", 0), Done(99)]
+)
+def test_what_nobody_counts_waits_its_moment(verb: Any) -> None:
+    merger = Merger()
+    merger.expect(1, 1)
+    say(merger, 0, verb)
+    assert merger.take(0.0) == []
+    assert taken(merger, HOLD_S) == [((0,), verb)]
+
+
+# ---- always
+
+VERBS = st.sampled_from(
+    [
+        out("a\n"),
+        out("b\n"),
+        out("a\n", 2),
+        Skipped(1, 1, 1),
+        Done(1),
+        Done(2),
+        failed(),
+        Done(1, Pickled(b"v")),
+    ]
+)
+SAID = st.lists(
+    st.tuples(
+        st.integers(0, 3), VERBS, st.booleans(), st.sampled_from([0.0, HOLD_S / 2, HOLD_S * 2])
+    ),
+    max_size=40,
+)
+
+
+@given(SAID)
+def test_each_rank_is_heard_in_full_and_in_order(said: Sequence[Any]) -> None:
+    merger, now, heard = Merger(), 0.0, []
+    merger.expect(1, 4)
+    for index, (rank, verb, has_buffer, pause) in enumerate(said):
+        if has_buffer and isinstance(verb, Done):
+            say(merger, rank, Done(verb.run, Pickled(b"v", 1)), now, (b"%d" % index,))
+        else:
+            say(merger, rank, verb, now)
+        now += pause
+        heard += merger.take(now)
+    heard += merger.take(LATER)
+    for rank in range(4):
+        got = [(ranked.verb, buffers) for ranked, buffers in heard if rank in ranked.ranks]
+        wanted = [
+            (Done(verb.run, Pickled(b"v", 1)), (b"%d" % index,))
+            if has_buffer and isinstance(verb, Done)
+            else (verb, ())
+            for index, (r, verb, has_buffer, _) in enumerate(said)
+            if r == rank
+        ]
+        assert got == wanted
+
+
+@given(SAID)
+def test_what_is_due_is_taken_and_nothing_is_due_for_ever(said: Sequence[Any]) -> None:
+    merger, now = Merger(), 0.0
+    for rank, verb, _, pause in said:
+        say(merger, rank, verb, now)
+        due = merger.deadline()
+        assert due is not None
+        assert due <= now + HOLD_S
+        now += pause
+        if due <= now:
+            assert merger.take(now)
+            assert merger.deadline() is None
+
+
+@given(st.lists(VERBS, max_size=8), st.integers(1, 6), st.data())
+def test_ranks_that_say_the_same_are_heard_as_one(
+    script: Sequence[Any], num_ranks: int, data: st.DataObject
+) -> None:
+    different = [verb for index, verb in enumerate(script) if verb not in script[:index]]
+    merger = Merger()
+    left = {rank: list(different) for rank in range(num_ranks)}
+    while any(left.values()):
+        rank = data.draw(st.sampled_from([rank for rank, verbs in left.items() if verbs]))
+        say(merger, rank, left[rank].pop(0))
+    assert taken(merger) == [(tuple(range(num_ranks)), verb) for verb in different]
+
+
+# ---- progress bars
+
+
+def bar(done: float, state: Any = "open", number: int = 1, run: int = 1) -> Bar:
+    return Bar(run, number, "t", done, 10.0, 1.0, state=state)
+
+
+def test_bars_do_not_overtake_what_their_rank_has_said_before() -> None:
+    merger = Merger()
+    say(merger, 1, bar(1), 0.0)
+    say(merger, 2, out("before\n"), HOLD_BARS_S - HOLD_S / 2)
+    say(merger, 2, bar(2), HOLD_BARS_S - HOLD_S / 2)
+    assert [
+        verb for ranks, verb in [*taken(merger, HOLD_BARS_S), *taken(merger)] if ranks == (2,)
+    ] == [
+        out("before\n"),
+        bar(2),
+    ]
+
+
+def test_bars_travel_ten_times_a_second_whatever_the_number_of_ranks() -> None:
+    merger = Merger()
+    num_messages = 0
+    for step in range(1000):
+        now = 1 + step / 1000
+        for rank in range(64):  # each opens and ends bars, too
+            say(
+                merger,
+                rank,
+                bar(step % 50, "done" if step % 50 == 49 else "open", number=step // 50),
+                now,
+            )
+        num_messages += bool(taken(merger, now))
+    assert num_messages <= 1 / HOLD_BARS_S + 1
+    assert num_messages > 5
+    assert len(taken(merger)) <= 64 * 6
+
+
+def test_a_rank_that_has_ended_is_not_waited_for() -> None:
+    merger = Merger()
+    say(merger, 0, bar(5))
+    merger.rank_ended(0, 0.0)
+    assert taken(merger, HOLD_S) == [((0,), bar(5))]
+
+
+def test_of_a_bar_the_last_word_travels() -> None:
+    merger = Merger()
+    for word in (bar(0), bar(5), bar(1, number=2), bar(10, "done")):
+        say(merger, 0, word)
+    assert taken(merger) == [((0,), bar(10, "done")), ((0,), bar(1, number=2))]
+    assert taken(merger) == []
+
+
+@pytest.mark.parametrize("other", [out("below"), Done(1), failed()])
+def test_how_far_bars_are_goes_before_what_their_rank_says_next(other: Any) -> None:
+    merger = Merger()
+    say(merger, 0, bar(5))
+    say(merger, 1, bar(7))
+    say(merger, 0, other)
+    assert taken(merger, 2 * HOLD_S) == [((0,), bar(5)), ((0,), other)]
+    assert taken(merger) == [((1,), bar(7))]

@@ -1,0 +1,154 @@
+"""Whether a process ended for want of memory, told from the kernel's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cellmesh.workers.agent.oom import (
+    OomWatch,
+    explain_kill,
+    explain_refusal,
+    parse_address_limit,
+    parse_count,
+)
+
+PID = 77
+
+
+class Kernel:
+    """The files that the kernel would show."""
+
+    def __init__(self, directory: Path, version: int) -> None:
+        self.proc, self.root = directory / "proc", directory / "cgroup"
+        self.version = version
+        (self.proc / str(PID)).mkdir(parents=True)
+        self.set_host_kills(3)
+
+    def set_host_kills(self, number: int) -> None:
+        (self.proc / "vmstat").write_text(f"nr_free_pages 5\noom_kill {number}\n")
+
+    def set_group(self, path: str, kills: int, limit: str) -> None:
+        membership = f"5:cpu:/\n4:memory:{path}\n0::/\n" if self.version == 1 else f"0::{path}\n"
+        (self.proc / str(PID) / "cgroup").write_text(membership)
+        inner = path.lstrip("/")
+        directory = self.root / "memory" / inner if self.version == 1 else self.root / inner
+        directory.mkdir(parents=True, exist_ok=True)
+        if self.version == 1:
+            (directory / "memory.oom_control").write_text(f"under_oom 0\noom_kill {kills}\n")
+            (directory / "memory.limit_in_bytes").write_text(limit)
+        else:
+            (directory / "memory.events").write_text(f"low 0\noom 9\noom_kill {kills}\n")
+            (directory / "memory.max").write_text(limit)
+
+    def watch(self) -> OomWatch:
+        return OomWatch(self.root, self.proc)
+
+
+@pytest.fixture(params=[1, 2])
+def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
+    return Kernel(tmp_path, request.param)
+
+
+def test_a_kill_that_the_group_counts_is_one_for_want_of_memory(kernel: Kernel) -> None:
+    kernel.set_group("/job/7", 2, "6000")
+    watch = kernel.watch()
+    watch.watch(PID)
+    kernel.set_group("/job/7", 3, "6000")
+    assert watch.was_killed(PID) == (True, 6000)
+
+
+def test_a_kill_that_nobody_counts_is_somebodys(kernel: Kernel) -> None:
+    kernel.set_group("/job/7", 2, "6000")
+    watch = kernel.watch()
+    watch.watch(PID)
+    assert watch.was_killed(PID) == (False, 6000)
+
+
+def test_a_kill_is_counted_for_one_death(kernel: Kernel) -> None:
+    kernel.set_group("/job", 0, "max")
+    watch = kernel.watch()
+    watch.watch(PID)
+    kernel.set_group("/job", 1, "max")
+    assert watch.was_killed(PID) == (True, None)
+    watch.watch(PID)
+    assert watch.was_killed(PID) == (False, None)
+
+
+def test_two_ranks_that_were_killed_are_both_told(kernel: Kernel) -> None:
+    kernel.set_group("/job", 0, "6000")
+    watch = kernel.watch()
+    watch.watch(PID)
+    kernel.set_group("/job", 2, "6000")
+    assert watch.was_killed(PID) == (True, 6000)
+    watch.watch(PID)
+    assert watch.was_killed(PID) == (True, 6000)
+    assert watch.was_killed(PID) == (False, 6000)
+
+
+def test_a_group_that_is_forgotten_at_the_end_was_noted_at_the_beginning(kernel: Kernel) -> None:
+    kernel.set_group("/", 0, str((1 << 63) - 4096))
+    kernel.set_group("/job", 0, "6000")
+    watch = kernel.watch()
+    watch.watch(PID)
+    kernel.set_group("/job", 1, "6000")
+    kernel.set_group("/", 0, str((1 << 63) - 4096))
+    assert watch.was_killed(PID) == (True, 6000)
+
+
+def test_without_groups_the_hosts_count_tells(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, 2)
+    watch = kernel.watch()
+    watch.watch(PID)
+    assert watch.was_killed(PID) == (False, None)
+    kernel.set_host_kills(4)
+    assert watch.was_killed(PID) == (True, None)
+    assert watch.was_killed(PID) == (False, None)
+
+
+def test_a_host_that_tells_nothing_is_borne(tmp_path: Path) -> None:
+    watch = OomWatch(tmp_path / "none", tmp_path / "none")
+    watch.watch(PID)
+    assert watch.was_killed(PID) == (False, None)
+
+
+@pytest.mark.parametrize("text", ["", "oom_kill\n", "oom_kill x", "oom 5", "nothing\n"])
+def test_what_is_no_count_counts_nothing(text: str) -> None:
+    assert parse_count(text) == 0
+
+
+def test_the_limit_on_addresses_is_read_where_there_is_one() -> None:
+    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
+    line = "Max address space         {:<20} unlimited            bytes     \n"
+    assert parse_address_limit(head + line.format("4096000000")) == 4096000000
+    assert parse_address_limit(head + line.format("unlimited")) is None
+    assert parse_address_limit("") is None
+
+
+def test_what_is_told_says_how_much_and_what_to_do() -> None:
+    assert explain_kill(5_200_000_000, 6_000_000_000) == (
+        ": out of memory (it held 5.2 GB, and its control group may use 6.0 GB; "
+        "use smaller batches, fewer ranks or a host with more memory)"
+    )
+    assert "control group" not in explain_kill(52_000_000, None)
+    assert "52 MB" in explain_kill(52_000_000, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  "
+        "std::bad_alloc",
+        "MemoryError",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate "
+        "memory",
+    ],
+)
+def test_memory_that_was_refused_is_told_by_the_last_words(words: str) -> None:
+    assert "refused more memory" in explain_refusal(words, 10**9, None)
+    assert "`ulimit -v`, is 4.0 GB" in explain_refusal(words, 10**9, 4 * 10**9)
+
+
+def test_other_last_words_are_no_hint() -> None:
+    assert explain_refusal("Segmentation fault", 10**9, 4 * 10**9) == ""

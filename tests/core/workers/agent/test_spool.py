@@ -1,0 +1,406 @@
+"""What an agent keeps while nobody listens, and what the next controller is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cellmesh.errors import HostError
+from cellmesh.wire import payload
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import (
+    Ask,
+    AskEnded,
+    Bar,
+    Died,
+    Display,
+    Done,
+    Failed,
+    GroupCount,
+    HostReport,
+    MeshReady,
+    Output,
+    Pickled,
+    Progress,
+    Ranked,
+    RankState,
+    Relay,
+    RunInfo,
+    Skipped,
+    StoreDied,
+)
+from cellmesh.workers.agent.spool import MAX_BARS, Spool
+
+STATE = Parcel(MeshReady(()))
+
+
+def say(ranks: tuple[int, ...], verb: Any, *buffers: bytes) -> Parcel[Any]:
+    return Parcel(Ranked(ranks, verb), buffers)
+
+
+def printed(text: str, run: int = 1, rank: int = 0) -> Parcel[Any]:
+    return say((rank,), Output(run, "stdout", text))
+
+
+def begin(spool: Spool, run: int, *ranks: int, title: str = "cell", count: int = 3) -> None:
+    spool.begin(Relay(ranks, "work", run, 1, title, count))
+
+
+def attended() -> Spool:
+    """A spool to whose agent somebody has attached."""
+    spool = Spool()
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE]
+    return spool
+
+
+def take_all(spool: Spool) -> list[Parcel[Any]]:
+    taken: list[Parcel[Any]] = []
+    while spool:
+        taken += spool.take()
+    return taken
+
+
+def test_what_waits_comes_in_order() -> None:
+    spool = attended()
+    said = [printed("a\n"), say((0, 1), Done(1)), printed("b\n")]
+    begin(spool, 1, 0, 1)
+    spool.add(said[:1])
+    spool.add(said[1:])
+    assert take_all(spool) == said
+    assert not spool
+
+
+def test_what_waits_is_sent_in_parts() -> None:
+    spool = attended()
+    for _ in range(10):
+        spool.add([printed("x" * 100)])
+    assert len(spool.take(250)) == 3
+
+
+def test_the_oldest_output_is_dropped_and_its_place_is_told() -> None:
+    spool = Spool(max_output_bytes=30)
+    spool.attend(STATE, [])
+    begin(spool, 1, 0, 1)
+    spool.add(
+        [
+            printed("0123456789\n"),
+            say((1,), Done(1)),
+            printed("abcdefghij\n"),
+            printed("ABCDEFGHIJ\n"),
+        ]
+    )
+    state, *rest = sorted(
+        take_all(spool), key=lambda parcel: not isinstance(parcel.verb, MeshReady)
+    )
+    assert state == STATE
+    assert rest == [
+        say((0,), Skipped(1, 1, 11)),
+        say((1,), Done(1)),
+        printed("abcdefghij\n"),
+        printed("ABCDEFGHIJ\n"),
+    ]
+    assert spool.num_dropped_bytes == 11
+
+
+def test_displays_are_dropped_like_text_and_what_was_skipped_before_stays_counted() -> None:
+    spool = Spool(max_output_bytes=50)
+    spool.leave([])
+    spool.add([say((0,), Skipped(1, 5, 500)), say((0,), Display(1, "display", b"x" * 60))])
+    assert take_all(spool) == [say((0,), Skipped(1, 6, 560))]
+
+
+def test_while_nobody_listens_answers_to_questions_and_progress_are_not_kept() -> None:
+    spool = attended()
+    begin(spool, 1, 0)
+    spool.leave([])
+    state = RankState(7, 1, 1, 1, "f", "", "cpu", 0)
+    lasting = [printed("x\n"), Parcel(Died(1, "was killed", "")), Parcel(StoreDied("ended", 5))]
+    spool.add(
+        [Parcel(Progress("x", 1)), say((0,), state), Parcel(HostReport(3, ())), *lasting, STATE]
+    )
+    assert take_all(spool) == lasting
+
+
+def test_what_was_sent_and_not_taken_in_is_said_again_first() -> None:
+    spool = attended()
+    begin(spool, 1, 0, 1)
+    spool.add([printed("third\n")])
+    spool.leave([[printed("first\n")], [printed("second\n"), Parcel(Progress("x", 1))]])
+    spool.add([printed("fourth\n")])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE, *map(printed, ("first\n", "second\n", "third\n", "fourth\n"))]
+
+
+# ---- runs in flight
+
+
+def test_a_run_is_in_flight_until_every_answer_has_been_taken_in() -> None:
+    spool = attended()
+    begin(spool, 4, 0, 1, title="cell 2", count=2)
+    info = RunInfo(4, (0, 1), "cell 2", 2)
+    assert spool.runs() == (info,)
+    spool.acked([say((0,), Done(4))])
+    assert spool.runs() == (info,)
+    spool.acked([say((1,), Failed(4, "E", "", "", 0))])
+    assert spool.runs() == ()
+    assert spool.next_run == 5
+
+
+def test_who_attaches_has_a_run_whole() -> None:
+    spool = attended()
+    begin(spool, 4, 0, 1, 2)
+    value = say((0,), Done(4, Pickled(b"v", 1)), b"buffer")
+    spool.acked([value, printed("old\n", 4)])
+    spool.leave([])
+    spool.add([printed("missed\n", 4), say((1,), Done(4))])
+    spool.attend(STATE, [])
+    assert [info.run for info in spool.runs()] == [4]
+    assert take_all(spool) == [value, STATE, printed("missed\n", 4), say((1,), Done(4))]
+    # and the next one as well
+    spool.acked([value, STATE, say((1,), Done(4))])
+    spool.leave([])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [value, say((1,), Done(4)), STATE]
+    spool.acked([value, say((1,), Done(4)), say((2,), Done(4))])
+    assert spool.runs() == ()
+
+
+def test_a_rank_that_died_is_told_after_what_it_answered() -> None:
+    spool = attended()
+    begin(spool, 4, 0, 1)
+    begin(spool, 5, 0, 1)
+    died = Died(1, "was killed", "words")
+    spool.acked([say((1,), Done(4)), Parcel(died)])
+    spool.leave([])
+    spool.attend(STATE, [died])
+    assert take_all(spool) == [say((1,), Done(4)), STATE, Parcel(died)]
+
+
+def test_a_death_that_is_still_to_be_told_is_told_once() -> None:
+    spool = attended()
+    begin(spool, 4, 0, 1)
+    died = Died(1, "was killed", "words")
+    spool.leave([])
+    spool.add([say((1,), Done(4)), Parcel(died)])
+    spool.attend(STATE, [died])
+    assert take_all(spool) == [STATE, say((1,), Done(4)), Parcel(died)]
+
+
+def test_a_rank_that_died_in_a_run_and_was_replaced_has_ended_it_all_the_same() -> None:
+    spool = attended()
+    begin(spool, 4, 0, 1)
+    died = Parcel(Died(1, "was killed", ""))
+    spool.acked([died])
+    spool.leave([])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [died, STATE], "the state comes later, and has the rank alive"
+    spool.acked([died, say((0,), Done(4))])
+    assert spool.runs() == ()
+
+
+def test_control_threads_and_recoveries_have_no_runs_for_others() -> None:
+    spool = attended()
+    spool.begin(Relay((0,), "control", 7, 1))
+    begin(spool, 1 << 40, 0)
+    spool.begin(Relay((0,), "work", -1, 1))
+    assert spool.runs() == ()
+    assert spool.next_run == 8
+    spool.leave([])
+    spool.add([say((0,), Done(7)), say((0,), Done(1 << 40))])
+    assert not spool
+
+
+def test_a_restart_ends_all_runs() -> None:
+    spool = attended()
+    begin(spool, 4, 0)
+    spool.forget_runs()
+    assert spool.runs() == ()
+
+
+# ---- questions
+
+
+def test_an_open_question_is_asked_again() -> None:
+    spool = attended()
+    begin(spool, 4, 0, 1)
+    asks = say((1,), Ask(4, 9, "> "))
+    spool.acked([asks])
+    assert spool.has_asks()
+    spool.leave([])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE, asks]
+
+
+@pytest.mark.parametrize("how", ["replied", "ended", "answered"])
+def test_a_question_that_is_settled_is_not(how: str) -> None:
+    spool = attended()
+    begin(spool, 4, 0, 1)
+    spool.acked([say((1,), Ask(4, 9, "> "))])
+    if how == "replied":
+        spool.replied((1,))
+    else:
+        spool.acked([say((1,), AskEnded(4, 9) if how == "ended" else Done(4))])
+    assert not spool.has_asks()
+
+
+# ---- large values
+
+
+def large(run: int, num_bytes: int) -> Parcel[Any]:
+    return say((0,), Done(run, Pickled(b"v", 1)), b"x" * num_bytes)
+
+
+def test_values_that_are_too_large_to_keep_say_so_when_they_are_loaded() -> None:
+    spool = Spool(max_answer_bytes=10_000)
+    begin(spool, 1, 0)
+    begin(spool, 2, 0)
+    spool.leave([[large(1, 9_000)]])
+    spool.add([large(2, 2_000)])
+    kept, lost = take_all(spool)
+    assert kept == large(1, 9_000)
+    assert lost.buffers == ()
+    with pytest.raises(
+        HostError, match=r"it was 0 MB, too much to keep .* ask for the value again"
+    ):
+        payload.loads(lost.verb.verb.payload, ())
+
+
+def test_what_may_not_be_dropped_is_counted_as_long_as_it_waits() -> None:
+    spool = attended()
+    assert spool.num_bytes == 0
+    begin(spool, 1, 0)
+    spool.add([large(1, 1 << 20), say((0,), Output(1, "stdout", "x" * 5000))])
+    assert 1 << 20 < spool.num_bytes < (1 << 20) + 1000
+    for number in range(2 * MAX_BARS):
+        spool.add([bar(1.0, number=number)])
+    take_all(spool)
+    assert spool.num_bytes == 0
+    spool.add([large(1, 10)])
+    spool.leave([])
+    spool.attend(STATE, [])
+    take_all(spool)
+    assert spool.num_bytes == 0
+
+
+def test_a_rank_is_ahead_while_too_much_of_it_waits_for_the_answers_of_others() -> None:
+    spool = Spool(max_answer_bytes=10_000)
+    spool.attend(STATE, [])
+    for run in range(1, 5):
+        begin(spool, run, 0, 1, 2)
+        spool.acked([large(run, 4_000)])
+    assert spool.ahead == {0}
+    assert spool._kept_bytes < 12_000  # of what an attached controller has, to be given to another
+    spool.acked([say((1,), Done(1)), Parcel(Died(2, "was killed by SIGKILL", ""))])
+    assert spool.ahead == {0}
+    spool.acked([say((1,), Done(2))])
+    assert spool.ahead == set()
+    spool.acked([say((1,), Done(run)) for run in (3, 4)])
+    assert not +spool._given_bytes
+    assert not spool._kept_bytes
+    assert not spool.runs()
+
+
+@pytest.mark.parametrize(
+    ("collective", "group", "waited_s", "ahead"),
+    [
+        ("", "", 0.0, {0}),  # it computes
+        ("recv", "world", 0.1, {0}),
+        ("recv", "world", 3.0, set()),
+        ("all_reduce", "others", 3.0, {0}),
+        ("new_group", "", 3.0, set()),  # nobody knows for whom
+    ],
+)
+def test_a_rank_that_another_may_wait_for_is_not_ahead(
+    collective: str, group: str, waited_s: float, ahead: set[int]
+) -> None:
+    spool = Spool(max_answer_bytes=5_000)
+    spool.attend(STATE, [])
+    counts = (GroupCount("world", (), 3), GroupCount("others", (1, 2), 3))
+    state = RankState(1, 1, 1, 1, "f", collective, "cpu", 0, group, waited_s, counts=counts)
+    for run in range(1, 5):
+        begin(spool, run, 0, 1, 2)
+        spool.acked([large(run, 4_000)])
+    spool.acked([say((1,), state)])
+    assert spool.ahead == ahead
+    begin(spool, 5, 0, 1, 2)
+    spool.acked([large(5, 4_000)])
+    assert spool.ahead == ahead
+    spool.acked([say((1,), Done(1))])  # it goes on
+    assert spool.ahead == {0}
+
+
+def test_a_controller_that_is_attached_gets_every_value() -> None:
+    spool = Spool(max_answer_bytes=100)
+    spool.attend(STATE, [])
+    begin(spool, 1, 0)
+    spool.add([large(1, 1000)])
+    assert take_all(spool) == [STATE, large(1, 1000)]
+
+
+def test_values_taken_in_are_kept_for_others_as_far_as_there_is_room() -> None:
+    spool = Spool(max_answer_bytes=100)
+    spool.attend(STATE, [])
+    begin(spool, 1, 0, 1)
+    spool.acked([large(1, 1000)])
+    spool.leave([])
+    spool.attend(STATE, [])
+    (lost, *_) = (p for p in take_all(spool) if isinstance(p.verb, Ranked))
+    assert lost.buffers == ()
+
+
+def test_an_exception_that_is_too_large_keeps_its_text() -> None:
+    spool = Spool(max_answer_bytes=10)
+    begin(spool, 1, 0)
+    spool.leave([])
+    failed = Failed(1, "ValueError", "no", "", 3, Pickled(b"x" * 100))
+    spool.add([say((0,), failed)])
+    (kept,) = take_all(spool)
+    assert kept.verb.verb.payload is None
+    assert kept.verb.verb.text == "no"
+
+
+def test_a_death_whose_rank_has_been_replaced_is_not_told() -> None:
+    spool = Spool()
+    spool.add([Parcel(Died(0, "was killed by SIGKILL", ""))])
+    spool.forget_runs()
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE]
+
+
+# ---- progress bars
+
+
+def bar(
+    done: float, state: Any = "open", number: int = 1, run: int = 1, rank: int = 0
+) -> Parcel[Any]:
+    return say((rank,), Bar(run, number, "t", done, 100.0, 1.0, state=state))
+
+
+def test_of_a_bar_the_last_word_is_kept_in_the_place_of_the_first() -> None:
+    spool = Spool()
+    begin(spool, 1, 0)
+    spool.add([bar(1), printed("below"), bar(2), bar(3)])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE, bar(3), printed("below")]
+
+
+def test_bars_that_wait_are_bounded() -> None:
+    spool = Spool()
+    begin(spool, 1, 0)
+    for number in range(10 * MAX_BARS):
+        spool.add([bar(100, "done", number)])
+    spool.attend(STATE, [])
+    kept = take_all(spool)[1:]
+    assert kept == [bar(100, "done", number) for number in range(9 * MAX_BARS, 10 * MAX_BARS)]
+
+
+def test_another_controller_is_told_of_bars_that_go_on() -> None:
+    spool = attended()
+    begin(spool, 1, 0, 1)
+    both = say((0, 1), bar(0).verb.verb)
+    spool.acked([both, bar(7), bar(0, number=2), bar(100, "done", number=2)])
+    spool.leave([])
+    spool.attend(STATE, [])
+    assert take_all(spool) == [STATE, bar(0, rank=1), bar(7)]

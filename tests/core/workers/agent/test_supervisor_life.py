@@ -1,0 +1,351 @@
+"""The life of a mesh as its agent decides it: starting, restarting, stopping."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import (
+    Died,
+    Done,
+    MeshReady,
+    Output,
+    Progress,
+    Ranked,
+    RankUnready,
+    StartFailed,
+    Stopped,
+    StoreDied,
+)
+from cellmesh.workers.agent.actions import AskToLeave, End, Fork, KillRanks
+from cellmesh.workers.agent.supervisor import LEAVE_S, MAX_ZYGOTES_LOST
+
+from ....support.supervisor_decisions import (
+    LATER,
+    READY,
+    done,
+    make,
+    of,
+    phases,
+    pids,
+    started,
+    up,
+    work,
+)
+
+# ---- starting
+
+
+def test_a_mesh_starts_by_forking_all_ranks_once_torch_is_there() -> None:
+    supervisor = make()
+    assert supervisor.state == "starting"
+    assert supervisor.deadline() is None
+    actions = supervisor.zygote_ready(0)
+    assert up(actions) == [Progress("forking ranks", 0)]
+    assert of(Fork, actions) == [Fork((0, 1, 2), 1)]
+    assert supervisor.forked(pids(3)) == []
+    assert supervisor.pids() == {0: 100, 1: 101, 2: 102}
+    assert phases(supervisor) == ["starting"] * 3
+
+
+def test_a_mesh_is_ready_when_every_rank_has_answered() -> None:
+    supervisor = make()
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(3))
+    assert up(supervisor.from_rank(2, READY, 0.0)) == [Progress("process group", 1)]
+    assert up(supervisor.from_rank(0, READY, 0.0)) == [Progress("process group", 2)]
+    assert supervisor.state == "starting"
+    progress, ready = up(supervisor.from_rank(1, READY, 0.0))
+    assert progress == Progress("process group", 3)
+    assert isinstance(ready, MeshReady)
+    assert supervisor.state == "ready"
+    assert [(info.rank, info.pid, info.host, info.phase) for info in ready.ranks] == [
+        (rank, 100 + rank, "host", "idle") for rank in range(3)
+    ]
+    assert {(info.device, info.backend) for info in ready.ranks} == {("cpu", "gloo")}
+
+
+def test_who_comes_later_is_told_how_far_it_is() -> None:
+    assert isinstance(make().progress().verb, Progress)
+    supervisor = started()
+    assert supervisor.progress().verb == MeshReady(supervisor.report({}))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "remedy"), [(0, "Use --backend gloo"), (2, "Start 2 ranks, or use --backend gloo")]
+)
+def test_nccl_needs_a_gpu_for_each_rank(num_gpus: int, remedy: str) -> None:
+    supervisor = make(3, backend="nccl")
+    actions = supervisor.zygote_ready(num_gpus)
+    failed, stopped = up(actions)
+    assert failed.fault == "user"
+    assert f"3 ranks, {num_gpus} GPUs" in failed.text
+    assert remedy in failed.text
+    assert isinstance(stopped, Stopped)
+    assert of(End, actions)
+    assert not of(Fork, actions)
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_gpus"), [("nccl", 3), ("nccl", 8), ("auto", 0), ("gloo", 0)]
+)
+def test_what_can_work_is_started(backend: str, num_gpus: int) -> None:
+    assert of(Fork, make(3, backend).zygote_ready(num_gpus))
+
+
+def test_a_module_that_cannot_be_imported_is_the_users_fault() -> None:
+    supervisor = make()
+    actions = supervisor.zygote_failed("no module named 'x'\n")
+    assert up(actions) == [StartFailed("user", "no module named 'x'"), Stopped("the start failed")]
+    assert of(End, actions)
+    assert supervisor.state == "ended"
+
+
+def test_a_zygote_that_dies_is_the_hosts_fault() -> None:
+    actions = make().zygote_ended("killed by SIGKILL", "last words\n")
+    failed, _ = up(actions)
+    assert failed == StartFailed("host", "the zygote killed by SIGKILL\nlast words")
+    assert of(End, actions)
+
+
+def test_ranks_that_cannot_be_forked_are_the_hosts_fault() -> None:
+    supervisor = make()
+    supervisor.zygote_ready(0)
+    actions = supervisor.fork_failed("too many open files")
+    assert up(actions) == [StartFailed("host", "too many open files"), Stopped("the start failed")]
+    assert of(End, actions)
+
+
+def test_a_rank_that_dies_while_it_starts_ends_the_start() -> None:
+    supervisor = make()
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(3))
+    actions = supervisor.rank_ended(1, "exited with code 1", "last words", 0.0)
+    assert up(actions) == [
+        StartFailed("host", "rank 1 exited with code 1 while it started\nlast words")
+    ]
+    assert of(KillRanks, actions) == [KillRanks((0, 2))]
+    assert supervisor.state == "stopping"
+    assert supervisor.rank_ended(0, "killed", "", 0.0) == []
+    actions = supervisor.rank_ended(2, "killed", "", 0.0)
+    assert up(actions) == [Stopped("the start failed")]
+    assert of(End, actions)
+
+
+def test_a_rank_that_cannot_start_ends_the_start() -> None:
+    supervisor = make(2)
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(2))
+    actions = supervisor.from_rank(0, Parcel(RankUnready("RuntimeError: no network")), 0.0)
+    assert up(actions) == [StartFailed("host", "rank 0 could not start: RuntimeError: no network")]
+    assert of(KillRanks, actions) == [KillRanks((0, 1))]
+
+
+def test_a_start_fails_once() -> None:
+    supervisor = make(2)
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(2))
+    supervisor.from_rank(0, Parcel(RankUnready("no")), 0.0)
+    assert up(supervisor.from_rank(1, Parcel(RankUnready("no")), 0.0)) == []
+    assert supervisor.zygote_ended("killed", "") == []
+
+
+def test_ranks_forked_too_late_are_killed() -> None:
+    supervisor = make(2)
+    supervisor.zygote_ready(0)
+    supervisor.stop("stopped", 0.0)
+    assert of(KillRanks, supervisor.forked(pids(2))) == [KillRanks((0, 1))]
+
+
+def test_a_zygote_that_is_ready_too_late_forks_nothing() -> None:
+    supervisor = make(2)
+    supervisor.stop("stopped", 0.0)
+    assert supervisor.zygote_ready(0) == []
+
+
+def test_a_store_that_dies_is_told_while_it_matters() -> None:
+    assert up(started().store_ended("killed")) == [StoreDied("killed")]
+    supervisor = started()
+    supervisor.stop("stopped", 0.0)
+    assert supervisor.store_ended("killed") == []
+
+
+def test_living_ranks_do_without_the_zygote() -> None:
+    supervisor = started()
+    assert supervisor.zygote_ended("killed", "") == []
+    assert supervisor.state == "ready"
+
+
+# ---- restarting
+
+
+def test_a_restart_kills_all_and_forks_all() -> None:
+    supervisor = started()
+    assert supervisor.restart() == [KillRanks((0, 1, 2))]
+    assert supervisor.state == "restarting"
+    assert supervisor.rank_ended(0, "killed", "", 0.0) == []
+    assert supervisor.rank_ended(2, "killed", "", 0.0) == []
+    assert supervisor.rank_ended(1, "killed", "", 0.0) == [Fork((0, 1, 2), 2)]
+    assert supervisor.state == "starting"
+    supervisor.forked(pids(3, 2))
+    for rank in range(3):
+        actions = supervisor.from_rank(rank, READY, 0.0)
+    assert isinstance(up(actions)[-1], MeshReady)
+    assert supervisor.state == "ready"
+    assert phases(supervisor) == ["idle"] * 3
+    assert up(supervisor.tick(LATER)) == []
+
+
+def test_a_restart_with_runs_in_flight_begins_afresh() -> None:
+    supervisor = started(2)
+    work(supervisor, 1, (0, 1))
+    supervisor.restart()
+    for rank in range(2):
+        supervisor.rank_ended(rank, "killed", "", 0.0)
+    supervisor.forked(pids(2, 2))
+    for rank in range(2):
+        supervisor.from_rank(rank, READY, 0.0)
+    assert phases(supervisor) == ["idle", "idle"]
+    work(supervisor, 2, (0, 1))
+    done(supervisor, 0, 2)
+    done(supervisor, 1, 2)
+    assert up(supervisor.tick(0.0)) == [Ranked((0, 1), Done(2))]
+
+
+def test_a_restart_without_living_ranks_forks_at_once() -> None:
+    supervisor = started(2)
+    for rank in range(2):
+        supervisor.rank_ended(rank, "killed", "", 0.0)
+    assert supervisor.restart() == [Fork((0, 1), 2)]
+
+
+def test_a_death_just_before_a_restart_is_not_told_of_the_new_rank() -> None:
+    supervisor = started(1)
+    supervisor.rank_ended(0, "killed", "", 5.0)
+    supervisor.restart()
+    supervisor.forked(pids(1, 2))
+    supervisor.from_rank(0, READY, 5.01)
+    assert supervisor.state == "ready"
+    assert [verb for verb in up(supervisor.tick(LATER)) if isinstance(verb, Died)] == []
+
+
+def test_a_restart_before_torch_is_there_forks_once() -> None:
+    supervisor = make(2)
+    forks = of(Fork, supervisor.restart())
+    forks += of(Fork, supervisor.zygote_ready(0))
+    assert len(forks) == 1
+
+
+def test_a_restart_while_ranks_start_replaces_them() -> None:
+    supervisor = make(2)
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(2))
+    assert supervisor.restart() == [KillRanks((0, 1))]
+    supervisor.rank_ended(0, "killed", "", 0.0)
+    assert supervisor.rank_ended(1, "killed", "", 0.0) == [Fork((0, 1), 2)]
+
+
+def test_a_second_restart_changes_nothing() -> None:
+    supervisor = started(2)
+    supervisor.restart()
+    assert supervisor.restart() == []
+
+
+def test_a_restart_whose_zygotes_keep_dying_fails() -> None:
+    supervisor = started(1)
+    supervisor.restart()
+    assert supervisor.rank_ended(0, "killed", "", 0.0) == [Fork((0,), 2)]
+    for _ in range(MAX_ZYGOTES_LOST):
+        assert supervisor.zygote_ended("killed", "") == [Fork((0,), 2)]
+    actions = supervisor.zygote_ended("killed by SIGSEGV", "words")
+    assert up(actions)[0] == StartFailed("host", "the zygote killed by SIGSEGV\nwords")
+
+
+def test_a_new_zygote_forks_for_a_restart() -> None:
+    supervisor = started(1)
+    supervisor.restart()
+    assert supervisor.rank_ended(0, "killed", "", 0.0) == [Fork((0,), 2)]
+    assert of(Fork, supervisor.zygote_ready(0)) == [Fork((0,), 2)]
+
+
+def test_ranks_that_are_forked_need_no_zygote_to_start() -> None:
+    supervisor = make(1)
+    supervisor.zygote_ready(0)
+    supervisor.forked(pids(1))
+    assert supervisor.zygote_ended("killed", "") == []
+    assert supervisor.zygote_ready(0) == []
+    supervisor.from_rank(0, READY, 0.0)
+    assert supervisor.state == "ready"
+
+
+# ---- stopping
+
+
+def test_a_stop_asks_all_to_leave_and_ends_when_they_have() -> None:
+    supervisor = started()
+    assert supervisor.stop("stopped", 5.0) == [AskToLeave((0, 1, 2))]
+    assert supervisor.state == "stopping"
+    assert supervisor.rank_ended(0, "exited with code 0", "", 5.1) == []
+    assert supervisor.rank_ended(1, "exited with code 0", "", 5.1) == []
+    actions = supervisor.rank_ended(2, "exited with code 0", "", 5.1)
+    assert up(actions)[-1] == Stopped("stopped")
+    assert actions[-1] == End("stopped")
+    assert supervisor.state == "ended"
+
+
+def test_stubborn_ranks_are_killed_until_they_are_gone() -> None:
+    supervisor = started()
+    supervisor.stop("stopped", 5.0)
+    supervisor.rank_ended(1, "exited with code 0", "", 5.1)
+    assert supervisor.deadline() == 5.0 + LEAVE_S
+    assert supervisor.tick(5.0) == []
+    assert of(KillRanks, supervisor.tick(5.0 + LEAVE_S)) == [KillRanks((0, 2))]
+    supervisor.rank_ended(0, "killed", "", 6.1)
+    due = supervisor.deadline()
+    assert due is not None
+    assert of(KillRanks, supervisor.tick(due)) == [KillRanks((2,))]
+    assert of(End, supervisor.rank_ended(2, "killed", "", 9.0))
+
+
+def test_a_stop_without_ranks_ends_at_once() -> None:
+    supervisor = make()
+    actions = supervisor.stop("stopped", 0.0)
+    assert up(actions) == [Stopped("stopped")]
+    assert of(End, actions) == [End("stopped")]
+
+
+def test_a_second_stop_changes_nothing() -> None:
+    supervisor = started()
+    supervisor.stop("stopped", 0.0)
+    assert supervisor.stop("again", 0.5) == []
+    supervisor.rank_ended(0, "", "", 1.0)
+    supervisor.rank_ended(1, "", "", 1.0)
+    supervisor.rank_ended(2, "", "", 1.0)
+    assert supervisor.stop("again", 2.0) == []
+
+
+def test_a_stop_while_restarting_forks_nothing() -> None:
+    supervisor = started(2)
+    supervisor.restart()
+    supervisor.rank_ended(0, "killed", "", 0.0)
+    supervisor.stop("stopped", 0.0)
+    actions = supervisor.rank_ended(1, "killed", "", 0.0)
+    assert not of(Fork, actions)
+    assert of(End, actions)
+
+
+def test_a_stopping_mesh_takes_no_restart() -> None:
+    supervisor = started()
+    supervisor.stop("stopped", 0.0)
+    assert supervisor.restart() == []
+    assert supervisor.state == "stopping"
+
+
+def test_what_ranks_said_last_goes_up_before_the_end() -> None:
+    supervisor = started(1)
+    work(supervisor, 1, (0,))
+    supervisor.stop("stopped", 0.0)
+    supervisor.from_rank(0, Parcel(Output(1, "stdout", "from an exit handler\n")), 0.1)
+    actions = supervisor.rank_ended(0, "exited with code 0", "", 0.1)
+    said = up(actions)
+    assert said == [Ranked((0,), Output(1, "stdout", "from an exit handler\n")), Stopped("stopped")]

@@ -1,0 +1,163 @@
+"""The help for what a rank has, asked for while its main thread runs."""
+
+from __future__ import annotations
+
+import functools
+import types
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from IPython.core.oinspect import Inspector
+from torch import nn
+
+from cellmesh.wire.inspect import Explain
+from cellmesh.workers.completion.help import explain
+
+
+class Own:
+    """What somebody wrote."""
+
+    num_texts = 0
+
+    def __repr__(self) -> str:
+        Own.num_texts += 1
+        return "own"
+
+
+class OwnModule(nn.Module):
+    """A module with a text of its own."""
+
+    __repr__ = Own.__repr__  # type: ignore[assignment]
+
+
+class Asking:
+    """What answers by code."""
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(name)
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        RAN.append("len")
+        return 3
+
+    def getdoc(self) -> str:
+        RAN.append("getdoc")
+        return "doc"
+
+    @property
+    def __signature__(self) -> Any:
+        RAN.append("signature")
+        raise AttributeError
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        RAN.append("class")
+        return Asking
+
+    def __repr__(self) -> str:
+        RAN.append("repr")
+        return "asking"
+
+    def __call__(self, step: int, *more: int, scale: object = 2.0, **others: int) -> None:
+        RAN.append("call")
+
+
+class Meta(type):
+    def __getattr__(cls, name: str) -> Any:
+        RAN.append(f"meta {name}")
+        raise AttributeError(name)
+
+
+class OfMeta(metaclass=Meta):
+    """Of a metaclass."""
+
+    def __init__(self, size: int) -> None:
+        """Make one."""
+
+
+class Lazy(types.ModuleType):
+    """A module that answers by code."""
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(f"lazy {name}")
+        raise AttributeError(name)
+
+
+RAN: list[str] = []
+
+
+def defaulted(step: int, value: object = Asking()) -> None:
+    """Has a default."""
+
+
+def wrapped(rows: list[int], last: int | None = None) -> None:
+    """A wrapped one."""
+
+
+@functools.wraps(wrapped)
+def wrapping(*args: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("detail", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (Asking(), ["What answers by code.", "(step, *more, scale=2.0, **others)", "Asking"]),
+        (OfMeta, ["Of a metaclass.", "(size)"]),
+        (OfMeta(3), ["Of a metaclass.", "Make one."]),
+        (Lazy("lazy", "Its text."), ["Its text.", "Lazy"]),
+        (defaulted, ["Has a default.", "(step, value=<Asking>)"]),
+        (wrapping, ["A wrapped one.", "(rows: 'list[int]', last: 'int | None' = None)"]),
+        (nn.Linear, ["in_features", "Applies an affine"]),
+        (nn.Linear(2, 3), ["Linear(in_features=2", "Applies an affine"]),
+        ([1, 2], ["[1, 2]", "Length"]),
+    ],
+    ids=["object", "class", "instance", "module", "default", "wrapper", "torch", "layer", "list"],
+)
+def test_help_asks_no_code_of_the_users(value: Any, wanted: list[str], detail: int) -> None:
+    shell: Any = SimpleNamespace(
+        user_ns={"x": value}, inspector=Inspector(theme_name="nocolor"), cell_of=lambda file: None
+    )
+    RAN.clear()
+    told = explain(shell, Explain("x", detail))
+    assert RAN == []
+    if not detail:
+        assert [part for part in wanted if part not in told] == [], told
+    elif type(value) is nn.Linear:
+        assert "class Linear(Module)" in told
+    elif value is defaulted or value is wrapping:
+        assert f"def {'defaulted' if value is defaulted else 'wrapped'}(" in told
+
+
+def freed() -> torch.Tensor:
+    value = torch.ones(1 << 20)
+    value.untyped_storage().resize_(0)
+    return value
+
+
+@pytest.mark.parametrize("detail", [0, 1])
+def test_help_runs_no_repr_and_reads_no_elements(detail: int) -> None:
+    names = {
+        "own": Own(),
+        "freed": freed(),
+        "many": [1, Own(), freed()],
+        "two": 2,
+        "function": freed,
+    }
+    names |= {"layers": nn.Sequential(nn.Linear(2, 3)), "mixed": nn.Sequential(OwnModule())}
+    inspector = Inspector(theme_name="nocolor")
+    shell: Any = SimpleNamespace(user_ns=names, inspector=inspector, cell_of=lambda file: None)
+    told = {name: explain(shell, Explain(name, detail)) for name in names}
+    assert "String form: 2" in told["two"]
+    assert "Tensor[1048576]" in told["freed"]
+    assert "Tensor[1048576]" in told["many"]
+    assert "What somebody wrote." in told["own"] or detail
+    assert "function" in told["function"]
+    assert "(0): Linear(in_features=2" in told["layers"]
+    assert "<Sequential>" in told["mixed"]
+    assert Own.num_texts == 0
+    assert "info" not in vars(inspector)

@@ -1,0 +1,250 @@
+"""What healing does by itself: which methods pass through, what is counted, NCCL's path with a
+stand-in.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch._C._distributed_c10d as _c10d
+from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch.futures import Future
+
+from cellmesh.errors import GroupDown
+from cellmesh.workers.groups import abort
+from cellmesh.workers.groups.healing import HealableGroup
+from cellmesh.workers.groups.interruptible_wait import Patience
+from cellmesh.workers.groups.interruptible_work import PatientCollective
+from cellmesh.workers.groups.ledger import Ledger
+from cellmesh.workers.groups.store import MeshStore
+from cellmesh.workers.trace.recorder import Spans
+
+
+class FakeBackend:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.num_aborts = 0
+
+    def name(self) -> str:
+        return self._name
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
+class FakeGroup:
+    """A plain group, as far as healing looks at it; all operations have ended when they begin."""
+
+    def __init__(self, **backends: str) -> None:
+        self._backends = {device: FakeBackend(name) for device, name in backends.items()}
+        self._device_types = [torch.device(device) for device in self._backends]
+        self.calls: list[str] = []
+
+    def _get_backend(self, device: torch.device) -> FakeBackend:
+        return self._backends[device.type]
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            return FakeWork()
+
+        return call
+
+
+@pytest.fixture
+def store() -> MeshStore:
+    return MeshStore("127.0.0.1", 1)  # where nobody listens
+
+
+@pytest.fixture
+def ledger(store: MeshStore) -> Ledger:
+    return Ledger(Patience(store.waits))
+
+
+@pytest.fixture
+def group(ledger: Ledger) -> HealableGroup:
+    return HealableGroup(ledger, "7", "ours", (2, 5), 0, 2)
+
+
+def test_every_method_of_the_installed_process_group_passes_through(group: HealableGroup) -> None:
+    own = {"rank", "size", "boxed", "unbox", "BackendType"}  # of the C++ object itself
+    for name in set(dir(ProcessGroup)) - own:
+        if not name.startswith(("__", "_pybind11")):
+            assert name in vars(HealableGroup), name
+
+
+def test_a_group_that_is_down_says_why_and_what_to_type(group: HealableGroup) -> None:
+    group.take_down("rank 5 is missing")
+    with pytest.raises(
+        GroupDown, match=r"'7' of ranks 2, 5 is down: rank 5 is missing\. %dist_heal"
+    ):
+        group.allreduce([torch.ones(1)])
+    with pytest.raises(RuntimeError):
+        _ = group._device_types
+    assert group.count().num_collectives == 0
+    group.shutdown()  # destroying it is possible
+    group.abort()
+
+
+def test_operations_are_counted_until_the_group_is_connected_again(
+    group: HealableGroup, ledger: Ledger
+) -> None:
+    group.connect(FakeGroup(cpu="gloo"), {})
+    group.allreduce([torch.ones(1)])
+    group.barrier()
+    group.send([torch.ones(1)], 1, 0)
+    group.recv([torch.ones(1)], 1, 0)
+    group.recv([torch.ones(1)], 1, 0)
+    count = group.count()
+    assert (count.name, count.ranks, count.num_collectives) == ("7", (2, 5), 2)
+    assert (count.num_sent, count.num_received) == (((5, 1),), ((5, 2),))
+    assert ledger.touched == [group]
+    group.connect(FakeGroup(cpu="gloo"), {})
+    assert group.count().num_collectives == 0
+
+
+def test_an_operation_of_another_thread_is_not_what_the_main_thread_waits_in(
+    group: HealableGroup, ledger: Ledger
+) -> None:
+    group.connect(FakeGroup(cpu="gloo"), {})
+    thread = threading.Thread(target=group.barrier)
+    thread.start()
+    thread.join()
+    assert ledger.last is None
+    assert group.count().num_collectives == 1
+
+
+def test_nccl_is_aborted_once_and_gloo_beside_it_is_not(group: HealableGroup) -> None:
+    inner = FakeGroup(cpu="gloo", cuda="nccl")
+    group.connect(inner, {})
+    assert group.cut() == 1
+    assert (inner._backends["cuda"].num_aborts, inner._backends["cpu"].num_aborts) == (1, 0)
+    assert not abort.abort_nccl(FakeGroup(cpu="gloo", cuda="gloo"))
+
+
+def test_nccls_watchdog_is_told_to_leave_the_process_alone() -> None:
+    environment = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+    abort.prepare_nccl(environment, torch.device("cpu"))
+    assert environment == {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+    abort.prepare_nccl(environment, torch.device("cuda", 0))
+    assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert environment["TORCH_NCCL_ENABLE_MONITORING"] == "1"  # what the user has set stays
+
+
+@pytest.fixture
+def connection() -> Iterator[tuple[socket.socket, socket.socket, socket.socket]]:
+    """Two connected TCP sockets, and the one that listened."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.connect(listener.getsockname())
+        served, _ = listener.accept()
+        with served:
+            yield client, served, listener
+
+
+def _named(*sockets: socket.socket) -> dict[int, int]:
+    return {one.fileno(): os.fstat(one.fileno()).st_ino for one in sockets}
+
+
+def test_listening_sockets_and_numbers_used_again_are_left_alone(
+    connection: tuple[socket.socket, socket.socket, socket.socket],
+) -> None:
+    client, served, listener = connection
+    assert abort.connections(_named(client, served, listener)) == _named(client, served)
+    assert abort.shut_down({client.fileno(): os.fstat(listener.fileno()).st_ino}) == 0
+    assert abort.shut_down(_named(listener)) == 0
+    assert abort.all_stand(_named(client, served))
+    assert abort.shut_down(_named(client, listener)) == 1
+    assert served.recv(1) == b""
+    assert not abort.all_stand(_named(served))
+
+
+def test_a_connection_that_is_given_up_is_read_until_it_is_let_go(
+    connection: tuple[socket.socket, socket.socket, socket.socket],
+) -> None:
+    client, served, _ = connection
+    drain = abort.Drain()
+    drain.take([os.dup(served.fileno())])
+    served.close()
+    client.settimeout(20)
+    client.sendall(bytes(32 << 20))  # more than any buffer holds: somebody reads
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(1) == b""  # and closes what the other side has ended
+    drain.let_go()
+
+
+def test_a_wait_is_ended_from_another_thread(store: MeshStore) -> None:
+    patience = Patience(store.waits)
+    begun, never = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        never.wait(30)
+
+    def end() -> None:
+        begun.wait(20)
+        assert patience.end() == 1
+
+    ender = threading.Thread(target=end)
+    ender.start()
+    with pytest.raises(GroupDown, match="will not come"):
+        patience.run(wait)
+    never.set()
+    ender.join()
+    with pytest.raises(GroupDown, match="after 0 s"):
+        patience.run(lambda: threading.Event().wait(0.2), limit_s=0)
+    with pytest.raises(ZeroDivisionError):
+        patience.run(lambda: 1 / 0)
+
+
+def test_a_store_that_cannot_be_reached_is_named(store: MeshStore) -> None:
+    with pytest.raises(RuntimeError, match=r"store at 127\.0\.0\.1:1 cannot be reached"):
+        store.wait(["key"], timedelta(seconds=1))
+
+
+def test_a_collective_that_ends_as_it_is_looked_at_has_not_failed(store: MeshStore) -> None:
+    class EndsLate(FakeWork):
+        """Runs into the time-out of one look, and has ended right after."""
+
+        num_looks = 0
+
+        def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+            self.num_looks += 1
+            if self.num_looks == 1:
+                raise RuntimeError("Operation timed out!")
+            return True
+
+        def is_completed(self) -> bool:
+            return True
+
+    assert Patience(store.waits).follow(EndsLate())
+
+
+def _work_of(future: Future[Any]) -> Any:
+    return _c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+
+
+def test_an_operation_whose_future_alone_is_held_is_under_way_until_it_ends(
+    store: MeshStore,
+) -> None:
+    future: Future[Any] = Future()
+    work = PatientCollective(_work_of(future), Patience(store.waits), Spans(), -1)
+    find, held = weakref.ref(work), work.get_future()
+    del work
+    assert find() is not None
+    future.set_result([])
+    assert held.done()
+    assert find() is None

@@ -1,0 +1,240 @@
+"""What a broken step leaves in models is found and taken out, in one process."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.distributed.pipelining.schedules import ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+from cellmesh.workers.groups import model_reset
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Breaks(nn.Module):
+    """Two layers between which a backward pass breaks, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.is_broken = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        between = self.first(x)
+        if self.is_broken:
+            between.register_hook(self._break)
+        return self.second(between)
+
+    def _break(self, grad: torch.Tensor) -> torch.Tensor:
+        self.is_broken = False
+        raise KeyboardInterrupt
+
+
+def _reset() -> None:
+    survey = model_reset.Survey()
+    survey.reset(survey.half_done)
+
+
+def _step(model: nn.Module) -> None:
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def _broken_step(model: nn.Module, inner: Breaks) -> None:
+    inner.is_broken = True
+    with pytest.raises(KeyboardInterrupt):
+        _step(model)
+
+
+def test_ddp_steps_on_after_a_broken_backward() -> None:
+    inner = Breaks()
+    model = DistributedDataParallel(inner)
+    _step(model)
+    wanted = [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+    model.zero_grad()
+    assert not model_reset.look_after_failure()
+    _broken_step(model, inner)
+    assert model_reset.look_after_failure()
+    _reset()
+    assert not model_reset.look_after_failure()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    _step(model)
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_fsdp_steps_on_after_a_broken_backward() -> None:
+    inner = Breaks()
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (inner.first, inner.second, inner):
+        fully_shard(module, mesh=mesh)
+    _step(inner)
+    wanted = [parameter.grad.full_tensor() for parameter in inner.parameters()]
+    inner.zero_grad()
+    assert not model_reset.look_after_failure()
+    _broken_step(inner, inner)
+    assert model_reset.look_after_failure()
+    _reset()
+    assert not model_reset.look_after_failure()
+    assert all(parameter.grad is None for parameter in inner.parameters())
+    _step(inner)
+    for parameter, grad in zip(inner.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), grad)
+
+
+def test_a_model_between_forward_and_backward_is_left_alone() -> None:
+    inner = Breaks()
+    model = DistributedDataParallel(inner)
+    loss = model(torch.ones(2, 4)).sum()
+    assert not model_reset.look_after_failure()
+    _reset()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_same_model_has_the_same_signature_on_a_rank_that_was_clean() -> None:
+    clean, broken = (DistributedDataParallel(Breaks()) for _ in range(2))
+    _broken_step(broken, broken.module)
+    half_done = model_reset.Survey().half_done
+    assert len(half_done) == 1
+    _step(clean)
+    model_reset.Survey().reset(
+        half_done
+    )  # both: this is what a rank does with what another has found
+    assert all(parameter.grad is None for parameter in clean.parameters())
+    model_reset.Survey().reset(())
+
+
+class _Refuses:
+    """Code of the user's in a model, that must not run while nobody runs a step."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+    __dict__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+    named_parameters = property(lambda self: 1 / 0)
+
+
+class _Unhashable(ABCMeta):
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _half_made(kind: type, **held: Any) -> Any:
+    made = kind.__new__(kind)
+    for name, value in held.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _odd_models() -> Iterator[Any]:
+    """Models whose ``__init__`` has raised, at once or half way, and models of classes that
+    refuse.
+    """
+    for kind, held in (
+        (DistributedDataParallel, {"reducer": None}),
+        (FullyShardedDataParallel, {"_is_root": True}),
+        (FSDPState, {"_is_root": True}),
+        (ScheduleGPipe, {"_stages": 3}),
+    ):
+        for each in (kind, _Unhashable("Odd", (_Refuses, kind), {})):
+            yield from (_half_made(each), _half_made(each, **held))
+
+
+def test_models_that_cannot_be_asked_are_passed_over_and_the_others_are_not() -> None:
+    odd = list(_odd_models())
+    model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))
+    _step(model)
+    assert not model_reset.look_after_failure()
+    _broken_step(model, model)
+    assert model_reset.look_after_failure()
+    _reset()
+    _step(model)
+    assert len(odd) == 16
+
+
+def test_a_scaler_that_was_left_unscaled_is_ready_when_the_next_loss_is_scaled() -> None:
+    model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+
+    backward()
+    scaler.unscale_(optimizer)
+    assert not model_reset.look_after_failure()  # the next cell may go on with this step
+    scaler.step(optimizer)
+    scaler.update()
+    backward()
+    scaler.unscale_(optimizer)
+    unscaled = model.weight.grad.clone()
+    model_reset.look_after_failure()
+    backward()  # or begin it anew
+    scaler.unscale_(optimizer)
+    assert torch.equal(model.weight.grad, unscaled)
+    scaler.step(optimizer)
+    scaler.update()
+    assert not {"scale"} & vars(scaler).keys()
+
+
+@pytest.mark.parametrize("begins", ["optimizer", "model"])
+def test_what_fsdp_has_accumulated_is_forgotten_with_its_gradients_after_a_failure(
+    begins: str,
+) -> None:
+    model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    _step(model)
+    wanted = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    optimizer.zero_grad()
+    model.set_requires_gradient_sync(False)
+    _step(model)
+    assert not model_reset.look_after_failure()  # the next cell may go on accumulating
+    {"optimizer": optimizer, "model": model}[begins].zero_grad()
+    model.set_requires_gradient_sync(True)
+    _step(model)
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad.full_tensor(), grad)
+
+
+def test_a_static_graph_that_failed_in_its_first_forward_pass_is_recorded_by_the_next() -> None:
+    inner = Breaks()
+    model = DistributedDataParallel(inner, static_graph=True)
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 3))
+    assert not model_reset.look_after_failure()
+    for _ in range(3):
+        model.zero_grad()
+        _step(model)
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_model_that_cannot_be_reset_is_named_and_the_others_are_reset() -> None:
+    odd, inner = DistributedDataParallel(nn.Linear(4, 4)), Breaks()
+    model = DistributedDataParallel(inner)
+    for each in (odd, model):
+        _step(each)
+    _broken_step(model, inner)
+    survey = model_reset.Survey()
+    odd._build_params_for_reducer = odd._comm_hooks = 3
+    notes = survey.reset([*survey.half_done, *survey.progress])
+    assert notes == (
+        "gradients of the step that failed are dropped (DDP)",
+        "DDP could not be reset, construct it again (TypeError)",
+    )
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,0 +1,123 @@
+"""Odd values, looked at as a rank does: each is told, drawn or refused, and costs no other its
+place.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cellmesh.magics.widgets.inspector.view_model import is_drawable
+from cellmesh.wire.inspect import Element, Histogram, Overview, Picture, Refusal
+from cellmesh.workers.inspect.handler import Looker
+
+from .test_chunks import NAMES, ODD, per_channel
+
+REDUCTIONS = ("mean", "absmax", "stride")
+
+
+def ask(value: Any, subject: Any) -> Any:
+    shell: Any = SimpleNamespace(user_ns={"x": value})
+    return Looker(shell, SimpleNamespace()).answer(subject, is_beside=False)  # type: ignore[arg-type]
+
+
+def facts_of(value: Any) -> Any:
+    return ask(value, Overview("x")).items[0].facts
+
+
+class Raising(torch.Tensor):
+    """A subclass of which nothing can be asked."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"no {func}")
+
+
+def of_odd_type(name: str) -> Callable[[], torch.Tensor]:
+    return lambda: torch.zeros(4, 3, dtype=torch.uint8).view(getattr(torch, name))
+
+
+MORE = {name: of_odd_type(name) for name in ("int4", "uint1", "bits8", "float4_e2m1fn_x2")}
+MORE["infinite"] = lambda: torch.full((4, 3), math.inf)
+
+
+@pytest.mark.parametrize("make", [*(odd[0] for odd in ODD), *MORE.values()], ids=[*NAMES, *MORE])
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_what_is_said_to_be_drawable_can_be_drawn(make: Callable[[], Any]) -> None:
+    value = make()
+    facts = facts_of(value)
+    if not is_drawable(facts):
+        return
+    shape = (1, *facts.local_shape)[-2:]
+    dims = (
+        len(facts.local_shape) - 2 if len(facts.local_shape) > 1 else -1,
+        len(facts.local_shape) - 1,
+    )
+    for side in (1, 9):
+        for reduction in REDUCTIONS:
+            subject = Picture(
+                "x", "", (), dims, (0, shape[0]), (0, shape[1]), side, side, reduction
+            )
+            drawn = ask(value, subject)
+            assert not isinstance(drawn, Refusal), (subject, drawn)
+    assert isinstance(ask(value, Element("x", "", (0,) * len(facts.local_shape))), str)
+
+
+def test_what_has_no_numbers_is_not_drawable_and_what_has_none_that_are_finite_is() -> None:
+    for name, make in MORE.items():
+        assert is_drawable(facts_of(make())) == (name == "infinite")
+
+
+def test_channels_have_their_own_scales_in_a_picture() -> None:
+    value = per_channel()
+    plain = value.dequantize()
+    for dims, wanted in (((0, 1), plain), ((1, 0), plain.t())):
+        pixels = ask(value, Picture("x", "", (), dims, (0, 2), (0, 2), 9, 9, "mean"))
+        assert pixels.values.tolist() == wanted.tolist()
+        pixels = ask(value, Picture("x", "", (), dims, (0, 2), (0, 2), 1, 1, "absmax"))
+        assert pixels.values.tolist() == [[plain.abs().max().item()]]
+
+
+def test_the_widest_range_has_a_histogram() -> None:
+    value = torch.tensor([1.7e308, -1.7e308, 1.7e308, 0.0], dtype=torch.float64)
+    assert ask(value, Histogram("x", "", -1.7e308, 1.7e308, 4)).counts == (1, 0, 1, 2)
+
+
+def test_what_is_masked_is_told_as_nan() -> None:
+    floats = facts_of(np.ma.masked_array([1.0, 2.0, 5.0], mask=[0, 0, 1], dtype=np.float32))
+    assert (floats.dtype, floats.shape, floats.max, floats.num_nan) == ("float32", (3,), 2.0, 1)
+    whole = facts_of(np.ma.masked_array([[1, 2], [3, 4]], mask=[[0, 1], [0, 0]]))
+    assert (whole.shape, whole.max, whole.num_nan) == ((2, 2), 4.0, 1)
+    assert facts_of(np.ma.masked_array(["a", "b"], mask=[0, 1])).shape is None
+
+
+def test_a_tensor_whose_class_raises_is_told_by_what_it_holds() -> None:
+    found = ask(
+        [torch.ones(2), torch.full((3,), 2.0).as_subclass(Raising), torch.zeros(1)], Overview("x")
+    )
+    assert [item.facts.max for item in found.items] == [1.0, 2.0, 0.0]
+
+
+def test_half_of_a_character_is_not_sent() -> None:
+    class OddError(Exception):
+        def __str__(self) -> str:
+            return "\ud800"
+
+    def fail() -> None:
+        raise OddError
+
+    assert ask(["\ud800<b>"], Overview("x")).text == "['\\ud800<b>']"
+    assert ask(fail, Overview("x()", runs=True)).text == "?"
+
+
+def test_nothing_of_this_warns() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        facts_of([np.ma.masked_array([1.0], mask=[1]), torch.ones(2).as_subclass(Raising)])

@@ -1,0 +1,375 @@
+"""Tensors read piece by piece: statistics, histograms, digests and samples of any of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.workers.inspect.chunks import UnreadableError, pieces, readable, sample_of_parts
+from cellmesh.workers.inspect.description import describe
+from cellmesh.workers.inspect.digests import _mix, digest_of, digest_of_tensor, digests_of_parts
+from cellmesh.workers.inspect.statistics import histogram_of, statistics
+
+
+@st.composite
+def tensors(draw: Any) -> torch.Tensor:
+    """Tensors of any strides: sliced, transposed, expanded."""
+    shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    value = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    value = value.permute(draw(st.permutations(range(len(shape)))))
+    for dim in range(value.ndim):
+        step = draw(st.integers(1, 2))
+        value = value.narrow(dim, 0, value.shape[dim])[
+            (slice(None),) * dim + (slice(None, None, step),)
+        ]
+    if draw(st.booleans()):
+        value = value.unsqueeze(0).expand(3, *value.shape)
+    return value
+
+
+@given(tensors(), st.integers(1, 50))
+def test_pieces_make_up_the_tensor_in_row_major_order(value: torch.Tensor, size: int) -> None:
+    found = list(pieces(value, size))
+    assert all(0 < piece.numel() <= size for piece in found)
+    assert torch.equal(torch.cat([piece.reshape(-1) for piece in found]), value.reshape(-1))
+
+
+@given(tensors())
+def test_statistics_do_not_depend_on_strides(value: torch.Tensor) -> None:
+    found = statistics(value)
+    plain = value.double().numpy()
+    assert (found["min"], found["max"]) == (plain.min(), plain.max())
+    assert found["mean"] == pytest.approx(plain.mean(), abs=1e-12)
+    assert found["std"] == pytest.approx(plain.std(), abs=1e-12)
+    assert found["norm"] == pytest.approx(np.linalg.norm(plain.reshape(-1)))
+    assert found["num_zeros"] == 0
+    assert digest_of(value) == digest_of(value.contiguous())
+
+
+def test_statistics_over_many_pieces() -> None:
+    value = torch.randn(300, 1001, generator=torch.Generator().manual_seed(1))
+    value[5, 7], value[200, 3], value[299, 1000] = math.nan, math.inf, -math.inf
+    value[:, 13] = 0
+    finite = value[value.isfinite()].double().numpy()
+    found = statistics(value)
+    assert found == {
+        "min": finite.min(),
+        "max": finite.max(),
+        "mean": pytest.approx(finite.mean(), abs=1e-12),
+        "std": pytest.approx(finite.std(), rel=1e-12),
+        "norm": pytest.approx(np.linalg.norm(finite), rel=1e-12),
+        "num_nan": 1,
+        "num_inf": 2,
+        "num_zeros": 300,
+    }
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.complex128, torch.float32, torch.int64], ids=str
+)
+def test_looking_changes_nothing(dtype: torch.dtype) -> None:
+    value = torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).mul(9).to(dtype)
+    views = [value, value.t(), value[:, ::2], value.conj()]
+    before = [view.clone() for view in views]
+    for view in views:
+        describe(view)
+        histogram_of(view, -9.0, 9.0, 5)
+    assert all(torch.equal(one, other) for one, other in zip(views, before, strict=True))
+
+
+def test_a_large_mean_does_not_spoil_the_deviation() -> None:
+    value = torch.tensor([1e9, 1e9 + 1, 1e9 + 2], dtype=torch.float64).repeat(200_000)
+    assert statistics(value)["std"] == pytest.approx(math.sqrt(2 / 3), rel=1e-9)
+
+
+def test_an_expanded_tensor_is_read_once() -> None:
+    value = torch.tensor([0.0, 1.0, math.nan])[:, None].expand(3, 10**12)
+    found = statistics(value)
+    assert (found["num_nan"], found["num_zeros"]) == (10**12, 10**12)
+    assert (found["mean"], found["norm"]) == (0.5, 10**6)
+    assert histogram_of(value, 0.0, 1.0, 4) == [10**12, 0, 0, 10**12]
+    assert digest_of(value) != digest_of(
+        torch.tensor([0.0, 2.0, math.nan])[:, None].expand(3, 10**12)
+    )
+
+
+@given(tensors(), st.integers(1, 9))
+def test_histograms_are_those_of_numpy(value: torch.Tensor, num_bins: int) -> None:
+    plain = value.double().numpy()
+    low, high = float(plain.min()), float(plain.max())
+    counts = histogram_of(value, low - 1, high + 1, num_bins)
+    assert counts == np.histogram(plain, num_bins, (low - 1, high + 1))[0].tolist()
+    assert sum(histogram_of(value, low, high, num_bins)) == value.numel()
+
+
+def test_a_histogram_leaves_out_what_is_beyond_its_scale_and_what_is_no_number() -> None:
+    value = torch.tensor([-1.0, 0.0, 0.4, 1.0, 2.0, math.nan, math.inf])
+    assert histogram_of(value, 0.0, 1.0, 2) == [2, 1]
+    assert histogram_of(value, 1.0, 1.0, 3) == [0, 1, 0]
+    assert histogram_of(torch.tensor([True, False, True]), 0.0, 1.0, 2) == [1, 2]
+
+
+# ---- parts
+
+
+@given(tensors(), st.data())
+def test_the_digest_of_a_run_is_that_of_its_elements(value: torch.Tensor, data: Any) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, value.numel()), min_size=2, max_size=5)))
+    parts = tuple(itertools.pairwise(cuts))
+    flat = value.reshape(-1)
+    assert digests_of_parts(value, parts) == tuple(
+        digest_of(flat[begin:end].clone()) for begin, end in parts
+    )
+
+
+@given(tensors(), st.data())
+def test_a_sample_is_spread_over_its_runs(value: torch.Tensor, data: Any) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, value.numel()), min_size=4, max_size=4)))
+    parts = ((cuts[0], cuts[1]), (cuts[2], cuts[3]))
+    wanted = torch.cat([value.reshape(-1)[begin:end] for begin, end in parts])
+    assert torch.equal(sample_of_parts(value, parts, 10**6), wanted.double())
+    few = sample_of_parts(value, parts, 3)
+    assert len(few) == min(3, len(wanted))
+    assert few.tolist() == [
+        wanted[at * len(wanted) // max(len(few), 1)].item() for at in range(len(few))
+    ]
+
+
+@given(st.integers(0, 3), st.sampled_from(["float32", "float64", "bfloat16", "uint8", "complex64"]))
+def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(seed: int, dtype: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    value = (torch.randn(613, 701, generator=generator) * 50).to(getattr(torch, dtype))
+    assert digest_of(value) == digest_of(value.t().contiguous().t())
+    wide = torch.zeros(613, 1402, dtype=value.dtype)
+    wide[:, ::2] = value
+    assert digest_of(value) == digest_of(wide[:, ::2])
+    parts = ((0, 300_000), (300_000, 300_001), (300_001, 429_713))
+    flat = value.reshape(-1)
+    found = digests_of_parts(wide[:, ::2], parts)
+    assert found == tuple(digest_of(flat[begin:end]) for begin, end in parts)
+
+
+def test_the_digest_of_a_large_tensor_tells_every_change() -> None:
+    value = torch.randn(400_000, generator=torch.Generator().manual_seed(1))
+    changed = []
+    for change in range(8):
+        other = value.clone()
+        match change:
+            case 1:
+                other[399_999] = torch.nextafter(other[399_999], torch.tensor(9.0))
+            case 2:
+                other[
+                    [5, 70_000]
+                ] *= -1  # signs are the highest bits, which products keep to themselves
+            case 3:
+                other *= -1
+            case 4:
+                other[[7, 8]] = other[[8, 7]]
+            case 5:
+                other = other.roll(1)
+            case 6:
+                other = other.roll(65_536)
+            case 7:
+                other.view(torch.int32).bitwise_not_()
+        changed.append(digest_of(other))
+    assert len(set(changed)) == 8
+
+
+def test_no_two_words_are_mixed_to_one() -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32)
+    for words in (every, every << 16, every << 8, torch.cat([every, ~every])):
+        mixed, beside = torch.empty_like(words), torch.empty_like(words)
+        _mix(words, mixed, beside)
+        assert len(mixed.unique()) == len(words)
+
+
+def test_runs_beyond_the_end_are_empty() -> None:
+    value = torch.arange(4.0)
+    assert digests_of_parts(value, ((4, 9),)) == (digest_of(torch.empty(0)),)
+    assert sample_of_parts(value, ((2, 9),), 10).tolist() == [2.0, 3.0]
+    assert sample_of_parts(torch.tensor(3), ((0, 1),), 10).tolist() == [3.0]
+
+
+# ---- odd tensors
+
+
+def quantised() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(
+            torch.tensor([[0.0, 1.0], [2.0, 3.0]]), 0.5, 0, torch.qint8
+        )
+
+
+def per_channel() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scales, zeros = torch.tensor([0.5, 1.0]), torch.tensor([0, 0])
+        return torch.quantize_per_channel(
+            torch.tensor([[0.0, 1.0], [2.0, 3.0]]), scales, zeros, 0, torch.qint8
+        )
+
+
+def uncoalesced() -> torch.Tensor:
+    indices, values = torch.tensor([[1, 1]]), torch.tensor([2.0, 5.0])
+    return torch.sparse_coo_tensor(indices, values, (3,), check_invariants=True)
+
+
+def compressed() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.tensor([[0.0, 1.0], [2.0, 3.0]]).to_sparse_csr()
+
+
+def jagged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+
+
+def fake() -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3, 2)
+
+
+def freed() -> torch.Tensor:
+    value = torch.ones(3, 2)
+    value.untyped_storage().resize_(0)
+    return value
+
+
+def unfinished() -> torch.Tensor:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(torch.ones(3, 2))
+
+
+class Refusing(torch.Tensor):
+    """A subclass that computes nothing."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "numel" in str(func) or "reshape" in str(func) or "to" in getattr(func, "__name__", ""):
+            raise RuntimeError("this tensor\nrefuses")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+ODD: list[tuple[Any, tuple[int, ...] | None, float | None, str]] = [
+    (lambda: torch.empty(3, 2, device="meta"), (3, 2), None, "meta"),
+    (quantised, (2, 2), 3.0, "stands for"),
+    (per_channel, (2, 2), 3.0, "stands for"),
+    (lambda: torch.eye(3).to_sparse(), (3, 3), 1.0, "3 elements that it stores, of 9"),
+    (uncoalesced, (3,), 5.0, "more than once"),
+    (compressed, (2, 2), 3.0, "stores"),
+    (lambda: torch.tensor([1 + 2j, 3 - 4j]), (2,), 3.0, "real and imaginary"),
+    (lambda: torch.tensor([1 + 2j, 3 - 4j]).conj(), (2,), 4.0, "real and imaginary"),
+    (lambda: torch.tensor([True, False]), (2,), 1.0, ""),
+    (lambda: torch.tensor(7, dtype=torch.uint64), (), 7.0, ""),
+    (lambda: torch.empty(0, 3), (0, 3), None, ""),
+    (lambda: torch.ones(4).to(torch.float8_e5m2), (4,), 1.0, ""),
+    (
+        lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        (4,),
+        None,
+        "no statistics",
+    ),
+    (lambda: torch.view_as_complex(torch.ones(3, 2)).conj().imag, (3,), -1.0, ""),
+    (lambda: torch.ones(1).expand(5), (5,), 1.0, ""),
+    (jagged, (2, -1, 3), 1.0, "all its tensors"),
+    (nested, None, 1.0, "all its tensors"),
+    (fake, (3, 2), None, "fake"),
+    (freed, (3, 2), None, "freed"),
+    (unfinished, (3, 2), None, "waited for"),
+    (torch.nn.parameter.UninitializedParameter, None, None, "not initialised"),
+    (lambda: torch.ones(3).as_subclass(Refusing), (3,), None, "no statistics"),
+    (lambda: torch.zeros(3).to_mkldnn(), (3,), None, "layout"),
+]
+NAMES = [
+    "meta", "quantised", "per channel", "sparse", "uncoalesced", "compressed", "complex",
+    "conjugate", "bool",
+    "0-d", "empty", "float8", "float4", "negated", "expanded", "jagged", "nested", "fake", "freed",
+    "unfinished", "uninitialised", "refusing", "mkldnn",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "shape", "most", "note"), ODD, ids=NAMES)
+def test_odd_tensors_are_described_and_say_what_cannot_be_told(
+    make: Any, shape: tuple[int, ...] | None, most: float | None, note: str
+) -> None:
+    value = make()
+    facts = describe(value)
+    assert facts.shape == shape
+    assert facts.max == most
+    assert note in facts.note
+    assert facts.dtype
+    if not note:
+        assert facts.note == ""
+
+
+def test_what_a_function_transform_holds_is_not_read() -> None:
+    seen = []
+
+    def look(value: torch.Tensor) -> torch.Tensor:
+        seen.append(describe(value))
+        return value
+
+    torch.vmap(look)(torch.ones(3, 2))
+    assert seen[0].max is None
+    assert "transform" in seen[0].note
+
+
+def test_nothing_is_read_where_it_is_not_wanted() -> None:
+    facts = describe(torch.ones(3, 2), is_read=False)
+    assert (facts.max, facts.digest, facts.num_bytes) == (None, "", 24)
+    assert describe(torch.ones(3), has_digest=False).max == 1.0
+
+
+def test_memory_is_told_of_views() -> None:
+    whole = torch.ones(10, 10)
+    facts = describe(whole[:, ::2])
+    assert (facts.strides, facts.num_bytes, facts.storage_bytes, facts.is_view) == (
+        (10, 2),
+        200,
+        400,
+        True,
+    )
+    assert not describe(whole).is_view
+
+
+def test_the_default_device_is_the_users() -> None:
+    torch.set_default_device("meta")
+    try:
+        value = torch.arange(6.0, device="cpu").reshape(2, 3)
+        assert describe(value).max == 5.0
+        assert histogram_of(value, 0.0, 5.0, 2) == [3, 3]
+        assert sample_of_parts(value, ((1, 4),), 9).tolist() == [1.0, 2.0, 3.0]
+    finally:
+        torch.set_default_device(None)
+
+
+def test_unreadable_tensors_have_no_digest() -> None:
+    assert digest_of_tensor(torch.empty(3, device="meta")) == ""
+    assert digest_of_tensor(freed()) == ""
+    with pytest.raises(UnreadableError):
+        readable(freed())
+
+
+@pytest.fixture(autouse=True)
+def _no_grad_is_left_as_it_was() -> Iterator[None]:
+    yield
+    assert torch.is_grad_enabled()

@@ -1,0 +1,285 @@
+"""Slices of tensors reduced to pixels, compared with numpy's plain loops."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.wire.inspect import Element, Picture, Pixels
+from cellmesh.workers.inspect import downsample
+from cellmesh.workers.inspect.downsample import element, picture
+
+
+def look(value: Any, **changes: Any) -> Pixels:
+    shape = value.shape
+    fields: dict[str, Any] = {
+        "path": "", "index": (0,) * (len(shape) - 2), "dims": (0, 1), "height": 512, "width": 512,
+    }  # fmt: skip
+    fields |= changes
+    sizes = [1 if dim == -1 else shape[dim] for dim in fields["dims"]]
+    fields = {"rows": (0, sizes[0]), "cols": (0, sizes[1]), **fields}
+    return picture(value, Picture("x", **fields), False)
+
+
+def expected(
+    part: np.ndarray[Any, Any], height: int, width: int, reduction: str
+) -> np.ndarray[Any, Any]:
+    """Pixel by pixel."""
+    num_rows, num_cols = part.shape
+    height, width = min(height, num_rows), min(width, num_cols)
+    join = {
+        "mean": np.mean,
+        "absmax": lambda block: np.abs(block).max(),
+        "stride": lambda block: block[0, 0],
+    }
+    return np.array(
+        [
+            [
+                join[reduction](
+                    part[
+                        i * num_rows // height : (i + 1) * num_rows // height,
+                        j * num_cols // width : (j + 1) * num_cols // width,
+                    ]
+                )
+                for j in range(width)
+            ]
+            for i in range(height)
+        ],
+        np.float32,
+    )
+
+
+@given(st.data())
+def test_pixels_are_those_of_plain_loops(data: Any) -> None:
+    shape = data.draw(st.lists(st.integers(1, 40), min_size=2, max_size=3))
+    value = torch.randn(
+        shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    )
+    value = value.permute(data.draw(st.permutations(range(len(shape)))))
+    dims = tuple(data.draw(st.permutations(range(len(shape))))[:2])
+    others = [dim for dim in range(len(shape)) if dim not in dims]
+    index = tuple(data.draw(st.integers(0, value.shape[dim] - 1)) for dim in others)
+    rows, cols = (
+        tuple(
+            sorted(
+                data.draw(
+                    st.lists(st.integers(0, value.shape[dim]), min_size=2, max_size=2, unique=True)
+                )
+            )
+        )
+        for dim in dims
+    )
+    height, width = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
+    reduction = data.draw(st.sampled_from(["mean", "absmax", "stride"]))
+    found = look(
+        value,
+        dims=dims,
+        index=index,
+        rows=rows,
+        cols=cols,
+        height=height,
+        width=width,
+        reduction=reduction,
+    )
+    plain = value.numpy()
+    at: list[Any] = [slice(None)] * len(shape)
+    for dim, position in zip(others, index, strict=True):
+        at[dim] = position
+    part = plain[tuple(at)]
+    part = (part if dims[0] < dims[1] else part.T)[slice(*rows), slice(*cols)]
+    assert found.values.dtype == np.float32
+    np.testing.assert_allclose(
+        found.values, expected(part, height, width, reduction), rtol=1e-4, atol=1e-6
+    )
+    assert found.is_exact == (found.values.shape == part.shape)
+    assert (found.low, found.high) == (found.values.min(), found.values.max())
+    assert not found.is_sampled
+
+
+def test_bands_do_not_change_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = torch.randn(1003, 517, generator=torch.Generator().manual_seed(3))
+    whole = [
+        look(value, height=100, width=50, reduction=reduction).values
+        for reduction in ("mean", "absmax")
+    ]
+    monkeypatch.setattr(downsample, "piece_size", lambda part: 500)
+    banded = [
+        look(value, height=100, width=50, reduction=reduction).values
+        for reduction in ("mean", "absmax")
+    ]
+    for one, other in zip(whole, banded, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [40, 41])
+@pytest.mark.parametrize("reduction", ["mean", "absmax"])
+def test_what_is_not_finite_shows(size: int, reduction: str) -> None:
+    value = torch.ones(size, size)
+    value[0, 0], value[size - 1, 0], value[0, size - 1] = math.nan, math.inf, -math.inf
+    found = look(value, height=10, width=10, reduction=reduction)
+    assert math.isnan(found.values[0, 0])
+    assert found.values[-1, 0] == math.inf
+    assert found.values[0, -1] == (math.inf if reduction == "absmax" else -math.inf)
+    assert np.isfinite(found.values).sum() == 97
+    assert (found.low, found.high) == (1.0, 1.0)
+
+
+def test_without_finite_elements_the_scale_is_zero() -> None:
+    found = look(torch.full((2, 2), math.nan))
+    assert (found.low, found.high) == (0.0, 0.0)
+
+
+def test_a_huge_tensor_is_sampled_over_each_pixel() -> None:
+    rows = torch.arange(100_000.0)[:, None].expand(100_000, 100_000)
+    for value in (rows, rows.t()):
+        found = look(value, height=50, width=40, max_elements=1 << 20)
+        assert found.is_sampled
+        lines = found.values if value is rows else found.values.T
+        centres = (np.arange(len(lines)) + 0.5) * 100_000 / len(lines)
+        np.testing.assert_allclose(
+            lines, centres[:, None].repeat(lines.shape[1], 1), atol=100_000 / 200
+        )
+    stride = look(rows, height=50, width=40, reduction="stride")
+    assert not stride.is_sampled
+    assert stride.values[:, 7].tolist() == [2000.0 * row for row in range(50)]
+    assert (
+        look(torch.ones(30, 30), height=7, width=7, max_elements=100, reduction="absmax").high
+        == 1.0
+    )
+
+
+def test_a_part_of_a_huge_tensor_is_exact() -> None:
+    value = torch.arange(100_000.0)[:, None].expand(100_000, 100_000)
+    found = look(value, rows=(99_990, 100_000), cols=(5, 8))
+    assert found.is_exact
+    assert found.values[:, 0].tolist() == list(range(99_990, 100_000))
+
+
+def test_vectors_and_numbers_are_slices_too() -> None:
+    value = torch.arange(5.0)
+    assert look(value, dims=(-1, 0), index=()).values.tolist() == [[0, 1, 2, 3, 4]]
+    assert look(value, dims=(0, -1), index=()).values.tolist() == [[0], [1], [2], [3], [4]]
+    assert look(value, dims=(-1, 0), index=(), cols=(1, 5), width=2).values.tolist() == [[1.5, 3.5]]
+    assert look(torch.tensor(3.0), dims=(-1, -1), index=()).values.tolist() == [[3.0]]
+
+
+def quantised() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.eye(4), 0.5, 0, torch.qint8)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(4, dtype=torch.bool),
+        torch.eye(4, dtype=torch.int64),
+        torch.eye(4).to(torch.uint16),
+        torch.eye(4, dtype=torch.float16),
+        torch.eye(4, dtype=torch.bfloat16),
+        torch.eye(4).to(torch.float8_e4m3fn),
+        torch.eye(4) * 1j,
+        (torch.eye(4) * 1j).conj(),
+        torch.eye(4).to_sparse(),
+        quantised(),
+        torch.eye(4, dtype=torch.float64).requires_grad_(),
+        np.eye(4),
+    ],
+    ids=[
+        "bool", "int64", "uint16", "float16", "bfloat16", "float8", "complex", "conjugate",
+        "sparse",
+        "quantised", "grad", "numpy",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("reduction", ["mean", "absmax", "stride"])
+def test_elements_of_all_types_are_drawn(value: Any, reduction: str) -> None:
+    assert look(value, reduction=reduction).values.tolist() == torch.eye(4).tolist()
+    reduced = {
+        "mean": [[0.5, 0.0], [0.0, 0.5]],
+        "absmax": [[1.0, 0.0], [0.0, 1.0]],
+        "stride": [[1, 0], [0, 1]],
+    }
+    assert look(value, reduction=reduction, height=2, width=2).values.tolist() == reduced[reduction]
+    third = [[1 / 3, 0.0, 0.0]] if reduction == "mean" else [[1.0, 0.0, 0.0]]
+    found = look(value, reduction=reduction, rows=(0, 3), cols=(0, 3), height=1, width=3).values
+    if reduction == "stride":
+        assert found.tolist() == third
+    else:
+        np.testing.assert_allclose(found, [[1 / 3] * 3] if reduction == "mean" else [[1.0] * 3])
+
+
+def test_what_is_finite_stays_so() -> None:
+    value = torch.tensor([[1e300, -1e300], [math.inf, 0.0]], dtype=torch.float64)
+    found = look(value)
+    assert np.isfinite(found.values[0]).all()
+    assert found.values[1, 0] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("value", "changes", "words"),
+    [
+        (torch.ones(4), {"dims": (0, 1), "index": ()}, "with 1 dims has no slice"),
+        (torch.ones(4, 4), {"dims": (0, 0)}, "no slice of dims"),
+        (torch.ones(4, 4, 4), {"index": ()}, "needs 1 more"),
+        (torch.ones(4, 4, 4), {"index": (4,)}, "no element"),
+        (torch.ones(4, 4), {"rows": (0, 5)}, "4 rows"),
+        (torch.ones(4, 4), {"cols": (3, 2)}, "4 columns"),
+        (torch.ones(4, 4), {"height": 0}, "at least one pixel"),
+        (torch.ones(4, 4), {"reduction": "median"}, "no reduction"),
+        (torch.ones(4, 4, device="meta"), {}, "meta"),
+    ],
+)
+def test_what_cannot_be_drawn_says_why(
+    value: torch.Tensor, changes: dict[str, Any], words: str
+) -> None:
+    shape = value.shape
+    fields: dict[str, Any] = {
+        "path": "", "index": (0,) * (len(shape) - 2), "dims": (0, 1), "rows": (0, 4),
+        "cols": (0, 4),
+        "height": 9, "width": 9,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        picture(value, Picture("x", **{**fields, **changes}), False)
+
+
+def test_empty_slices_are_empty() -> None:
+    assert look(torch.empty(0, 3)).values.shape == (0, 3)
+    assert look(torch.ones(3, 3), rows=(1, 1), reduction="absmax").values.shape == (0, 3)
+
+
+# ---- elements
+
+
+@pytest.mark.parametrize(
+    ("value", "index", "text"),
+    [
+        (torch.tensor([[0.1, 2.5]]), (0, 0), "0.1"),
+        (torch.tensor([0.1], dtype=torch.float64), (0,), "0.1"),
+        (torch.tensor([0.1], dtype=torch.bfloat16), (0,), "0.10009765625"),
+        (torch.tensor([1 + 2j]), (0,), "(1+2j)"),
+        (torch.tensor([2**62 + 1]), (0,), str(2**62 + 1)),
+        (torch.tensor([True]), (0,), "True"),
+        (torch.tensor(math.nan), (), "nan"),
+        (torch.tensor([-math.inf]), (0,), "-inf"),
+        (torch.tensor([1e-45]), (0,), "1e-45"),
+        (torch.eye(3).to_sparse(), (1, 1), "1.0"),
+        (quantised(), (1, 1), "1.0 (2)"),
+        ({"a": [torch.tensor([7])]}, (0,), "7"),
+    ],
+)
+def test_elements_are_told_exactly(value: Any, index: tuple[int, ...], text: str) -> None:
+    path = "['a'][0]" if isinstance(value, dict) else ""
+    assert element(value, Element("x", path, index), False) == text
+
+
+@pytest.mark.parametrize("index", [(2,), (-1,), (0, 0), ()])
+def test_there_is_no_element_beside_the_tensor(index: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="no element"):
+        element(torch.ones(2), Element("x", "", index), False)

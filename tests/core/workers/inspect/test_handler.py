@@ -1,0 +1,405 @@
+"""What a rank answers: beside its main thread nothing runs, else once; and there is always an
+answer.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+import sys
+import threading
+import weakref
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from cellmesh.wire import payload
+from cellmesh.wire.inspect import (
+    Digests,
+    Element,
+    Forget,
+    Found,
+    Gradients,
+    Histogram,
+    OfValue,
+    Overview,
+    Picture,
+    Pixels,
+    Refusal,
+    Sample,
+)
+from cellmesh.wire.messages import Look
+from cellmesh.workers.groups import model_reset
+from cellmesh.workers.inspect.handler import Looker
+from cellmesh.workers.rank.control import ControlThread
+from cellmesh.workers.rank.executor import Executor
+from cellmesh.workers.rank.failures import Failures
+from cellmesh.workers.rank.shell import RankShell
+
+RAN: list[str] = []
+
+
+def looker_of(**names: Any) -> Looker:
+    return Looker(cast(RankShell, SimpleNamespace(user_ns=names)), cast(Any, None))
+
+
+def questions(expression: str, token: str = "") -> list[OfValue]:
+    return [
+        Overview(expression, path="", token=token),
+        Histogram(expression, "", 0.0, 1.0, 4, token),
+        Picture(expression, "", (), (0, 1), (0, 2), (0, 2), 2, 2, token=token),
+        Element(expression, "", (0, 0), token),
+        Digests(expression, "", ((0, 4),), token),
+        Sample(expression, "", ((0, 4),), 4, token),
+        Gradients(expression, token),
+    ]
+
+
+# ---- evaluated once
+
+
+def test_an_expression_is_run_once_and_asked_about_often() -> None:
+    numbers = iter(range(100))
+    looker = looker_of(take=lambda: torch.full((2, 2), float(next(numbers)), requires_grad=True))
+    found = looker.answer(Overview("take()", token="a", runs=True), False)
+    assert (found.items[0].facts.min, found.items[0].facts.max) == (0.0, 0.0)
+    answers = [looker.answer(subject, False) for subject in questions("take()", "a")]
+    assert not [answer for answer in answers if isinstance(answer, Refusal)]
+    assert answers[0].items[0].facts.max == 0.0
+    assert answers[1].counts == (4, 0, 0, 0)
+    assert answers[3] == "0.0"
+    # Also while something runs: it is no path, but its value is there.
+    assert isinstance(looker.answer(questions("take()", "a")[2], True), Pixels)
+    assert next(numbers) == 1
+
+
+def test_without_being_told_to_no_expression_is_run() -> None:
+    looker = looker_of(take=lambda: RAN.append("take"), x=torch.ones(2, 2))
+    RAN.clear()
+    for subject in questions("take()"):
+        refusal = looker.answer(subject, False)
+        assert refusal.needs_code
+        assert "would have to run code" in refusal.text
+    refusal = looker.answer(Overview("take()", token="a", runs=True), True)
+    assert "the rank is busy" in refusal.text
+    assert not looker.answer(Overview("gone"), False).needs_code
+    assert RAN == []
+
+
+def test_a_path_is_found_anew_each_time() -> None:
+    looker = looker_of(x=torch.zeros(2, 2))
+    looker.answer(Overview("x[0]", token="a", runs=True), False)
+    looker.shell.user_ns["x"] = torch.ones(2, 2)
+    assert looker.answer(Element("x[0]", "", (1,), "a"), False) == "1.0"
+
+
+def test_what_is_kept_is_let_go_of() -> None:
+    class Value:
+        def __init__(self) -> None:
+            made.add(self)
+
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
+    looker = looker_of(make=Value)
+    for token in "abcdef":
+        looker.answer(Overview("make()", token=token, runs=True), False)
+        looker.answer(Overview("make()", token="a"), False)
+    assert len(made) == 4
+    refusal = looker.answer(Overview("make()", token="b"), False)
+    assert "kept no more: inspect it again" in refusal.text
+    assert isinstance(looker.answer(Overview("make()", token="a"), False), Found)
+    looker.answer(Overview("make()", token="a", runs=True), False)
+    assert len(made) == 4
+    assert looker.answer(Forget(("a", "d", "never")), True) is None
+    assert len(made) == 2
+
+
+# ---- nothing runs beside
+
+
+class Loud:
+    """Tells of all of its code that runs."""
+
+    def __init__(self) -> None:
+        self.held = torch.ones(2)
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        RAN.append("class")
+        return Loud
+
+    @property
+    def field(self) -> int:
+        RAN.append("property")
+        return 1
+
+    def __getattr__(self, name: str) -> int:
+        RAN.append(f"getattr {name}")
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        RAN.append("repr")
+        return "Loud"
+
+    def __hash__(self) -> int:
+        RAN.append("hash")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        RAN.append("eq")
+        return self is other
+
+    def __lt__(self, other: object) -> bool:
+        RAN.append("lt")
+        return False
+
+
+class LoudMapping(collections.abc.Mapping[str, int]):
+    def __getitem__(self, key: str) -> int:
+        RAN.append("getitem")
+        return 1
+
+    def __iter__(self) -> Any:
+        RAN.append("iter")
+        return iter("ab")
+
+    def __len__(self) -> int:
+        RAN.append("len")
+        return 2
+
+
+class LoudDict(dict[str, Any]):
+    def items(self) -> Any:
+        RAN.append("items")
+        return super().items()
+
+    def __iter__(self) -> Any:
+        RAN.append("iter")
+        return super().__iter__()
+
+
+class LoudModule(nn.Linear):
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        RAN.append("named_parameters")
+        return super().named_parameters(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        RAN.append("extra_repr")
+        return ""
+
+
+class LoudOptimizer(torch.optim.SGD):
+    @property
+    def param_groups(self) -> Any:
+        RAN.append("param_groups")
+        return [{"params": []}]
+
+    @param_groups.setter
+    def param_groups(self, groups: Any) -> None:
+        pass
+
+    def add_param_group(self, param_group: Any) -> None:
+        pass
+
+
+class LoudTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        RAN.append("torch function")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class OwnTensor(torch.Tensor):
+    @property
+    def shape(self) -> Any:
+        RAN.append("shape")
+        return torch.Size([7])
+
+
+@dataclasses.dataclass
+class LoudData:
+    field: int = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        RAN.append(f"getattribute {name}")
+        return object.__getattribute__(self, name)
+
+
+def loud_values() -> dict[str, Any]:
+    model = LoudModule(2, 2)
+    return {
+        "object": Loud(),
+        "list": [Loud(), 3],
+        "set": {Loud(), Loud()},
+        "keys": {Loud(): 1, Loud(): torch.ones(2)},
+        "mapping": LoudMapping(),
+        "dict": LoudDict(a=torch.ones(2)),
+        "module": model,
+        "modules": nn.Sequential(model, LoudModule(1, 1)),
+        "optimizer": LoudOptimizer(model.parameters(), lr=0.5),
+        "tensor": torch.ones(2, 2).as_subclass(LoudTensor),
+        "parameter": nn.Parameter(torch.ones(2, 2)).as_subclass(LoudTensor),
+        "own": torch.ones(2, 2).as_subclass(OwnTensor),
+        "data": LoudData(),
+        "nested": {"deep": [(Loud(), LoudData(), LoudMapping())]},
+        "big": 10**5000,
+    }
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+@pytest.mark.parametrize("name", list(loud_values()))
+def test_no_code_of_the_users_runs(name: str, is_beside: bool) -> None:
+    if name == "own" and not is_beside:
+        return  # what a tensor has by code of its class is asked where nothing else runs
+    looker = looker_of(x=loud_values()[name])
+    RAN.clear()
+    answers = [looker.answer(subject, is_beside) for subject in questions("x")]
+    pickle.dumps(answers)
+    assert RAN == []
+    assert isinstance(answers[0], Found)
+
+
+def test_a_value_of_the_users_is_told_by_its_type_at_any_time() -> None:
+    looker = looker_of(
+        object=object(), loud=[{"a": Loud()}], number=3, text="abc", model=nn.Linear(1, 1)
+    )
+    told = {name: looker.answer(Overview(name), False) for name in looker.shell.user_ns}
+    assert told["object"].text == "<object>"
+    assert told["loud"].text == "[{'a': <Loud>}]"
+    assert [item.path for item in told["loud"].items] == ["[0]['a'].held"]
+    assert (told["number"].text, told["text"].text) == ("3", "'abc'")
+    assert told["model"].text == "Linear, 2 parameters and buffers"
+    assert told["object"].items[0].facts.digest == ""  # others that are alike lie elsewhere
+    for name, idle in told.items():
+        beside = looker.answer(Overview(name), True)
+        assert (beside.text, beside.items) == (idle.text, idle.items)
+
+
+def test_tensors_of_the_users_classes_are_read_as_plain_ones_beside_a_cell() -> None:
+    looker = looker_of(
+        tensor=torch.ones(2).as_subclass(LoudTensor), own=torch.ones(2).as_subclass(OwnTensor)
+    )
+    assert looker.answer(Overview("tensor"), True).items[0].facts.max == 1.0
+    own = looker.answer(Overview("own"), True).items[0].facts
+    assert (own.max, own.note) == (
+        None,
+        "its class has code of its own, which does not run beside a cell",
+    )
+    assert looker.answer(Overview("own"), False).items[0].facts.shape == (7,)
+
+
+# ---- there is an answer
+
+
+class Interrupts:
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class Ends:
+    def __repr__(self) -> str:
+        sys.exit(1)
+
+
+class EndsWhenTold(Exception):
+    def __str__(self) -> str:
+        sys.exit(1)
+
+
+class OwnText(str):
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be pickled")
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+def test_whatever_is_raised_is_an_answer() -> None:
+    looker = looker_of(
+        ends=Ends(), interrupts=Interrupts(), own=OwnText(), raise_=raise_, E=EndsWhenTold
+    )
+    assert looker.answer(Overview("ends"), False).text == "<Ends>"
+    assert looker.answer(Overview("interrupts"), False).text == "<Interrupts>"
+    assert looker.answer(Overview("own"), False).text == "<OwnText>"
+    refusal = looker.answer(Overview("raise_(E())", runs=True), False)
+    assert refusal == Refusal("EndsWhenTold", "<its str() raised SystemExit>")
+    assert looker.answer(Overview("raise_(SystemExit(3))", runs=True), False) == Refusal(
+        "SystemExit", "3"
+    )
+
+
+def test_the_user_interrupts_what_is_run_for_a_look() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        looker_of(raise_=raise_).answer(Overview("raise_(KeyboardInterrupt())", runs=True), False)
+
+
+@pytest.mark.parametrize("answer", [raise_, lambda error: threading.Lock()])
+def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
+    asked: list[bool] = []
+
+    class Odd:
+        def answer(self, subject: Any, is_beside: bool) -> Any:
+            asked.append(is_beside)
+            return answer(KeyboardInterrupt("odd"))  # raised, or in what cannot be pickled
+
+    parts = cast(
+        Any, [None, None, None, SimpleNamespace(running=-1, num_begun=0), None, None, None, Odd]
+    )
+    done = ControlThread(*parts)._look(Look(7, Overview("x")))
+    assert done.verb.run == 7
+    assert isinstance(payload.loads(done.verb.payload, done.buffers), Refusal)
+    assert asked == [True]
+
+
+@pytest.mark.parametrize(
+    ("running", "begun", "is_torn"), [(-1, 0, False), (-1, 1, True), (4, 0, True), (4, 1, True)]
+)
+def test_only_what_was_looked_at_while_something_ran_is_torn(
+    running: int, begun: int, is_torn: bool
+) -> None:
+    class Slow:
+        def answer(self, subject: Any, is_beside: bool) -> Any:
+            interrupts.num_begun += begun
+            return looker_of(x=torch.ones(1)).answer(subject, is_beside)
+
+    interrupts = SimpleNamespace(running=running, num_begun=5)
+    parts = cast(Any, [None, None, None, interrupts, None, None, None, Slow])
+    done = ControlThread(*parts)._look(Look(7, Overview("x")))
+    assert payload.loads(cast(Any, done.verb.payload), done.buffers).is_torn is is_torn
+
+
+@pytest.mark.parametrize(("runs", "is_dirty"), [(True, True), (True, False), (False, True)])
+def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_healed(
+    monkeypatch: pytest.MonkeyPatch, runs: bool, is_dirty: bool
+) -> None:
+    monkeypatch.setattr(model_reset, "look_after_failure", lambda: is_dirty)
+    broken: list[bool] = []
+    groups = SimpleNamespace(mark_broken=lambda: broken.append(True), ledger=None)
+    looker = looker_of(raise_=raise_)
+    shell = SimpleNamespace(user_ns={})
+    parts = cast(
+        Any, [shell, groups, None, None, None, None, None, lambda: looker, None, None, False]
+    )
+    done = Executor(*parts)._look(Look(7, Overview("raise_(ValueError())", runs=runs)))
+    assert isinstance(payload.loads(cast(Any, done.verb.payload), done.buffers), Refusal)
+    assert broken == [True] * (runs and is_dirty)
+
+
+def test_an_error_that_ends_the_process_when_it_is_told_is_told_all_the_same() -> None:
+    groups = SimpleNamespace(is_broken=False)
+    shell = SimpleNamespace(
+        line_in_cell=lambda traceback: 0, render_traceback=lambda error: str(error)
+    )
+    failures = Failures(cast(Any, shell), cast(Any, groups), lambda run: None)
+
+    class Worse(RuntimeError, EndsWhenTold):
+        pass
+
+    for error in (EndsWhenTold(), Worse()):
+        failed = failures.describe(3, failures.as_seen(3, error)).verb
+        assert failed.type_name == type(error).__name__
+        assert "SystemExit" in failed.text

@@ -1,0 +1,265 @@
+"""The ranks' names: what each rank tells, and how that is folded."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import pytest
+import torch
+
+from cellmesh.magics.render.who import fold_names
+from cellmesh.wire.facts import Facts
+from cellmesh.wire.inspect import Bound, Named, Names
+from cellmesh.workers.inspect.names import describe_shortly, names
+
+
+def tell(**values: Any) -> Bound:
+    return Bound(tuple(Named(name, describe_shortly(value)) for name, value in values.items()))
+
+
+def ask(namespace: dict[Any, Any], subject: Names, hidden: dict[str, Any] | None = None) -> Bound:
+    shell: Any = types.SimpleNamespace(user_ns=namespace, user_ns_hidden=hidden or {})
+    return names(shell, subject)
+
+
+def rows(told: dict[int, Bound]) -> list[dict[str, str]]:
+    table = fold_names(told, "*", [])
+    return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
+
+
+# ---- what a rank tells
+
+
+class Odd:
+    def __repr__(self) -> NoReturn:
+        raise AssertionError("the user's code ran")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        (None, "None"),
+        ("<b>", "'<b>'"),
+        ([1, torch.ones(2, 3), Odd()], "[1, Tensor[2, 3], <Odd>]"),
+        ({"a": {"b": Odd()}}, "{'a': {'b': <Odd>}}"),
+        (list(range(1000)), "[0, 1, 2, 3, 4, 5, ...]"),
+        ([[0] * 100], "[<list of 100>]"),
+        (Odd(), ""),
+        (Odd, "(object)"),
+        (rows, "(told)"),
+        (1 << 999, "<int of 1,000 bits>"),
+        ([1, -(1 << 999)], "[1, <int of 1,000 bits>]"),
+        ("\ud800", "'\\ud800'"),
+        (b"x" * 100, f"b'{'x' * 77}…"),
+        ((1,), "(1,)"),
+        (set(), "set()"),
+        ({3, 1, 2}, "{1, 2, 3}"),
+        (frozenset({"b", "a"}), "frozenset({'a', 'b'})"),
+        ({"b": 1, "a": 2}, "{'a': 2, 'b': 1}"),
+        (set(range(2000)), "<set of 2,000>"),
+        ([[[[[1]]]]], "[[[[...]]]]"),
+        (torch, "torch"),
+        (torch.nn.Linear(2, 3), "9 parameters"),
+        (torch.tensor(0.25), "0.25"),
+        (torch.ones(2), ""),
+    ],
+)
+def test_short_values(value: Any, text: str) -> None:
+    assert describe_shortly(value).text == text
+
+
+@pytest.mark.parametrize(
+    ("value", "num_bytes"),
+    [
+        (torch.ones(3), 12),
+        (np.ones((2, 3)), 48),
+        (torch.nn.Linear(2, 3), 36),
+        ([torch.ones(2), torch.ones(1), "x"], 12),
+        ({"a": torch.ones(2)}, 8),
+        ("abc", 3),
+        (5, 0),
+        (Odd(), 0),
+    ],
+)
+def test_sizes(value: Any, num_bytes: int) -> None:
+    assert describe_shortly(value).num_bytes == num_bytes
+
+
+def test_shared_parameters_count_once() -> None:
+    layer = torch.nn.Linear(2, 3)
+    assert describe_shortly(torch.nn.Sequential(layer, layer)).num_bytes == 36
+
+
+def test_an_optimizers_state_has_a_size() -> None:
+    layer = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert describe_shortly(optimizer).num_bytes == 36
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        list(range(1000)), [Odd()], "x" * 1000, torch, Odd(), torch.empty(1 << 20), [[0] * 100],
+        [torch.ones(2)], 1 << 999, "x" * 80, [[[[0]]]],
+    ],
+)  # fmt: skip
+def test_what_is_not_told_whole_is_not_compared(value: Any) -> None:
+    assert describe_shortly(value).digest == ""
+
+
+def test_a_subclass_of_tensor_runs_no_code() -> None:
+    class Mine(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+            raise AssertionError("the user's code ran")
+
+    with torch._C.DisableTorchFunctionSubclass():
+        value = torch.ones(2).as_subclass(Mine)
+    facts = describe_shortly(value)
+    assert (facts.shape, facts.num_bytes, facts.digest) == ((2,), 8, "")
+
+
+def test_only_the_users_names_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    hidden = {"exit": object(), "quit": object()}
+    namespace = {
+        **hidden, "quit": 1, "rank": 3, "world_size": 5, "torch": torch, "dist": 7,
+        "device": torch.device("cpu"), "_private": 1, "b": 1, "A": 2, "c": 3,
+    }  # fmt: skip
+    told = [named.name for named in ask(namespace, Names(), hidden).names]
+    assert told == ["A", "b", "c", "dist", "quit", "world_size"]
+
+
+def test_a_pattern_chooses_names_before_there_are_too_many() -> None:
+    namespace = {"x": 1, 5: "no name", **{f"v{i}": i for i in range(3000)}}
+    assert [named.name for named in ask(namespace, Names("x*")).names] == ["x"]
+    bound = ask(namespace, Names())
+    assert (len(bound.names), bound.num_left_out) == (1000, 2001)
+
+
+class Living:
+    """Keys that run code as they are compared or hashed."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __hash__(self) -> int:
+        self.ran.append("hash")
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        self.ran.append("eq")
+        return self is other
+
+    def __lt__(self, other: object) -> bool:
+        self.ran.append("lt")
+        return True
+
+
+class Named_(type):
+    @property
+    def __name__(cls) -> NoReturn:  # type: ignore[override]
+        raise AssertionError("the user's code ran")
+
+
+class Long(str):
+    def __len__(self) -> NoReturn:
+        raise AssertionError("the user's code ran")
+
+
+def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() -> None:
+    class Metal(metaclass=Named_): ...
+
+    class Torn(torch.Tensor):
+        @property
+        def shape(self) -> NoReturn:  # type: ignore[override]
+            raise RuntimeError("odd")
+
+    namespace = {
+        "keys": {Living(): 1, Living(): 2}, "members": {Living(), Living()}, "metal": Metal(),
+        "cls": Metal,
+        "long": Long("abc"), "torn": torch.ones(2).as_subclass(Torn), "rank": 10**5000, "z": 1,
+    }  # fmt: skip
+    Living.ran.clear()
+    told = {named.name: named.facts.text for named in ask(namespace, Names()).names}
+    assert Living.ran == []
+    assert told.keys() == namespace.keys()
+    assert told["keys"] == "{<Living>: 1, <Living>: 2}"
+    assert told["members"] == "{<Living>, <Living>}"
+    assert (told["torn"], told["z"]) == ("", "1")
+
+
+# ---- folding
+
+
+def test_a_row_a_name_in_alphabetical_order() -> None:
+    told = tell(b=1, A="x", c=torch.ones(2, 3))
+    table = rows({0: told, 1: told})
+    assert [row["name"] for row in table] == ["A", "b", "c"]
+    assert table[2] == {
+        "name": "c", "type": "Tensor float32", "shape": "(2, 3)", "size": "24 B", "value": "",
+        "between ranks": "alike",
+    }  # fmt: skip
+
+
+def test_what_differs_is_told_by_rank() -> None:
+    told = {rank: tell(x=torch.full((2 + rank // 2,), 1.0), y=rank, same=1) for rank in range(4)}
+    same, x, y = rows(told)
+    assert same["between ranks"] == "alike"
+    assert x["shape"] == "[0-1] (2,), [2-3] (3,)"
+    assert x["between ranks"] == "differ in shape, value"
+    assert y["value"] == "[0] 0, [1] 1, [2] 2, and 1 more"
+    assert y["between ranks"] == "differ in value"
+
+
+def test_names_that_some_ranks_lack() -> None:
+    told = {0: tell(a=1), 1: tell(a=1, b=2), 2: tell(a=1.0, b=2)}
+    a, b = rows(told)
+    assert a["between ranks"] == "differ in type, value"
+    assert a["type"] == "[0-1] int, [2] float"
+    assert b["between ranks"] == "not on rank 0"
+
+
+def test_a_pattern_chooses_names() -> None:
+    namespace = {"loss": 1, "loss_2": 2, "Loss": 3, "x": 4}
+    assert [named.name for named in ask(namespace, Names("loss*")).names] == ["loss", "loss_2"]
+    assert [named.name for named in ask(namespace, Names("x")).names] == ["x"]
+    assert "rank 0: no names like 'nope'" in repr(fold_names({0: Bound(())}, "nope", []))
+    none = {0: Bound(()), 1: Bound(())}
+    assert "ranks 0-1: no names" in repr(fold_names(none, "*", ["rank 2: RankDied: killed"]))
+
+
+def test_where_names_were_left_out_none_is_called_absent_that_may_be_there() -> None:
+    told = {
+        0: ask({"a": 1, "b": 1, "c": 1}, Names(max_names=2)),
+        1: ask({"b": 1, "c": 1, "d": 1}, Names()),
+    }
+    assert [(row["name"], row["between ranks"]) for row in rows(told)] == [
+        ("a", "not on rank 1"), ("b", "alike")
+    ]  # fmt: skip
+    assert "the first 2 names are shown" in repr(fold_names(told, "*", []))
+
+
+def test_what_is_not_compared_is_not_called_alike() -> None:
+    (row,) = rows({0: tell(x=Odd()), 1: tell(x=Odd())})
+    assert row.get("between ranks", "") == ""
+
+
+def test_a_distributed_tensor_shows_its_part() -> None:
+    facts = Facts(
+        kind="torch.distributed.tensor.DTensor", shape=(8, 2), local_shape=(4, 2), dtype="float32",
+        placements="S(0)", num_bytes=32,
+    )  # fmt: skip
+    (row,) = rows(dict.fromkeys((0, 1), Bound((Named("w", facts),))))
+    assert (row["type"], row["shape"]) == ("DTensor float32 S(0)", "(8, 2), here (4, 2)")
+
+
+def test_values_are_escaped() -> None:
+    html = fold_names({0: tell(x="<script>alert(1)</script>")}, "*", [])._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html

@@ -1,0 +1,220 @@
+"""Paths are followed to the value that Python gives, and nobody's code runs on the way."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cellmesh.workers.inspect.gradients import gradients
+from cellmesh.workers.inspect.paths import NeedsCode, follow
+
+RAN: list[str] = []
+
+
+class Loud:
+    """Tells of all of its code that runs."""
+
+    kind = "a class's"
+
+    def __init__(self) -> None:
+        self.held = torch.ones(2)
+
+    @property
+    def weight(self) -> int:
+        RAN.append("property")
+        return 1
+
+    def __getattr__(self, name: str) -> int:
+        RAN.append("getattr")
+        return 2
+
+    def __getitem__(self, index: Any) -> int:
+        RAN.append("getitem")
+        return 3
+
+    def __repr__(self) -> str:
+        RAN.append("repr")
+        return "Loud"
+
+    def __hash__(self) -> int:
+        return hash("a")
+
+    def __eq__(self, other: object) -> bool:
+        RAN.append("eq")
+        return False
+
+    def __lt__(self, other: object) -> bool:
+        RAN.append("lt")
+        return False
+
+
+class Sly:
+    def __getattribute__(self, name: str) -> Any:
+        RAN.append("getattribute")
+        return object.__getattribute__(self, name)
+
+
+class Slotted:
+    __slots__ = ("here", "not_yet")
+
+    def __init__(self) -> None:
+        self.here = 5
+
+
+class LoudDict(dict):  # type: ignore[type-arg]
+    def __getitem__(self, key: Any) -> Any:
+        RAN.append("getitem")
+        return 4
+
+    def __missing__(self, key: Any) -> Any:
+        RAN.append("missing")
+        return 5
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append("getattr")
+        return 6
+
+
+class LoudTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        RAN.append("torch function")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@dataclasses.dataclass
+class Config:
+    rate: float = 0.5
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+def names() -> dict[str, Any]:
+    loud = Loud()
+    tensor = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    tensor.sum().backward()
+    return {
+        "x": tensor,
+        "i": 1,
+        "key": "b",
+        "array": np.arange(6).reshape(2, 3),
+        "model": nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"a": nn.Linear(1, 1)})),
+        "lists": nn.ParameterList([torch.ones(1), torch.ones(2)]),
+        "dicts": nn.ParameterDict({"p": torch.ones(1)}),
+        "optimizer": torch.optim.SGD([tensor], lr=0.5),
+        "nest": {"a": [10, (20, 30)], "b": {1: "one", (0, 1): "pair"}, None: 7},
+        "ordered": collections.OrderedDict(a=1),
+        "makes": collections.defaultdict(list, a=[1]),
+        "pair": Pair(1, [2]),
+        "config": Config(),
+        "slotted": Slotted(),
+        "module": types.SimpleNamespace(inner=sys),
+        "text": "text",
+        "size": torch.Size([2, 3]),
+        "loud": loud,
+        "sly": Sly(),
+        "loud_dict": LoudDict(a=1),
+        "loud_keys": {loud: 1, "b": 2},
+        "loud_tensor": torch.ones(2).as_subclass(LoudTensor),
+        "loud_class": Loud,
+    }
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "x", " x ", "x[0]", "x[-1, 2:]", "x[..., None]", "x[i]", "x[:, 1:3]", "x.grad",
+        "x.grad[0]", "x.T",
+        "x.shape", "x.requires_grad", "array[0]", "array[:, 1]", "model[0].weight",
+        "model[-1]['a'].bias[0]", "model[0].in_features", "model.training", "lists[0]", "lists[-1]",
+        "dicts['p']", "dicts.p", "optimizer.param_groups[0]['lr']",
+        "optimizer.param_groups[0]['params'][0][1]", "nest['a'][1][0]", "nest[key][i]",
+        "nest['b'][0, 1]",
+        "nest[None]", "nest['a'][0:1]", "ordered['a']", "makes['a']", "pair[1][0]", "config.rate",
+        "Config",
+        "slotted.here", "module.inner.path", "text[0]", "size[1]", "size[0:1]", "loud.held",
+        "loud.kind",
+        "loud_class.kind", "loud_class.__init__", "print", "3",
+    ],
+)  # fmt: skip
+def test_a_path_leads_to_the_value_that_python_gives(expression: str) -> None:
+    space = {**names(), "Config": Config}
+    RAN.clear()
+    found = follow(expression, space)
+    assert RAN == []
+    wanted = eval(expression.strip(), space)
+    assert type(found) is type(wanted)
+    if isinstance(wanted, torch.Tensor | np.ndarray):
+        assert found.shape == wanted.shape
+        assert bool((found == wanted).all())
+    else:
+        assert found is wanted or found == wanted
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "loud.weight", "loud.nothing", "loud[0]", "sly.any", "loud_dict['a']", "loud_dict.a",
+        "loud_keys['a']", "loud_tensor[0]", "loud_class.weight", "makes['b']", "f()", "x.sum()",
+        "x.sum",
+        "x + 1", "[x]", "x[x > 0]", "x[[0, 1]]", "x[True]", "x[loud]", "model[0:1]", "lists[0:1]",
+        "nest[loud]", "nest[x[0]]", "slotted.__class__", "f'{x}'", "lambda: x", "x if i else i",
+        "x; i", "",
+        "x.", "(y := x)", "await x", "*x", "optimizer.state[x]", "loud.__dict__",
+        "x" + "[0]" * 5000,
+    ],
+)  # fmt: skip
+def test_what_takes_code_is_told_and_not_run(expression: str) -> None:
+    space = names()
+    RAN.clear()
+    with pytest.raises(NeedsCode) as caught:
+        follow(expression, space)
+    assert RAN == []
+    assert str(caught.value)
+    assert list(space["makes"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("gone", NameError), ("x.gone", AttributeError), ("model.gone", AttributeError),
+        ("slotted.not_yet", AttributeError), ("nest['gone']", KeyError),
+        ("nest['a'][9]", IndexError),
+        ("x[7]", IndexError), ("lists[2]", IndexError), ("config.gone", AttributeError),
+        ("model[1]['gone']", KeyError),
+    ],
+)  # fmt: skip
+def test_where_nothing_is_the_error_is_pythons(expression: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        follow(expression, names())
+
+
+def test_a_gradient_that_is_not_kept_is_said_to_be_none_and_torch_does_not_warn() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    tensor, kept = leaf * 2, leaf * 3
+    kept.retain_grad()
+    (tensor + kept).sum().backward()
+    space = {"leaf": leaf, "tensor": tensor, "kept": kept, "parts": {"tensor": tensor}}
+    with pytest.raises(AttributeError, match="no leaf"):
+        follow("tensor.grad", space)
+    assert follow("leaf.grad", space) is leaf.grad
+    assert follow("kept.grad", space) is kept.grad
+    model = nn.Linear(3, 1)
+    model._parameters["weight"] = tensor  # type: ignore[assignment]  # as torch's functional calls do
+    assert [one.has_grad for one in gradients(model, False)] == [False, False]
+
+
+def test_a_property_comes_before_what_an_object_holds() -> None:
+    loud = Loud()
+    loud.__dict__["weight"] = 9
+    with pytest.raises(NeedsCode, match="'weight' of Loud is a property"):
+        follow("loud.weight", {"loud": loud})

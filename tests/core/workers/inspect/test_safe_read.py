@@ -1,0 +1,254 @@
+"""Copies of tensors that another thread may free: what they hold, and that nothing crashes."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.wire.inspect import (
+    AnySubject,
+    Digests,
+    Element,
+    Gradients,
+    Histogram,
+    Overview,
+    Picture,
+    Pixels,
+    Refusal,
+    Sample,
+)
+from cellmesh.workers.inspect import downsample
+from cellmesh.workers.inspect import safe_read as reading_module
+from cellmesh.workers.inspect.chunks import pieces
+from cellmesh.workers.inspect.handler import Looker
+from cellmesh.workers.inspect.names import describe_shortly
+from cellmesh.workers.inspect.safe_read import Copier, Reader, UnreadableError, reading
+
+from .test_chunks import quantised, tensors
+
+ONE = torch.arange(60.0).reshape(3, 4, 5)
+COMPLEX = torch.randn(40, 50, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
+VIEWS = {
+    "scalar": ONE[2, 1, 3],
+    "column": ONE[:, 0, 0],
+    "slices": ONE.permute(2, 0, 1)[:, ::2],
+    "far apart": torch.arange(90_000.0).reshape(300, 300)[::7, ::60],
+    "expanded": ONE[..., None].expand(3, 4, 5, 9),
+    "one, expanded": torch.ones(1).expand(5),
+    "overlapping": torch.arange(30.0).as_strided((5, 5), (1, 2), 3),
+    "bool": ONE > 7,
+    "bfloat16": ONE.to(torch.bfloat16),
+    "complex": COMPLEX.t(),
+    "conjugate": COMPLEX.conj(),
+    "negative": COMPLEX.conj().imag[3:, 5:],
+    "empty": torch.empty(0, 3),
+}
+
+
+def check(view: torch.Tensor) -> None:
+    with reading(is_beside=True) as read:
+        taken = read.take(view)
+        assert (taken.shape, taken.dtype) == (view.shape, view.dtype)
+        assert torch.equal(taken, view)
+        if view.numel() and view.ndim:
+            assert taken.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+            index = [torch.arange(7) * 5 % size for size in view.shape]
+            assert torch.equal(read.pick(view, index), view[tuple(index)])
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_copy_has_the_same_elements(name: str) -> None:
+    check(VIEWS[name])
+
+
+@given(tensors(), st.integers(1, 50))
+def test_so_have_the_pieces_of_any_tensor(value: torch.Tensor, size: int) -> None:
+    check(value)
+    with reading(is_beside=True) as read:
+        found = [read.take(piece).reshape(-1).clone() for piece in pieces(value, size)]
+    assert torch.equal(torch.cat(found), value.reshape(-1))
+
+
+def subjects(path: str, rows: int, cols: int) -> list[AnySubject]:
+    count = rows * cols
+    parts = ((0, count // 3), (count // 2, count))
+    pictures: list[AnySubject] = [
+        Picture("x", path, (), dims, (0, sizes[0]), (1, sizes[1]), *sides, reduction, most)
+        for dims, sizes in (((0, 1), (rows, cols)), ((1, 0), (cols, rows)))
+        for sides, most in (((9999, 9999), 1 << 26), ((7, 13), 1 << 26))
+        for reduction in ("mean", "absmax", "stride")
+    ]
+    return [
+        Overview("x", path=path),
+        Histogram("x", path, -2.0, 2.0, 5),
+        *pictures,
+        Element("x", path, (rows - 1, 1)),
+        Digests("x", path, parts),
+        Sample("x", path, parts, 50),
+        Gradients("x"),
+    ]
+
+
+def test_what_is_read_beside_a_cell_is_what_is_read_without_one() -> None:
+    value = [
+        torch.randn(61, 47, generator=torch.Generator().manual_seed(1), requires_grad=True),
+        torch.randn(700, 900, generator=torch.Generator().manual_seed(2)).t(),
+        (torch.randn(90, 80, generator=torch.Generator().manual_seed(3)) * 9).long()[:, ::3],
+    ]
+    shell: Any = SimpleNamespace(user_ns={"x": value})
+    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    for position, tensor in enumerate(value):
+        for subject in subjects(f"[{position}]", *tensor.shape):
+            idle, beside = (looker.answer(subject, is_beside) for is_beside in (False, True))
+            assert not isinstance(idle, Refusal), (subject, idle)
+            if isinstance(idle, Pixels):
+                assert np.array_equal(idle.values, beside.values), subject
+            elif isinstance(subject, Sample):
+                assert np.array_equal(idle.values, beside.values)
+            elif isinstance(subject, Overview):
+                assert idle.items == beside.items
+            else:
+                assert idle == beside, subject
+
+
+def test_a_huge_slice_is_sampled_beside_a_cell_as_well() -> None:
+    value = torch.arange(3000.0)[:, None].expand(3000, 4000)
+    shell: Any = SimpleNamespace(user_ns={"x": value})
+    subject = Picture("x", "", (), (0, 1), (0, 3000), (0, 4000), 30, 40, "mean", 1 << 20)
+    pixels = Looker(shell, SimpleNamespace()).answer(subject, is_beside=True)  # type: ignore[arg-type]
+    assert pixels.is_sampled
+    np.testing.assert_allclose(pixels.values[:, 0], np.arange(30) * 100 + 50, atol=20)
+
+
+def test_what_is_copied_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_module, "_MAX_BYTES", 1 << 12)
+    monkeypatch.setattr(reading_module, "_MIN_BYTES", 1)
+    sizes: list[int] = []
+    make_room = Copier._make_room
+
+    def noted(copier: Copier, num_bytes: int) -> None:
+        sizes.append(num_bytes)
+        make_room(copier, num_bytes)
+
+    monkeypatch.setattr(Copier, "_make_room", noted)
+    whole = torch.arange(90_000.0).reshape(300, 10, 30)
+    for view in (
+        whole[:, :, 0],
+        whole[:, 0, 0],
+        whole.permute(1, 2, 0),
+        whole,
+        whole[:, 1].expand(2, 300, 30),
+        COMPLEX.conj(),
+    ):
+        check(view)
+    assert len(sizes) > 5
+    assert max(sizes) <= 1 << 12
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_long_row_of_pixels_is_read_in_parts(
+    is_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downsample, "piece_size", lambda part: 100)
+    taken: list[int] = []
+    for kind in (Reader, Copier):
+        monkeypatch.setattr(kind, "take", noting(kind.take, taken))
+    value = torch.randn(40_009, 3, generator=torch.Generator().manual_seed(1))[:, 1]
+    shell: Any = SimpleNamespace(user_ns={"x": value})
+    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    for reduction in ("mean", "absmax"):
+        subject = Picture("x", "", (), (-1, 0), (0, 1), (0, 40_009), 9, 97, reduction)  # type: ignore[arg-type]
+        pixels = looker.answer(subject, is_beside)
+        edges = [index * 40_009 // 97 for index in range(98)]
+        join = np.mean if reduction == "mean" else lambda part: np.abs(part).max()
+        wanted = [join(value[a:b].numpy()) for a, b in itertools.pairwise(edges)]
+        np.testing.assert_allclose(pixels.values, [wanted], rtol=1e-4, atol=1e-6)
+    assert max(taken) <= 800
+    assert sum(taken) == 2 * 40_009
+
+
+def noting(take: Any, sizes: list[int]) -> Any:
+    def taking(read: Reader, view: torch.Tensor) -> torch.Tensor:
+        sizes.append(view.numel())
+        taken: torch.Tensor = take(read, view)
+        return taken
+
+    return taking
+
+
+def test_memory_that_is_freed_between_two_pieces_is_not_read() -> None:
+    value = torch.ones(1 << 22)
+    first, second, *_ = pieces(value)
+    with reading(is_beside=True) as read:
+        assert read.take(first).sum() == len(first)
+        value.untyped_storage().resize_(0)
+        with pytest.raises(UnreadableError, match="freed"):
+            read.take(second)
+        value.untyped_storage().resize_(1 << 10)
+        with pytest.raises(UnreadableError, match="freed"):
+            read.pick(second, [torch.tensor([0])])
+        assert len(read.take(value[:100])) == 100
+
+
+def test_memory_that_is_gone_behind_the_back_of_its_tensor_is_not_read() -> None:
+    memory = mmap.mmap(-1, 1 << 20)
+    value = torch.frombuffer(memory, dtype=torch.float32)
+    protect = ctypes.CDLL(None).mprotect
+    address, size = ctypes.c_void_p(value.data_ptr()), ctypes.c_size_t(1 << 20)
+    assert protect(address, size, 0) == 0
+    try:
+        with reading(is_beside=True) as read, pytest.raises(UnreadableError, match="Bad address"):
+            read.take(value)
+    finally:
+        assert protect(address, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+
+def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
+    shell: Any = SimpleNamespace(user_ns={"x": quantised()})
+    found = Looker(shell, SimpleNamespace()).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
+    assert "when no cell runs" in found.items[0].facts.note
+    assert found.items[0].facts.max is None
+
+
+def test_what_the_kernel_does_not_copy_waits_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_module, "_COPIED", ())  # as if all tensors lay on a GPU
+    model = torch.nn.Linear(47, 61)
+    model(torch.ones(47)).sum().backward()
+    shell: Any = SimpleNamespace(user_ns={"x": {"w": model.weight, "s": model.weight.to_sparse()}})
+    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    for path in ("['w']", "['s']"):
+        for subject in subjects(path, 61, 47):
+            answer = looker.answer(subject, is_beside=True)
+            if isinstance(subject, Overview):
+                (item,) = answer.items
+                assert item.facts.shape == (61, 47)
+                assert (item.facts.max, item.facts.digest) == (None, "")
+                answer = item.facts.note
+            elif isinstance(subject, Gradients):
+                (gradient,) = answer
+                assert gradient.has_grad
+                answer = gradient.note
+            assert "on cpu is not read beside a cell" in str(answer) or "sparse" in str(answer), (
+                subject
+            )
+    with reading(is_beside=True) as read:
+        with pytest.raises(UnreadableError, match="refresh when none runs"):
+            read.take(model.weight)
+        with pytest.raises(UnreadableError, match="refresh when none runs"):
+            read.pick(torch.ones(2), [torch.tensor([1])])
+
+
+def test_a_number_whose_memory_was_freed_has_a_name_and_no_value() -> None:
+    one = torch.tensor(3.5)
+    assert describe_shortly(one).text == "3.5"
+    one.untyped_storage().resize_(0)
+    assert (describe_shortly(one).text, describe_shortly(one).digest) == ("", "")

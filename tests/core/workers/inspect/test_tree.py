@@ -1,0 +1,318 @@
+"""The tensors in a value: of tensors, modules, optimizers, nests, objects."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import types
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cellmesh.wire.inspect import Digests, Found, Gradient, Histogram, Overview, Sample
+from cellmesh.workers.inspect.gradients import gradients
+from cellmesh.workers.inspect.tree import find, walk
+from cellmesh.workers.inspect.values import digests, histogram, one_thread, overview, sample
+
+
+def look(value: Any, **changes: Any) -> Found:
+    return overview(value, Overview("x", **changes), False)
+
+
+def paths(value: Any) -> list[str]:
+    return [item.path for item in look(value).items]
+
+
+@dataclasses.dataclass
+class Batch:
+    tokens: torch.Tensor
+    name: str = "a"
+    missing: int = dataclasses.field(init=False)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 1)
+        self.loss = torch.ones(())
+        self.inner = Inner()
+        self.step = 3
+
+
+class Inner:
+    def __init__(self) -> None:
+        self.hidden = torch.ones(3)
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (torch.ones(2), [""]),
+        (np.ones(2), [""]),
+        (3, [""]),
+        (None, [""]),
+        ("text", [""]),
+        (types, [""]),
+        (Batch, [""]),
+        ([], []),
+        ({}, []),
+        (
+            {"a": [torch.ones(1), {"b": (torch.ones(2), 5)}]},
+            ["['a'][0]", "['a'][1]['b'][0]", "['a'][1]['b'][1]"],
+        ),
+        ({1: torch.ones(1), (2, "x"): torch.ones(2)}, ["[1]", "[(2, 'x')]"]),
+        (Batch(torch.ones(2)), ["tokens", "name"]),
+        ([Batch(torch.ones(2))], ["[0].tokens", "[0].name"]),
+        (Pair(torch.ones(1), 2), ["left", "right"]),
+        (Trainer(), ["model.weight", "model.bias", "loss", "inner", "step"]),
+        (
+            nn.BatchNorm1d(2),
+            ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"],
+        ),
+        ([nn.Linear(1, 1), np.ones(3)], ["[0].weight", "[0].bias", "[1]"]),
+    ],
+)
+def test_tensors_have_paths(value: Any, wanted: list[str]) -> None:
+    assert paths(value) == wanted
+
+
+def test_every_path_leads_to_what_it_names() -> None:
+    value = {"a": [torch.ones(1), Batch(torch.ones(2))], "m": nn.Linear(2, 2), "o": Trainer()}
+    for path, part in walk(value):
+        assert find(value, path) is part
+    assert find(value, "") is value
+    with pytest.raises(LookupError, match="no gone in it now"):
+        find(value, "gone")
+
+
+def test_what_is_in_itself_is_seen_once() -> None:
+    value: dict[str, Any] = {"x": torch.ones(1)}
+    value["self"] = value
+    value["again"] = value["x"]
+    assert paths(value) == ["['x']"]
+
+
+def test_a_key_may_be_anything() -> None:
+    value = {
+        "<script>": torch.ones(1),
+        Inner(): torch.ones(2),
+        Inner(): torch.ones(3),
+        "k" * 200: torch.ones(4),
+    }
+    found = paths(value)
+    assert found == ["['<script>']", "[<Inner>]", "[<Inner>] (2)", "['" + "k" * 78 + "…]"]
+    assert [len(find(value, path)) for path in found] == [1, 2, 3, 4]
+
+
+def test_an_optimizer_has_its_groups_and_its_state() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    found = look(optimizer)
+    texts = {item.path: item.facts.text for item in found.items if item.facts.shape is None}
+    shapes = {item.path: item.facts.shape for item in found.items if item.facts.shape is not None}
+    assert texts["param_groups[0].lr"] == "0.5"
+    assert shapes == {
+        "param_groups[0].params[0]": (1, 2),
+        "param_groups[0].params[1]": (1,),
+        "state[0].momentum_buffer": (1, 2),
+        "state[1].momentum_buffer": (1,),
+    }
+    assert found.text == "SGD, 1 parameter group"
+
+
+def test_an_optimizer_of_named_parameters_tells_their_names() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    assert {"param_groups[0].weight", "state[bias].momentum_buffer"} <= set(paths(optimizer))
+
+
+def test_shared_memory_is_told() -> None:
+    whole = torch.ones(4, 4)
+    found = look({"whole": whole, "row": whole[1], "other": torch.ones(4)})
+    assert [item.shares_with for item in found.items] == [None, "['whole']", None]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_module_that_has_not_run_is_described() -> None:
+    found = look(nn.LazyLinear(3))
+    assert [(item.path, item.facts.shape) for item in found.items] == [
+        ("weight", None),
+        ("bias", None),
+    ]
+    assert all("not initialised" in item.facts.note for item in found.items)
+
+
+def test_long_nests_are_cut() -> None:
+    found = look([torch.ones(1)] * 1 + list(range(20)), max_items=5)
+    assert (len(found.items), found.num_left_out) == (5, 16)
+
+
+def test_many_plain_values_are_one_item_and_push_no_tensor_out() -> None:
+    value = Trainer()
+    found = look(
+        SimpleNamespace(losses=[0.5] * 30_000, tokens=[[1, 2]] * 200, weight=torch.ones(3))
+    )
+    assert [item.path for item in found.items] == ["losses", "tokens", "weight"]
+    assert found.items[0].facts.text == "30,000 items: [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...]"
+    records = [
+        {"text": "a", "tokens": [index], "more": value.inner.__dict__.copy()}
+        for index in range(101)
+    ]
+    assert len(paths(records)) == 203  # the tensor once
+    records = [{"text": "a", "tokens": [index]} for index in range(101)]
+    assert paths({"records": records, "few": [1, 2]}) == ["['records']", "['few'][0]", "['few'][1]"]
+    mixed = look([torch.ones(1), *range(5000), torch.ones(2)], max_items=1500)
+    assert (len(mixed.items), mixed.num_left_out, mixed.items[-1].path) == (1002, 4000, "[5001]")
+    assert paths([0] * 101) == [""]
+    assert paths({index: torch.ones(1) for index in range(101)})[100] == "[100]"
+
+
+def test_objects_without_tensors_are_one_item() -> None:
+    class Frame:
+        def __init__(self) -> None:
+            self._blocks, self._name = Inner, None
+
+    class Settings:
+        def __init__(self) -> None:
+            self.rate, self._frame = 0.5, Frame()
+
+    assert paths(Frame()) == [""]
+    assert paths([Frame(), Settings()]) == ["[0]", "[1].rate", "[1]._frame"]
+    assert paths({"buffer": collections.deque([torch.ones(1), torch.ones(2)])}) == [
+        "['buffer'][0]",
+        "['buffer'][1]",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:`torch.jit:FutureWarning")
+@pytest.mark.parametrize("form", ["plain", "scripted"])
+def test_modules_have_the_names_that_torch_gives(form: str) -> None:
+    model: Any = nn.Sequential(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)))
+    if form == "scripted":
+        model = torch.jit.trace(model.eval(), torch.ones(3, 2), check_trace=False)
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    assert paths(model) == [name for name, _ in tensors]
+
+
+def test_much_is_not_read_at_once() -> None:
+    value = {"a": torch.ones(100), "b": torch.ones(100), "c": torch.ones(1)}
+    found = look(value, max_elements=150)
+    assert [item.facts.max for item in found.items] == [1.0, None, 1.0]
+    assert "choose it" in found.items[1].facts.note
+    assert look(value, max_elements=150, path="['b']").items[0].facts.max == 1.0
+    assert look(torch.ones(1000), max_elements=1).items[0].facts.max == 1.0
+
+
+def test_threads_are_as_many_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        look({"a": torch.ones(3), "b": torch.ones(3).to_sparse()})
+        with pytest.raises(ValueError, match="at least one bin"):
+            histogram(torch.ones(1), Histogram("x", "", 0.0, 9.0, 0), False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_threads_keep_their_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen: list[int] = []
+
+    def look_once() -> None:
+        with one_thread():
+            seen.append(torch.get_num_threads())
+            checked.set()
+            assert looked.wait(20)
+
+    checked, looked = threading.Event(), threading.Event()
+    beside = threading.Thread(target=look_once)
+    try:
+        beside.start()
+        assert checked.wait(20)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+        looked.set()
+        beside.join(20)
+        assert torch.get_num_threads() == 2
+    finally:
+        looked.set()
+        torch.set_num_threads(before)
+
+
+def test_torn_values_are_marked() -> None:
+    assert overview(torch.ones(1), Overview("x"), True).is_torn
+
+
+def test_one_tensor_of_a_nest_is_looked_at_closer() -> None:
+    value = {"a": [torch.arange(10.0)]}
+    path = "['a'][0]"
+    assert histogram(value, Histogram("x", path, 0.0, 9.0, 3), False).counts == (3, 3, 4)
+    parts = ((0, 5), (5, 10))
+    assert digests(value, Digests("x", path, parts), False) == digests(
+        torch.arange(10.0), Digests("x", "", parts), False
+    )
+    found = sample(value, Sample("x", path, ((2, 4),), 10), False)
+    assert (found.values.tolist(), found.is_all) == ([2.0, 3.0], False)
+    with pytest.raises(TypeError, match="no tensor: int"):
+        histogram({"a": 3}, Histogram("x", "['a']", 0.0, 9.0, 3), False)
+    with pytest.raises(ValueError, match="meta"):
+        sample(torch.empty(2, device="meta"), Sample("x", "", ((0, 2),), 10), False)
+    with pytest.raises(ValueError, match="at least one bin"):
+        histogram(value, Histogram("x", path, 0.0, 9.0, 0), False)
+
+
+# ---- gradients
+
+
+def test_gradients_are_those_of_the_parameters() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(1, 1))
+    model[2].requires_grad_(False)
+    model[1](torch.ones(2)).sum().backward()
+    model[1].weight.grad = torch.tensor([[3.0, float("nan")]])
+    model[1].bias.grad = torch.tensor([0.0])
+    found = {one.name: one for one in gradients(model, False)}
+    assert list(found) == [name for name, _ in model.named_parameters()]
+    assert not found["0.weight"].has_grad
+    assert found["0.weight"].parameter_norm == pytest.approx(model[0].weight.norm().item())
+    assert not found["2.bias"].requires_grad
+    weight = found["1.weight"]
+    assert (weight.norm, weight.max_abs, weight.num_nan, weight.num_zeros) == (3.0, 3.0, 1, 0)
+    assert (found["1.bias"].num_zeros, found["1.bias"].num_elements) == (1, 1)
+    assert weight.digest
+
+
+def test_gradients_of_optimizers_and_nests() -> None:
+    model = nn.Linear(2, 1)
+    model(torch.ones(2)).sum().backward()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+
+    def names(value: Any) -> list[tuple[str, bool]]:
+        return [(one.name, one.has_grad) for one in gradients(value, False)]
+
+    assert names(optimizer) == [("param_groups[0].weight", True), ("param_groups[0].bias", True)]
+    assert names({"w": model.weight, "out": model.weight * 2}) == [("['w']", True)]
+    assert names(model.weight) == [("", True)]
+    assert names(nn.ReLU()) == []
+    with pytest.raises(TypeError, match="has no parameters"):
+        gradients([1, 2], False)
+
+
+def test_sparse_gradients_are_told() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    model(torch.tensor([1, 3])).sum().backward()
+    (found,) = gradients(model, False)
+    assert isinstance(found, Gradient)
+    assert (found.has_grad, found.norm) == (True, 2.0)
+    assert "stores" in found.note

@@ -1,0 +1,439 @@
+"""What a rank sends of its progress bars, and when."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from rich import console, progress
+from tqdm import std
+
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.messages import Bar
+from cellmesh.workers.progress import rich_bars
+from cellmesh.workers.progress.meters import GATHER_S, Meters, Reading, spot_outside, spots_of
+from cellmesh.workers.progress.tqdm_bars import is_ours, patch_std
+from cellmesh.workers.rank.after_import import AfterImport
+from cellmesh.workers.rank.streams import RankStream
+
+
+class Rank:
+    """Bars of a rank, with a clock of the test's own; what waits is sent when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[Bar] = []
+        self.now = 100.0
+        self.run = 1
+        self.meters = Meters(self._send, lambda: self.run, clock=lambda: self.now)
+        self.meters._thread = threading.current_thread()  # none is started: the test is the clock
+
+    def _send(self, parcel: Parcel[Any]) -> None:
+        self.sent.append(parcel.verb)
+
+    def open(self, title: str = "t", total: float = 10.0) -> tuple[Any, list[float]]:
+        done = [0.0]
+        meter = self.meters.open(lambda: Reading(title, done[0], total, 1.0))
+        self.meters.changed(meter)
+        return meter, done
+
+    def states(self) -> list[tuple[int, float, str]]:
+        return [(bar.bar, bar.done, bar.state) for bar in self.sent]
+
+
+def test_the_first_word_goes_at_once_and_the_next_are_gathered() -> None:
+    rank = Rank()
+    meter, done = rank.open()
+    assert rank.states() == [(1, 0.0, "open")]
+    for step in range(1, 500):
+        done[0] = step / 100
+        rank.now += GATHER_S / 100
+        rank.meters.changed(meter)
+    assert 4 <= len(rank.sent) - 1 <= 5
+    rank.meters.flush()
+    assert rank.states()[-1] == (1, 4.99, "open")
+
+
+def test_the_last_word_is_that_of_the_end() -> None:
+    rank = Rank()
+    meter, done = rank.open()
+    done[0] = 10.0
+    rank.meters.close(meter, "done")
+    done[0] = 11.0
+    rank.meters.close(meter, "failed")  # it has ended already
+    rank.meters.flush()
+    assert rank.states()[1:] == [(1, 10.0, "done")]
+
+
+def test_bars_that_come_and_go_at_once_are_few_messages() -> None:
+    rank = Rank()
+    for _ in range(1000):
+        meter, _ = rank.open()
+        rank.meters.close(meter, "done")
+    assert len(rank.sent) <= 50
+    rank.meters.flush()
+    assert len(rank.sent) <= 60
+    assert rank.states()[-1] == (1000, 0.0, "done")
+
+
+def test_transient_bars_that_were_never_shown_are_not_sent() -> None:
+    rank = Rank()
+    for _ in range(1000):
+        meter, _ = rank.open()
+        rank.meters.close(meter, "removed")
+    rank.meters.flush()
+    assert len(rank.sent) <= 60
+    shown = {bar.bar for bar in rank.sent if bar.state == "open"}
+    assert {bar.bar for bar in rank.sent if bar.state == "removed"} == shown
+
+
+def test_bars_of_several_threads_come_in_their_order() -> None:
+    rank = Rank()
+    readings = [Reading("first", 1.0, 10.0, 1.0)]
+
+    def read() -> Reading | None:
+        """While it is read, another thread begins a bar."""
+        if readings:
+            other = threading.Thread(target=rank.open, args=("second",))
+            other.start()
+            other.join()
+        return readings.pop() if readings else None
+
+    rank.meters.changed(rank.meters.open(read))
+    assert [bar.title for bar in rank.sent] == ["first", "second"]
+
+
+def test_nested_bars_know_how_many_are_round_them() -> None:
+    rank = Rank()
+    rank.open("outer")
+    rank.open("inner")
+    assert [bar.num_outer for bar in rank.sent] == [0, 1]
+
+
+def test_a_run_does_not_end_while_a_bar_of_its_is_on_its_way() -> None:
+    """Another thread sends it: what has been gathered."""
+    rank = Rank()
+    order: list[str] = []
+    has_come = threading.Event()  # the main thread, to the lock or to its answer
+
+    class Lock:
+        lock = threading.Lock()
+
+        def acquire(self, blocking: bool = True) -> bool:
+            if threading.current_thread() is main:
+                has_come.set()
+            return self.lock.acquire(blocking)
+
+        def release(self) -> None:
+            self.lock.release()
+
+        def __enter__(self) -> None:
+            self.acquire()
+
+        def __exit__(self, *exc: object) -> None:
+            self.release()
+
+    def end() -> None:
+        rank.meters.end_run(1, None)
+        order.append("answer")
+        has_come.set()
+
+    def send(parcel: Parcel[Any]) -> None:
+        main.start()
+        assert has_come.wait(20)
+        order.append("bar")
+
+    meter, _ = rank.open()
+    rank.meters.close(meter, "done")  # it waits to be sent
+    main = threading.Thread(target=end)
+    rank.meters._send, rank.meters._sending = send, Lock()  # type: ignore[assignment]
+    rank.meters.flush()
+    main.join(20)
+    assert order == ["bar", "answer"]
+
+
+def test_what_is_open_when_a_run_fails_has_failed() -> None:
+    rank = Rank()
+    _, done = rank.open()
+    done[0] = 4.0
+    rank.meters.end_run(1, ValueError())
+    assert rank.states()[-1] == (1, 4.0, "failed")
+    rank.open()
+    rank.meters.end_run(1, KeyboardInterrupt())
+    assert rank.states()[-1] == (2, 0.0, "stopped")
+
+
+def test_what_is_open_when_a_run_ends_well_says_how_far_it_is() -> None:
+    rank = Rank()
+    _, done = rank.open()
+    done[0] = 4.0
+    rank.meters.end_run(1, None)
+    assert rank.states()[-1] == (1, 4.0, "open")
+
+
+def test_a_failed_bar_that_goes_on_is_another_one_in_another_run() -> None:
+    rank = Rank()
+    meter, done = rank.open()
+    rank.meters.end_run(1, ValueError())
+    rank.run, done[0] = 2, 5.0
+    rank.meters.changed(meter)
+    rank.meters.flush()
+    assert (rank.sent[-1].run, *rank.states()[-1]) == (2, 2, 5.0, "open")
+
+
+def test_bars_of_threads_do_not_fail_with_the_run() -> None:
+    rank = Rank()
+    thread = threading.Thread(target=rank.open)
+    thread.start()
+    thread.join()
+    rank.meters.end_run(1, ValueError())
+    assert rank.states()[-1][2] == "open"
+
+
+def test_a_bar_that_cannot_be_read_says_what_it_said_last_and_keeps_no_other_from_it() -> None:
+    rank = Rank()
+    odd, done = rank.open("odd \ud800")
+    _, other = rank.open("other")
+    done[0] = other[0] = 5.0
+    del done[0]
+    rank.now += GATHER_S
+    for meter in list(rank.meters._open.values()):
+        rank.meters.changed(meter)
+    rank.meters.flush()
+    assert rank.sent[0].title == "odd ?"
+    assert rank.states()[-1] == (2, 5.0, "open")
+    rank.meters.end_run(1, ValueError())
+    assert {(bar, state) for bar, _, state in rank.states()[-2:]} == {(1, "failed"), (2, "failed")}
+    rank.meters.changed(odd)
+    rank.meters.close(odd, "done")
+
+
+def test_nothing_is_read_under_the_lock() -> None:
+    """What is read may take a lock under which another thread, by the collector, ends a bar."""
+    rank = Rank()
+
+    def end_another_on_another_thread() -> Reading:
+        meter = rank.meters.open(lambda: Reading("passing", 1.0, 1.0, 0.0))
+        thread = threading.Thread(target=rank.meters.close, args=(meter, "removed"), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive()
+        read.append(True)
+        return Reading("t", 1.0, 2.0, 1.0)
+
+    read: list[bool] = []
+    meter = rank.meters.open(end_another_on_another_thread)
+    rank.meters.changed(meter)
+    rank.meters.end_run(1, ValueError())
+    rank.meters.changed(meter)
+    rank.meters.close(rank.meters.open(end_another_on_another_thread), "done")
+    assert len(read) >= 4
+
+
+# ---- where a bar was left
+
+
+# A library's generator, as tqdm's: how it was left is seen when it ends.
+STEPS = """
+def steps(spots):
+    try:
+        yield from range(10)
+    finally:
+        spots.append(spot_outside())
+"""
+
+
+def leaves(kind: str, spots: list[Any]) -> None:
+    library: dict[str, Any] = {"__name__": "tqdm.fake", "spot_outside": spot_outside}
+    exec(STEPS, library)
+    for step in library["steps"](spots):
+        if step == 3:
+            if kind == "raise":
+                raise ValueError(step)
+            if kind == "finally":
+                try:
+                    raise ValueError(step)
+                finally:
+                    step += 1
+            break
+
+
+@pytest.mark.parametrize("kind", ["raise", "finally"])
+def test_an_exception_is_known_to_have_left_a_loop(kind: str) -> None:
+    spots: list[Any] = []
+    with pytest.raises(ValueError, match="3") as caught:
+        leaves(kind, spots)
+    assert spots[0] in spots_of(caught.value)
+    wrapped = RuntimeError()
+    wrapped.__cause__ = caught.value
+    assert spots[0] in spots_of(wrapped)
+
+
+def test_a_loop_that_was_broken_off_is_none_that_an_exception_left() -> None:
+    spots: list[Any] = []
+    leaves("break", spots)
+    with pytest.raises(ValueError, match="3") as caught:
+        leaves("raise", [])
+    assert spots[0] not in spots_of(caught.value)
+
+
+# ---- rich
+
+
+@pytest.fixture
+def rich_rank(monkeypatch: pytest.MonkeyPatch) -> tuple[Rank, progress.Progress]:
+    """rich as a rank has it, and bars of its that are looked at when the test says so."""
+    rank = Rank()
+    for name in ("__init__", "stop", "__exit__"):
+        monkeypatch.setattr(progress.Progress, name, progress.Progress.__dict__[name])
+    rich_bars.patch_progress(progress, rank.meters)
+    file: Any = RankStream("stdout", Pump(), Tracker())  # type: ignore[arg-type]
+    return rank, progress.Progress(console=console.Console(file=file), auto_refresh=False)
+
+
+def test_fields_that_cannot_be_compared_are_left_alone(
+    rich_rank: tuple[Rank, progress.Progress],
+) -> None:
+    rank, bars = rich_rank
+    with bars:
+        task = bars.add_task("a", total=3, grads=torch.zeros(3), loss=0.5)
+        bars.add_task("b", total=None)
+        odd: Any = bars.tasks[1]
+        odd.completed = torch.zeros(2)
+        for step in range(3):
+            bars.update(task, advance=1, grads=torch.ones(3), loss=step / 4)
+            bars.refresh()
+    rank.meters.flush()
+    said = {bar.bar: (bar.done, bar.note, bar.state) for bar in rank.sent}
+    assert said == {1: (3.0, "loss=0.5", "done"), 2: (0.0, "", "done")}
+
+
+def test_tasks_are_looked_at_by_one_thread_at_a_time(
+    rich_rank: tuple[Rank, progress.Progress],
+) -> None:
+    rank, bars = rich_rank
+    with bars:
+        bars.add_task("a", total=3)
+        thread = threading.Thread(target=bars.live.refresh, daemon=True)
+        with bars.live._lock:  # as its own thread has it while it looks
+            thread.start()
+            bars.add_task("b", total=3)
+            assert thread.is_alive()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert sorted({bar.bar for bar in rank.sent}) == [1, 2]
+
+
+def test_a_finder_of_the_old_kind_does_not_break_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    AfterImport({"colorsys": lambda module: loaded.append(module.__name__)}).install()
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    importlib.import_module("colorsys")
+    assert loaded == ["colorsys"]
+
+
+# ---- tqdm
+
+
+TqdmRank = tuple["Rank", "Pump", Any]
+
+
+class Pump:
+    """Keeps what a stream writes."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, run: int, stream: str, text: str) -> None:
+        self.text += text
+
+
+class Tracker:
+    def current(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def tqdm_rank(monkeypatch: pytest.MonkeyPatch) -> TqdmRank:
+    """tqdm as a rank has it; in the end as it was."""
+    rank, pump = Rank(), Pump()
+    for name in ("status_printer", "display", "clear", "close", "__exit__"):
+        monkeypatch.setattr(std.tqdm, name, std.tqdm.__dict__[name])
+    monkeypatch.setattr(std.tqdm, "monitor_interval", 0)
+    patch_std(std, rank.meters)
+    file: Any = RankStream("stderr", pump, Tracker())  # type: ignore[arg-type]
+    return rank, pump, file
+
+
+def test_a_bar_says_numbers_and_writes_nothing(tqdm_rank: TqdmRank) -> None:
+    rank, pump, file = tqdm_rank
+    for _ in std.tqdm(range(7), file=file, desc="x", unit="img", postfix="p"):
+        pass
+    rank.meters.flush()
+    last = rank.sent[-1]
+    assert (last.title, last.done, last.total, last.unit, last.note, last.state) == (
+        "x", 7.0, 7.0, "img", "p", "done",
+    )  # fmt: skip
+    assert pump.text == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"unit_scale": True}, (5.0, 10.0, 1000)),
+        ({"unit_scale": True, "unit_divisor": 1024}, (5.0, 10.0, 1024)),
+        ({"unit_scale": 8}, (40.0, 80.0, 0)),
+        ({"initial": 2}, (7.0, 10.0, 0)),
+        ({"total": None}, (5.0, 0.0, 0)),
+        ({"total": float("inf")}, (5.0, 0.0, 0)),
+    ],
+)
+def test_scales_and_totals(tqdm_rank: TqdmRank, options: Any, expected: Any) -> None:
+    rank, _, file = tqdm_rank
+    bar = std.tqdm(**{"total": 10, "file": file, **options})
+    bar.update(5)
+    bar.close()
+    rank.meters.flush()
+    assert (rank.sent[-1].done, rank.sent[-1].total, rank.sent[-1].divisor) == expected
+
+
+def test_a_bar_that_has_not_been_closed_ends_with_its_object(tqdm_rank: TqdmRank) -> None:
+    rank, _, file = tqdm_rank
+    bar = std.tqdm(total=3, file=file)
+    bar.update(3)
+    del bar
+    rank.meters.flush()
+    assert rank.states()[-1] == (1, 3.0, "done")
+
+
+def test_delayed_bars_that_were_never_due_are_never_shown(tqdm_rank: TqdmRank) -> None:
+    rank, pump, file = tqdm_rank
+    for _ in std.tqdm(range(3), delay=60, file=file):
+        pass
+    rank.meters.flush()
+    assert rank.sent == []
+    assert pump.text == ""
+
+
+def test_a_file_of_the_users_own_is_written(tqdm_rank: TqdmRank) -> None:
+    rank, _, _ = tqdm_rank
+    file = io.StringIO()
+    for _ in std.tqdm(range(3), file=file):
+        pass
+    assert "3/3" in file.getvalue()
+    assert rank.sent == []
+    assert not is_ours(file)
+
+
+def test_with_tells_a_failure(tqdm_rank: TqdmRank) -> None:
+    rank, _, file = tqdm_rank
+    bar = std.tqdm(total=9, file=file)
+    bar.update(2)
+    bar.__enter__().__exit__(ValueError, ValueError("no"), None)
+    rank.meters.flush()
+    assert rank.states()[-1] == (1, 2.0, "failed")

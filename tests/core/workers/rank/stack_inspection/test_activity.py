@@ -1,0 +1,261 @@
+"""What the main thread is doing, told by its stack."""
+
+from __future__ import annotations
+
+import linecache
+import threading
+import time
+import types
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from cellmesh.workers.rank.stack_inspection.activity import (
+    Activity,
+    describe_interruption,
+    look_at_main_thread,
+)
+
+WAIT_S = 10.0
+C10D = "/env/torch/distributed/distributed_c10d.py"
+
+
+class Shell:
+    """Knows which files are cells, as the rank's shell does."""
+
+    def cell_of(self, filename: str) -> int:
+        return (
+            int(filename.removeprefix("<cell ").removesuffix(">"))
+            if filename.startswith("<cell ")
+            else 0
+        )
+
+
+def define(source: str, filename: str, module: str, **names: Any) -> dict[str, Any]:
+    namespace = {"__name__": module, **names}
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace
+
+
+class Spot:
+    """A place to stop at: `here` blocks in C, so that its caller's frame is the innermost."""
+
+    def __init__(self) -> None:
+        self._arrived, self._leave = threading.Lock(), threading.Lock()
+        self._arrived.acquire()
+        self._leave.acquire()
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {"arrive": self._arrived.release, "leave": self._leave.acquire}
+
+    def look(self, run: Any) -> Activity:
+        """Run code that goes through here, and look at it from another thread meanwhile."""
+        seen: list[Activity] = []
+
+        def watch() -> None:
+            assert self._arrived.acquire(timeout=WAIT_S)
+            gave_up_at = time.monotonic() + WAIT_S
+            while not seen or (seen[-1].where == "arrive" and time.monotonic() < gave_up_at):
+                seen.append(look_at_main_thread(Shell()))  # type: ignore[arg-type]
+            self._leave.release()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        run()
+        thread.join(WAIT_S)
+        return seen[-1]
+
+
+STOP = "arrive(), leave()"
+
+
+def test_a_cell_is_told_with_its_line() -> None:
+    spot = Spot()
+    activity = spot.look(lambda: define(f"x = 1\n\n{STOP}\n", "<cell 7>", "__main__", **spot.names))
+    assert activity == Activity(7, 3, "leave", "")
+
+
+def test_the_innermost_call_is_told_and_the_line_of_the_cell() -> None:
+    spot = Spot()
+    library = define(f"def compute():\n    {STOP}\n", "/lib/numbers.py", "numbers", **spot.names)
+    activity = spot.look(
+        lambda: define(
+            "def step():\n    compute()\n\nstep()\n",
+            "<cell 3>",
+            "__main__",
+            compute=library["compute"],
+        )
+    )
+    assert activity == Activity(3, 2, "leave", "")
+
+
+def collectives(spot: Spot) -> dict[str, Any]:
+    """As in torch: what the user calls, called through a wrapper, does its work in further
+    functions.
+    """
+    source = (
+        f"def _wait(work):\n    {STOP}\n"
+        "def all_reduce(tensor):\n    _wait(tensor)\n"
+        "def wrapper(*args):\n    return all_reduce(*args)\n"
+    )
+    return define(source, C10D, "torch.distributed.distributed_c10d", **spot.names)
+
+
+def test_the_collective_that_the_user_called_is_told() -> None:
+    spot = Spot()
+    wrapper = collectives(spot)["wrapper"]
+    activity = spot.look(
+        lambda: define("\nall_reduce(1)\n", "<cell 4>", "__main__", all_reduce=wrapper)
+    )
+    assert activity == Activity(4, 2, "leave", "all_reduce", may_wait=True)
+
+
+def test_a_collective_inside_a_library_is_told() -> None:
+    spot = Spot()
+    library = define(
+        "def backward():\n    reduce(1)\n",
+        "/lib/ddp.py",
+        "ddp",
+        reduce=collectives(spot)["wrapper"],
+    )
+    activity = spot.look(
+        lambda: define("loss()\n", "<cell 4>", "__main__", loss=library["backward"])
+    )
+    assert (activity.execution_count, activity.line, activity.collective) == (4, 1, "all_reduce")
+
+
+def test_code_that_is_no_cell_has_no_line() -> None:
+    spot = Spot()
+    activity = spot.look(lambda: define(f"{STOP}\n", "/lib/setup.py", "setup", **spot.names))
+    assert activity == Activity(0, 0, "leave", "")
+
+
+# ---- interruptions
+
+
+def interrupted(run: Any) -> types.TracebackType | None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run()
+    # The test's own frames are not part of what a rank runs.
+    tb = caught.value.__traceback__
+    while tb is not None and not tb.tb_frame.f_code.co_filename.startswith(("<cell", "/lib")):
+        tb = tb.tb_next
+    return tb
+
+
+def test_an_interruption_names_the_innermost_function() -> None:
+    library = define("def compute():\n    raise KeyboardInterrupt\n", "/lib/numbers.py", "numbers")
+    tb = interrupted(
+        lambda: define("compute()", "<cell 1>", "__main__", compute=library["compute"])
+    )
+    assert describe_interruption(tb) == "interrupted in compute"
+
+
+def test_an_interruption_in_the_cell_itself_names_the_cell() -> None:
+    tb = interrupted(lambda: define("raise KeyboardInterrupt", "<cell 1>", "__main__"))
+    assert describe_interruption(tb) == "interrupted in the cell"
+
+
+def test_an_interruption_in_a_collective_names_the_collective() -> None:
+    source = (
+        "def _wait():\n    raise KeyboardInterrupt\n"
+        "def barrier():\n    _wait()\n"
+        "def wrapper():\n    barrier()\n"
+    )
+    wrapper = define(source, C10D, "torch.distributed.distributed_c10d")["wrapper"]
+    tb = interrupted(lambda: define("wait()", "<cell 1>", "__main__", wait=wrapper))
+    assert describe_interruption(tb) == "interrupted in barrier"
+
+
+def test_an_interruption_beside_a_collective_that_was_just_freed_names_it() -> None:
+    barrier = define("def barrier():\n    raise RuntimeError\n", C10D, "torch.distributed")[
+        "barrier"
+    ]
+    with pytest.raises(RuntimeError) as freed:
+        barrier()
+    tb = interrupted(lambda: define("raise KeyboardInterrupt", "<cell 1>", "__main__"))
+    assert describe_interruption(tb, freed.value) == "interrupted in barrier"
+    assert describe_interruption(tb, ValueError("no collective")) == "interrupted in the cell"
+
+
+def test_our_own_functions_are_not_named() -> None:
+    ours = define(
+        "def on_signal():\n    raise KeyboardInterrupt\n",
+        "/lib/ours.py",
+        "cellmesh.workers.rank.interrupts",
+    )
+    library = define(
+        "def compute():\n    strike()\n", "/lib/numbers.py", "numbers", strike=ours["on_signal"]
+    )
+    tb = interrupted(
+        lambda: define("compute()", "<cell 1>", "__main__", compute=library["compute"])
+    )
+    assert describe_interruption(tb) == "interrupted in strike"
+
+
+# ---- calls
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (f"time.wait({STOP})", "leave"),
+        ("loader = Loader()\nfor x in loader:\n    pass", "loader.__next__"),
+        ("with Gate() as gate:\n    pass", "Gate().__enter__"),
+        ("if True:\n    with Gate() as gate:\n        pass", "Gate().__enter__"),
+        ("with Leaves() as gate:\n    pass", "Leaves().__exit__"),
+        ("with Leaves() as gate:\n    1 / 0", "Leaves().__exit__"),
+        ("Gate().pass_through(\n    3\n)", "Gate().pass_through"),
+        ("ä = Gate(); ä.pass_through('ü')", "ä.pass_through"),
+        ("x = Gate() + 1", ""),
+    ],
+)
+def test_a_call_is_told_as_written(source: str, words: str) -> None:
+    spot = Spot()
+    library = define(
+        "class Gate:\n"
+        "    def __init__(self, *args): pass\n"
+        "    def stop(self, *args): return (arrive(), leave())\n"
+        "    pass_through = __enter__ = __next__ = __add__ = stop\n"
+        "    def __iter__(self): return self\n"
+        "    def __exit__(self, *exc): pass\n"
+        "class Leaves:\n"
+        "    def __enter__(self): pass\n"
+        "    __exit__ = Gate.stop\n"
+        "class Loader(Gate):\n"
+        "    def __next__(self):\n"
+        "        self.stop()\n"
+        "        raise StopIteration\n",
+        "/lib/gate.py",
+        "cellmesh.gate",  # not user code
+        **spot.names,
+    )
+    names = {**library, "__name__": "__main__", "time": library["Gate"]()}
+    if source.startswith("time."):
+        names["time"] = types.SimpleNamespace(wait=lambda *args: None)
+    activity = spot.look(lambda: define(source, "<cell 5>", "__main__", **names))
+    assert activity.where == words
+
+
+class NoWork:
+    """Something else with a ``wait()``."""
+
+
+@pytest.mark.parametrize(("kind", "collective"), [(dist.Work, "wait"), (NoWork, "")])
+def test_waiting_for_a_work_is_a_collective_and_for_anything_else_is_not(
+    kind: type, collective: str
+) -> None:
+    class Kind(kind):  # type: ignore[misc]
+        pass
+
+    spot = Spot()
+    work = Kind()
+    work.wait = spot.names["leave"]
+    names = {"arrive": spot.names["arrive"], "works": [work]}
+    activity = spot.look(
+        lambda: define("arrive(), works[0].wait()", "<cell 6>", "__main__", **names)
+    )
+    assert activity == Activity(6, 1, "works[0].wait", collective)

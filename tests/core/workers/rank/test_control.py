@@ -1,0 +1,59 @@
+"""What the control thread says of a main thread that is in a collective's call."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from cellmesh.workers.groups.ledger import Operation
+from cellmesh.workers.rank import control
+from cellmesh.workers.rank.control import ControlThread
+from cellmesh.workers.rank.stack_inspection.activity import Activity
+
+SEEN = Activity(execution_count=1, line=2, where="dist.all_reduce", collective="all_reduce")
+
+
+class Clocked:
+    """A control thread with a clock, and groups of which the last operation has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.last: Operation | None = None
+        monkeypatch.setattr(control.time, "monotonic", lambda: self.now)
+        groups = SimpleNamespace(
+            current=lambda: None, last_operation=lambda: self.last, missing=lambda: ""
+        )
+        device = torch.device("cpu")
+        parts = cast(
+            Any, [None, None, groups, SimpleNamespace(running=7), None, device, None, None]
+        )
+        self.thread = ControlThread(*parts)
+
+    def waited_s(self, at: float) -> float:
+        self.now = at
+        waited = self.thread._waits(SEEN)
+        assert waited is not None
+        return waited.waited_s
+
+
+def test_who_makes_a_group_waits_as_long_as_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocked = Clocked(monkeypatch)
+    assert clocked.waited_s(100.0) == 0
+    assert clocked.waited_s(103.0) == 3
+    clocked.last = Operation("barrier", "g", 90.0)
+    assert clocked.waited_s(104.0) == 0
+    assert clocked.waited_s(106.0) == 2
+
+
+def test_between_two_operations_of_a_loop_nothing_was_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocked = Clocked(monkeypatch)
+    for second in range(100, 110):
+        clocked.last = Operation("all_reduce", "g", second - 0.5)
+        assert clocked.waited_s(second) == 0

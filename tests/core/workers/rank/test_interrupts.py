@@ -1,0 +1,464 @@
+"""Interrupting one run, with the real handler in this process's main thread."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cellmesh.wire.bounds import MAX_RUNS
+from cellmesh.workers.rank.interrupts import Interrupts
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    interrupts = Interrupts()
+    interrupts.install()
+    # As the control thread has it done: what is raised in the hook that calls this would be
+    # dropped, too.
+    interrupts.on_dropped = lambda run, kind: threading.Timer(
+        0.01, interrupts.request, [run, kind]
+    ).start()
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        sys.unraisablehook = before[1]
+
+
+def from_beside(function: Callable[[], Any]) -> Any:
+    """Call a function in another thread, as the control thread does, and give what it returned."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    try:
+        thread.join(WAIT_S)
+    finally:
+        assert not thread.is_alive()
+    return results[0]
+
+
+def do_something() -> None:
+    """Enough Python for a pending signal to be handled."""
+    for number in range(1000):
+        str(number)
+
+
+def wait_to_be_interrupted() -> None:
+    threading.Event().wait(WAIT_S / 5)
+    raise AssertionError("nothing interrupted this")
+
+
+def be_interrupted(interrupts: Interrupts, run: int) -> None:
+    """Have a run interrupted from beside, and wait for it."""
+    from_beside(lambda: interrupts.request(run))
+    wait_to_be_interrupted()
+
+
+# ---- a run that runs
+
+
+def test_the_run_that_runs_is_interrupted(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    interrupts.end()
+    assert interrupts.running == -1
+
+
+def test_python_code_is_interrupted(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(interrupts.request(5)))
+
+    def work() -> None:
+        thread.start()
+        while True:
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    thread.join(WAIT_S)
+    assert answers == [True]
+
+
+def test_a_run_that_swallows_an_interrupt_can_be_interrupted_again(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            be_interrupted(interrupts, 5)
+    do_something()
+    interrupts.end()
+
+
+def test_one_request_interrupts_once(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+    interrupts.end()
+
+
+# ---- other runs, and none
+
+
+def test_a_run_that_waits_is_cancelled(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    assert from_beside(lambda: interrupts.request(6)) is False
+    do_something()
+    interrupts.end()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.begin(6)
+    interrupts.end()
+    assert interrupts.running == -1
+    interrupts.begin(7)
+    do_something()
+    interrupts.end()
+
+
+def test_a_cancelled_run_is_forgotten_once_it_was_refused(interrupts: Interrupts) -> None:
+    from_beside(lambda: interrupts.request(6))
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.begin(6)
+    interrupts.end()
+    interrupts.begin(6)
+    assert interrupts.running == 6
+
+
+def test_runs_that_never_come_are_forgotten(interrupts: Interrupts) -> None:
+    from_beside(lambda: [interrupts.request(run) for run in range(2 * MAX_RUNS)])
+    interrupts.begin(0)
+    interrupts.end()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.begin(2 * MAX_RUNS - 1)
+
+
+def test_a_signal_that_nobody_asked_for_interrupts_nothing(interrupts: Interrupts) -> None:
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+    interrupts.begin(5)
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+    interrupts.end()
+    signal.raise_signal(signal.SIGINT)
+    do_something()
+
+
+def test_a_request_that_came_too_late_interrupts_nothing(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    interrupts.end()
+    assert from_beside(lambda: interrupts.request(5)) is False
+    do_something()
+    interrupts.begin(6)
+    do_something()
+    interrupts.end()
+
+
+# ---- shields
+
+
+def test_a_shield_holds_an_interrupt_until_its_end(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    steps = []
+
+    def work() -> None:
+        with interrupts:
+            assert from_beside(lambda: interrupts.request(5)) is True
+            do_something()
+            steps.append("whole")
+        steps.append("never reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["whole"]
+    do_something()
+    interrupts.end()
+
+
+def test_only_the_outermost_shield_lets_go(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    steps = []
+
+    def work() -> None:
+        with interrupts:
+            with interrupts:
+                from_beside(lambda: interrupts.request(5))
+                do_something()
+            do_something()
+            steps.append("still held")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["still held"]
+
+
+def test_a_shield_without_an_interrupt_does_nothing(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    with interrupts, interrupts:
+        do_something()
+    interrupts.end()
+    with interrupts:
+        do_something()
+
+
+def test_a_shield_of_another_thread_shields_nothing_here(interrupts: Interrupts) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        with interrupts:
+            entered.set()
+            leave.wait(WAIT_S)
+
+    thread = threading.Thread(target=stand)
+    thread.start()
+    assert entered.wait(WAIT_S)
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    leave.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_an_error_inside_a_shield_is_not_lost_on_the_way(interrupts: Interrupts) -> None:
+    def work() -> None:
+        with interrupts:
+            from_beside(lambda: interrupts.request(5))
+            raise ValueError("ours")
+
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        work()
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+# ---- where Python drops an interrupt
+
+
+def test_an_interrupt_that_struck_a_finalizer_strikes_again(interrupts: Interrupts) -> None:
+    class Slow:
+        def __del__(self) -> None:
+            from_beside(lambda: interrupts.request(5))
+            do_something()
+
+    def work() -> None:
+        slow = Slow()
+        del slow
+        wait_to_be_interrupted()
+
+    interrupts.begin(5)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    interrupts.end()
+
+
+def test_other_errors_of_finalizers_are_reported_as_ever(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_type)
+    )
+    interrupts.install()
+
+    class Fails:
+        def __del__(self) -> None:
+            raise ValueError("no")
+
+    fails = Fails()
+    del fails
+    assert reported == [ValueError]
+
+
+# ---- at every moment
+
+
+def strike_at(
+    moment: int, function: Callable[..., Any], strike: Callable[[types.FrameType], None]
+) -> tuple[Any, list[int]]:
+    """A tracer that strikes at the nth thing that happens in a function, and the lines it has
+    seen.
+    """
+    seen: list[int] = []
+    code = function.__code__  # type: ignore[attr-defined]
+
+    def trace(frame: types.FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        seen.append(frame.f_lineno)
+        if len(seen) == moment + 1:
+            strike(frame)
+        return trace
+
+    return trace, seen
+
+
+def call_traced(trace: Any, function: Callable[[], Any]) -> bool:
+    """Whether a KeyboardInterrupt came out of it."""
+    before = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.fixture
+def request_in(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int, types.FrameType], None]:
+    """Requests an interrupt of a run, whose signal is then handled in this very frame."""
+    sent: list[int] = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append(number))
+
+    def request(run: int, frame: types.FrameType) -> None:
+        sent.clear()
+        from_beside(lambda: interrupts.request(run))
+        handler = signal.getsignal(signal.SIGINT)
+        assert callable(handler)
+        for number in sent:
+            handler(number, frame)
+
+    return request
+
+
+def test_a_run_is_interrupted_at_whatever_moment_of_its_beginning_the_request_comes(
+    interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
+) -> None:
+    lost = []
+    for run in range(100):
+        trace, seen = strike_at(
+            run, Interrupts.begin, lambda frame, run=run: request_in(run, frame)
+        )
+        was_interrupted = call_traced(trace, lambda run=run: interrupts.begin(run))
+        interrupts.end()
+        if len(seen) <= run:  # it has no more moments
+            break
+        if not was_interrupted:
+            lost.append(seen[run])
+    assert 2 < run < 99
+    assert lost == [], f"requests at these lines of `begin` had no effect: {lost}"
+
+
+def test_a_run_has_ended_at_whatever_moment_of_its_end_the_request_comes(
+    interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
+) -> None:
+    still_running = []
+    for run in range(100):
+        interrupts.begin(run)
+        trace, seen = strike_at(run, Interrupts.end, lambda frame, run=run: request_in(run, frame))
+        call_traced(trace, interrupts.end)
+        if len(seen) <= run:
+            break
+        if interrupts.running != -1:
+            still_running.append(seen[run])
+        interrupts.running = -1
+    assert 2 < run < 99
+    assert still_running == [], (
+        f"requests at these lines of `end` left the run running: {still_running}"
+    )
+
+
+def test_a_request_that_meets_the_begin_of_its_run_is_not_lost(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run begins after the request has looked whether it has, and before it says that it is
+    cancelled.
+    """
+
+    class Meeting(dict[int, type[KeyboardInterrupt]]):
+        def __setitem__(self, run: int, kind: type[KeyboardInterrupt]) -> None:
+            interrupts.begin(run)
+            super().__setitem__(run, kind)
+
+    monkeypatch.setattr(interrupts, "_cancelled", Meeting())
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.request(5)
+    interrupts.end()
+
+
+# ---- where user code has SIGINT for itself
+
+
+def blocked() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+
+
+@pytest.fixture
+def insist(interrupts: Interrupts) -> Iterator[Callable[[], None]]:
+    """Have run 5, which has not seen a first interrupt, interrupted from a thread that is there
+    already.
+    """
+    go = threading.Event()
+    thread = threading.Thread(target=lambda: go.wait(WAIT_S) and interrupts.insist(5), daemon=True)
+    thread.start()
+
+    def be_insisted_on() -> None:
+        assert interrupts.is_pending(5)
+        go.set()
+        thread.join(WAIT_S)
+        do_something()
+
+    yield be_insisted_on
+    go.set()
+    thread.join(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        lambda: signal.signal(signal.SIGINT, lambda *_: None),
+        blocked,
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()),
+    ],
+    ids=["ignored", "handled", "blocked", "all blocked"],
+)
+def test_insisting_interrupts_whatever_sigint_does(
+    take: Callable[[], Any], interrupts: Interrupts, insist: Callable[[], None]
+) -> None:
+    interrupts.begin(5)
+    take()
+    try:
+        from_beside(lambda: interrupts.request(5))
+        do_something()
+        with pytest.raises(KeyboardInterrupt):
+            insist()
+        assert not interrupts.is_pending(5)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    interrupts.end()
+    interrupts.begin(6)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 6)
+
+
+def test_where_sigint_would_end_the_process_none_is_sent(interrupts: Interrupts) -> None:
+    interrupts.begin(5)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted(interrupts, 5)
+    interrupts.end()
+
+
+def test_only_insisting_interrupts_the_description_of_a_failure(
+    interrupts: Interrupts, insist: Callable[[], None]
+) -> None:
+    interrupts.describe(5)
+    from_beside(lambda: interrupts.request(5))
+    do_something()
+    with pytest.raises(KeyboardInterrupt):
+        insist()
+    interrupts.end()

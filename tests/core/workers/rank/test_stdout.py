@@ -1,0 +1,396 @@
+"""What a rank prints: bounded where it is shown, whole in its log."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellmesh.wire.messages import Output, Skipped
+from cellmesh.workers.rank.stdout import (
+    BURST_BYTES,
+    BYTES_PER_S,
+    SAMPLE_BYTES,
+    TAIL_LINES,
+    Gate,
+    Log,
+    read_log,
+)
+
+# ---- the gate
+
+
+def text_of(shown: Sequence[Any]) -> str:
+    return "".join(verb.text for verb in shown if isinstance(verb, Output))
+
+
+def num_bytes(shown: Sequence[Any]) -> int:
+    return len(text_of(shown).encode())
+
+
+def skipped_in(shown: Sequence[Any]) -> list[Skipped]:
+    return [verb for verb in shown if isinstance(verb, Skipped)]
+
+
+def test_what_is_little_passes_as_it_is() -> None:
+    gate = Gate(0.0)
+    assert gate.admit(3, "stderr", "hello\n", 0.0) == [Output(3, "stderr", "hello\n")]
+    assert gate.close() == []
+
+
+def test_a_burst_passes_whole() -> None:
+    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
+    assert text_of(gate.admit(1, "stdout", "x" * 1000, 0.0)) == "x" * 1000
+
+
+def test_what_is_too_much_is_cut_at_a_line_and_counted() -> None:
+    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
+    text = "".join(f"line {n:4}\n" for n in range(2000))
+    shown = gate.admit(1, "stdout", text, 0.0)
+    assert text_of(shown).endswith("\n")
+    assert text.startswith(text_of(shown))
+    assert len(text_of(shown)) <= 1000
+    note, tail = gate.close()
+    assert text.endswith(tail.text)
+    assert len(tail.text) <= SAMPLE_BYTES
+    assert tail.text.count("\n") <= TAIL_LINES
+    assert note.run == tail.run == 1
+    assert note.num_bytes == len(text) - len(text_of(shown)) - len(tail.text)
+    assert note.num_lines == 2000 - text_of(shown).count("\n") - tail.text.count("\n")
+
+
+def test_the_last_line_is_always_shown() -> None:
+    gate = Gate(0.0, burst_bytes=100, bytes_per_s=0)
+    gate.admit(1, "stdout", "flood\n" * 10_000, 0.0)
+    gate.admit(1, "stdout", "loss: 0.1\n", 0.0)
+    assert text_of(gate.close()).endswith("flood\nloss: 0.1\n")
+
+
+def test_with_time_more_passes() -> None:
+    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=100)
+    assert text_of(gate.admit(1, "stdout", "x" * 1000, 0.0)) == "x" * 1000
+    assert gate.admit(1, "stdout", "held\n", 0.0) == []
+    gate.close()
+    assert text_of(gate.admit(1, "stdout", "y" * 400, 5.0)) == "y" * 400
+
+
+def test_what_was_unused_is_not_saved_beyond_a_burst() -> None:
+    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=100)
+    shown = gate.admit(1, "stdout", "x\n" * 5000, 1e6)
+    assert len(text_of(shown)) <= 1000
+
+
+def test_a_long_flood_shows_samples_of_itself() -> None:
+    gate = Gate(0.0, burst_bytes=SAMPLE_BYTES, bytes_per_s=1000)
+    notes = 0
+    for second in range(60):
+        shown = gate.admit(1, "stdout", f"{second}\n" * 10_000, float(second))
+        notes += len(skipped_in(shown))
+        if skipped_in(shown):
+            assert text_of(shown).endswith(f"{second}\n")
+    assert 5 < notes < 30
+
+
+def test_what_is_held_of_one_run_is_not_mixed_with_that_of_another() -> None:
+    gate = Gate(0.0, burst_bytes=10, bytes_per_s=0)
+    shown = gate.admit(1, "stdout", "a" * 10_000 + "\n", 0.0)
+    shown += gate.admit(2, "stderr", "b" * 10_000 + "\n", 0.0)
+    shown += gate.close()
+    for run, stream, letter in ((1, "stdout", "a"), (2, "stderr", "b")):
+        of_run = [verb for verb in shown if verb.run == run]
+        assert set(text_of(of_run)) == {letter, "\n"}
+        assert {verb.stream for verb in of_run if isinstance(verb, Output)} == {stream}
+        [note] = skipped_in(of_run)
+        assert note.num_bytes + num_bytes(of_run) == 10_001
+
+
+def test_closing_twice_shows_nothing_twice() -> None:
+    gate = Gate(0.0, burst_bytes=10, bytes_per_s=0)
+    gate.admit(1, "stdout", "x" * 10_000, 0.0)
+    assert gate.close()
+    assert gate.close() == []
+
+
+def test_a_line_without_end_is_bounded() -> None:
+    gate = Gate(0.0, burst_bytes=100, bytes_per_s=0)
+    shown = gate.admit(1, "stdout", "x" * 10_000_000, 0.0) + gate.close()
+    assert len(text_of(shown)) <= 100 + SAMPLE_BYTES
+    [note] = skipped_in(shown)
+    assert note.num_bytes == 10_000_000 - num_bytes(shown)
+
+
+CHUNKS = st.lists(
+    st.tuples(
+        st.integers(1, 3),
+        st.sampled_from(["stdout", "stderr"]),
+        st.text(st.sampled_from("ab\n\r\u2028"), min_size=1, max_size=80).map(lambda t: t * 20),
+        st.sampled_from([0.0, 0.1, 5.0]),
+    ),
+    max_size=30,
+)
+
+
+@given(CHUNKS)
+def test_what_is_shown_and_what_is_skipped_are_all_there_was(chunks: Sequence[Any]) -> None:
+    gate, now = Gate(0.0, burst_bytes=2000, bytes_per_s=500), 0.0
+    shown: list[Any] = []
+    for run, stream, text, pause in chunks:
+        now += pause
+        shown += gate.admit(run, stream, text, now)
+    shown += gate.close()
+    for run in (1, 2, 3):
+        written = "".join(text for r, _, text, _ in chunks if r == run)
+        of_run = [verb for verb in shown if verb.run == run]
+        seen = text_of(of_run)
+        assert num_bytes(of_run) + sum(note.num_bytes for note in skipped_in(of_run)) == len(
+            written.encode()
+        )
+        assert seen.count("\n") + sum(
+            note.num_lines for note in skipped_in(of_run)
+        ) == written.count("\n")
+        if not skipped_in(of_run):
+            assert seen == written
+
+
+@given(CHUNKS)
+def test_the_end_of_what_was_written_is_always_shown(chunks: Sequence[Any]) -> None:
+    gate, shown = Gate(0.0, burst_bytes=1000, bytes_per_s=0), []
+    for _, _, text, _ in chunks:
+        shown += gate.admit(1, "stdout", text, 0.0)
+    shown += gate.close()
+    written = "".join(text for _, _, text, _ in chunks)
+    last = written[-10:]
+    assert text_of(shown).endswith(last)
+
+
+FLOODS = {
+    "one stream": lambda n: (1, "stdout"),
+    "two streams by turns": lambda n: (1, "stdout" if n % 2 else "stderr"),
+    "two runs by turns": lambda n: (n % 2, "stdout"),
+}
+
+
+@pytest.mark.parametrize("source", FLOODS.values(), ids=FLOODS)
+def test_a_flood_is_bounded(source: Any) -> None:
+    gate, shown, num_written = Gate(0.0), [], 0
+    seconds = 10
+    for number in range(50_000):
+        text = f"this is line {number} of very many, all of them of some length\n"
+        num_written += len(text)
+        shown += gate.admit(*source(number), text, number * seconds / 50_000)
+    shown += gate.close()
+    assert num_written > 5 * (BURST_BYTES + seconds * BYTES_PER_S)
+    assert len(text_of(shown)) <= BURST_BYTES + seconds * BYTES_PER_S + 2 * SAMPLE_BYTES
+    assert len(shown) < 20_000
+
+
+@pytest.mark.parametrize("text", ["ü" * 1000, "語" * 1000])
+def test_bytes_are_bytes(text: str) -> None:
+    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
+    shown = gate.admit(1, "stdout", text, 0.0)
+    assert num_bytes(shown) <= 1000
+    shown += gate.close()
+    skipped = sum(note.num_bytes for note in skipped_in(shown))
+    assert skipped + num_bytes(shown) == len(text.encode())
+
+
+# ---- the log
+
+
+def test_a_log_keeps_everything_in_order(tmp_path: Path) -> None:
+    log = Log(tmp_path / "rank0.log")
+    for number in range(100):
+        log.append(f"line {number}\n")
+    assert (tmp_path / "rank0.log").read_text() == "".join(f"line {n}\n" for n in range(100))
+
+
+def test_a_log_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Log(tmp_path / "rank0.log").append("secret\n")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "rank0.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_makes_no_file_before_there_is_text(tmp_path: Path) -> None:
+    Log(tmp_path / "rank0.log")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_goes_on_where_another_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    Log(path).append("before\n")
+    Log(path).append("after\n")
+    assert path.read_text() == "before\nafter\n"
+
+
+def test_two_writers_share_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    rank, agent = Log(path), Log(path)
+    for number in range(50):
+        rank.append(f"rank {number}\n")
+        agent.append(f"agent {number}\n")
+    assert path.read_text() == "".join(f"rank {n}\nagent {n}\n" for n in range(50))
+
+
+def test_a_full_log_is_turned_over(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    log = Log(path, limit_bytes=100)
+    log.append("a" * 60)
+    log.append("b" * 60)
+    log.append("c" * 60)
+    assert path.read_text() == "c" * 60
+    assert (tmp_path / "rank0.log.1").read_text() == "a" * 60 + "b" * 60
+
+
+def test_what_a_log_drops_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    log = Log(path, limit_bytes=10_000)
+    for letter in "abcd":
+        log.append(letter * 10_000)
+    text, _ = read_log(path, 10**6)
+    note = r"\[cellmesh: the log was full here.*dropped\]\n"
+    assert re.fullmatch(f"{note}c{{10000}}{note}d{{10000}}", text)
+
+
+@given(
+    pieces=st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=40),
+    limit=st.integers(50, 200),
+)
+def test_two_writers_keep_the_newest_when_a_log_is_turned_over(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[bool, int]], limit: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "rank0.log"
+    writers = {True: Log(path, limit), False: Log(path, limit)}
+    written = ""
+    for number, (who, size) in enumerate(pieces):
+        text = chr(ord("a") + number % 26) * size
+        writers[who].append(text)
+        written += text
+    kept, _ = read_log(path, 10**6)
+    assert written.endswith(kept)
+    assert len(kept) >= min(limit, len(written))
+
+
+def test_a_log_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    log = Log(path)
+    log.append("before\n")
+    path.unlink()
+    log.append("after\n")
+    assert path.read_text() == "after\n"
+
+
+def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    log = Log(path)
+    log.append("before\n")
+    path.rename(tmp_path / "kept.log")
+    log.append("after\n")
+    assert path.read_text() == "after\n"
+    assert (tmp_path / "kept.log").read_text() == "before\n"
+
+
+def test_a_log_whose_directory_is_gone_loses_text_and_nothing_else(tmp_path: Path) -> None:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    log = Log(directory / "rank0.log")
+    log.append("before\n")
+    (directory / "rank0.log").unlink()
+    directory.rmdir()
+    log.append("lost\n")
+    directory.mkdir()
+    log.append("found\n")
+    assert (directory / "rank0.log").read_text() == "found\n"
+
+
+def test_a_log_that_cannot_be_made_loses_text_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    Log(tmp_path / "file" / "rank0.log").append("lost\n")
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_full_disk_loses_text_and_nothing_else() -> None:
+    Log(Path("/dev/full")).append("lost\n")
+
+
+def test_text_that_is_no_unicode_is_logged_as_far_as_it_goes(tmp_path: Path) -> None:
+    log = Log(tmp_path / "rank0.log")
+    log.append("before \udc80 after\n")
+    assert (tmp_path / "rank0.log").read_text() == "before ? after\n"
+
+
+# ---- reading it
+
+
+def test_the_end_of_a_log_is_read_with_what_lies_before(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    path.write_text("0123456789")
+    assert read_log(path, 4) == ("6789", 6)
+    assert read_log(path, 10) == ("0123456789", 0)
+    assert read_log(path, 1000) == ("0123456789", 0)
+    assert read_log(path, 0) == ("", 10)
+
+
+def test_reading_goes_on_into_the_log_before(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    (tmp_path / "rank0.log.1").write_text("older-")
+    path.write_text("newer")
+    assert read_log(path, 8) == ("er-newer", 3)
+    assert read_log(path, 1000) == ("older-newer", 0)
+    path.unlink()
+    assert read_log(path, 1000) == ("older-", 0)
+
+
+def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "rank0.log", 100) == ("", 0)
+
+
+def test_a_character_cut_in_two_does_not_stop_the_reading(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    path.write_text("aüb")
+    text, before = read_log(path, 2)
+    assert text.endswith("b")
+    assert before == 2
+
+
+def test_displays_that_are_not_shown_are_kept_in_files_the_newest_within_the_bound(
+    tmp_path: Path,
+) -> None:
+    log = Log(tmp_path / "rank0.log", limit_bytes=100)
+
+    def keep(**data: Any) -> Path | None:
+        names = {"html": "text/html", "png": "image/png", "json": "application/x-ours"}
+        return log.keep(
+            json.dumps({"data": {names[name]: value for name, value in data.items()}}).encode()
+        )
+
+    first, image = (
+        keep(html="x" * 40, json={}),
+        keep(html="x", png=base64.b64encode(b"p" * 40).decode()),
+    )
+    assert first is not None
+    assert image is not None
+    assert (first.name, first.read_text()) == ("rank0-display-1.html", "x" * 40)
+    assert (image.name, image.read_bytes()) == ("rank0-display-2.png", b"p" * 40)
+    assert keep(html="x" * 101) is None
+    assert first.exists()
+    third = Log(tmp_path / "rank0.log", limit_bytes=100).keep(
+        b'{"data": {"application/x-ours": [0, 1]}}'
+    )
+    assert third is not None
+    assert (third.name, third.read_text()) == ("rank0-display-3.json", "[0, 1]")
+    last = keep(html="x" * 60)
+    assert sorted(tmp_path.iterdir()) == [third, last]
+    shutil.rmtree(tmp_path)
+    assert keep(html="x") is None

@@ -1,0 +1,327 @@
+"""A rank's stdout and stderr: what is printed goes to the log and out, in order, to its own run."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellmesh.wire.codec import Parcel, at_agent_from_rank, encode
+from cellmesh.wire.messages import Display, DisplayKind, Done, Output, Skipped
+from cellmesh.workers.rank.runs import RunTracker
+from cellmesh.workers.rank.stdout import Log
+from cellmesh.workers.rank.streams import DISPLAY_BYTES, Pump, RankStream
+
+WAIT_S = 10.0
+
+
+class Rank:
+    """A pump with its streams, and what it has posted."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log_path = directory / "rank0.log"
+        self.posts: list[list[Any]] = []
+        self.tracker = RunTracker()
+        self.pump = Pump(self._post, Log(self.log_path))
+        self.out = RankStream("stdout", self.pump, self.tracker)
+        self.err = RankStream("stderr", self.pump, self.tracker)
+
+    def _post(self, parcels: Any) -> None:
+        # As the rank does: what cannot be encoded cannot be posted.
+        self.posts.append([verb for verb, _ in at_agent_from_rank().decode(encode(parcels))])
+
+    @property
+    def verbs(self) -> list[Any]:
+        return [verb for post in self.posts for verb in post]
+
+    def text(self, run: int, stream: str = "stdout") -> str:
+        return "".join(
+            verb.text
+            for verb in self.verbs
+            if isinstance(verb, Output) and (verb.run, verb.stream) == (run, stream)
+        )
+
+    def end(self, run: int) -> None:
+        self.tracker.enter(-1)
+        self.pump.answer(Parcel(Done(run)))
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    rank = Rank(tmp_path)
+    rank.tracker.enter(1)
+    yield rank
+    rank.tracker.enter(-1)
+
+
+def in_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+# ---- order
+
+
+def test_the_first_line_goes_out_at_once(rank: Rank) -> None:
+    print("hello", file=rank.out, end="\n")
+    assert rank.text(1).startswith("hello")
+
+
+def test_an_answer_comes_after_all_that_was_printed(rank: Rank) -> None:
+    for number in range(100):
+        print(number, file=rank.out)
+    print("warning", file=rank.err)
+    rank.end(1)
+    assert rank.text(1) == "".join(f"{n}\n" for n in range(100))
+    assert rank.text(1, "stderr") == "warning\n"
+    assert rank.verbs[-1] == Done(1)
+
+
+def test_displays_keep_their_place_among_lines(rank: Rank) -> None:
+    print("before", file=rank.out)
+    rank.pump.send(Parcel(Display(1, "display", b"{}")))
+    print("after", file=rank.out)
+    rank.end(1)
+    kinds = [verb.text if isinstance(verb, Output) else type(verb).__name__ for verb in rank.verbs]
+    joined = "".join(kinds)
+    assert (
+        joined.index("before")
+        < joined.index("Display")
+        < joined.index("after")
+        < joined.index("Done")
+    )
+
+
+def test_streams_keep_their_order_among_each_other(rank: Rank) -> None:
+    print("start", file=rank.out)
+    for number in range(5):
+        print(f"out {number}", file=rank.out)
+        print(f"err {number}", file=rank.err)
+    rank.end(1)
+    said = "".join(f"{verb.stream}:{verb.text}" for verb in rank.verbs if isinstance(verb, Output))
+    places = [said.index(text) for n in range(5) for text in (f"out {n}", f"err {n}")]
+    assert places == sorted(places)
+
+
+def test_an_answer_may_wait_for_the_next(rank: Rank) -> None:
+    rank.pump.answer(Parcel(Done(1)), more_follows=True)
+    assert rank.posts == []
+    rank.pump.answer(Parcel(Done(2)))
+    assert rank.verbs == [Done(1), Done(2)]
+
+
+def test_a_flood_of_displays_goes_on_as_text(rank: Rank) -> None:
+    num_displays = 2000
+    for number in range(num_displays):
+        rank.pump.display(
+            Parcel(Display(1, "display", b"{}")), lambda number=number: f"<Figure {number}>"
+        )
+    rank.end(1)
+    shown = sum(isinstance(verb, Display) for verb in rank.verbs)
+    assert 0 < shown < num_displays / 2
+    assert rank.log_path.read_text().count("<Figure ") == num_displays - shown
+    assert rank.text(1).endswith(f"<Figure {num_displays - 1}>\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [("display", ""), ("update", ""), ("result", "; on the rank it is `_`")]
+)
+@pytest.mark.parametrize("sizes", [[DISPLAY_BYTES + 1], [DISPLAY_BYTES // 20] * 60])
+def test_displays_are_bounded_by_bytes(
+    rank: Rank, kind: DisplayKind, where: str, sizes: list[int]
+) -> None:
+    for size in sizes:
+        bundle = b'{"data":{"text/plain":"a","text/html":"%s"}}' % (b"x" * size)
+        rank.pump.display(Parcel(Display(1, kind, bundle)), lambda: "<Figure>" + "x" * 10_000)
+    rank.end(1)
+    shown = [verb for verb in rank.verbs if isinstance(verb, Display)]
+    assert sum(len(verb.bundle) for verb in shown) <= 1.5 * DISPLAY_BYTES
+    assert len(shown) < len(sizes)
+    log = rank.log_path.read_text()
+    assert log.count("<Figure>") == len(sizes) - len(shown)
+    assert len(log) < 1300 * len(sizes)
+    path = rank.log_path.with_name(f"rank0-display-{len(sizes) - len(shown)}.html")
+    assert log.endswith(f"the whole is in {str(path).replace('rank0', 'rank*')}{where})\n")
+    assert path.read_bytes() == b"x" * sizes[-1]
+    assert (
+        f"({len(bundle):,} bytes, not shown: a rank's displays and widgets pass up to 32 MiB at "
+        "once" in log
+    )
+
+
+def test_everything_is_in_the_log(rank: Rank) -> None:
+    flood = "line\n" * 200_000
+    rank.out.write(flood)
+    rank.end(1)
+    assert rank.log_path.read_text() == flood
+    assert len(rank.text(1)) < len(flood)
+    assert any(isinstance(verb, Skipped) for verb in rank.verbs)
+    assert rank.verbs[-1] == Done(1)
+
+
+def test_text_that_is_no_unicode_does_not_stop_the_rank(rank: Rank) -> None:
+    print("before \udc80 after", file=rank.out)
+    rank.end(1)
+    rank.tracker.enter(1)
+    print("next", file=rank.out)
+    rank.end(1)
+    assert "before" in rank.text(1)
+    assert rank.text(1).endswith("next\n")
+    assert rank.verbs[-1] == Done(1)
+
+
+# ---- whose text it is
+
+
+def test_text_belongs_to_the_run_in_progress(rank: Rank) -> None:
+    print("one", file=rank.out)
+    rank.end(1)
+    rank.tracker.enter(2)
+    print("two", file=rank.out)
+    rank.end(2)
+    assert (rank.text(1), rank.text(2)) == ("one\n", "two\n")
+
+
+def test_a_thread_belongs_to_the_run_that_started_it(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)  # restored at the end
+    rank.tracker.follow_threads()
+    go = threading.Event()
+
+    def print_late() -> None:
+        assert go.wait(WAIT_S)
+        print("late", file=rank.out)
+        in_thread(lambda: print("later", file=rank.out))
+
+    thread = threading.Thread(target=print_late)
+    thread.start()
+    rank.end(1)
+    rank.tracker.enter(2)
+    go.set()
+    thread.join(WAIT_S)
+    rank.end(2)
+    assert rank.text(1) == "late\nlater\n"
+    assert rank.text(2) == ""
+
+
+def test_an_asyncio_task_belongs_to_the_run_that_started_it(rank: Rank) -> None:
+    import asyncio
+
+    async def print_late(go: asyncio.Event) -> None:
+        await go.wait()
+        print("late", file=rank.out)
+
+    async def main() -> None:
+        go = asyncio.Event()
+        task = asyncio.create_task(print_late(go))
+        await asyncio.sleep(0)
+        rank.end(1)
+        rank.tracker.enter(2)
+        go.set()
+        await task
+        rank.end(2)
+
+    asyncio.run(main())
+    assert (rank.text(1), rank.text(2)) == ("late\n", "")
+
+
+def test_a_thread_that_nobody_followed_belongs_to_the_run_in_progress(rank: Rank) -> None:
+    in_thread(lambda: print("whose?", file=rank.out))
+    rank.end(1)
+    assert rank.text(1) == "whose?\n"
+
+
+def test_between_runs_text_belongs_to_none(rank: Rank) -> None:
+    rank.end(1)
+    print("nobody's", file=rank.out)
+    rank.pump.send(Parcel(Done(9)))
+    assert rank.text(-1) == "nobody's\n"
+
+
+# ---- a stream as others see it
+
+
+def test_it_is_a_text_stream(rank: Rank) -> None:
+    assert isinstance(rank.out, io.TextIOBase)
+    assert rank.out.writable()
+    assert not rank.out.isatty()
+    assert (rank.out.encoding, rank.out.name, rank.err.name) == ("utf-8", "<stdout>", "<stderr>")
+    assert (rank.out.fileno(), rank.err.fileno()) == (1, 2)
+    assert rank.out.write("four") == 4
+    rank.out.writelines(["a\n", "b\n"])
+    rank.out.flush()
+    rank.end(1)
+    assert rank.text(1) == "foura\nb\n"
+
+
+@pytest.mark.parametrize("value", [b"bytes", 3, None], ids=repr)
+def test_only_text_can_be_written(rank: Rank, value: Any) -> None:
+    with pytest.raises(TypeError, match="must be str, not"):
+        rank.out.write(value)
+
+
+def test_bytes_go_through_its_buffer(rank: Rank) -> None:
+    data = "größe 語\n".encode()
+    for byte in data:  # a character may come in pieces
+        assert rank.out.buffer.write(bytes((byte,))) == 1
+    rank.end(1)
+    assert rank.text(1) == "größe 語\n"
+
+
+def test_bytes_that_are_no_text_are_replaced(rank: Rank) -> None:
+    rank.out.buffer.write(b"a\xffb\n")
+    rank.end(1)
+    assert rank.text(1) == "a\ufffdb\n"
+
+
+def test_many_threads_lose_nothing(rank: Rank) -> None:
+    num_threads, num_lines = 8, 300
+    threads = [
+        threading.Thread(
+            target=lambda name=name: [rank.out.write(f"{name} {n}\n") for n in range(num_lines)]
+        )
+        for name in range(num_threads)
+    ]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+    finally:
+        sys.setswitchinterval(before)
+    rank.end(1)
+    lines = rank.text(1).splitlines()
+    assert sorted(lines) == sorted(f"{t} {n}" for t in range(num_threads) for n in range(num_lines))
+    for name in range(num_threads):
+        of_thread = [int(line.split()[1]) for line in lines if line.startswith(f"{name} ")]
+        assert of_thread == list(range(num_lines))
+
+
+def test_a_forked_process_writes_below_and_speaks_for_nobody(rank: Rank) -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        rank.out.write("out of the child\n")
+        rank.err.write("and its stderr \udc80\n")
+        rank.pump.display(Parcel(Display(1, "display", b"{}")), lambda: "<Figure>")
+        rank.pump.answer(Parcel(Done(1)))
+        os._exit(3 if rank.posts else 0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        text = file.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert text == b"out of the child\nand its stderr ?\n<Figure>\n"
+    assert rank.posts == []

@@ -1,0 +1,294 @@
+"""The names of a rank: which can be copied, why others cannot, and what arrives."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import tracemalloc
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cellmesh.wire import payload
+from cellmesh.workers.replicas.copying import gather, survey
+from cellmesh.workers.replicas.memory import memory_of
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A rank's namespace; what is loaded finds it as ``__main__``, as it would find the new
+    rank's.
+    """
+    return _new_main(monkeypatch)
+
+
+def _new_main(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    vars(module).update(torch=torch)  # as every rank has by itself
+    return vars(module)
+
+
+def run(source: str, namespace: dict[str, Any]) -> None:
+    exec(compile(source, "<cell>", "exec"), namespace)
+
+
+def copied(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch, names: list[str] | None = None
+) -> dict[str, Any]:
+    """The names as they arrive in a namespace of another rank."""
+    pickled, buffers = gather(namespace, survey(namespace)[0] if names is None else names)
+    # As they come from a socket: read-only, and in memory of their own.
+    frames = [bytes(buffer) for buffer in buffers]
+    there = _new_main(monkeypatch)
+    there.update(payload.loads(pickled, frames))
+    return there
+
+
+# ---- what can be copied
+
+
+def test_names_of_the_rank_itself_are_left_out(namespace: dict[str, Any]) -> None:
+    namespace.update(
+        rank=0, mesh=object(), device=torch.device("cpu"), In=[], _hidden=1, __x=2, mine=3
+    )
+    assert survey(namespace) == (["mine"], {})
+
+
+CANNOT = {
+    "lock": ("import threading; x = threading.Lock()", "a lock"),
+    "rlock": (
+        "import threading; x = {'deep': [threading.RLock()]}",
+        r"a lock \(x\['deep'\]\[0\]\)",
+    ),
+    "thread": ("import threading; x = threading.Thread()", "a thread"),
+    "file": ("x = open('/dev/null')", "an open file"),
+    "generator": ("x = (i for i in range(3))", "a generator"),
+    "queue": ("import queue; x = queue.Queue()", "a queue"),
+    "socket": ("import socket; x = socket.socket()", "a socket"),
+    "iterator": (
+        "from torch.utils.data import DataLoader; x = iter(DataLoader([1, 2]))",
+        "a DataLoader's iterator",
+    ),
+    "in an object": (
+        "import threading\nclass C:\n    def __init__(self): self.inner = threading.Lock()\nx = "
+        "C()",
+        r"a lock \(x\.inner\)",
+    ),
+    "in a closure": (
+        "import threading\ndef f(lock):\n    return lambda: lock\nx = f(threading.Lock())",
+        r"a lock \(x -> closure variable lock\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_cannot_be_copied_is_named_with_why(case: str, namespace: dict[str, Any]) -> None:
+    source, why = CANNOT[case]
+    run(source, namespace)
+    try:
+        names, reasons = survey(namespace)
+        assert "x" not in names
+        assert list(reasons) == ["x"]
+        with pytest.raises(AssertionError, match=why):
+            raise AssertionError(reasons["x"])
+    finally:
+        close = getattr(namespace["x"], "close", None)
+        if close is not None:
+            close()
+
+
+def test_a_survey_does_not_copy_what_tensors_hold(namespace: dict[str, Any]) -> None:
+    model = nn.Linear(2048, 2048)
+    namespace.update(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), array=np.ones(1 << 22)
+    )
+    namespace.update(view=model.weight.detach()[:, 1:])
+    survey(namespace)  # imports what it needs
+    tracemalloc.start()
+    try:
+        names, _ = survey(namespace)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(names) == 4
+    assert peak < 1 << 20
+
+
+def test_what_is_gathered_is_the_memory_of_the_tensors(namespace: dict[str, Any]) -> None:
+    tensor = torch.zeros(1 << 20)
+    namespace.update(tensor=tensor)
+    _, buffers = gather(namespace, ["tensor"])
+    tensor[5] = 7.0
+    assert torch.frombuffer(bytearray(buffers[0]), dtype=torch.float32)[5] == 7.0
+
+
+# ---- what arrives
+
+
+def test_a_model_and_its_optimizer_still_belong_together(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(
+        """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(300, 300)
+    def forward(self, x):
+        return scale * self.layer(x)
+scale = 2.0
+net = Net()
+alias = net.layer
+optimizer = torch.optim.Adam(net.parameters())
+def step():
+    optimizer.zero_grad()
+    loss = net(torch.ones(1, 300)).sum()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+step()
+""",
+        namespace,
+    )
+    there = copied(namespace, monkeypatch)
+    assert there["net"] is not namespace["net"]
+    assert there["alias"] is there["net"].layer
+    assert there["optimizer"].param_groups[0]["params"][0] is there["net"].layer.weight
+    assert type(there["net"]) is there["Net"]
+    # The functions of cells see the names of where they are now.
+    assert there["step"].__globals__ is there
+    assert [there["step"]() for _ in range(3)] == [namespace["step"]() for _ in range(3)]
+    there["scale"] = 0.0
+    assert there["step"]() == 0.0
+
+
+def test_tensors_that_share_memory_still_do(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = torch.arange(40_000.0).reshape(200, 200)
+    namespace.update(
+        whole=whole, row=whole[3], turned=whole.t(), small=torch.ones(2, dtype=torch.bfloat16)
+    )
+    there = copied(namespace, monkeypatch)
+    there["whole"].fill_(5.0)  # what arrives can be written
+    assert there["row"][7] == 5.0
+    assert there["turned"].stride() == whole.t().stride()
+    assert whole[3, 7] == 607.0
+    assert there["small"].dtype == torch.bfloat16
+
+
+def test_tensors_of_all_kinds_arrive(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(True),
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": torch.empty(4, device="meta"),
+        "complex": torch.ones(2, dtype=torch.complex64).conj(),
+        "parameter": nn.Parameter(torch.ones(3), requires_grad=False),
+        "loss": (torch.ones(2, requires_grad=True) * 3).sum(),
+        "generator": torch.Generator().manual_seed(3),
+        "array": np.arange(20_000.0)[::-2],
+    }
+    namespace.update(values)
+    there = copied(namespace, monkeypatch)
+    assert set(values) <= set(there)
+    assert torch.equal(there["sparse"].to_dense(), torch.eye(3))
+    assert there["meta"].is_meta
+    assert torch.equal(there["complex"], values["complex"])
+    assert not there["parameter"].requires_grad
+    assert there["loss"].item() == 6.0
+    assert torch.equal(there["generator"].get_state(), values["generator"].get_state())
+    assert np.array_equal(there["array"], values["array"])
+
+
+def test_functions_keep_what_makes_them(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(
+        """
+import functools
+def outer(n):
+    def count(k: int = 2, *, more=3) -> int:
+        "Counts."
+        return 0 if k < 0 else n + more + count(k - 1)
+    return count
+count = outer(10)
+count.label = "c"
+later = functools.partial(count, 1)
+square = lambda x: x * factor
+class Base:
+    def who(self): return "base"
+class Derived(Base):
+    def who(self): return "derived of " + super().who()
+thing = Derived()
+cached = functools.lru_cache(square)
+""",
+        namespace,
+    )
+    there = copied(namespace, monkeypatch)
+    there["factor"] = 4
+    assert there["count"]() == namespace["count"]() == 39
+    assert there["later"]() == 26
+    assert (there["count"].__doc__, there["count"].label) == ("Counts.", "c")
+    assert there["count"].__annotations__ == namespace["count"].__annotations__
+    assert there["count"].__kwdefaults__ == {"more": 3}
+    assert there["square"](3) == 12
+    assert there["thing"].who() == "derived of base"
+    assert isinstance(there["thing"], there["Base"])
+
+
+def test_modules_go_by_name_and_find_their_files(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "helper_of_a_notebook.py").write_text("VALUE = 5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    run("import helper_of_a_notebook as h, numpy as np", namespace)
+    pickled, buffers = gather(namespace, ["h", "np"])
+    monkeypatch.delitem(sys.modules, "helper_of_a_notebook")
+    sys.path.remove(str(tmp_path))
+    monkeypatch.chdir("/")
+    there = payload.loads(pickled, buffers)
+    assert there["h"].VALUE == 5
+    assert there["np"] is np
+    assert str(tmp_path) in sys.path
+
+
+def test_a_name_that_fails_late_stays_behind(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namespace.update(fine=torch.ones(2), later={}, gone=1)
+    names, _ = survey(namespace)
+    namespace["later"]["lock"] = threading.Lock()
+    del namespace["gone"]
+    there = copied(namespace, monkeypatch, names)
+    assert torch.equal(there["fine"], torch.ones(2))
+    assert "later" not in there
+    assert "gone" not in there
+    assert capsys.readouterr().err == "later was not copied: a lock (later['lock'])\n"
+
+
+def test_devices_go_as_they_are_without_gpus(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace.update(where=torch.device("cpu"), nowhere=torch.device("meta"))
+    there = copied(namespace, monkeypatch)
+    assert (there["where"], there["nowhere"]) == (torch.device("cpu"), torch.device("meta"))
+
+
+def test_memory_is_read_and_written_and_can_still_be_resized() -> None:
+    storage = torch.arange(4, dtype=torch.uint8).untyped_storage()
+    view = memory_of(storage)
+    view[1] = 9
+    assert view.tobytes() == bytes([0, 9, 2, 3])
+    assert storage.tolist() == [0, 9, 2, 3]
+    storage.resize_(8)

@@ -1,0 +1,212 @@
+"""What a rank keeps of what it did."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import pytest
+from torch.futures import Future
+
+from cellmesh.wire.inspect import History
+from cellmesh.wire.trace import Past, What
+from cellmesh.workers.rank.runs import MAX_RUNS, RunRecord
+from cellmesh.workers.trace import recorder as module
+from cellmesh.workers.trace.recorder import CAPACITY, Spans, name_of
+
+REDUCE, BARRIER = What("all_reduce", "0", (), 0), What("barrier", "1", (0, 2), 3)
+
+
+def begin(spans: Spans, sequence: int = 1, what: What = REDUCE, is_sync: bool = True) -> int:
+    return spans.begin(what, sequence, -1, time.monotonic(), is_sync)
+
+
+def begin_cell(spans: Spans, run: int, name: str, execution_count: int) -> None:
+    spans._tracker.records.append(RunRecord(run, name, execution_count, 0, 0, time.monotonic()))
+
+
+def end_cell(spans: Spans) -> None:
+    spans._tracker.records[-1].end_s = time.monotonic()
+
+
+def past(spans: Spans, **options: int) -> Past:
+    return spans.past(History(**options))
+
+
+def names(told: Past) -> list[str]:
+    return [told.operations.whats[index].name for index in told.operations.what]
+
+
+def test_a_cell_and_its_collectives_are_told_with_begin_and_end() -> None:
+    spans = Spans()
+    begin_cell(spans, 7, "", 3)
+    spans.end(begin(spans, 1))
+    spans.end(begin(spans, 2, BARRIER))
+    end_cell(spans)
+    told = past(spans)
+    (cell,) = told.cells
+    assert (cell.run, cell.execution_count) == (7, 3)
+    assert cell.end_s is not None
+    operations = told.operations
+    assert names(told) == ["all_reduce", "barrier"]
+    assert operations.whats[1] == BARRIER
+    assert list(operations.run) == [7, 7]
+    assert list(operations.sequence) == [1, 2]
+    times = [cell.begin_s, operations.begin_s[0], operations.end_s[0], operations.begin_s[1]]
+    assert times == sorted(times)
+    assert operations.end_s[1] <= cell.end_s <= told.now_s
+    assert list(operations.wait_s) == list(operations.begin_s)
+    assert told.since_s <= cell.begin_s
+
+
+def test_what_goes_on_has_no_end_and_an_end_counts_once() -> None:
+    spans = Spans()
+    begin_cell(spans, 1, "", 1)
+    number = begin(spans, is_sync=False)
+    told = past(spans)
+    assert told.cells[0].end_s is None
+    assert math.isnan(told.operations.end_s[0])
+    assert math.isnan(told.operations.wait_s[0])
+    spans.wait(number)
+    spans.end(number)
+    first = past(spans).operations
+    spans.wait(number)
+    spans.end(number)
+    spans.end_all()
+    assert past(spans).operations == first
+    assert first.begin_s[0] <= first.wait_s[0] <= first.end_s[0]
+
+
+def test_a_wait_may_have_begun_before_it_was_known() -> None:
+    spans = Spans()
+    begin_cell(spans, 1, "", 1)
+    at_s = time.monotonic()
+    spans.wait(spans.begin(REDUCE, 1, -1, at_s, False), at_s)
+    assert past(spans).operations.wait_s[0] == at_s
+
+
+def test_what_was_cut_ends_with_the_healing() -> None:
+    spans = Spans()
+    begin_cell(spans, 1, "", 1)
+    begin(spans)
+    spans.end_all()
+    assert not math.isnan(past(spans).operations.end_s[0])
+
+
+def test_an_end_is_that_of_the_work_whoever_waits() -> None:
+    class OnlyAWork:
+        def __init__(self) -> None:
+            self.future: Future[None] = Future()
+
+        def get_future(self) -> Future[None]:
+            return self.future
+
+    spans, work = Spans(), OnlyAWork()
+    begin_cell(spans, 1, "", 1)
+    spans.end_with(work, begin(spans, is_sync=False))
+    assert math.isnan(past(spans).operations.end_s[0])
+    other = threading.Thread(target=work.future.set_result, args=(None,))
+    other.start()
+    other.join()
+    assert not math.isnan(past(spans).operations.end_s[0])
+
+
+def test_a_work_without_a_future_is_no_error() -> None:
+    spans = Spans()
+    begin_cell(spans, 1, "", 1)
+    spans.end_with(object(), begin(spans))
+    assert math.isnan(past(spans).operations.end_s[0])
+
+
+def test_the_ring_keeps_the_newest_and_says_how_many_are_gone() -> None:
+    spans = Spans()
+    begin_cell(spans, 1, "", 1)
+    first = begin(spans)
+    for sequence in range(2, CAPACITY + 101):
+        spans.end(begin(spans, sequence))
+    spans.end(first)  # its place has another's numbers
+    spans.wait(first)
+    told = past(spans, max_operations=10 * CAPACITY)
+    # One less than fit: the place of the oldest may be just being written.
+    assert list(told.operations.sequence) == list(range(102, CAPACITY + 101))
+    assert told.num_left_out == 101
+    assert len(spans._what) == CAPACITY
+    few = past(spans, max_operations=5)
+    assert list(few.operations.sequence) == list(range(CAPACITY + 96, CAPACITY + 101))
+    assert few.num_left_out == CAPACITY + 95
+
+
+def test_what_is_older_than_the_cells_is_not_missed() -> None:
+    spans = Spans()
+    begin_cell(spans, 1, "", 1)
+    for sequence in range(1, CAPACITY + 1):
+        begin(spans, sequence)
+    end_cell(spans)
+    begin_cell(spans, 2, "", 2)
+    begin(spans, CAPACITY + 1)
+    told = past(spans, num_cells=1)
+    assert list(told.operations.sequence) == [CAPACITY + 1]
+    assert told.num_left_out == 0
+
+
+def test_only_the_last_cells_are_told_and_what_ran_between_them_is_not() -> None:
+    spans = Spans()
+    for run in range(MAX_RUNS + 5):
+        begin_cell(spans, run, f"call{run}", 0)
+        begin(spans, run + 1)
+        end_cell(spans)
+        begin(spans, run + 1, BARRIER)
+    told = past(spans, num_cells=3)
+    assert [cell.name for cell in told.cells] == [
+        f"call{run}" for run in range(MAX_RUNS + 2, MAX_RUNS + 5)
+    ]
+    assert names(told) == ["all_reduce"] * 3
+    assert len(past(spans, num_cells=10**6).cells) == MAX_RUNS
+
+
+def test_nothing_has_run() -> None:
+    told = past(Spans())
+    assert told.cells == ()
+    assert len(told.operations.what) == 0
+
+
+def test_it_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CAPACITY", 50)
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    spans = Spans()
+    has_read = threading.Event()
+
+    def write() -> None:
+        run = 0
+        while not has_read.is_set():
+            run += 1
+            begin_cell(spans, run, "", run)
+            for _ in range(20):
+                spans.end(spans.begin(REDUCE, run, run, time.monotonic(), True))
+            end_cell(spans)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(60):
+            told = past(spans).operations
+            # The numbers of one operation belong together.
+            assert list(told.sequence) == list(told.peer) == list(told.run)
+    finally:
+        has_read.set()
+        writer.join()
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (test_nothing_has_run, "test_nothing_has_run"),
+        (Spans.wait, "Spans.wait"),
+        (Spans(), "Spans"),
+        (lambda: 0, "lambda"),
+    ],
+)
+def test_calls_have_the_name_of_their_function(function: Any, name: str) -> None:
+    assert name_of(function) == name

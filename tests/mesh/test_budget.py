@@ -1,0 +1,236 @@
+"""What a call and a cell may cost, counted: Python function calls and system calls, not seconds.
+
+Each number is the least of many calls in steady state, with one rank: what happens now and then (a
+timer, an acknowledgement) is not in it. Whoever raises a budget says in the commit what for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ipykernel  # noqa: F401  # as in a notebook, which has both
+import IPython  # noqa: F401
+import pytest
+
+import cellmesh as cm
+from cellmesh.controller.session import turns
+from tests.conftest import check_nothing_left, own_runtime_dir, process_named
+
+NUM_CALLS = 100
+# On a busy machine the agent's receipt and the ranks' answer arrive one by one in most calls, not
+# in all.
+NUM_ROUNDS = 20
+# Python function calls, of libraries too.
+PYTHON_CALLS = {
+    "call": {"controller": 238, "agent": 82, "rank": 21},
+    "cell": {"controller": 226, "agent": 82, "rank": 56},
+}
+# System calls of the main threads, but for futexes. Controller and agent need 20 and 13 on a quiet
+# machine; on a busy one ZeroMQ looks at its descriptors more often.
+SYSTEM_CALLS = {
+    "call": {"controller": 26, "agent": 16, "rank": 4},
+    "cell": {"controller": 26, "agent": 16, "rank": 8},
+}
+# Read by every interpreter that starts: the agent's counts from one order that it relays to the
+# next.
+SITE = """
+import sys
+if any("cellmesh.workers.agent.guardian" in word for word in sys.orig_argv):
+    sys.path.insert(0, PACKAGE_PARENT)
+    import os, mmap
+    from tests.mesh.test_budget import Counter
+    file = os.open(COUNTS, os.O_RDWR)
+    sys.setprofile(Counter("Supervisor.relay", mmap.mmap(file, 8)))
+"""
+
+
+class Counter:
+    """A profile function: the least number of Python calls from one call of a function to its next.
+
+    Args:
+        marker: the function's qualified name.
+        shared: where it is written to, as a double word; one of 0 makes it begin again.
+    """
+
+    def __init__(self, marker: str, shared: Any) -> None:
+        self._marker, self._shared = marker, shared
+        self._num, self._has_begun = 0, False
+
+    def __call__(self, frame: Any, event: str, arg: Any) -> None:
+        if event == "call":
+            self._num += 1
+            if frame.f_code.co_qualname == self._marker:
+                (least,) = struct.unpack_from("<q", self._shared)
+                if self._has_begun and (least < 1 or self._num < least):
+                    struct.pack_into("<q", self._shared, 0, self._num)
+                self._num, self._has_begun = 0, True
+
+
+def noop() -> None:
+    """What every rank is asked to do; it travels by value, as what is typed into a notebook."""
+
+
+noop.__module__ = "__main__"
+
+
+def count_on_rank(marker: str | None) -> int:
+    """Begin to count on the rank's main thread, or end it; the least so far."""
+    shared = vars(sys.modules[__name__]).setdefault("SHARED", bytearray(8))
+    (least,) = struct.unpack_from("<q", shared)
+    struct.pack_into("<q", shared, 0, 0)
+    sys.setprofile(None if marker is None else Counter(marker, shared))
+    return int(least)
+
+
+Work = Callable[[], Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _in_a_row() -> Iterator[None]:
+    """Where a busy machine lets more than 5 ms pass between two calls, they are in a row all the
+    same.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "_STAY_S", 60.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[cm.Mesh, Path, Path]]:
+    """One rank, whose agent counts in a file; and the runtime directory."""
+    directory = tmp_path_factory.mktemp("site")
+    counts = directory / "counts"
+    counts.write_bytes(bytes(8))
+    site = SITE.replace("PACKAGE_PARENT", repr(str(Path(cm.__file__).parents[1])))
+    (directory / "sitecustomize.py").write_text(site.replace("COUNTS", repr(str(counts))))
+    with own_runtime_dir() as runtime, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(directory))
+        with cm.start(1) as mesh:
+            yield mesh, counts, runtime
+        check_nothing_left(runtime)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[tuple[cm.Mesh, Path]]:
+    """One rank, and nobody counts."""
+    with own_runtime_dir() as runtime:
+        with cm.start(1) as mesh:
+            yield mesh, runtime
+        check_nothing_left(runtime)
+
+
+def work_of(mesh: cm.Mesh, what: str) -> Work:
+    work: Work = (lambda: mesh.run(noop)) if what == "call" else lambda: mesh.cell("pass")
+    for _ in range(50):
+        work()
+    return work
+
+
+@pytest.mark.parametrize("what", PYTHON_CALLS)
+def test_python_calls(what: str, counted: tuple[cm.Mesh, Path, Path]) -> None:
+    mesh, counts, _ = counted
+    work, shared = work_of(mesh, what), bytearray(8)
+    mesh.run(count_on_rank, "Executor.execute")
+    counts.write_bytes(bytes(8))
+    before = sys.getprofile()
+    try:
+        sys.setprofile(Counter("Session.start_run", shared))
+        for _ in range(NUM_ROUNDS):
+            for _ in range(NUM_CALLS):
+                work()
+            (controller,) = struct.unpack_from("<q", shared)
+            if controller <= PYTHON_CALLS[what]["controller"]:
+                break
+    finally:
+        sys.setprofile(before)
+    (agent,) = struct.unpack_from("<q", counts.read_bytes())
+    (rank,) = mesh.run(count_on_rank, None).values()
+    check(
+        what,
+        "Python calls",
+        {"controller": controller, "agent": agent, "rank": rank},
+        PYTHON_CALLS[what],
+    )
+
+
+@pytest.mark.parametrize("what", SYSTEM_CALLS)
+def test_system_calls(what: str, plain: tuple[cm.Mesh, Path], tmp_path: Path) -> None:
+    assert shutil.which("strace"), "this test needs strace: apt-get install strace"
+    mesh, runtime = plain
+    work = work_of(mesh, what)
+    (rank_pid,) = mesh.pull("__import__('os').getpid()").values()
+    agent_pid = process_named(runtime, "cellmesh-agent").pid
+    found = {}
+    # In each process one system call comes once a call; the controller's is its own, for this.
+    for name, pid, marker in (
+        ("controller", threading.get_native_id(), "getppid("),
+        ("agent", agent_pid, "sendto("),
+        ("rank", rank_pid, "sendto("),
+    ):
+        with traced(pid, tmp_path / f"{what}-{name}") as trace:
+            for _ in range(NUM_CALLS):
+                os.getppid()
+                work()
+        found[name] = least_between(trace.read_text(), marker) - (name == "controller")
+    check(what, "system calls", found, SYSTEM_CALLS[what])
+
+
+@pytest.mark.parametrize("what", PYTHON_CALLS)
+def test_the_links_own_thread_has_no_part_in_a_call(what: str, plain: tuple[cm.Mesh, Path]) -> None:
+    mesh, _ = plain
+    work = work_of(mesh, what)
+    thread = mesh._session._link._thread
+
+    def num_wakings() -> int:
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+        return sum(map(int, re.findall(r"ctxt_switches:\s+(\d+)", status)))
+
+    before = num_wakings()
+    for _ in range(NUM_CALLS):
+        work()
+    assert num_wakings() == before
+
+
+@contextlib.contextmanager
+def traced(tid: int, path: Path) -> Iterator[Path]:
+    """Have one thread traced, by its number."""
+    command = ["strace", "--trace=!futex", "-o", str(path), "-p", str(tid)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+        assert strace.stderr is not None
+        first = strace.stderr.readline()
+        assert "attached" in first, first
+        try:
+            yield path
+        finally:
+            strace.terminate()
+            strace.stderr.read()
+
+
+def least_between(trace: str, marker: str) -> int:
+    """The least number of system calls from one that begins like this to the next."""
+    names = re.findall(r"^(\w+\()", trace, re.MULTILINE)
+    places = [index for index, name in enumerate(names) if name == marker]
+    assert len(places) > NUM_CALLS / 2, names[-50:]
+    return min(later - earlier for earlier, later in itertools.pairwise(places))
+
+
+def check(what: str, unit: str, found: dict[str, int], budget: dict[str, int]) -> None:
+    print(f"{unit} of one {what}: {found}")
+    over = {
+        name: f"{number}, of {budget[name]}"
+        for name, number in found.items()
+        if number > budget[name]
+    }
+    assert all(found.values()), found
+    assert not over, f"{unit} of one {what}: {over}"

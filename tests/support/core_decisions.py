@@ -1,0 +1,161 @@
+"""A controller's core to try, and what it decided in short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cellmesh.controller.core.core import Core, Effect, Send, encode_work
+from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
+from cellmesh.wire.messages import (
+    Blueprint,
+    Describe,
+    Died,
+    Done,
+    Failed,
+    GroupCount,
+    Heal,
+    MeshReady,
+    Probe,
+    Progress,
+    PullNames,
+    Ranked,
+    RankInfo,
+    RankState,
+    Relay,
+    Resume,
+    Welcome,
+)
+
+FRAMES = encode_work(PullNames(1, "x"))
+FAILED = Failed(1, "ValueError", "no", "Traceback", 3)
+
+
+def infos(num_ranks: int) -> tuple[RankInfo, ...]:
+    return tuple(RankInfo(rank, 100 + rank, "host", "idle") for rank in range(num_ranks))
+
+
+def ready_core(num_ranks: int = 4, **options: Any) -> Core:
+    core = Core(num_ranks, **options)
+    core.receive(Parcel(Welcome(1, 2, "host")), 0.0)
+    core.receive(Parcel(Progress("forking ranks", 0)), 0.0)
+    core.receive(Parcel(MeshReady(infos(num_ranks))), 0.0)
+    assert core.state == "ready"
+    return core
+
+
+def hear(
+    core: Core, ranks: Sequence[int], verb: Any, now: float = 0.0, buffers: Any = ()
+) -> list[Effect]:
+    return core.receive(Parcel(Ranked(tuple(ranks), verb), buffers), now)
+
+
+def heal_all(core: Core, effects: Iterable[Effect], now: float = 0.0) -> list[Effect]:
+    """Have idle ranks do what a recovery asks of them, until nothing more is asked; its other
+    effects.
+    """
+    rest: list[Effect] = []
+    waiting = list(effects)
+    while waiting:
+        effect = waiting.pop(0)
+        if type(effect) is not Send or type(effect.parcel.verb) is not Relay:
+            rest.append(effect)
+            continue
+        relay, frames = effect.parcel
+        codec = at_rank_for_control() if relay.channel == "control" else at_rank_for_work()
+        for verb, _ in codec.decode(frames):
+            match verb:
+                case Probe(request):
+                    waiting += hear(
+                        core, relay.ranks, RankState(request, -1, 0, 0, "", "", "cpu", 0), now
+                    )
+                case Describe(request):
+                    waiting += hear(core, relay.ranks, Blueprint(request, b"groups"), now)
+                case Heal():
+                    waiting += hear(core, relay.ranks, Done(verb.run), now)
+                case Resume():
+                    pass
+                case _:
+                    rest.append(effect)
+    return rest
+
+
+def lose_rank(core: Core, died: Died, now: float = 0.0) -> list[Effect]:
+    """A rank dies, and the others' groups are healed."""
+    return heal_all(core, core.receive(Parcel(died), now), now)
+
+
+def of(kind: type, effects: Iterable[Effect]) -> list[Any]:
+    return [effect for effect in effects if type(effect) is kind]
+
+
+def sent(effects: Iterable[Effect]) -> list[Parcel[Any]]:
+    return [effect.parcel for effect in of(Send, effects)]
+
+
+def control_sent(effects: Iterable[Effect]) -> list[tuple[tuple[int, ...], Any]]:
+    """(ranks, verb) of what goes to control threads."""
+    found = []
+    for relay, frames in sent(effects):
+        assert relay.channel == "control"
+        assert relay.run == -1
+        found += [(relay.ranks, verb) for verb, _ in at_rank_for_control().decode(frames)]
+    return found
+
+
+def told(effects: Iterable[Effect]) -> list[tuple[tuple[int, ...], Any]]:
+    """(ranks, verb) of what goes to ranks, on either channel."""
+    found = []
+    for relay, frames in sent(effects):
+        if type(relay) is Relay:
+            codec = at_rank_for_control() if relay.channel == "control" else at_rank_for_work()
+            found += [(relay.ranks, verb) for verb, _ in codec.decode(frames)]
+    return found
+
+
+def only(kind: type, effects: Iterable[Effect]) -> tuple[tuple[int, ...], Any]:
+    """The one verb of a kind that goes to ranks."""
+    [found] = [(ranks, verb) for ranks, verb in told(effects) if type(verb) is kind]
+    return found
+
+
+def answer_probe(
+    core: Core,
+    effects: Iterable[Effect],
+    now: float,
+    busy: Mapping[int, int] | None = None,
+    **facts: Any,
+) -> list[Effect]:
+    """All ranks that a probe goes to answer it.
+
+    Args:
+        core: what asks.
+        effects: with the probe.
+        now: seconds.
+        busy: rank -> the run that it runs; the others are idle.
+        facts: other fields of each idle rank's state; a mapping means rank -> value.
+    """
+    ranks, probe = only(Probe, effects)
+    answers: list[Effect] = []
+    for rank in ranks:
+        run = (busy or {}).get(rank, -1)
+        own = {
+            name: value[rank] if isinstance(value, Mapping) else value
+            for name, value in facts.items()
+            if not isinstance(value, Mapping) or rank in value
+        }
+        answers += hear(
+            core, (rank,), RankState(probe.request, run, 0, 0, "", "", "cpu", 0, **own), now
+        )
+    return answers
+
+
+def counted(
+    number: int, ranks: tuple[int, ...] = (), name: str = "world", **messages: Any
+) -> tuple[Any, ...]:
+    """A rank's counts with this many collectives on one group."""
+    return (GroupCount(name, ranks, number, **messages),)
+
+
+def state_of(request: int, run: int, line: int = 5) -> RankState:
+    return RankState(request, run, 3, line, "f", "all_reduce", "cpu", 0)

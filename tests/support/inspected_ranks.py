@@ -1,0 +1,93 @@
+"""Ranks to be looked at that are namespaces of this process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from cellmesh.controller.inspect.inspection import Inspection, Spread
+from cellmesh.controller.inspect.query import Looked
+from cellmesh.controller.inspect.replica_diff import Comparison, compare
+from cellmesh.wire.inspect import Found, Histogram, OfValue, Overview, Pixels, Refusal
+from cellmesh.workers.inspect.handler import Looker
+
+
+class LocalAnswers:
+    """Answers as a mesh's ranks would, which run nothing.
+
+    Args:
+        expression: what is looked at.
+        namespaces: rank -> its names.
+        change: given rank, subject and answer: another answer.
+    """
+
+    def __init__(
+        self,
+        expression: str,
+        namespaces: Mapping[int, dict[str, Any]],
+        change: Callable[[int, OfValue, Any], Any] = lambda rank, subject, answer: answer,
+    ) -> None:
+        self.expression = expression
+        self.ranks = tuple(namespaces)
+        self.namespaces = namespaces
+        self.asked: list[tuple[OfValue, tuple[int, ...], bool]] = []
+        self.busy = False
+        self.is_closed = False
+        self._change = change
+        self._lookers = {rank: _looker(names) for rank, names in namespaces.items()}
+        self._token = ""  # of the value that was inspected last
+
+    def look(
+        self, subject: OfValue, ranks: Sequence[int] | None = None, is_beside: bool = False
+    ) -> Looked:
+        asked = self.ranks if ranks is None else tuple(ranks)
+        self.asked.append((subject, asked, is_beside))
+        subject = msgspec.structs.replace(subject, token=self._token)
+        looked = Looked({}, {})
+        for rank in asked:
+            answer = self._lookers[rank].answer(subject, is_beside or self.busy)
+            if not self.busy and isinstance(answer, Found | Pixels):
+                answer = dataclasses.replace(answer, is_torn=False)
+            answer = self._change(rank, subject, answer)
+            (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
+        return looked
+
+    def inspect(self, is_beside: bool) -> Inspection:
+        former, self._token = self._token, "" if is_beside else str(len(self.asked))
+        looked = self.look(Overview(self.expression, 20_000, runs=not is_beside), None, is_beside)
+        if not looked.answers:
+            self._token = former
+        found = dict(looked.answers)
+        return Inspection(self.expression, found, dict(looked.refusals))
+
+    def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
+        return compare(inspection.facts_of(path))
+
+    def spread(self, inspection: Inspection, path: str, is_beside: bool) -> Spread | None:
+        facts = inspection.facts_of(path)
+        known = [
+            (fact.min, fact.max)
+            for fact in facts.values()
+            if fact.min is not None and fact.max is not None
+        ]
+        if not known:
+            return None
+        low, high = min(one for one, _ in known), max(one for _, one in known)
+        looked = self.look(Histogram(self.expression, path, low, high, 40), tuple(facts), is_beside)
+        return Spread(low, high, {rank: counts.counts for rank, counts in looked.answers.items()})
+
+    def is_busy(self) -> bool:
+        return self.busy
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def _looker(namespace: dict[str, Any]) -> Looker:
+    shell: Any = SimpleNamespace(user_ns=namespace)
+    spans: Any = None
+    return Looker(shell, spans)
