@@ -105,12 +105,15 @@ def test_a_stop_at_any_instant_of_a_call_leaves_the_mesh_whole(part: int, quick:
         assert set(value.values()) == {at + 1}
         return "value", seen
 
-    quick.run(answer, 0)
-    how, seen = call_traced(-1)
-    assert how == "value"
-    assert {"Reliable.unwrap", "Link._step", "HeldSignals.__exit__"} <= {
-        at.split(":")[0] for at in seen
-    }
+    read_here = {"Reliable.unwrap", "Link._step", "HeldSignals.__exit__"}
+    for _ in range(20):  # on a busy machine the link's thread may read an answer instead
+        quick.run(answer, 0)
+        how, seen = call_traced(-1)
+        assert how == "value"
+        if read_here <= {at.split(":")[0] for at in seen}:
+            break
+    else:
+        pytest.fail(f"the caller read no answer itself: {seen[-20:]}")
     outcomes = set()
     for at in range(part, len(seen), NUM_PARTS):
         how, struck = call_traced(at)
