@@ -68,11 +68,11 @@ class Beside:
         """Work goes to these ranks: what was said to their widgets goes before it."""
         self.comms.hurry(ranks)
 
-    def follow(self, run: Run[Any], fills: bool, is_cell: bool) -> None:
+    def follow(self, run: Run[Any], fills: bool) -> None:
         """A run is about to begin (`fills`: see `Relay`)."""
         if fills:
             self.comms.began(run.number)
-        if is_cell:
+        if run.is_cell:
             run.on_end(self.metrics.settle)
 
     def note(self, change: Change) -> None:

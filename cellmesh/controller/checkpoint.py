@@ -12,53 +12,49 @@ from typing import Literal
 from ..errors import CellmeshError, MeshUsageError
 from ..wire.messages import Checkpoint
 from ..wire.ranks import describe_ranks
-from .ranks import Ranks
+from .rank_set import RankSet
 from .results import Results
 
 
-def save(ranks: Ranks, names: Sequence[str], path: str | os.PathLike[str], waits: bool) -> None:
+def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], waits: bool) -> None:
     """Save names of all ranks; see `Mesh.save`."""
     target = _absolute(path)
     if not names:
         raise MeshUsageError("name what to save")
     names = tuple(dict.fromkeys(names))
-    dead = sorted(ranks._session.dead_ranks)
+    dead = sorted(ranks.session.dead_ranks)
     if dead:
         raise MeshUsageError(
             f"{describe_ranks(dead)} died, and what was there cannot be saved: `%dist_heal`, then "
             "load what was saved before"
         )
     _check(ranks, "check_save", names, target)
-    ranks._start(
-        lambda number: Checkpoint(number, "save", names, target, waits), title="the save"
-    ).result()
+    ranks.start(Checkpoint(0, "save", names, target, waits), "the save").result()
 
 
-def load(ranks: Ranks, names: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
+def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Load names on ranks; see `Ranks.load`."""
     target = _absolute(path)
     names = tuple(dict.fromkeys(names))
-    everyone = Ranks(ranks._session, ranks.ranks)
+    everyone = ranks.part(ranks.ranks)  # `Results`, also of one rank
     _check(everyone, "check_load", names, target)
-    run = everyone._start(
-        lambda number: Checkpoint(number, "load", names, target), title="the load"
-    )
+    run = everyone.start(Checkpoint(0, "load", names, target), "the load")
     loaded: Results[tuple[str, ...]] = run.result()
     return tuple(dict.fromkeys(name for theirs in loaded.values() for name in theirs))
 
 
-def finish_saving(ranks: Ranks) -> None:
+def finish_saving(ranks: RankSet) -> None:
     """Wait until the ranks write nothing; a failure has been told where the save was asked for."""
     try:
-        ranks._start(lambda number: Checkpoint(number, "finish"), title="the save").result()
+        ranks.start(Checkpoint(0, "finish"), "the save").result()
     except CellmeshError:
         pass  # they have died
 
 
 def _check(
-    ranks: Ranks, action: Literal["check_save", "check_load"], names: tuple[str, ...], path: str
+    ranks: RankSet, action: Literal["check_save", "check_load"], names: tuple[str, ...], path: str
 ) -> None:
-    run = ranks._start(lambda number: Checkpoint(number, action, names, path), title="the check")
+    run = ranks.start(Checkpoint(0, action, names, path), "the check")
     problems: Mapping[int, str] = run.result()
     if told := tell(problems):
         raise MeshUsageError(told)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from ..wire.messages import GatherNames, PushNames, RunCell, SurveyNames
-from .ranks import Ranks
+from .rank_set import RankSet
 
 
 def copy_names(
-    source: Ranks, targets: Ranks, others: Ranks | None = None
+    source: RankSet, targets: RankSet, others: RankSet | None = None
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Copy the names of one rank's namespace. Blocks.
 
@@ -28,20 +26,14 @@ def copy_names(
         The names copied, and those that cannot be, with the reason.
     """
     names: tuple[str, ...]
-    names, refused = source._start(
-        lambda number: SurveyNames(number), title="survey of names"
-    ).result()
+    names, refused = source.start(SurveyNames(0), "survey of names").result()
     if names:
-        gathering = source._start(
-            lambda number: GatherNames(number, tuple(names)), title="copy of names"
-        )
+        gathering = source.start(GatherNames(0, tuple(names)), "copy of names")
         pickled, buffers = gathering.payload_of(source.ranks[0])
-        targets._start(lambda number: PushNames(number, pickled), buffers, "copy of names").result()
+        targets.start(PushNames(0, pickled), "copy of names", buffers).result()
         if others is not None:
             module = "__import__('importlib').import_module('cellmesh.workers.replicas.arriving')"
             join = f"{module}.renew_reducers({targets.ranks})"
             cell = RunCell(0, join, join, False, 0, quiet=True)
-            others._start(
-                lambda number: msgspec.structs.replace(cell, run=number), title="copy of names"
-            ).result()
+            others.start(cell, "copy of names").result()
     return tuple(names), refused

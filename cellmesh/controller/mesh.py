@@ -16,6 +16,7 @@ from .checkpoint import finish_saving, save
 from .copying import copy_names
 from .core.effects import HealReport
 from .options import check_mesh, parse_mesh
+from .rank_set import RankSet
 from .ranks import Ranks
 from .run import Run
 from .session.session import Progress, Session
@@ -28,41 +29,41 @@ class Mesh(Ranks):
     """
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session, range(session.num_ranks))
+        super().__init__(RankSet(session, range(session.num_ranks)))
 
     @property
     def name(self) -> str:
         """Its name, as ``cellmesh ps`` lists it."""
-        return self._session.name
+        return self.rank_set.session.name
 
     @property
     def tabs(self) -> bool:
         """Whether cells whose ranks show different things get a switch to one rank's output."""
-        return self._session.beside.displays.has_tabs
+        return self.rank_set.session.beside.displays.has_tabs
 
     @tabs.setter
     def tabs(self, shown: bool) -> None:
-        self._session.beside.displays.has_tabs = shown
+        self.rank_set.session.beside.displays.has_tabs = shown
 
     @property
     def dims(self) -> dict[str, int]:
         """The DeviceMesh's dims: name -> size."""
-        return dict(self._session.dims)
+        return dict(self.rank_set.session.dims)
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...]:
         """The names of the dims, as DeviceMesh spells it."""
-        return tuple(self._session.dims)
+        return tuple(self.rank_set.session.dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes of the dims, as DeviceMesh spells it."""
-        return tuple(self._session.dims.values())
+        return tuple(self.rank_set.session.dims.values())
 
     @property
     def ndim(self) -> int:
         """How many dims there are, as DeviceMesh spells it."""
-        return len(self._session.dims)
+        return len(self.rank_set.session.dims)
 
     def size(self, mesh_dim: int | str | None = None) -> int:
         """How many ranks there are, or how many along one dim, as DeviceMesh spells it.
@@ -85,26 +86,26 @@ class Mesh(Ranks):
     @property
     def alive(self) -> bool:
         """Whether it is there to run things."""
-        return self._session.state == "ready"
+        return self.rank_set.session.state == "ready"
 
     @property
     def runs(self) -> tuple[Run[Any], ...]:
         """The runs in flight, and those that were when this controller attached, oldest first."""
-        return self._session.catalog.all()
+        return self.rank_set.session.catalog.all()
 
     @property
     def start_s(self) -> float:
         """How long the start or the last restart took, in seconds."""
-        return self._session.start_s
+        return self.rank_set.session.start_s
 
     @property
     def ready_ranks(self) -> Sequence[RankInfo]:
         """The ranks as they were when the mesh became ready."""
-        return self._session.ready_ranks
+        return self.rank_set.session.ready_ranks
 
     def log_path(self, rank: int) -> Path:
         """The file with everything that a rank has printed; it goes when the mesh ends."""
-        return self._session.log_path(rank)
+        return self.rank_set.session.log_path(rank)
 
     def reshape(self, dims: Mapping[str, int] | str) -> None:
         """Give ``mesh`` on every rank other dims. Blocks; waits for what the ranks are running.
@@ -116,10 +117,8 @@ class Mesh(Ranks):
             MeshUsageError: the product is another number.
         """
         shape = check_mesh(parse_mesh(dims) if isinstance(dims, str) else dims, len(self))
-        self._start(
-            lambda number: SetMesh(number, tuple(shape), tuple(shape.values())), title="reshape"
-        ).result()
-        self._session.reshaped(shape)
+        self.rank_set.start(SetMesh(0, tuple(shape), tuple(shape.values())), "the reshape").result()
+        self.rank_set.session.reshaped(shape)
 
     def save(self, *names: str, path: str | os.PathLike[str], wait: bool = True) -> None:
         """Save names of the ranks' namespace as one checkpoint (``torch.distributed.checkpoint``).
@@ -139,12 +138,13 @@ class Mesh(Ranks):
             MeshUsageError: something cannot be saved; nothing has been written then.
             RankFailure: it could not be written; what was at `path` is still there.
         """
-        save(self, names, path, wait)
-        self._session.finish_saving = None if wait else functools.partial(finish_saving, self)
+        save(self.rank_set, names, path, wait)
+        session = self.rank_set.session
+        session.finish_saving = None if wait else functools.partial(finish_saving, self.rank_set)
 
     def report(self) -> Sequence[RankInfo]:
         """Each rank's process, device and memory, from the agent."""
-        answer: HostReport | None = self._session.ask_host()
+        answer: HostReport | None = self.rank_set.session.ask_host()
         return answer.ranks if answer is not None else ()
 
     def read_log(self, rank: int, num_bytes: int = 1 << 20) -> LogText | None:
@@ -162,7 +162,7 @@ class Mesh(Ranks):
         """
         if rank not in self.ranks:
             raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
-        return self._session.ask_log(rank, num_bytes)
+        return self.rank_set.session.ask_log(rank, num_bytes)
 
     def heal(self, source: int | None = None) -> HealReport:
         """Replace dead ranks by new ones, and rebuild the process groups where that is needed.
@@ -185,16 +185,20 @@ class Mesh(Ranks):
         if source is not None:
             self._check_source(source)
         began_at = time.monotonic()
-        report = self._session.heal()
+        report = self.rank_set.session.heal()
         if report.failure:
             busy = "must be idle" in report.failure
             raise MeshUsageError(report.failure) if busy else HostError(report.failure)
-        empty, dead = self._empty_ranks(), self._session.dead_ranks
+        empty, dead = self._empty_ranks(), self.rank_set.session.dead_ranks
         targets = sorted(empty - {source} - dead)
         if source is None or not targets:
             return dataclasses.replace(report, empty=tuple(targets))
         others = [rank for rank in self.ranks if rank not in targets and rank not in dead]
-        copied, refused = copy_names(self[source], self[targets], self[others])
+        copied, refused = copy_names(
+            self.rank_set.part((source,), is_single=True),
+            self.rank_set.part(targets),
+            self.rank_set.part(others),
+        )
         took_s = time.monotonic() - began_at
         return dataclasses.replace(
             report, copied=copied, not_copied=refused, copied_to=tuple(targets), took_s=took_s
@@ -207,7 +211,7 @@ class Mesh(Ranks):
     def _check_source(self, source: int) -> None:
         if source not in self.ranks:
             raise MeshUsageError(f"there is no rank {source}: the mesh has 0-{len(self) - 1}")
-        if source in self._session.dead_ranks:
+        if source in self.rank_set.session.dead_ranks:
             raise MeshUsageError(
                 f"rank {source} is dead, so nothing can be copied from it: choose a living rank"
             )
@@ -229,8 +233,8 @@ class Mesh(Ranks):
             NoMeshError: the mesh has ended.
             HostError: the new ranks did not come up; the mesh has ended.
         """
-        self._session.finish_save()
-        self._session.restart(timeout_s, on_progress)
+        self.rank_set.session.finish_save()
+        self.rank_set.session.restart(timeout_s, on_progress)
 
     def detach(self) -> None:
         """Leave the mesh to itself; it lives on until its lease ends, and `attach` finds it again.
@@ -240,7 +244,7 @@ class Mesh(Ranks):
             MeshUsageError: it has no lease.
             NoMeshError: it has ended.
         """
-        self._session.detach()
+        self.rank_set.session.detach()
 
     def stop(self) -> None:
         """End every process of the mesh and wait until they have gone. Calling it again does
@@ -248,8 +252,8 @@ class Mesh(Ranks):
 
         A checkpoint that is being written by idle ranks is waited for.
         """
-        self._session.finish_save()
-        self._session.stop()
+        self.rank_set.session.finish_save()
+        self.rank_set.session.stop()
 
     def __enter__(self) -> Mesh:
         return self
@@ -258,4 +262,4 @@ class Mesh(Ranks):
         self.stop()
 
     def __repr__(self) -> str:
-        return repr(self._session)
+        return repr(self.rank_set.session)

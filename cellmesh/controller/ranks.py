@@ -10,33 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
-from ..wire.bounds import SEGMENT_BYTES
-from ..wire.codec import Frame
-from ..wire.messages import (
-    Look,
-    Pickled,
-    PostMortem,
-    PullNames,
-    PushNames,
-    PushParts,
-    RankState,
-    RunCall,
-    RunCell,
-    Work,
-)
-from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
+from ..wire.messages import PostMortem, PullNames, RankState, RunCall, RunCell
 from .arguments import check_expression, dump_call, read_argv
-from .core.core import encode_work
 from .options import ranks_at
-from .output.printer import Printer
-from .output.sinks import SilentSink, Sink, Unremarked, current_sink
+from .output.sinks import SilentSink, Sink, current_sink
+from .rank_set import RankSet
 from .run import Run
-from .session.session import Session
 from .source import read_cell
 from .stacks import show_stacks
 
@@ -49,19 +31,21 @@ if TYPE_CHECKING:
     from .values.gather import Reduction
 
 
+_STAYS_HERE = (
+    "the notebook's handle of the mesh and stays there; on the ranks, `mesh` is the DeviceMesh"
+)
+
+
 class Ranks:
     """Some ranks of a mesh, and what can be done on them.
 
     Args:
-        session: the mesh that they belong to.
-        ranks: which.
-        single: results are the one rank's value, not `Results`.
+        rank_set: the ranks, as features see them.
     """
 
-    def __init__(self, session: Session, ranks: Sequence[int], single: bool = False) -> None:
-        self._session = session
-        self._single = single
-        self.ranks = tuple(ranks)
+    def __init__(self, rank_set: RankSet) -> None:
+        self.rank_set = rank_set
+        self.ranks = rank_set.ranks
 
     # ---- choosing ranks
 
@@ -72,7 +56,7 @@ class Ranks:
         """One rank (``mesh[0]``), a slice or a list of them, by position among these ranks."""
         if isinstance(index, int):
             try:
-                return Ranks(self._session, (self.ranks[index],), single=True)
+                return self._part((self.ranks[index],), is_single=True)
             except IndexError:
                 raise IndexError(f"there is no rank {index}: the mesh has {len(self)}") from None
         if isinstance(index, str) or (
@@ -93,7 +77,7 @@ class Ranks:
             ) from None
         if not chosen:
             raise MeshUsageError(f"{index!r} chooses none of {len(self)} ranks")
-        return Ranks(self._session, chosen)
+        return self._part(chosen)
 
     def at(self, **coordinate: int) -> Ranks:
         """The ranks at a mesh coordinate.
@@ -107,10 +91,10 @@ class Ranks:
         Raises:
             MeshUsageError: no such dim, no such index in it, or none of these ranks is there.
         """
-        chosen = set(ranks_at(self._session.dims, coordinate)) & set(self.ranks)
+        chosen = set(ranks_at(self.rank_set.session.dims, coordinate)) & set(self.ranks)
         if not chosen:
             raise MeshUsageError(f"none of {self.ranks} is at {coordinate}")
-        return Ranks(self._session, sorted(chosen))
+        return self._part(sorted(chosen))
 
     # ---- running things
 
@@ -138,16 +122,10 @@ class Ranks:
             The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
-        pickled, buffers = dump_call(name, function, args, kwargs)
-        num_bytes = len(pickled.stream)
-        if buffers or num_bytes >= MIN_BYTES:
-            pickled, buffers, num_bytes = self._lend(pickled, buffers)
-        return self._start(
-            lambda number: RunCall(number, pickled, *self._shown),
-            buffers,
-            name,
-            num_bytes=num_bytes,
-        )
+        pickled, buffers, num_bytes = self.rank_set.lend(*dump_call(name, function, args, kwargs))
+        lead, audience = self._shown
+        verb = RunCall(0, pickled, lead, audience)
+        return self.rank_set.start(verb, name, buffers, num_bytes=num_bytes)
 
     def cell(self, source: str, argv: str | Iterable[str] | None = None) -> Any:
         """Run source in the ranks' namespace, as a notebook's cell, and wait.
@@ -186,23 +164,25 @@ class Ranks:
             has_tabs: in a notebook, let people switch between ranks that showed different things.
         """
         cell, words = read_cell(source, execution_count), read_argv(argv)
-        count = execution_count or self._session.catalog.count_cell()
-        sink = sink or current_sink(self._session.beside.displays, has_tabs)
-        return self._start(
-            lambda number: RunCell(
-                number,
-                cell.source,
-                cell.transformed,
-                cell.is_async,
-                count,
-                quiet,
-                timed,
-                *self._shown,
-                words,
-            ),
-            title=f"cell {count}",
-            sink=SilentSink(sink) if quiet else sink,
+        session = self.rank_set.session
+        count = execution_count or session.catalog.count_cell()
+        sink = sink or current_sink(session.beside.displays, has_tabs)
+        verb = RunCell(
+            0,
+            cell.source,
+            cell.transformed,
+            cell.is_async,
+            count,
+            quiet,
+            timed,
+            *self._shown,
+            words,
+        )
+        return self.rank_set.start(
+            verb,
+            f"cell {count}",
             num_bytes=len(cell.source),
+            sink=SilentSink(sink) if quiet else sink,
         )
 
     # ---- values
@@ -231,9 +211,13 @@ class Ranks:
             MeshUsageError: a value cannot be split so, or is larger than memory. Nothing has been
                 sent then.
         """
-        from .values.pushing import push  # it is built on this module
+        from .values.pushing import push
 
-        push(self, {**(mapping or {}), **more}, shard, placements)
+        names = {**(mapping or {}), **more}
+        for name, value in names.items():
+            if isinstance(value, Ranks):
+                raise MeshUsageError(f"{name!r} is {_STAYS_HERE}")
+        push(self.rank_set, names, shard, placements)
 
     def pull(
         self,
@@ -263,10 +247,10 @@ class Ranks:
         """
         check_expression(expression)
         if gather or reduce is not None:
-            from .values.pulling import pull_one  # it is built on this module
+            from .values.pulling import pull_one
 
-            return pull_one(self, expression, gather, reduce, dim)
-        return self._start(lambda number: PullNames(number, expression)).result()
+            return pull_one(self.rank_set, expression, gather, reduce, dim)
+        return self.rank_set.start(PullNames(0, expression)).result()
 
     def inspect(self, expression: str) -> Inspection:
         """Describe a value on every rank: shape, dtype, placements, statistics, whether replicas
@@ -284,10 +268,10 @@ class Ranks:
             What there is, a Mapping rank -> `Facts`; ranks that have no such value are in its
             `refusals`. In a notebook it shows itself as ``%dist_inspect`` does.
         """
-        from .inspect.inspection import inspect  # it is built on this module
+        from .inspect.inspection import inspect
 
         check_expression(expression)
-        return inspect(self, expression)
+        return inspect(self.rank_set, expression)
 
     def stacks(self, native: bool = False, all_threads: bool = False) -> str:
         """Where each rank is: its Python stack, equal ones once. Answered also while ranks are
@@ -300,7 +284,7 @@ class Ranks:
         Raises:
             HostError: py-spy is not installed, or may not look.
         """
-        return show_stacks(self._session, self.ranks, native, all_threads)
+        return show_stacks(self.rank_set.session, self.ranks, native, all_threads)
 
     def check(self, expression: str = "") -> CheckReport:
         """Check that ranks which should hold the same do: parameters, buffers, optimizer and RNG
@@ -311,9 +295,9 @@ class Ranks:
         Args:
             expression: what to check; "" for all wrapped models, optimizers and generators.
         """
-        from .replicas import check  # it is built on this module
+        from .replicas import check
 
-        return check(self, expression)
+        return check(self.rank_set, expression)
 
     def sync(self, expression: str, source: int = 0) -> SyncSummary:
         """Make replicas equal again, in place. A collective: all ranks take part. Blocks.
@@ -324,7 +308,7 @@ class Ranks:
         """
         from .replicas import sync
 
-        return sync(self, expression, source)
+        return sync(self.rank_set, expression, source)
 
     def load(self, *names: str, path: str | os.PathLike[str]) -> tuple[str, ...]:
         """Load a checkpoint into the ranks' objects, in place, on whatever number of ranks it was
@@ -344,9 +328,9 @@ class Ranks:
             MeshUsageError: there is no checkpoint, or a name is not there or not what was saved.
                 Nothing has been loaded then.
         """
-        from .checkpoint import load  # it is built on this module
+        from .checkpoint import load
 
-        return load(self, names, path)
+        return load(self.rank_set, names, path)
 
     def profile(self, source: str, trace: str | Path | None = None) -> Profile:
         """Run source as `cell` does, under torch.profiler on every rank, and wait.
@@ -362,7 +346,7 @@ class Ranks:
             RankFailure: the cell raised on some ranks; its `profile` has what ran until then.
             RanksInterrupted: it was interrupted; likewise.
         """
-        from .trace.profile import profile  # it is built on this module
+        from .trace.profile import profile
 
         return profile(self, source, trace)
 
@@ -380,7 +364,11 @@ class Ranks:
         from .metrics_plot import plot  # rarely used
 
         return plot(
-            self._session.beside.metrics, names, self.ranks, mean, self._session.beside.shown
+            self.rank_set.session.beside.metrics,
+            names,
+            self.ranks,
+            mean,
+            self.rank_set.session.beside.shown,
         )
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:
@@ -402,9 +390,9 @@ class Ranks:
             NoMeshError: the mesh has ended.
             HostError: the trace could not be written.
         """
-        from .trace.timeline import remember  # it is built on this module
+        from .trace.timeline import remember
 
-        return remember(self, num_cells, trace)
+        return remember(self.rank_set, num_cells, trace)
 
     def debug(self) -> None:
         """Open the debugger where these ranks' last exception was raised; ends with it. Blocks.
@@ -412,7 +400,7 @@ class Ranks:
         Raises:
             RankFailure: there was no exception on one of them.
         """
-        self._start(lambda number: PostMortem(number), title="the debugger").result()
+        self.rank_set.start(PostMortem(0), "the debugger").result()
 
     def states(self) -> Mapping[int, RankState]:
         """What each rank is doing now, from its control thread. Waits at most a second.
@@ -420,78 +408,22 @@ class Ranks:
         Returns:
             rank -> state; ranks that are dead or did not answer are missing.
         """
-        return self._session.states(self.ranks)
+        return self.rank_set.session.states(self.ranks)
 
     def interrupt(self) -> None:
         """Interrupt what these ranks run and what waits behind it. Does not wait."""
-        self._session.interrupt(self._session.catalog.on(self.ranks))
+        self.rank_set.session.interrupt(self.rank_set.session.catalog.on(self.ranks))
 
     def __repr__(self) -> str:
-        return f"<ranks {self.ranks} of {self._session!r}>"
+        return f"<ranks {self.ranks} of {self.rank_set.session!r}>"
+
+    def _part(self, ranks: Sequence[int], is_single: bool = False) -> Ranks:
+        return Ranks(self.rank_set.part(ranks, is_single))
 
     @property
     def _shown(self) -> tuple[int, int]:
         """The rank whose widgets are shown, and to whom (see `RunCall`)."""
-        return min(self.ranks), self._session.beside.comms.audience
+        return min(self.ranks), self.rank_set.session.beside.comms.audience
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "the notebook's handle of the mesh stays in the notebook; on the ranks, `mesh` is the "
-            "DeviceMesh"
-        )
-
-    def _lend(self, pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame], int]:
-        """Wait until there is room for these arguments, and put them where they are sent from.
-
-        Returns:
-            What to send, and how many bytes it counts.
-        """
-        num_bytes = num_bytes_of(pickled, buffers)
-        if num_bytes >= MIN_BYTES:
-            num_bytes = max(num_bytes, SEGMENT_BYTES)
-            self._session.make_room(self.ranks, num_bytes)
-        return *self._session.beside.segments.lend(pickled, buffers), num_bytes
-
-    def _start(
-        self,
-        verb: Callable[[int], Work | Look],
-        buffers: Sequence[Frame] = (),
-        title: str = "",
-        sink: Sink | None = None,
-        channel: Literal["work", "control"] = "work",
-        num_bytes: int = 0,
-    ) -> Run[Any]:
-        probe = verb(0)
-        # A value that cannot be had is told once, by the exception; user code's tracebacks as they
-        # come.
-        shows_traces = isinstance(probe, RunCell | RunCall)
-        sink = sink or current_sink(self._session.beside.displays)
-        printer = Printer(
-            self.ranks, Unremarked(sink) if isinstance(probe, Look) else sink, shows_traces
-        )
-        segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
-        try:
-            if segment is not None:
-                self._session.beside.segments.keep(segment, self.ranks)
-            run = self._session.start_run(
-                self.ranks,
-                self._single,
-                printer,
-                title or "the call",
-                lambda number: encode_work(msgspec.structs.replace(probe, run=number), buffers),
-                channel,
-                is_cell=isinstance(probe, RunCell),
-                execution_count=probe.execution_count if isinstance(probe, RunCell) else 0,
-                fills=shows_traces
-                or isinstance(probe, PushNames | PushParts)
-                or getattr(probe, "action", "") == "load",
-                is_look=isinstance(probe, Look),
-                num_bytes=num_bytes,
-            )
-            if segment is not None:
-                self._session.beside.segments.follow(run, segment)
-            return run
-        except BaseException:
-            if segment is not None:
-                self._session.beside.segments.forget(segment)
-            raise
+        raise TypeError(f"this is {_STAYS_HERE}")

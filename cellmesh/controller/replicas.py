@@ -13,7 +13,7 @@ from ..errors import MeshUsageError
 from ..wire.messages import Check, Compare, GatherTensor, Sync
 from ..wire.ranks import describe_ranks
 from ..wire.replicas import Distance, Entry, Kind, SyncReport
-from .ranks import Ranks
+from .rank_set import RankSet
 
 NUM_MEASURED = 3
 _MAX_SHOWN = 10
@@ -200,7 +200,7 @@ class SyncSummary:
         return "\n".join(lines)
 
 
-def check(ranks: Ranks, expression: str = "") -> CheckReport:
+def check(ranks: RankSet, expression: str = "") -> CheckReport:
     """Compare what ranks hold that should be the same. Blocks; runs no collective.
 
     Args:
@@ -214,8 +214,8 @@ def check(ranks: Ranks, expression: str = "") -> CheckReport:
     Raises:
         RankFailure: a rank does not have it, or finds nothing in it to compare.
     """
-    asked = Ranks(ranks._session, ranks.ranks)
-    run = asked._start(lambda number: Check(number, expression), title="the check")
+    asked = ranks.part(ranks.ranks)
+    run = asked.start(Check(0, expression), "the check")
     report = bring_together(expression, run.result())
     measured = [
         _measure(ranks, expression, difference) if index < NUM_MEASURED else difference
@@ -224,7 +224,7 @@ def check(ranks: Ranks, expression: str = "") -> CheckReport:
     return dataclasses.replace(report, differences=tuple(measured))
 
 
-def sync(ranks: Ranks, expression: str, source: int) -> SyncSummary:
+def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
     """Make replicas equal to those of a rank, in place. Blocks; all ranks take part.
 
     Args:
@@ -236,30 +236,28 @@ def sync(ranks: Ranks, expression: str, source: int) -> SyncSummary:
         MeshUsageError: there is no rank `source`, or these are not all ranks.
         RankFailure: the value is not there or not alike on all ranks.
     """
-    num_ranks = ranks._session.num_ranks
+    num_ranks = ranks.session.num_ranks
     if not 0 <= source < num_ranks:
         raise MeshUsageError(f"there is no rank {source}: the mesh has 0-{num_ranks - 1}")
     if len(ranks) != num_ranks:
         raise MeshUsageError(
             "all ranks take part in making replicas equal: call it on the whole mesh"
         )
-    everyone = Ranks(ranks._session, ranks.ranks)
-    run = everyone._start(lambda number: Sync(number, expression, source), title="the sync")
+    everyone = ranks.part(ranks.ranks)
+    run = everyone.start(Sync(0, expression, source), "the sync")
     return SyncSummary(expression, source, run.result())
 
 
-def _measure(ranks: Ranks, expression: str, difference: Difference) -> Difference:
+def _measure(ranks: RankSet, expression: str, difference: Difference) -> Difference:
     """With how far each group is from the first; as it was where that cannot be told."""
     if difference.what != "elements":
         return difference
     path = difference.path
     reference, *others = difference.groups
-    holder = Ranks(ranks._session, reference[:1])
-    tensor, buffers = holder._start(
-        lambda number: GatherTensor(number, expression, path)
-    ).payload_of(reference[0])
-    far = Ranks(ranks._session, [group[0] for group in others])
-    run = far._start(lambda number: Compare(number, expression, path, tensor), buffers, "the check")
+    holder = ranks.part(reference[:1])
+    tensor, buffers = holder.start(GatherTensor(0, expression, path)).payload_of(reference[0])
+    far = ranks.part([group[0] for group in others])
+    run = far.start(Compare(0, expression, path, tensor), "the check", buffers)
     return dataclasses.replace(difference, distances=dict(run.result()))
 
 

@@ -7,11 +7,9 @@ import threading
 from collections.abc import (
     AsyncIterator,
     Callable,
-    Collection,
     Generator,
     Iterator,
     Mapping,
-    Sequence,
 )
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +22,8 @@ from ..wire.ranks import describe_ranks
 from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
 from .results import Results
-from .run_waiter import Desk, Reply, Serve
+from .run_waiter import RunControl, RunWaiter
+from .work_item import WorkItem
 
 T = TypeVar("T")
 
@@ -37,43 +36,27 @@ class Run(Generic[T]):
 
     Args:
         number: its number.
-        ranks: who runs it.
-        single: its result is the value of the one rank, not `Results`.
+        item: what its ranks do.
         printer: shows its output.
-        interrupt: interrupts it; again soon after kills what has not stopped.
-        title: what to call it in errors.
-        is_cell: it is a cell, not a call.
-        reply: answers ranks that ask, given rank -> request, the text, and whether it is the end of
-            input.
-        on_wait: told when the user begins to wait for its end and does nothing else.
-        condemned: gives the ranks that are about to be killed; None for all that run it.
-        serve, hand_over: see `Desk`.
+        control: the session.
     """
 
     def __init__(
         self,
         number: int,
-        ranks: Sequence[int],
-        single: bool,
+        item: WorkItem,
         printer: Printer,
-        interrupt: Callable[[], None],
-        title: str,
-        is_cell: bool = False,
-        reply: Reply = lambda requests, text, is_end: None,
-        on_wait: Callable[[], None] = lambda: None,
-        condemned: Callable[[], Collection[int]] | None = None,
-        serve: Serve | None = None,
-        hand_over: Callable[[], None] = lambda: None,
+        control: RunControl,
     ) -> None:
         self.number = number
-        self.ranks = tuple(ranks)
-        self.title = title
-        self.is_cell = is_cell
+        self.ranks = item.ranks
+        self.title = item.title
+        self.is_cell = item.verb.is_cell
+        self.is_query = item.verb.is_query
         self.started_at = time.monotonic()
-        self._single = single
+        self._single = item.is_single
         self.printer = printer
-        self._interrupt = interrupt
-        self._on_wait = on_wait
+        self._control = control
         self._outcomes: dict[int, Parcel[Any]] = {}
         self._values: dict[int, Any] = {}
         self._arrived: list[int] = []  # ranks, as they ended it
@@ -82,18 +65,10 @@ class Run(Generic[T]):
         self._lock = threading.Lock()
         self._interrupted = False
         self._callers: set[object] = set()  # to whom its failure will be raised
-        self._desk = Desk(
-            self.waiting_ranks,
-            self.interrupt,
-            reply,
-            printer.note,
-            title,
-            condemned,
-            serve,
-            hand_over,
+        self._waiter = RunWaiter(
+            self.waiting_ranks, self.interrupt, printer.note, self.title, control
         )
         self._is_live = False
-        self.is_look = False  # it takes a moment, and makes no rank busy
 
     # ---- for users
 
@@ -135,7 +110,7 @@ class Run(Generic[T]):
         Returns:
             Whether it ended in time.
         """
-        return self._desk.wait_beside(self.done, timeout_s)
+        return self._waiter.wait_beside(self.done, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait, and give what the ranks returned. Blocks.
@@ -169,7 +144,7 @@ class Run(Generic[T]):
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in it, on all ranks that have not ended it. Does not wait."""
         self.note_interrupted()
-        self._interrupt()
+        self._control.interrupt_run(self.number, self.ranks)
 
     def note_interrupted(self) -> None:
         """The user has it interrupted."""
@@ -253,7 +228,7 @@ class Run(Generic[T]):
         """
         for position in range(len(self.ranks)):
             was_interrupted = self._interrupted
-            self._desk.wait_until(self._has_arrived(position))
+            self._waiter.wait_until(self._has_arrived(position))
             if self._interrupted and not was_interrupted:
                 self._wait_for_end()
                 self.raise_failure()
@@ -264,7 +239,7 @@ class Run(Generic[T]):
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, T]]:
         for position in range(len(self.ranks)):
-            await self._desk.await_until(self._has_arrived(position))
+            await self._waiter.await_until(self._has_arrived(position))
             yield self._next_value(self._arrived[position])
 
     def __repr__(self) -> str:
@@ -281,7 +256,7 @@ class Run(Generic[T]):
         with self._lock:
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
-        self._desk.withdraw(ranks)
+        self._waiter.withdraw(ranks)
         self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
     def ask(self, ranks: tuple[int, ...], verb: Ask | AskEnded, now: float) -> None:
@@ -290,14 +265,16 @@ class Run(Generic[T]):
             self.clear_live()
             self.printer.feed(ranks, verb, now)
             # What was said before the question stands before it.
-            self._desk.add(ranks, verb, now, before=lambda: self.printer.show(now, everything=True))
+            self._waiter.add(
+                ranks, verb, now, before=lambda: self.printer.show(now, everything=True)
+            )
         elif type(verb) is AskEnded:
-            self._desk.withdraw(ranks, verb.request)
+            self._waiter.withdraw(ranks, verb.request)
 
     def show_live(self, states: Mapping[int, RankState], now: float) -> None:
         """Show what its ranks are doing in a line that the next one replaces."""
         waiting = self.waiting_ranks()
-        if waiting and not self._desk.has_questions:
+        if waiting and not self._waiter.has_questions:
             self._is_live = True
             self.printer.status(describe_live(self.number, waiting, states), now)
 
@@ -334,7 +311,7 @@ class Run(Generic[T]):
         with self._lock:
             self._has_ended = True
             callbacks, self._callbacks = self._callbacks, []
-        self._desk.end()
+        self._waiter.end()
         if len(callbacks) == 1:
             callbacks[0]()
             return
@@ -351,8 +328,8 @@ class Run(Generic[T]):
             self._callers.add(caller)
         try:
             if timeout_s is None and not self.done():
-                self._on_wait()
-            return self._desk.wait_until(self.done, timeout_s)
+                self._control.begin_wait(self.number, self.ranks)
+            return self._waiter.wait_until(self.done, timeout_s)
         finally:
             self._callers.discard(caller)
 
@@ -363,7 +340,7 @@ class Run(Generic[T]):
         caller = object()
         self._callers.add(caller)
         try:
-            await self._desk.await_until(self.done)
+            await self._waiter.await_until(self.done)
         finally:
             self._callers.discard(caller)
         return self.result()

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 from ..errors import RanksInterrupted
 from ..stdlib import time
@@ -22,13 +23,35 @@ _UNATTENDED_S = 1.0
 # the next look around.
 _LOOK_UP_S = 0.5
 
-Reply = Callable[[Mapping[int, int], str, bool], None]
 # Brings news (see `Link.serve`): whether there is any, until when, how to wait where another thread
 # does it.
 Serve = Callable[[Callable[[], bool], float, Callable[[], object]], None]
 
 
-class Desk:
+class RunControl(Protocol):
+    """What a run needs of the session that started it."""
+
+    @property
+    def serve(self) -> Serve | None:
+        """Bring news on the thread that waits; None where another thread brings it."""
+
+    def hand_over(self) -> None:
+        """Have another thread bring news."""
+
+    def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
+        """Interrupt a run on its ranks; again soon after kills what has not stopped."""
+
+    def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
+        """The user waits for the end of a run on these ranks, and does nothing else."""
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
+        """Answer ranks (rank -> request) that ask the user; `is_end`: by the end of input."""
+
+    def condemned(self) -> Collection[int]:
+        """The ranks that are about to be killed."""
+
+
+class RunWaiter:
     """Where the user waits for one run.
 
     Questions are put to the user by the main thread, while it waits here.
@@ -36,33 +59,25 @@ class Desk:
     Args:
         running: gives the ranks that have not ended the run.
         interrupt: interrupts the run; again soon after kills what has not stopped.
-        reply: answers ranks, given rank -> request, the text, and whether it is the end of input.
         note: shows a remark.
         title: what to call the run.
-        condemned: gives the ranks that are about to be killed; None for all that run.
-        serve: brings the news on the thread that waits; None where another thread does.
-        hand_over: has another thread bring them.
+        control: the session.
     """
 
     def __init__(
         self,
         running: Callable[[], Sequence[int]],
         interrupt: Callable[[], None],
-        reply: Reply,
         note: Callable[[str], None],
         title: str,
-        condemned: Callable[[], Collection[int]] | None = None,
-        serve: Serve | None = None,
-        hand_over: Callable[[], None] = lambda: None,
+        control: RunControl,
     ) -> None:
         self._running = running
         self._interrupt = interrupt
-        self._reply = reply
         self._note = note
         self._title = title
-        self._condemned = condemned or (lambda: self._running())
-        self._serve = serve
-        self._hand_over = hand_over
+        self._control = control
+        self._serve = control.serve
         self._news = threading.Condition()
         self._last_news = object()  # another one with each
         self._num_waiting = 0  # on the condition
@@ -190,7 +205,7 @@ class Desk:
         """
         if is_over() or timeout_s == 0:
             return is_over()
-        self._hand_over()
+        self._control.hand_over()
         with self._news:
             self._num_waiting += 1
             try:
@@ -203,7 +218,7 @@ class Desk:
         interrupts.
         """
         if not is_over():
-            self._hand_over()
+            self._control.hand_over()
         can_answer = threading.current_thread() is threading.main_thread()
         self._num_attending += can_answer
         try:
@@ -299,13 +314,13 @@ class Desk:
         with self._news:
             waiting = self._prompts.close(prompt, time.monotonic())
         if waiting:
-            self._reply(waiting, text, is_end)
+            self._control.reply(waiting, text, is_end)
 
     def _describe_rest(self) -> str:
         """What becomes of the ranks that have not stopped when the user no longer waits for
         them.
         """
-        running, condemned = self._running(), set(self._condemned())
+        running, condemned = self._running(), set(self._control.condemned())
         parts = [
             f"{describe_ranks(ranks)} did not stop, and {what}"
             for ranks, what in (

@@ -19,7 +19,7 @@ here all that speak to whom, and nothing but declarations is in it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -149,7 +149,25 @@ ToAgent = Hello | Detach | Relay | Restart | Respawn | Kill | SetDims | Stop | R
 # ---------------------------------------------------------------- controller -> rank
 
 
-class RunCell(Verb, frozen=True):
+class WorkVerb(Verb, frozen=True):
+    """Base of what ranks do for a run; the class says of which kind it is.
+
+    Class attributes:
+        is_cell: it is a notebook's cell.
+        is_user_code: it runs code of the user's, whose tracebacks are shown as ranks raise.
+        is_query: it takes a moment, makes no rank busy, and answers a failure by its value.
+        fills: it may give a rank what a user's namespace holds (`Relay`).
+        needs_room: it waits while too much is under way.
+    """
+
+    is_cell: ClassVar[bool] = False
+    is_user_code: ClassVar[bool] = False
+    is_query: ClassVar[bool] = False
+    fills: ClassVar[bool] = False
+    needs_room: ClassVar[bool] = True
+
+
+class RunCell(WorkVerb, frozen=True):
     """Run a cell in the rank's namespace.
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank is to do
@@ -158,6 +176,10 @@ class RunCell(Verb, frozen=True):
     `RunCall`. `argv`: what `sys.argv` has behind the program's name while the cell runs; None
     leaves it alone.
     """
+
+    is_cell: ClassVar[bool] = True
+    is_user_code: ClassVar[bool] = True
+    fills: ClassVar[bool] = True
 
     run: int
     source: str
@@ -171,12 +193,15 @@ class RunCell(Verb, frozen=True):
     argv: tuple[str, ...] | None = None
 
 
-class RunCall(Verb, frozen=True):
+class RunCall(WorkVerb, frozen=True):
     """Call a pickled ``(function, args, kwargs)`` and answer with its value.
 
     `lead` is the lowest rank that does: widgets that it makes are shown, others' are not
     (`ToFrontEnd`). `audience` tells the controller that shows them from those before it.
     """
+
+    is_user_code: ClassVar[bool] = True
+    fills: ClassVar[bool] = True
 
     run: int
     payload: Pickled
@@ -184,20 +209,24 @@ class RunCall(Verb, frozen=True):
     audience: int = 0
 
 
-class PushNames(Verb, frozen=True):
+class PushNames(WorkVerb, frozen=True):
     """Bind the names of a pickled dict in the rank's namespace."""
+
+    fills: ClassVar[bool] = True
 
     run: int
     payload: Pickled
 
 
-class PushParts(Verb, frozen=True):
+class PushParts(WorkVerb, frozen=True):
     """Bind, to the names of a pickled dict, this rank's parts of the tensors and arrays in it.
 
     Without `placements`, they are split along `dim` among `ranks`, in that order. With them, each
     becomes a DTensor on the rank's DeviceMesh: for each of its dims, the tensor's dim that it
     shards, or None.
     """
+
+    fills: ClassVar[bool] = True
 
     run: int
     payload: Pickled
@@ -206,7 +235,7 @@ class PushParts(Verb, frozen=True):
     placements: tuple[int | None, ...] | None = None
 
 
-class GatherParts(Verb, frozen=True):
+class GatherParts(WorkVerb, frozen=True):
     """Answer with an expression's value as `wire.shards.Part`, to be put together with other
     ranks'.
     """
@@ -215,14 +244,14 @@ class GatherParts(Verb, frozen=True):
     expression: str
 
 
-class PullNames(Verb, frozen=True):
+class PullNames(WorkVerb, frozen=True):
     """Answer with the value of an expression in the rank's namespace."""
 
     run: int
     expression: str
 
 
-class SetMesh(Verb, frozen=True):
+class SetMesh(WorkVerb, frozen=True):
     """Build the torch DeviceMesh of these dims and bind it to ``mesh``. Collective."""
 
     run: int
@@ -230,7 +259,7 @@ class SetMesh(Verb, frozen=True):
     mesh_shape: tuple[int, ...]
 
 
-class Heal(Verb, frozen=True):
+class Heal(WorkVerb, frozen=True):
     """Rebuild every process group whose members are all among `ranks`, in place. Collective among
     them.
 
@@ -253,7 +282,7 @@ class Resume(Verb, frozen=True):
     """Go on with the work held back since a run failed. Not answered."""
 
 
-class Check(Verb, frozen=True):
+class Check(WorkVerb, frozen=True):
     """Answer with digests of the tensors of an expression's value ("": of all models and
     optimizers).
     """
@@ -262,7 +291,7 @@ class Check(Verb, frozen=True):
     expression: str
 
 
-class Compare(Verb, frozen=True):
+class Compare(WorkVerb, frozen=True):
     """Answer how far a tensor that `Check` found at `path` is from the one in the payload."""
 
     run: int
@@ -271,7 +300,7 @@ class Compare(Verb, frozen=True):
     payload: Pickled
 
 
-class GatherTensor(Verb, frozen=True):
+class GatherTensor(WorkVerb, frozen=True):
     """Answer with the tensor that `Check` found at `path`, for `Compare` on other ranks."""
 
     run: int
@@ -279,7 +308,7 @@ class GatherTensor(Verb, frozen=True):
     path: str
 
 
-class Sync(Verb, frozen=True):
+class Sync(WorkVerb, frozen=True):
     """Make replicas of an expression's value equal to those of rank `source`. Collective."""
 
     run: int
@@ -287,20 +316,20 @@ class Sync(Verb, frozen=True):
     source: int
 
 
-class SurveyNames(Verb, frozen=True):
+class SurveyNames(WorkVerb, frozen=True):
     """Answer which names of the namespace can be copied to another rank, and why others cannot."""
 
     run: int
 
 
-class GatherNames(Verb, frozen=True):
+class GatherNames(WorkVerb, frozen=True):
     """Answer with the values of names as one pickle, for `PushNames` on another rank."""
 
     run: int
     names: tuple[str, ...]
 
 
-class Checkpoint(Verb, frozen=True):
+class Checkpoint(WorkVerb, frozen=True):
     """Save or load names with torch.distributed.checkpoint.
 
     `check_save` and `check_load` are answered with why this rank cannot ("" if it can) and run no
@@ -316,19 +345,19 @@ class Checkpoint(Verb, frozen=True):
     waits: bool = True
 
 
-class PostMortem(Verb, frozen=True):
+class PostMortem(WorkVerb, frozen=True):
     """Open the debugger at the frame where the last exception was raised."""
 
     run: int
 
 
-class BeginProfile(Verb, frozen=True):
+class BeginProfile(WorkVerb, frozen=True):
     """Profile the next cell, from its begin to its end."""
 
     run: int
 
 
-class EndProfile(Verb, frozen=True):
+class EndProfile(WorkVerb, frozen=True):
     """Answer with the profile of the last cell (`wire.profile.RankProfile`; nothing, if there is
     none).
 
@@ -382,18 +411,23 @@ class Probe(Verb, frozen=True):
     request: int
 
 
-class Look(Verb, frozen=True):
+class Look(WorkVerb, frozen=True):
     """Look at something (see `looks`); to the control thread of a rank that is busy."""
+
+    is_query: ClassVar[bool] = True
+    needs_room: ClassVar[bool] = False
 
     run: int
     subject: AnySubject
 
 
-class FromFrontEnd(Verb, frozen=True):
+class FromFrontEnd(WorkVerb, frozen=True):
     """A message of the front end's to a comm (a widget) that the rank has opened.
 
     `content` is JSON, ``{"data", "metadata"}``; the message's binary buffers follow as frames.
     """
+
+    needs_room: ClassVar[bool] = False
 
     run: int
     comm: str

@@ -190,7 +190,7 @@ def test_system_calls(what: str, plain: tuple[cm.Mesh, Path], tmp_path: Path) ->
 def test_the_links_own_thread_has_no_part_in_a_call(what: str, plain: tuple[cm.Mesh, Path]) -> None:
     mesh, _ = plain
     work = work_of(mesh, what)
-    thread = mesh._session._link._thread
+    thread = mesh.rank_set.session._link._thread
 
     def num_wakings() -> int:
         status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()

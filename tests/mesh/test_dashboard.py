@@ -141,7 +141,7 @@ def test_a_terminal_is_shown_the_table(mesh: cm.Mesh) -> None:
 
 
 def test_the_cpu_time_of_a_rank_is_its_own(mesh: cm.Mesh) -> None:
-    session = mesh._session
+    session = mesh.rank_set.session
     before = look_around(session)
     mesh[1].run(_compute, 0.5)
     now = look_around(session)

@@ -180,7 +180,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
         look(ranks, Explain("x", 1), is_beside=True),
     ),
     "named": lambda ranks: (look(ranks, Names()), look(ranks, Names(), is_beside=True)),
-    "surveyed": lambda ranks: ranks._start(lambda n: SurveyNames(n)).result(timeout_s=WAIT_S),
+    "surveyed": lambda ranks: ranks.rank_set.start(SurveyNames(0)).result(timeout_s=WAIT_S),
     "checked": lambda ranks: (ranks.check("x"), ranks.check()),
     "synced": lambda ranks: ranks.mesh_of.sync("x"),
     "saved": lambda ranks: ranks.mesh_of.save("x", path=ranks.path),

@@ -158,7 +158,7 @@ def test_what_stops_and_heals_does_not_wait(
         with pytest.raises(KeyboardInterrupt):
             submit_two(slow)
         waiter.join()
-        assert len(slow._session.catalog.living) == FEW_RUNS
+        assert len(slow.rank_set.session.catalog.living) == FEW_RUNS
         slow.interrupt()
         assert slow.run(abs, -2).list == [2, 2]
         return
@@ -288,20 +288,19 @@ def test_a_callback_may_take_what_is_there(quick: cm.Mesh) -> None:
 def test_what_is_not_sent_is_not_lent(
     where: str, error: type[BaseException], quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segments = quick._session.beside.segments
+    segments = quick.rank_set.session.beside.segments
     lent = set(segments._loans)  # what other tests have pushed
     quick.run(len, np.ones(MB))  # whatever is opened once is open
     wait_until(lambda: segments._loans.keys() == lent, WAIT_S, "the segment has come back")
     num_fds = psutil.Process().num_fds()
-    for target in (
-        (quick._session, quick._session._link) if where == "start_run" else (quick._session,)
-    ):
+    session = quick.rank_set.session
+    for target in (session, session._link) if where == "start_run" else (session,):
         with monkeypatch.context() as patch:
             patch.setattr(target, where, raiser(error))
             for _ in range(3):
                 with pytest.raises(error):
                     quick.push(x=np.ones(8 * MB))
-    wait_until(lambda: not quick._session.catalog.living, WAIT_S, "no rank counts as busy")
+    wait_until(lambda: not quick.rank_set.session.catalog.living, WAIT_S, "no rank counts as busy")
     assert segments._loans.keys() == lent
     assert psutil.Process().num_fds() <= num_fds
     assert quick.run(len, np.ones(MB)).list == [MB, MB]
@@ -366,7 +365,7 @@ def test_results_that_nobody_takes_are_not_kept(quick: cm.Mesh) -> None:
         run = quick.submit(np.ones, 10 * MB // 8)
     run.result(WAIT_S)
     del run
-    wait_until(lambda: not quick._session.catalog.living, WAIT_S, "all have ended")
+    wait_until(lambda: not quick.rank_set.session.catalog.living, WAIT_S, "all have ended")
     grown = (held(os.getpid()) - before) >> 20
     print("MB more:", grown)
     assert grown < 100

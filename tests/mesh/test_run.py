@@ -22,7 +22,7 @@ def test_run_returns_each_ranks_value(mesh: cm.Mesh) -> None:
 
 def test_a_question_that_the_core_cannot_put_raises_and_is_not_waited_for(mesh: cm.Mesh) -> None:
     with pytest.raises(AttributeError, match="no_such_thing"):
-        mesh._session.ask(lambda core, now: core.no_such_thing(), None)
+        mesh.rank_set.session.ask(lambda core, now: core.no_such_thing(), None)
     assert mesh[0].run(lambda: 1) == 1
 
 

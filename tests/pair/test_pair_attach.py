@@ -29,7 +29,7 @@ def test_a_run_goes_on_without_a_controller_and_the_next_one_has_it_whole() -> N
     world.wait(0.1)
     welcome = world.attach()
     assert [(info.run, info.title, info.execution_count) for info in welcome.runs] == [
-        (number, "run 1", 1)
+        (number, "run 1", 0)
     ]
     world.deliver()
     run = world.runs[number]

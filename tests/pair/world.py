@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cellmesh.controller.core.core import (
@@ -25,11 +25,11 @@ from cellmesh.controller.core.core import (
     Send,
     Waits,
     Watch,
-    encode_work,
 )
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
+from cellmesh.controller.work_item import WorkItem
 from cellmesh.wire.codec import (
     Frame,
     Parcel,
@@ -40,6 +40,7 @@ from cellmesh.wire.codec import (
 )
 from cellmesh.wire.inspect import Names
 from cellmesh.wire.messages import (
+    Channel,
     Died,
     Done,
     Failed,
@@ -47,18 +48,22 @@ from cellmesh.wire.messages import (
     Kill,
     Leave,
     Look,
+    Pickled,
     PullNames,
+    PushNames,
     ReadHost,
     Relay,
     Respawn,
     Restart,
     Stop,
     Welcome,
+    Work,
 )
 from cellmesh.workers.agent.actions import AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from cellmesh.workers.agent.spool import Spool
 from cellmesh.workers.agent.supervisor import Supervisor
 
+from ..support.runs import FakeControl, work_item
 from .scripted import ScriptedRank
 
 Frames = Sequence[Frame]
@@ -148,7 +153,7 @@ class World:
         """The agent accepts a controller."""
         welcome = Welcome(2, 1, "host", 0, self.spool.next_run, self.spool.runs(), away_s=1.0)
         for info in welcome.runs:
-            self._add_run(info.run, info.ranks, False)
+            self._add_run(info.run, work_item(info.ranks, f"run {info.run}"))
         self._carry_out(self.core.receive(Parcel(welcome), self.now))
         self.spool.attend(self.supervisor.progress(), self.supervisor.deaths())
         self.is_attached = True
@@ -188,11 +193,11 @@ class World:
         self, ranks: Sequence[int] | None = None, single: bool = False, fills: bool = False
     ) -> Run[Any]:
         """Start a run; what it is to do is up to the scripted ranks."""
-        return self._start(ranks, single, "work", lambda number: PullNames(number, "x"), fills)
+        return self._start(ranks, single, "work", fills)
 
     def look(self, ranks: Sequence[int]) -> Run[Any]:
         """Start a run that control threads answer."""
-        return self._start(ranks, False, "control", lambda number: Look(number, Names()))
+        return self._start(ranks, False, "control")
 
     def text_of(self, run: Run[Any]) -> str:
         """All that a run has shown so far."""
@@ -211,29 +216,22 @@ class World:
         return request
 
     def _start(
-        self,
-        ranks: Sequence[int] | None,
-        single: bool,
-        channel: Any,
-        verb: Callable[[int], Any],
-        fills: bool = False,
+        self, ranks: Sequence[int] | None, single: bool, channel: Channel, fills: bool = False
     ) -> Run[Any]:
         number = max(self.runs, default=self.spool.next_run - 1) + 1
         chosen = tuple(range(self.num_ranks) if ranks is None else ranks)
-        run = self._add_run(number, chosen, single)
-        frames = encode_work(verb(number))
-        effects = self.core.submit(
-            number, chosen, frames, channel, self.now, run.title, number, fills
-        )
-        self._carry_out(effects)
+        verb: Work = PushNames(0, Pickled(b"")) if fills else PullNames(0, "x")
+        if channel == "control":
+            verb = Look(0, Names())
+        item = WorkItem(verb, chosen, title=f"run {number}", channel=channel, is_single=single)
+        run = self._add_run(number, item)
+        self._carry_out(self.core.submit(item.relay(number), self.now))
         return run
 
-    def _add_run(self, number: int, ranks: tuple[int, ...], single: bool) -> Run[Any]:
+    def _add_run(self, number: int, item: WorkItem) -> Run[Any]:
         text = self.texts[number] = io.StringIO()
-        printer = Printer(ranks, ConsoleSink(text, text))
-        run: Run[Any] = Run(
-            number, ranks, single, printer, lambda: self._interrupt(number), f"run {number}"
-        )
+        printer = Printer(item.ranks, ConsoleSink(text, text))
+        run: Run[Any] = Run(number, item, printer, FakeControl(lambda: self._interrupt(number)))
         self.runs[number] = run
         self._in_flight.add(number)
         return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cellmesh.controller.core.core import Core, Effect, Send, encode_work
+from cellmesh.controller.core.core import Core, Effect, Send
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
 from cellmesh.wire.messages import (
     Blueprint,
@@ -18,7 +18,6 @@ from cellmesh.wire.messages import (
     MeshReady,
     Probe,
     Progress,
-    PullNames,
     Ranked,
     RankInfo,
     RankState,
@@ -27,7 +26,6 @@ from cellmesh.wire.messages import (
     Welcome,
 )
 
-FRAMES = encode_work(PullNames(1, "x"))
 FAILED = Failed(1, "ValueError", "no", "Traceback", 3)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from cellmesh.controller.core.core import Answer, Change, Core, Effect, HealReport, encode_work
+from cellmesh.controller.core.core import Answer, Change, Core, Effect, HealReport
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import (
     Describe,
@@ -35,6 +35,7 @@ from .core_decisions import (
     sent,
     told,
 )
+from .runs import relay
 
 KILLED = "was killed"
 
@@ -63,7 +64,7 @@ def respawned(core: Core, *ranks: int, now: float = 0.0) -> list[Effect]:
 
 
 def submit(core: Core, run: int, ranks: tuple[int, ...], now: float = 0.0) -> list[Effect]:
-    return core.submit(run, ranks, encode_work(PullNames(run, "x")), now=now)
+    return core.submit(relay(run, ranks), now)
 
 
 def started(effects: Iterable[Effect]) -> list[tuple[tuple[int, ...], int]]:

@@ -18,6 +18,8 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, Done, Failed
 from cellmesh.workers.rank.stack_inspection.thread_stacks import stack_of_main_thread
 
+from .runs import FakeControl, work_item
+
 WAIT_S = 10.0
 
 
@@ -41,16 +43,9 @@ class Case:
         self.interrupted = threading.Event()
         ranks = range(num_ranks)
         self.num_interrupts = 0
-        self.condemned = set(ranks)
-        self.run: Run[Any] = Run(
-            1,
-            ranks,
-            single,
-            Printer(ranks, self.sink),
-            self._interrupt,
-            title,
-            condemned=lambda: self.condemned,
-        )
+        self.control = FakeControl(self._interrupt, set(ranks))
+        item = work_item(ranks, title, single)
+        self.run: Run[Any] = Run(1, item, Printer(ranks, self.sink), self.control)
         self._left = set(ranks)
 
     def _interrupt(self) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cellmesh.controller.core.core import Answer, Core, Effect, Finish, Send, encode_work
+from cellmesh.controller.core.core import Answer, Core, Effect, Finish, Send
+from cellmesh.controller.work_item import WorkItem
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
 from cellmesh.wire.messages import (
     Blueprint,
@@ -144,8 +145,8 @@ class Simulation:
         self.num_seen += 1
         self.submitted_at[run] = self.num_seen
         self.unfinished.add(run)
-        verb = RunCell(run, json.dumps(programs), "", False, run)
-        self.carry_out(self.core.submit(run, tuple(ranks), encode_work(verb), now=self.now))
+        item = WorkItem(RunCell(run, json.dumps(programs), "", False, 0), tuple(ranks), title="")
+        self.carry_out(self.core.submit(item.relay(run), self.now))
         return run
 
     def interrupt(self, run: int) -> None:

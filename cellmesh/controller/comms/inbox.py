@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...wire.codec import Frame, Parcel, encode
+from ...wire.codec import Frame
 from ...wire.messages import CommKind, FromFrontEnd
 from ..output.sinks import Publish
 
@@ -79,11 +79,11 @@ class Inbox:
         )
 
 
-def encode_letter(run: int, letter: Letter) -> list[Frame]:
-    """As work for the rank."""
+def letter_verb(letter: Letter) -> tuple[FromFrontEnd, list[Frame]]:
+    """As work for the rank, and the frames that go with it."""
     content = json.dumps({"data": letter.data, "metadata": letter.metadata}, default=str).encode()
-    verb = FromFrontEnd(run, letter.comm, letter.kind, content, len(letter.buffers))
-    return encode([Parcel(verb, tuple(letter.buffers))])
+    verb = FromFrontEnd(0, letter.comm, letter.kind, content, len(letter.buffers))
+    return verb, [*letter.buffers]
 
 
 def merge(older: Letter, newer: Letter) -> None:

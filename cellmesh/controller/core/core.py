@@ -8,15 +8,16 @@ brings the mesh back after a failure is `recovery.Recovery`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ...wire.codec import Frame, Parcel
+import msgspec
+
+from ...wire.codec import Parcel
 from ...wire.messages import (
     Ask,
     AskEnded,
     Blueprint,
-    Channel,
     Detach,
     Detached,
     Died,
@@ -48,7 +49,6 @@ from ...wire.messages import (
     Welcome,
     interrupted_unbegun,
 )
-from ...wire.segments import SegmentFrame
 from .effects import Answer as Answer
 from .effects import Change as Change
 from .effects import Deliver as Deliver
@@ -64,7 +64,6 @@ from .mesh_state import Board
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
-from .requests import encode_work as encode_work
 from .runs import OnError, Runs
 
 
@@ -137,44 +136,30 @@ class Core:
 
     # ---- what the user asks for
 
-    def submit(
-        self,
-        run: int,
-        ranks: Sequence[int],
-        frames: Sequence[Frame],
-        channel: Channel = "work",
-        now: float | None = None,
-        title: str = "",
-        execution_count: int = 0,
-        fills: bool = False,
-    ) -> list[Effect]:
+    def submit(self, parcel: Parcel[Relay], now: float | None = None) -> list[Effect]:
         """Send work to ranks.
 
         Args:
-            run: a number not used before.
-            ranks: who is to do it.
-            frames: the encoded work.
-            channel: ``control`` for what is answered while the rank is busy.
+            parcel: the encoded work and the ranks that it goes to; its run's number has not been
+                used before.
             now: seconds.
-            title: what to call it.
-            execution_count: of the notebook's cell, 0 if it is none.
-            fills: see `Relay`.
         """
-        now = self._see(now)
+        now, relay = self._see(now), parcel.verb
+        run, ranks = relay.run, relay.ranks
         if self.state != "ready":
             reason = f"cannot be reached: the mesh is {self.state}"
             died = Parcel(Died(min(ranks), reason, ""))
-            return [Deliver(run, tuple(ranks), died, has_begun=False), Finish(run)]
-        is_work = channel == "work"
+            return [Deliver(run, ranks, died, has_begun=False), Finish(run)]
+        is_work = relay.channel == "work"
         effects = self._recovery.before_run(ranks, now) if is_work else []
-        effects += self._runs.add(run, tuple(ranks), now, is_work, fills)
+        effects += self._runs.add(run, ranks, now, is_work, relay.fills)
         dead = self._board.dead
         gone = set() if not dead else self.lost if is_work else set(dead)
-        left = tuple([rank for rank in ranks if rank not in gone] if gone else ranks)
-        lends = isinstance(frames[-1], SegmentFrame)
-        order = Relay(left, channel, run, len(frames), title, execution_count, fills, lends)
-        parcel = Parcel(order, tuple(frames))
-        self._board.pending[run].is_sent, self._board.pending[run].title = bool(left), title
+        left = ranks
+        if gone:
+            left = tuple([rank for rank in ranks if rank not in gone])
+            parcel = Parcel(msgspec.structs.replace(relay, ranks=left), parcel.buffers)
+        self._board.pending[run].is_sent, self._board.pending[run].title = bool(left), relay.title
         missing = self._recovery.doomed.missing() if dead else ()
         must_wait = bool(self._runs.condemned().union(missing).intersection(left))
         if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):

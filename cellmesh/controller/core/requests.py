@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...wire.codec import Frame, Parcel, encode
-from ...wire.messages import Control, Heal, Look, Relay, Resume, Work
+from ...wire.codec import Parcel, encode
+from ...wire.messages import Control, Heal, Relay, Resume
 from .effects import Effect, Send
 
 # A rank whose control thread cannot get a word in is reported without its answer.
@@ -115,8 +115,3 @@ def work(ranks: Iterable[int], verb: Heal | Resume, run: int) -> Send:
     frames = encode([Parcel(verb)])
     title = "heal" if run >= 0 else ""
     return Send(Parcel(Relay(tuple(sorted(ranks)), "work", run, len(frames), title), tuple(frames)))
-
-
-def encode_work(work: Work | Look, buffers: Sequence[Frame] = ()) -> list[Frame]:
-    """The frames of one piece of work."""
-    return encode([Parcel(work, tuple(buffers))])

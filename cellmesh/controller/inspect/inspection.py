@@ -27,7 +27,7 @@ from .replica_diff import (
 )
 
 if TYPE_CHECKING:
-    from ..ranks import Ranks
+    from ..rank_set import RankSet
 
 _NUM_BINS = 48
 # Of a nest: more tensors than this are not told of.
@@ -79,7 +79,7 @@ class Inspection(Mapping[int, Facts]):
     refusals: Mapping[int, Refusal] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
-    ranks: Ranks | None = None
+    ranks: RankSet | None = None
     hold: Hold | None = None
     took_s: float = 0.0
 
@@ -139,7 +139,7 @@ class Inspection(Mapping[int, Facts]):
 
 
 def inspect(
-    ranks: Ranks,
+    ranks: RankSet,
     expression: str,
     *,
     is_beside: bool = False,
@@ -168,7 +168,7 @@ def inspect(
 
 
 def comparison_of(
-    ranks: Ranks,
+    ranks: RankSet,
     inspection: Inspection,
     path: str,
     *,
@@ -182,7 +182,7 @@ def comparison_of(
 
 
 def spread_of(
-    ranks: Ranks,
+    ranks: RankSet,
     inspection: Inspection,
     path: str,
     *,
@@ -202,7 +202,7 @@ class _Inspector:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankSet,
         expression: str,
         is_beside: bool,
         hold: Hold | None = None,
@@ -240,7 +240,7 @@ class _Inspector:
         """Follow a path; what is none is evaluated once, by all ranks or none: it may be a
         collective.
         """
-        session = self._ranks._session
+        session = self._ranks.session
         forget_what_is_gone(session)
         looked = self._look(self._ranks.ranks, Overview(self._expression, _MAX_ITEMS))
         wanted = [rank for rank, refusal in looked.refusals.items() if refusal.needs_code]
@@ -308,10 +308,9 @@ class _Inspector:
         return Difference(largest_difference(samples), size_of(parts) > most)
 
     def _look(self, ranks: Sequence[int], subject: OfValue, takes_turn: bool = False) -> Looked:
-        from ..ranks import Ranks
 
         return look(
-            Ranks(self._ranks._session, ranks),
+            self._ranks.part(ranks),
             about(subject, self._hold),
             is_beside=self._is_beside,
             takes_turn=takes_turn,

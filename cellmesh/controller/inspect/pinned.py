@@ -13,6 +13,7 @@ import msgspec
 
 from ...errors import CellmeshError
 from ...wire.inspect import Forget, OfValue
+from ..rank_set import RankSet
 from .query import look
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Hold:
 
     def __init__(self, session: Session, ranks: Sequence[int]) -> None:
         self.token = secrets.token_hex(8)
-        self._session = session
+        self.session = session
         self._ranks = tuple(ranks)
         # The collector may call this anywhere, so that it asks nobody: see `forget_what_is_gone`.
         gone = session.beside.gone_holds
@@ -47,7 +48,7 @@ class Hold:
     def let_go(self) -> None:
         """Have the ranks keep it no more; does not wait."""
         if self._finalizer.detach():
-            _forget(self._session, self.token, self._ranks)
+            _forget(self.session, self.token, self._ranks)
 
 
 def about(subject: Subject, hold: Hold | None) -> Subject:
@@ -63,9 +64,7 @@ def forget_what_is_gone(session: Session) -> None:
 
 
 def _forget(session: Session, token: str, ranks: Sequence[int]) -> None:
-    from ..ranks import Ranks
-
     try:
-        look(Ranks(session, ranks), Forget((token,)), is_beside=True, timeout_s=0.0)
+        look(RankSet(session, ranks), Forget((token,)), is_beside=True, timeout_s=0.0)
     except CellmeshError:  # the mesh has ended, and they with it
         pass

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...stdlib import time
 from ...wire.inspect import AnySubject, Refusal
-from ...wire.messages import Look
+from ...wire.messages import Channel, Look
 
 if TYPE_CHECKING:
-    from ..ranks import Ranks
+    from ..rank_set import RankSet
 
 # What is answered beside a cell runs nothing that may take longer; whoever does not may never do: C
 # code that holds the interpreter. What widgets ask waits no longer for anybody.
@@ -33,7 +33,7 @@ class Looked:
 
 
 def look(
-    ranks: Ranks,
+    ranks: RankSet,
     subject: AnySubject,
     *,
     is_beside: bool = False,
@@ -54,9 +54,8 @@ def look(
     Raises:
         NoMeshError: the mesh has ended.
     """
-    from ..ranks import Ranks
 
-    session = ranks._session
+    session = ranks.session
     dead = session.dead_ranks & set(ranks.ranks)
     busy = set(ranks.ranks) if is_beside else set() if takes_turn else session.catalog.busy_ranks()
     looked = Looked(
@@ -64,13 +63,14 @@ def look(
     )
     living = [rank for rank in ranks.ranks if rank not in dead]
     runs = []
-    for chosen, channel in (
+    parts: list[tuple[list[int], Channel]] = [
         ([rank for rank in living if rank not in busy], "work"),
         ([rank for rank in living if rank in busy], "control"),
-    ):
+    ]
+    for chosen, channel in parts:
         if chosen:
-            part = Ranks(session, chosen)
-            run = part._start(lambda number: Look(number, subject), channel=channel)  # type: ignore[arg-type]
+            part = ranks.part(chosen)
+            run = part.start(Look(0, subject), "the query", channel=channel)
             runs.append((run, channel))
             if takes_turn:  # ranks that wait in it for one that has raised are to be released
                 session.wait_for(run.number)
@@ -95,7 +95,7 @@ def look(
     return looked
 
 
-def look_at_one(ranks: Ranks, subject: AnySubject, timeout_s: float) -> Any | None:
+def look_at_one(ranks: RankSet, subject: AnySubject, timeout_s: float) -> Any | None:
     """Ask one rank, at once: the lowest that is idle, else the lowest that is busy.
 
     Args:
@@ -109,13 +109,12 @@ def look_at_one(ranks: Ranks, subject: AnySubject, timeout_s: float) -> Any | No
     Raises:
         NoMeshError: the mesh has ended.
     """
-    from ..ranks import Ranks
 
-    session = ranks._session
+    session = ranks.session
     dead, busy = session.dead_ranks, session.catalog.busy_ranks()
     living = sorted((rank in busy, rank) for rank in ranks.ranks if rank not in dead)
     if not living:
         return None
     _, rank = living[0]
-    looked = look(Ranks(session, [rank]), subject, is_beside=True, timeout_s=timeout_s)
+    looked = look(ranks.part([rank]), subject, is_beside=True, timeout_s=timeout_s)
     return looked.answers.get(rank)

@@ -5,19 +5,17 @@ another.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ...wire.bounds import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS
-from ...wire.messages import RunInfo, Welcome
+from ...wire.messages import PullNames, RunCell, RunInfo, Welcome
 from ..output.printer import Printer
 from ..output.sinks import Sink
 from ..run import Run
+from ..run_waiter import RunControl
+from ..work_item import WorkItem
 from .reattach import Adopted, adopt
-
-# Makes a run of a number, on some ranks; whether its value is the one rank's; how it is shown; its
-# title; whether it is a cell.
-MakeRun = Callable[[int, Sequence[int], bool, Printer, str, bool], Run[Any]]
 
 
 class Catalog:
@@ -25,16 +23,16 @@ class Catalog:
 
     Args:
         num_ranks: of the mesh.
-        make_run: makes a run.
+        control: what runs need of the session.
 
     Attributes:
         living: the runs in flight by their numbers, in the order sent.
         room: notified of each run that ends, while somebody waits on it.
     """
 
-    def __init__(self, num_ranks: int, make_run: MakeRun) -> None:
+    def __init__(self, num_ranks: int, control: RunControl) -> None:
         self._num_ranks = num_ranks
-        self._make_run = make_run
+        self._control = control
         self._lock = threading.Lock()
         self._num_runs = 0
         self._num_cells = 0
@@ -44,14 +42,12 @@ class Catalog:
         self._num_waiting = 0
         self._adopted: tuple[Run[Any], ...] = ()
 
-    def new_run(
-        self, ranks: Sequence[int], single: bool, printer: Printer, title: str, is_cell: bool
-    ) -> Run[Any]:
+    def new_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
         """A run with a number that the mesh has not seen; `add` puts it in flight."""
         with self._lock:
             self._num_runs += 1
             number = self._num_runs
-        return self._make_run(number, ranks, single, printer, title, is_cell)
+        return Run(number, item, printer, self._control)
 
     def add(self, run: Run[Any], num_bytes: int = 0) -> None:
         """A run is in flight until it ends; its arguments have so many bytes."""
@@ -106,9 +102,9 @@ class Catalog:
         return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
 
     def busy_ranks(self) -> set[int]:
-        """Ranks that have been given work and not ended it; looks do not count."""
+        """Ranks that have been given work and not ended it; queries do not count."""
         return {
-            rank for run in self._in_flight() if not run.is_look for rank in run.waiting_ranks()
+            rank for run in self._in_flight() if not run.is_query for rank in run.waiting_ranks()
         }
 
     def adopt(self, welcome: Welcome, sink: Sink) -> Adopted:
@@ -123,8 +119,13 @@ class Catalog:
         return adopted
 
     def _adopt_run(self, info: RunInfo, printer: Printer) -> Run[Any]:
-        is_cell = info.execution_count > 0
-        run = self._make_run(info.run, info.ranks, False, printer, info.title or "a call", is_cell)
+        verb: RunCell | PullNames  # stands for the work that another controller has sent
+        if info.execution_count:
+            verb = RunCell(info.run, "", "", False, info.execution_count)
+        else:
+            verb = PullNames(info.run, "")
+        item = WorkItem(verb, info.ranks, title=info.title or "a call")
+        run: Run[Any] = Run(info.run, item, printer, self._control)
         self.add(run)
         return run
 

@@ -16,14 +16,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.bounds import COUNTED_BYTES, MAX_RUNS, may_wait_for
-from ...wire.codec import Frame
 from ...wire.messages import (
     Detached,
+    FromFrontEnd,
     HostReport,
     LogText,
     MeshReady,
@@ -35,13 +35,14 @@ from ...wire.messages import (
 from ...wire.messages import Progress as ProgressVerb
 from ...wire.ticket import Ticket, remove_directory
 from ..beside import Beside
-from ..comms.inbox import Letter, encode_letter
+from ..comms.inbox import Letter, letter_verb
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..failure_summary import refuse_dead
 from ..kernel import call_at_shutdown, is_terminal
 from ..output.printer import Printer
 from ..output.sinks import CellSink, ConsoleSink, Sink
 from ..run import Run
+from ..work_item import WorkItem
 from .ending import End, describe_end, explain_start, reason_of, refuse_use
 from .launch.local import AgentProcess, read_agent_log
 from .link import Command, Link
@@ -104,7 +105,7 @@ class Session:
         )
         self._state: State = "connecting"
         self._condition = threading.Condition()
-        self.catalog = Catalog(ticket.num_ranks, self._make_run)
+        self.catalog = Catalog(ticket.num_ranks, self)
         self._end: End | None = None
         self._has_left = False
         self.finish_saving: Callable[[], None] | None = (
@@ -122,6 +123,7 @@ class Session:
             self._release,
             steal,
         )
+        self.serve = self._link.serve
         atexit.register(self._leave_at_exit)
         self._forget_shutdown = call_at_shutdown(self._end_with_kernel)
         self._link.start()  # last, as the agent's first message may need all of the above
@@ -169,60 +171,29 @@ class Session:
 
     # ---- runs and questions
 
-    def start_run(
-        self,
-        ranks: Sequence[int],
-        single: bool,
-        printer: Printer,
-        title: str,
-        frames: Callable[[int], list[Frame]],
-        channel: Literal["work", "control"],
-        is_cell: bool = False,
-        execution_count: int = 0,
-        fills: bool = False,
-        is_letter: bool = False,
-        is_look: bool = False,
-        num_bytes: int = 0,
-    ) -> Run[Any]:
+    def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
         """Send work to ranks; waits while too much is under way to them (`make_room`).
 
         Args:
-            ranks: who does it.
-            single: see `Run`.
+            item: the work.
             printer: shows its output.
-            title: what to call it.
-            frames: the encoded work, given the run's number.
-            channel: ``control`` for what busy ranks answer.
-            is_cell: see `Run`.
-            execution_count: of the cell.
-            fills: see `Relay`.
-            is_letter: it is the front end's, to a widget; what is said to widgets comes before
-                other work.
-            is_look: it takes a moment, and makes no rank busy.
-            num_bytes: of its arguments.
 
         Raises:
             NoMeshError: the mesh has ended.
             RankDied: one of the ranks is dead.
         """
-        is_full = len(self.catalog.living) >= MAX_RUNS or num_bytes >= COUNTED_BYTES
-        if is_full and not (is_letter or is_look):
-            self.make_room(ranks, num_bytes)
-        self._check_usable(ranks)
-        if channel == "work" and not is_letter:
-            self.beside.precede(ranks)
-        run = self.catalog.new_run(ranks, single, printer, title, is_cell)
-        work = frames(run.number)
-        run.is_look = is_look
+        is_full = len(self.catalog.living) >= MAX_RUNS or item.num_bytes >= COUNTED_BYTES
+        if is_full and item.verb.needs_room:
+            self.make_room(item.ranks, item.num_bytes)
+        self._check_usable(item.ranks)
+        if item.channel == "work" and type(item.verb) is not FromFrontEnd:
+            self.beside.precede(item.ranks)
+        run = self.catalog.new_run(item, printer)
+        parcel = item.relay(run.number)
         try:
-            self.catalog.add(run, num_bytes)
-            self.beside.follow(run, fills, is_cell)
-            self._link.start_run(
-                run,
-                lambda core, now: core.submit(
-                    run.number, run.ranks, work, channel, now, title, execution_count, fills
-                ),
-            )
+            self.catalog.add(run, item.num_bytes)
+            self.beside.follow(run, parcel.verb.fills)
+            self._link.start_run(run, lambda core, now: core.submit(parcel, now))
         except BaseException:  # Ctrl-C, before or after it was sent
             self._post(lambda core, now: self._forget_unsent(run.number))
             raise
@@ -266,15 +237,8 @@ class Session:
     def _send_letter(self, rank: int, letter: Letter) -> Run[Any]:
         """Pass what the front end told a widget on to its rank."""
         printer = Printer((rank,), CellSink(letter.publish, self.beside.displays))
-        run = self.start_run(
-            [rank],
-            False,
-            printer,
-            "a widget's callback",
-            lambda run: encode_letter(run, letter),
-            "work",
-            is_letter=True,
-        )
+        verb, buffers = letter_verb(letter)
+        run = self.start_run(WorkItem(verb, (rank,), buffers, "a widget's callback"), printer)
         # A callback that waits for ranks which have nothing to do is to be released.
         self.wait_for(run.number)
         return run
@@ -506,41 +470,23 @@ class Session:
             self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
         return self.catalog.adopt(welcome, self._sink or ConsoleSink())
 
-    def _make_run(
-        self,
-        number: int,
-        ranks: Sequence[int],
-        single: bool,
-        printer: Printer,
-        title: str,
-        is_cell: bool,
-    ) -> Run[Any]:
-        return Run(
-            number,
-            ranks,
-            single,
-            printer,
-            lambda: self._interrupt(number, ranks),
-            title,
-            is_cell,
-            reply=self.reply,
-            # Where all ranks run it, there is none that would have to join it.
-            on_wait=(lambda: self.wait_for(number))
-            if len(ranks) < self.num_ranks
-            else lambda: None,
-            condemned=self._condemned,
-            serve=self._link.serve,
-            hand_over=self._link.hand_over,
-        )
-
-    def _interrupt(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run, and what it may wait for: callbacks of widgets, and looks."""
-        looks = [run.number for run in self.catalog.on(ranks) if run.is_look]
-        older = [each for each in (*self.beside.comms.running(ranks), *looks) if each < number]
+    def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
+        """Interrupt a run, and what it may wait for: callbacks of widgets, and queries."""
+        queries = [run.number for run in self.catalog.on(ranks) if run.is_query]
+        older = [each for each in (*self.beside.comms.running(ranks), *queries) if each < number]
         for each in (number, *older):
             self.give_up(each)
 
-    def _condemned(self) -> set[int]:
+    def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
+        """The user waits for the end of a run on these ranks, and does nothing else."""
+        if len(ranks) < self.num_ranks:  # else there is none that would have to join it
+            self.wait_for(number)
+
+    def hand_over(self) -> None:
+        """Have the link's thread bring news."""
+        self._link.hand_over()
+
+    def condemned(self) -> set[int]:
         """The ranks that are about to be killed, after what was asked for before."""
         found: Future[set[int]] = Future()
 

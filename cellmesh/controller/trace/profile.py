@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ...wire.messages import BeginProfile, EndProfile
 from ...wire.profile import Collective, OperatorKind, RankProfile
 from ...wire.ranks import describe_ranks, format_ranks
-from ..ranks import Ranks
 from ..run import Run
 from .chrome import merge_traces
+
+if TYPE_CHECKING:
+    from ..ranks import Ranks
 
 # A longer trace of one rank is not sent, and stays where the rank has written it.
 MAX_TRACE_BYTES = 64 << 20
@@ -151,9 +153,9 @@ class Profiling:
         execution_count: int = 0,
         argv: str | None = None,
     ) -> None:
-        self._ranks = ranks
+        self._ranks = ranks.rank_set
         self._trace = None if trace is None else check_target(Path(trace))
-        begin = ranks._start(lambda number: BeginProfile(number), title="the profiler")
+        begin = self._ranks.start(BeginProfile(0), "the profiler")
         try:
             begin.result()  # ranks that are not ready yet would look like stragglers
         except BaseException:
@@ -191,14 +193,12 @@ class Profiling:
         return self._write(by_rank, missing)
 
     def _living(self) -> list[int]:
-        dead = self._ranks._session.dead_ranks
+        dead = self._ranks.session.dead_ranks
         return [rank for rank in self._ranks.ranks if rank not in dead]
 
     def _ask(self, rank: int, path: str) -> Run[RankProfile | None]:
-        one = Ranks(self._ranks._session, (rank,), single=True)
-        return one._start(
-            lambda number: EndProfile(number, path, MAX_TRACE_BYTES), title="the profile"
-        )
+        one = self._ranks.part((rank,), is_single=True)
+        return one.start(EndProfile(0, path, MAX_TRACE_BYTES), "the profile")
 
     def _write(self, by_rank: dict[int, RankProfile], missing: dict[int, str]) -> Profile:
         traces = {rank: one.trace for rank, one in by_rank.items() if one.trace}

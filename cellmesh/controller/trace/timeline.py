@@ -17,7 +17,7 @@ from .model import merge
 from .profile import check_target
 
 if TYPE_CHECKING:
-    from ..ranks import Ranks
+    from ..rank_set import RankSet
 
 # Of all ranks together; of one rank at least so many.
 _MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
@@ -25,9 +25,9 @@ _MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 _CELLS, _COMPUTE, _COLLECTIVES = 0, 1, 2
 
 
-def remember(ranks: Ranks, num_cells: int, trace: str | Path | None = None) -> History:
+def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) -> History:
     """What ranks did in the last cells (see `Ranks.timeline`)."""
-    ranks._session._check_usable(())
+    ranks.session._check_usable(())
     if num_cells < 1:
         raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
     path = None if trace is None else check_target(Path(trace))

@@ -8,11 +8,11 @@ from ...errors import MeshUsageError
 from ...wire.messages import GatherParts, PullNames
 from ...wire.segments import SegmentFrame
 from ..options import did_you_mean
-from ..ranks import Ranks
+from ..rank_set import RankSet
 from . import gather as gathering
 
 
-def pull_one(ranks: Ranks, expression: str, gather: bool, reduce: str | None, dim: int) -> Any:
+def pull_one(ranks: RankSet, expression: str, gather: bool, reduce: str | None, dim: int) -> Any:
     """Evaluate an expression on ranks, and put their values together or reduce them.
 
     Args:
@@ -30,7 +30,7 @@ def pull_one(ranks: Ranks, expression: str, gather: bool, reduce: str | None, di
             f"reduce={reduce!r} is none of {', '.join(known)}{did_you_mean(str(reduce), known)}"
         )
     verb = GatherParts if gather else PullNames
-    run = ranks._start(lambda number: verb(number, expression))
+    run = ranks.start(verb(0, expression))
     if reduce is not None:
         return gathering.reduce(_by_rank(ranks, run.result()), reduce, expression)
     frames = {
@@ -41,5 +41,5 @@ def pull_one(ranks: Ranks, expression: str, gather: bool, reduce: str | None, di
     return gathering.gather(_by_rank(ranks, run.result()), frames, dim, expression)
 
 
-def _by_rank(ranks: Ranks, result: Any) -> dict[int, Any]:
-    return {ranks.ranks[0]: result} if ranks._single else dict(result)
+def _by_rank(ranks: RankSet, result: Any) -> dict[int, Any]:
+    return {ranks.ranks[0]: result} if ranks.is_single else dict(result)

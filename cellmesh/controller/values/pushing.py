@@ -8,12 +8,12 @@ from typing import Any
 from ...errors import MeshUsageError
 from ...wire.messages import PushNames, PushParts
 from ..arguments import dump_names
-from ..ranks import Ranks
+from ..rank_set import RankSet
 from .sharding import check_placements, check_shard, reduce_to_cpu
 
 
 def push(
-    ranks: Ranks,
+    ranks: RankSet,
     names: Mapping[str, Any],
     shard: int | None,
     placements: Sequence[Any] | str | None,
@@ -27,28 +27,23 @@ def push(
     Raises:
         UnpicklableError, MeshUsageError: as `Ranks.push`.
     """
-    for name, value in names.items():
+    for name in names:
         if not (isinstance(name, str) and name.isidentifier()):
             raise MeshUsageError(f"{name!r} is no name")
-        if isinstance(value, Ranks):
-            raise MeshUsageError(
-                f"{name!r} is the notebook's handle of the mesh and stays there; on the ranks, "
-                "`mesh` is the DeviceMesh"
-            )
     if shard is not None and placements is not None:
         raise MeshUsageError("shard and placements exclude each other: placements make DTensors")
-    dim, placed, session = 0, None, ranks._session
+    dim, placed, session = 0, None, ranks.session
     if shard is not None:
         dim = check_shard(names, shard, len(ranks))
     elif placements is not None:
         placed = check_placements(names, placements, session.dims, len(ranks) == session.num_ranks)
-    pickled, buffers, num_bytes = ranks._lend(
+    pickled, buffers, num_bytes = ranks.lend(
         *dump_names(names, None if shard is None and placed is None else reduce_to_cpu)
     )
 
-    def work(number: int) -> PushNames | PushParts:
-        if shard is None and placed is None:
-            return PushNames(number, pickled)
-        return PushParts(number, pickled, ranks.ranks, dim, placed)
-
-    ranks._start(work, buffers, "push", num_bytes=num_bytes).result()
+    verb: PushNames | PushParts
+    if shard is None and placed is None:
+        verb = PushNames(0, pickled)
+    else:
+        verb = PushParts(0, pickled, ranks.ranks, dim, placed)
+    ranks.start(verb, "push", buffers, num_bytes=num_bytes).result()

@@ -29,7 +29,7 @@ def show_help(shell: InteractiveShell, ranks: Ranks, name: str, detail: int) -> 
     """Show what ``name?`` (`detail` 0) or ``name??`` (1) shows: the ranks' help, else the
     notebook's.
     """
-    text = look_at_one(ranks, Explain(name, detail), _HELP_S)
+    text = look_at_one(ranks.rank_set, Explain(name, detail), _HELP_S)
     if text:
         page.page({"text/plain": text})
     else:
@@ -72,7 +72,11 @@ class CellHelp:
             if read is not None and cursor_pos >= read[0].begin:
                 cell, ranks = read
                 name = _name_at(cell.source, cursor_pos - cell.begin)
-                text = look_at_one(ranks, Explain(name, detail_level), _TOOLTIP_S) if name else None
+                text = (
+                    look_at_one(ranks.rank_set, Explain(name, detail_level), _TOOLTIP_S)
+                    if name
+                    else None
+                )
         if text:
             return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
         return self._own(code, cursor_pos, detail_level, *args, **kwargs)

@@ -116,7 +116,7 @@ class CellCompletion:
             if read is not None and offset >= read[0].begin:
                 cell, ranks = read
                 subject = Complete(cell.source, offset - cell.begin)
-                return look_at_one(ranks, subject, _WAIT_S), cell.begin
+                return look_at_one(ranks.rank_set, subject, _WAIT_S), cell.begin
         return None, 0
 
     @contextlib.contextmanager
@@ -161,7 +161,9 @@ class CellCompletion:
                 if not name.startswith("_") and name not in hidden
             ),
             meshes=living_meshes,
-            numbers=lambda: mesh._session.beside.metrics.names() if mesh is not None else (),
+            numbers=lambda: (
+                mesh.rank_set.session.beside.metrics.names() if mesh is not None else ()
+            ),
         )
 
     def _on_ranks(self, typed: str, names_only: bool) -> tuple[str, tuple[str, ...]]:
@@ -169,7 +171,9 @@ class CellCompletion:
         found = None
         if mesh is not None and not (names_only and not (typed.isidentifier() or not typed)):
             with contextlib.suppress(CellmeshError, UnicodeError):
-                found = look_at_one(mesh, Complete(typed, len(typed), users_only=True), _WAIT_S)
+                found = look_at_one(
+                    mesh.rank_set, Complete(typed, len(typed), users_only=True), _WAIT_S
+                )
         return (typed[found.begin :], found.texts) if found is not None else (typed, ())
 
 

@@ -22,7 +22,7 @@ def names_table(ranks: Ranks, pattern: str) -> Table:
         ranks: who is asked; also busy ones answer.
         pattern: which names, with ``*`` and ``?``.
     """
-    looked = look(ranks, Names(pattern))
+    looked = look(ranks.rank_set, Names(pattern))
     notes = [
         f"{describe_ranks([rank])}: {refusal}" for rank, refusal in sorted(looked.refusals.items())
     ]

@@ -18,6 +18,7 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Done, Failed, Output, RankState
 
 from ...support.run_cases import WAIT_S, Case, Sink, beside, press_stop_once_main_waits_in
+from ...support.runs import FakeControl, work_item
 
 # ---- waiting
 
@@ -290,7 +291,7 @@ def test_a_second_stop_interrupts_again_and_a_third_gives_up(
     condemned: set[int], told: str
 ) -> None:
     case = Case(2)
-    case.condemned = condemned
+    case.control.condemned_ranks = condemned
     case.settle((0,), Done(1))
 
     def press() -> None:
@@ -327,7 +328,7 @@ def test_blocks_reach_the_sink_in_order() -> None:
             shown.extend(blocks)
 
     printer = Printer((0,), Keeps())
-    run: Run[Any] = Run(1, (0,), False, printer, lambda: None, "t")
+    run: Run[Any] = Run(1, work_item((0,), "t"), printer, FakeControl())
     printer.feed((0,), Output(1, "stdout", "a\nb\n"), 0.0)
     run.settle((0,), Parcel(Done(1)), 0.0)
     run.finish(0.0)
@@ -366,8 +367,8 @@ def test_released_ranks_stand_in_the_failure_that_is_raised_or_else_in_a_block(
     async def settle_async(is_over: Callable[[], bool]) -> None:
         settle()
 
-    monkeypatch.setattr(case.run._desk, "wait_until", settle)
-    monkeypatch.setattr(case.run._desk, "await_until", settle_async)
+    monkeypatch.setattr(case.run._waiter, "wait_until", settle)
+    monkeypatch.setattr(case.run._waiter, "await_until", settle_async)
     failure: Exception | None = None
     try:
         read(case.run)
@@ -405,7 +406,7 @@ def test_the_live_line_replaces_itself_and_goes_at_the_end() -> None:
         def status(self, text: str, final: bool) -> None:
             shown.append((text, final))
 
-    run: Run[Any] = Run(4, (0, 1), False, Printer((0, 1), Keeps()), lambda: None, "t")
+    run: Run[Any] = Run(4, work_item(title="t"), Printer((0, 1), Keeps()), FakeControl())
     states = {rank: RankState(1, 4, 2, 3, "time.sleep", "", "cpu", 0) for rank in (0, 1)}
     run.show_live(states, 5.0)
     run.settle((0,), Parcel(Done(4)), 6.0)

@@ -7,17 +7,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cellmesh.controller.run_waiter import Desk
+from cellmesh.controller.run_waiter import RunWaiter
 from cellmesh.controller.stdin import GATHER_S, Prompts
 from cellmesh.errors import RanksInterrupted
 from cellmesh.wire.messages import Ask
 
 from ...support.run_cases import WAIT_S, beside, press_stop_once_main_waits_in
+from ...support.runs import FakeControl
 
 
 def ask(request: int = 1, prompt: str = "name? ", is_password: bool = False) -> Ask:
@@ -114,17 +115,20 @@ def sit_before_the_box(asked: threading.Event) -> str:
 
 
 class Case:
-    """A desk, and what it did."""
+    """Waits for a run, and notes what was done."""
 
     def __init__(self, num_ranks: int = 2) -> None:
         self.running = list(range(num_ranks))
-        self.replies: list[tuple[Mapping[int, int], str, bool]] = []
         self.notes: list[str] = []
         self.noted = threading.Event()
         self.presses: list[threading.Event] = [threading.Event() for _ in range(3)]
         self.num_interrupts = 0
         self.over = threading.Event()
-        self.desk = Desk(lambda: self.running, self._interrupt, self._reply, self._note, "cell 3")
+        self.control = FakeControl(condemned_ranks=self.running)
+        self.control.on_reply = self.end
+        self.waiter = RunWaiter(
+            lambda: self.running, self._interrupt, self._note, "cell 3", self.control
+        )
 
     def _interrupt(self) -> None:
         self.presses[self.num_interrupts].set()
@@ -134,25 +138,21 @@ class Case:
         self.notes.append(text)
         self.noted.set()
 
-    def _reply(self, requests: Mapping[int, int], text: str, is_end: bool) -> None:
-        self.replies.append((requests, text, is_end))
-        self.end()
-
     def end(self) -> None:
         self.over.set()
-        self.desk.tell_news()
+        self.waiter.tell_news()
 
     def wait(self) -> bool:
-        return self.desk.wait_until(self.over.is_set, WAIT_S)
+        return self.waiter.wait_until(self.over.is_set, WAIT_S)
 
 
 def test_the_main_thread_answers_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     case, keyboard = Case(), Keyboard(lambda: "Ada")
     monkeypatch.setattr("builtins.input", keyboard)
-    with beside(lambda: case.desk.add([0, 1], ask(5), 0.0)):
+    with beside(lambda: case.waiter.add([0, 1], ask(5), 0.0)):
         assert case.wait()
     assert keyboard.prompts == ["[0-1] name? "]
-    assert case.replies == [({0: 5, 1: 5}, "Ada", False)]
+    assert case.control.replies == [({0: 5, 1: 5}, "Ada", False)]
 
 
 def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
@@ -165,14 +165,14 @@ def test_a_thread_that_looks_up_sees_no_question_before_what_was_printed(
         return "Ada"
 
     def show() -> None:  # slowly, while the user's thread is awake
-        case.desk.tell_news()
+        case.waiter.tell_news()
         assert not asked.wait(0.7), "asked before the output was shown"
 
     monkeypatch.setattr("builtins.input", Keyboard(answer))
     case.running = [0]
-    with beside(lambda: case.desk.add([0], ask(5), 0.0, before=show)):
+    with beside(lambda: case.waiter.add([0], ask(5), 0.0, before=show)):
         assert case.wait()
-    assert case.replies == [({0: 5}, "Ada", False)]
+    assert case.control.replies == [({0: 5}, "Ada", False)]
 
 
 def test_awaiting_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +180,12 @@ def test_awaiting_answers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.input", keyboard)
 
     async def main() -> None:
-        asyncio.get_running_loop().run_in_executor(None, lambda: case.desk.add([0, 1], ask(5), 0.0))
-        await asyncio.wait_for(case.desk.await_until(case.over.is_set), WAIT_S)
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, lambda: case.waiter.add([0, 1], ask(5), 0.0))
+        await asyncio.wait_for(case.waiter.await_until(case.over.is_set), WAIT_S)
 
     asyncio.run(main())
-    assert case.replies == [({0: 5, 1: 5}, "Ada", False)]
+    assert case.control.replies == [({0: 5, 1: 5}, "Ada", False)]
 
 
 @pytest.mark.parametrize(
@@ -199,9 +200,9 @@ def test_no_answer_is_the_end_of_input(
 
     case = Case()
     monkeypatch.setattr("builtins.input", fail)
-    case.desk.add([0, 1], ask(5), 0.0)
+    case.waiter.add([0, 1], ask(5), 0.0)
     assert case.wait()
-    assert case.replies == [({0: 5, 1: 5}, text, True)]
+    assert case.control.replies == [({0: 5, 1: 5}, text, True)]
 
 
 def test_a_box_that_nobody_waits_for_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +211,13 @@ def test_a_box_that_nobody_waits_for_is_taken_away(monkeypatch: pytest.MonkeyPat
 
     def die() -> None:
         assert asked.wait(WAIT_S)
-        case.desk.withdraw([0, 1])
+        case.waiter.withdraw([0, 1])
         case.end()
 
-    case.desk.add([0, 1], ask(5), 0.0)
+    case.waiter.add([0, 1], ask(5), 0.0)
     with beside(die):
         assert case.wait()
-    assert case.replies == []
+    assert case.control.replies == []
     assert case.num_interrupts == 0
 
 
@@ -232,22 +233,22 @@ def test_the_stop_button_in_a_box_interrupts_and_does_not_ask_again(
         assert case.presses[0].wait(WAIT_S)
         case.end()
 
-    case.desk.add([0, 1], ask(5), 0.0)
+    case.waiter.add([0, 1], ask(5), 0.0)
     with beside(press):
         assert case.wait()
-    assert case.replies == []
+    assert case.control.replies == []
     assert case.num_interrupts == 1
 
 
 def test_a_question_that_nobody_waits_for_is_told() -> None:
     case = Case()
-    case.desk.add([0, 1], ask(5), 0.0)
+    case.waiter.add([0, 1], ask(5), 0.0)
     assert case.noted.wait(WAIT_S)
     assert case.notes == [
         "[0-1] name? (asked by cell 3, and nobody waits for it: call `.result()` on the run to "
         "answer)"
     ]
-    assert case.desk.has_questions
+    assert case.waiter.has_questions
 
 
 # ---- the stop button

@@ -21,22 +21,20 @@ from cellmesh.controller.session.run_registry import Catalog
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, Done, Interrupt, Pickled, Probe, RankState
 
-from ...support.core_decisions import FRAMES, control_sent, hear, of, ready_core, told
+from ...support.core_decisions import control_sent, hear, of, ready_core, told
+from ...support.runs import FakeControl, relay, work_item
 
 MB = 1 << 20
 NUM_RUNS = 3_000
 
 
-def make_run(
-    number: int, ranks: Sequence[int], single: bool = False, printer: Any = None, *rest: Any
-) -> Run[Any]:
-    printer = Printer(ranks, ConsoleSink()) if printer is None else printer
-    return Run(number, ranks, single, printer, lambda: None, "f")
+def make_run(number: int, ranks: Sequence[int]) -> Run[Any]:
+    return Run(number, work_item(ranks), Printer(ranks, ConsoleSink()), FakeControl())
 
 
 def in_flight(*runs: tuple[Sequence[int], int]) -> Catalog:
     """Runs of these ranks with so many bytes, the oldest first."""
-    catalog = Catalog(4, make_run)
+    catalog = Catalog(4, FakeControl())
     for number, (ranks, num_bytes) in enumerate(runs, 1):
         catalog.add(make_run(number, ranks), num_bytes)
     return catalog
@@ -102,7 +100,7 @@ def state(request: int, run: int) -> RankState:
 def test_many_runs_are_interrupted_by_a_few_messages() -> None:
     core = ready_core(2)
     for run in range(1, NUM_RUNS + 1):
-        core.submit(run, (0, 1), FRAMES, now=0.0)
+        core.submit(relay(run), now=0.0)
     effects = core.interrupt_all(range(NUM_RUNS, 0, -1), 1.0)
     assert len(of(Send, effects)) == 2
     *interrupts, (_, probe) = control_sent(effects)
@@ -117,7 +115,7 @@ def test_many_runs_are_interrupted_by_a_few_messages() -> None:
 def test_a_death_is_shown_by_the_run_that_met_it(ends: str) -> None:
     core = ready_core(2)
     for run in range(1, NUM_RUNS + 1):
-        core.submit(run, (0, 1), FRAMES)
+        core.submit(relay(run, (0, 1)))
     hear(core, (0,), Done(1))
     died = Parcel(Died(1, "was killed by SIGKILL", ""))
     effects = core.receive(died, 0.0) if ends == "rank" else core.agent_ended("killed")
@@ -131,7 +129,7 @@ def test_a_death_is_shown_by_the_run_that_met_it(ends: str) -> None:
 def test_of_many_runs_a_few_are_watched() -> None:
     core = ready_core(2)
     for run in range(1, NUM_RUNS + 1):
-        core.submit(run, (0, 1), FRAMES, now=0.0)
+        core.submit(relay(run), now=0.0)
         hear(core, (0,), Done(run))  # rank 1 is slow
     effects = core.tick(WATCH_AFTER_S)
     ((_, probe),) = [(ranks, verb) for ranks, verb in told(effects) if type(verb) is Probe]

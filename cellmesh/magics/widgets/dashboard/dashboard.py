@@ -238,7 +238,7 @@ class Dashboard:
         rank = self._open
         if rank is None:
             return
-        session = self._mesh._session
+        session = self._mesh.rank_set.session
         stack = show_stacks(session, [rank]).partition("\n")[2]
         log = session.ask_log(rank, _LOG_BYTES)
         lines = log.text.splitlines()[-_LOG_LINES:] if log is not None else []
@@ -301,7 +301,7 @@ def show_dashboard(mesh: Mesh) -> View | Table:
     Raises:
         TimeoutError: its agent does not answer.
     """
-    session = mesh._session
+    session = mesh.rank_set.session
     if cell_publisher() is None or session.state == "ended":
         return status_table(repr(mesh), mesh.report(), mesh.states())
     widget = DashboardWidget()
@@ -323,7 +323,7 @@ Say = Callable[[str], None]
 
 
 def _interrupt(mesh: Mesh, say: Say) -> str:
-    runs = mesh._session.catalog.on(mesh.ranks)
+    runs = mesh.rank_set.session.catalog.on(mesh.ranks)
     ranks = sorted({rank for run in runs for rank in run.waiting_ranks()})
     if not ranks:
         return "nothing runs that could be interrupted"

@@ -36,11 +36,11 @@ def show_inspection(
     Returns:
         What shows itself in the cell; in a terminal, as text.
     """
-    session, is_terminal = ranks._session, cell_publisher() is None
+    session, is_terminal = ranks.rank_set.session, cell_publisher() is None
     shell = get_ipython()
     events = shell.events if shell is not None else None
     inspector = Inspector(
-        MeshAnswers(ranks, inspection.expression, inspection),
+        MeshAnswers(ranks.rank_set, inspection.expression, inspection),
         coordinates_of(session.dims, ranks.ranks),
         inspection=inspection,
         grads=grads,

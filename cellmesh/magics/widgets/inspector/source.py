@@ -11,7 +11,7 @@ from ....controller.inspect.pinned import about
 from ....controller.inspect.query import ANSWER_S, Looked, look
 from ....controller.inspect.replica_diff import Comparison
 from ....controller.options import ranks_at
-from ....controller.ranks import Ranks
+from ....controller.rank_set import RankSet
 from ....errors import CellmeshError
 from ....wire.inspect import OfValue, Refusal
 
@@ -58,7 +58,9 @@ class MeshAnswers:
             is of.
     """
 
-    def __init__(self, ranks: Ranks, expression: str, inspection: Inspection | None = None) -> None:
+    def __init__(
+        self, ranks: RankSet, expression: str, inspection: Inspection | None = None
+    ) -> None:
         self._ranks = ranks
         self._hold = inspection.hold if inspection is not None else None
         self._is_closed = False
@@ -70,7 +72,7 @@ class MeshAnswers:
     ) -> Looked:
         """See `Answers`; a mesh that has ended refuses."""
         asked = self.ranks if ranks is None else tuple(ranks)
-        part = Ranks(self._ranks._session, asked)
+        part = self._ranks.part(asked)
         try:
             return look(part, about(subject, self._hold), is_beside=is_beside, timeout_s=ANSWER_S)
         except CellmeshError as error:
@@ -108,7 +110,7 @@ class MeshAnswers:
 
     def is_busy(self) -> bool:
         """See `Answers`."""
-        return bool(self._ranks._session.catalog.busy_ranks() & set(self.ranks))
+        return bool(self._ranks.session.catalog.busy_ranks() & set(self.ranks))
 
     def close(self) -> None:
         """See `Answers`."""

@@ -73,7 +73,7 @@ class LiveTimeline:
         self.widget = TimelineWidget(**self._forms())
         self.view = View(self.widget, self._static)
         self.widget.on_msg(lambda _, content, __: self.handle(content))
-        ranks._session.beside.shown.add("timelines", self.view)
+        ranks.rank_set.session.beside.shown.add("timelines", self.view)
 
     def handle(self, content: dict[str, Any]) -> None:
         """The user wants to see what is so now. Does not wait: other widgets are heard on the same

@@ -30,7 +30,6 @@ from cellmesh.wire.messages import (
 
 from ....support.core_decisions import (
     FAILED,
-    FRAMES,
     control_sent,
     hear,
     infos,
@@ -40,25 +39,26 @@ from ....support.core_decisions import (
     sent,
     state_of,
 )
+from ....support.runs import relay
 
 # ---- runs
 
 
 def test_work_is_sent_as_one_relay() -> None:
-    [effect] = ready_core().submit(7, (0, 2), FRAMES)
-    relay, frames = effect.parcel
-    assert relay == Relay((0, 2), "work", 7, 1)
-    assert at_rank_for_work().decode(frames) == [Parcel(PullNames(1, "x"))]
+    [effect] = ready_core().submit(relay(7, (0, 2)))
+    order, frames = effect.parcel
+    assert order == Relay((0, 2), "work", 7, 1)
+    assert at_rank_for_work().decode(frames) == [Parcel(PullNames(7, "x"))]
 
 
 def test_work_for_control_threads_goes_there() -> None:
-    [effect] = ready_core().submit(7, (1,), FRAMES, "control")
+    [effect] = ready_core().submit(relay(7, (1,), "control"))
     assert effect.parcel.verb == Relay((1,), "control", 7, 1)
 
 
 def test_a_run_finishes_when_its_last_rank_has_answered() -> None:
     core = ready_core()
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     done = Done(1)
     assert hear(core, (0, 2), done) == [Deliver(1, (0, 2), Parcel(done))]
     assert hear(core, (1,), done) == [Deliver(1, (1,), Parcel(done)), Finish(1)]
@@ -66,7 +66,7 @@ def test_a_run_finishes_when_its_last_rank_has_answered() -> None:
 
 def test_answers_bring_their_buffers() -> None:
     core = ready_core()
-    core.submit(1, (0,), FRAMES)
+    core.submit(relay(1, (0,)))
     done = Done(1, Pickled(b"s", 1))
     effects = hear(core, (0,), done, buffers=(b"buffer",))
     assert effects == [Deliver(1, (0,), Parcel(done, (b"buffer",))), Finish(1)]
@@ -77,7 +77,7 @@ def test_answers_bring_their_buffers() -> None:
 )
 def test_output_is_delivered_while_a_run_runs_and_after_it(verb: Any) -> None:
     core = ready_core()
-    core.submit(1, (0,), FRAMES)
+    core.submit(relay(1, (0,)))
     assert hear(core, (0,), verb) == [Deliver(1, (0,), Parcel(verb))]
     hear(core, (0,), Done(1))
     assert hear(core, (0,), verb) == [Deliver(1, (0,), Parcel(verb))]
@@ -86,14 +86,14 @@ def test_output_is_delivered_while_a_run_runs_and_after_it(verb: Any) -> None:
 def test_an_answer_to_no_run_is_dropped() -> None:
     core = ready_core()
     assert hear(core, (0,), Done(99)) == []
-    core.submit(1, (0,), FRAMES)
+    core.submit(relay(1, (0,)))
     hear(core, (0,), Done(1))
     assert hear(core, (0,), Done(1)) == []
 
 
 def test_a_second_answer_of_a_rank_is_dropped() -> None:
     core = ready_core()
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (0,), Done(1))
     assert hear(core, (0,), Done(1)) == []
     assert hear(core, (0, 1), Done(1)) == [Deliver(1, (1,), Parcel(Done(1))), Finish(1)]
@@ -101,8 +101,8 @@ def test_a_second_answer_of_a_rank_is_dropped() -> None:
 
 def test_runs_do_not_mix() -> None:
     core = ready_core()
-    core.submit(1, (0, 1), FRAMES)
-    core.submit(2, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
+    core.submit(relay(2, (0, 1)))
     assert Finish(1) not in hear(core, (0,), Done(1))
     assert Finish(1) not in hear(core, (1,), Done(2))
     assert Finish(2) in hear(core, (0,), Done(2))
@@ -111,7 +111,7 @@ def test_runs_do_not_mix() -> None:
 
 def test_an_interrupt_goes_to_the_ranks_that_still_run() -> None:
     core = ready_core()
-    core.submit(1, (0, 1, 3), FRAMES)
+    core.submit(relay(1, (0, 1, 3)))
     hear(core, (1,), Done(1))
     assert control_sent(core.interrupt(1)) == [((0, 3), Interrupt(1))]
     hear(core, (0, 3), Done(1))
@@ -124,13 +124,13 @@ def test_an_interrupt_goes_to_the_ranks_that_still_run() -> None:
 
 def test_a_failure_is_delivered_at_once() -> None:
     core = ready_core()
-    core.submit(1, (0, 1, 2, 3), FRAMES)
+    core.submit(relay(1, (0, 1, 2, 3)))
     assert hear(core, (3,), FAILED) == [Deliver(1, (3,), Parcel(FAILED))]
 
 
 def test_after_a_failure_the_others_are_asked_where_they_are() -> None:
     core = ready_core(on_error="wait")
-    core.submit(1, (0, 1, 2, 3), FRAMES, now=10.0)
+    core.submit(relay(1, (0, 1, 2, 3)), now=10.0)
     hear(core, (3,), FAILED, now=10.0)
     assert core.deadline() == 10.0 + REPORT_AFTER_S
     assert core.tick(10.0) == []
@@ -146,7 +146,7 @@ def test_after_a_failure_the_others_are_asked_where_they_are() -> None:
 
 def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
     core = ready_core(on_error="wait")
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (0,), FAILED, now=10.0)
     hear(core, (1,), Done(1), now=10.1)
     assert of(Waits, core.tick(10.1 + REPORT_AFTER_S)) == []
@@ -155,7 +155,7 @@ def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
 
 def test_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
     core = ready_core(on_error="wait")
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
     hear(core, (1,), state_of(probe.request, 1))
@@ -164,7 +164,7 @@ def test_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
 
 def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
     core = ready_core(on_error="wait")
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
     hear(core, (1,), state_of(probe.request, 1))
@@ -175,7 +175,7 @@ def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
 
 def test_nobody_is_told_of_a_run_that_has_ended() -> None:
     core = ready_core(on_error="wait")
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (0,), FAILED, now=0.0)
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
     hear(core, (1,), Done(1), now=REPORT_AFTER_S)
@@ -188,9 +188,9 @@ def test_nobody_is_told_of_a_run_that_has_ended() -> None:
 
 def test_a_death_ends_the_ranks_part_in_every_run() -> None:
     core = ready_core()
-    core.submit(1, (0, 1), FRAMES)
-    core.submit(2, (1,), FRAMES)
-    core.submit(3, (0,), FRAMES)
+    core.submit(relay(1, (0, 1)))
+    core.submit(relay(2, (1,)))
+    core.submit(relay(3, (0,)))
     died = Died(1, "killed by SIGKILL", "last words")
     effects = core.receive(Parcel(died), 0.0)
     assert of(Deliver, effects) == [
@@ -206,18 +206,18 @@ def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
     core = ready_core()
     died = Died(1, "killed by SIGKILL", "")
     lose_rank(core, died)
-    effects = core.submit(5, (0, 1), FRAMES)
+    effects = core.submit(relay(5, (0, 1)))
     assert [parcel.verb.ranks for parcel in sent(effects)] == [(0,)]
     assert of(Deliver, effects) == [Deliver(5, (1,), Parcel(died))]
     assert of(Finish, effects) == []
-    effects = core.submit(6, (1,), FRAMES)
+    effects = core.submit(relay(6, (1,)))
     assert sent(effects) == []
     assert of(Finish, effects) == [Finish(6)]
 
 
 def test_after_a_death_the_others_are_asked_where_they_are() -> None:
     core = ready_core(on_error="wait")
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     core.receive(Parcel(Died(1, "killed", "")), 3.0)
     [(ranks, _)] = control_sent(core.tick(3.0 + REPORT_AFTER_S))
     assert ranks == (0,)

@@ -25,7 +25,8 @@ from cellmesh.wire.messages import (
     Welcome,
 )
 
-from ....support.core_decisions import FRAMES, hear, infos, of, ready_core, sent
+from ....support.core_decisions import hear, infos, of, ready_core, sent
+from ....support.runs import relay
 
 # ---- starting
 
@@ -70,7 +71,7 @@ def test_work_for_a_mesh_that_is_not_ready_ends_at_once(state: str) -> None:
             if state == "ended":
                 core.agent_ended("stopped")
     assert core.state == state
-    effects = core.submit(1, (0, 1), FRAMES)
+    effects = core.submit(relay(1, (0, 1)))
     assert not sent(effects)
     delivered = of(Deliver, effects)
     assert [deliver.ranks for deliver in delivered] == [(0, 1)]
@@ -83,7 +84,7 @@ def test_work_for_a_mesh_that_is_not_ready_ends_at_once(state: str) -> None:
 
 def test_a_restart_ends_what_runs_and_asks_for_new_ranks() -> None:
     core = ready_core()
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (0,), Done(1))
     effects = core.restart({"dp": 2, "tp": 2})
     assert [(deliver.ranks, deliver.parcel.verb.reason) for deliver in of(Deliver, effects)] == [
@@ -103,7 +104,7 @@ def test_a_restarted_mesh_has_no_dead_and_takes_work() -> None:
     core.receive(Parcel(MeshReady(infos(4))), 0.0)
     assert core.state == "ready"
     assert core.dead == {}
-    assert [parcel.verb.ranks for parcel in sent(core.submit(9, (0, 1), FRAMES))] == [(0, 1)]
+    assert [parcel.verb.ranks for parcel in sent(core.submit(relay(9, (0, 1))))] == [(0, 1)]
 
 
 def test_what_was_sent_between_two_restarts_ends() -> None:
@@ -111,7 +112,7 @@ def test_what_was_sent_between_two_restarts_ends() -> None:
     core.restart()
     core.restart()
     core.receive(Parcel(MeshReady(infos(4))), 1.0)
-    core.submit(1, (0, 1), FRAMES, now=1.0)
+    core.submit(relay(1, (0, 1)), now=1.0)
     effects = core.receive(Parcel(MeshReady(infos(4))), 2.0)
     assert of(Finish, effects) == [Finish(1)]
     assert sent(effects) == []
@@ -120,7 +121,7 @@ def test_what_was_sent_between_two_restarts_ends() -> None:
 
 def test_a_late_answer_from_before_a_restart_is_dropped() -> None:
     core = ready_core()
-    core.submit(1, (0,), FRAMES)
+    core.submit(relay(1, (0,)))
     core.restart({"dp": 2, "tp": 2})
     assert hear(core, (0,), Done(1)) == []
 
@@ -137,7 +138,7 @@ def test_stop_is_sent_once() -> None:
 @pytest.mark.parametrize("how", ["agent", "stopped"])
 def test_the_end_ends_everything(how: str) -> None:
     core = ready_core()
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     request, _ = core.ask_states((0,), 0.0)
     if how == "agent":
         effects = core.agent_ended("its process ended")
@@ -229,7 +230,7 @@ def test_every_run_hears_of_each_of_its_ranks_once_and_finishes_once(events: lis
             case "submit":
                 ranks = tuple(range(rank + 1))
                 ranks_of[next_run], told[next_run] = ranks, []
-                note(core.submit(next_run, ranks, FRAMES))
+                note(core.submit(relay(next_run, ranks)))
                 next_run += 1
             case "done":
                 if run in ranks_of and rank in ranks_of[run]:

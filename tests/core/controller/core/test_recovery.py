@@ -30,7 +30,6 @@ from cellmesh.wire.messages import (
 
 from ....support.core_decisions import (
     FAILED,
-    FRAMES,
     answer_probe,
     counted,
     heal_all,
@@ -55,6 +54,7 @@ from ....support.recovery_cases import (
     state,
     submit,
 )
+from ....support.runs import relay
 
 # ---- only then
 
@@ -241,7 +241,7 @@ def test_work_waits_until_it_is_calm_and_keeps_its_order() -> None:
 
 def test_work_for_control_threads_does_not_wait() -> None:
     core, _ = healing_core()
-    [send] = core.submit(2, (0,), FRAMES, "control")
+    [send] = core.submit(relay(2, (0,), "control"))
     assert send.parcel.verb.channel == "control"
 
 
@@ -306,7 +306,7 @@ def test_a_rank_that_dies_after_its_part_in_a_run_is_not_waited_for() -> None:
 
 def test_a_question_to_a_control_thread_does_not_keep_a_death_from_being_healed() -> None:
     core = ready_core(3)
-    core.submit(1, (0, 1), FRAMES, "control")
+    core.submit(relay(1, (0, 1), "control"))
     effects = die(core, 1)
     assert only(Probe, effects)[0] == (0, 2)
 
@@ -398,7 +398,7 @@ def test_ranks_that_run_something_are_named() -> None:
 
 def test_what_ranks_run_is_told() -> None:
     core = ready_core(3)
-    core.submit(1, (0, 2), FRAMES, title="cell 3")
+    core.submit(relay(1, (0, 2), title="cell 3"))
     [report] = reports(healed_by_user(core))
     assert "ranks 0,2 must be idle for that, and ranks 0,2 run cell 3" in report.failure
 
@@ -443,7 +443,7 @@ def test_a_heal_that_waits_is_not_answered_while_ranks_hold_back() -> None:
 
 def test_ranks_that_do_not_end_a_failed_run_are_not_waited_for_without_end() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES, title="cell 3")
+    core.submit(relay(1, (0, 1), title="cell 3"))
     die(core, 1)
     assert healed_by_user(core, 0.1) == []
     submit(core, 2, (0, 1), 0.2)  # would wait for the new rank

@@ -29,7 +29,6 @@ from cellmesh.wire.messages import (
 
 from ....support.core_decisions import (
     FAILED,
-    FRAMES,
     counted,
     heal_all,
     hear,
@@ -39,6 +38,7 @@ from ....support.core_decisions import (
     sent,
     told,
 )
+from ....support.runs import relay
 
 
 def verbs(kind: type, effects: Any) -> list[tuple[tuple[int, ...], Any]]:
@@ -71,7 +71,7 @@ def idle(request: int, number: int) -> RankState:
 
 def test_the_others_are_released_when_they_have_had_time_to_settle() -> None:
     core = ready_core(settle_s=2.0)
-    core.submit(1, (0, 1, 2, 3), FRAMES, now=10.0)
+    core.submit(relay(1, (0, 1, 2, 3)), now=10.0)
     hear(core, (3,), FAILED, now=11.0)
     hear(core, (0,), FAILED, now=12.5)
     hear(core, (2,), Done(1), now=12.9)
@@ -83,7 +83,7 @@ def test_the_others_are_released_when_they_have_had_time_to_settle() -> None:
 
 def test_a_death_is_a_failure() -> None:
     core = ready_core(settle_s=1.0)
-    core.submit(1, (0, 1), FRAMES, now=10.0)
+    core.submit(relay(1, (0, 1)), now=10.0)
     core.receive(Parcel(Died(0, "was killed", "")), 10.0)
     assert verbs(Release, core.tick(10.9)) == []
     assert verbs(Release, core.tick(11.0)) == [((1,), Release(1))]
@@ -91,7 +91,7 @@ def test_a_death_is_a_failure() -> None:
 
 def test_nobody_is_released_twice() -> None:
     core = ready_core(settle_s=1.0)
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     hear(core, (0,), FAILED, now=0.0)
     assert verbs(Release, core.tick(1.0)) == [((1, 2), Release(1))]
     hear(core, (1,), FAILED, now=1.1)
@@ -101,7 +101,7 @@ def test_nobody_is_released_twice() -> None:
 
 def test_with_wait_nobody_is_released() -> None:
     core = ready_core(on_error="wait")
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (0,), FAILED, now=0.0)
     _, probe = only(Probe, core.tick(REPORT_AFTER_S))
     state = waiting_in(probe.request, 1, 1)
@@ -111,7 +111,7 @@ def test_with_wait_nobody_is_released() -> None:
 
 def test_nobody_is_released_while_a_rank_asks() -> None:
     core = ready_core(settle_s=1.0)
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     hear(core, (1,), Ask(1, 77, "(Pdb) "), now=0.5)
     hear(core, (0,), FAILED, now=1.0)
     assert not any(verbs(Release, effects) for _, effects in ticks(core, 20.0))
@@ -122,7 +122,7 @@ def test_nobody_is_released_while_a_rank_asks() -> None:
 
 def test_a_question_that_is_withdrawn_no_longer_keeps_the_others() -> None:
     core = ready_core(settle_s=1.0)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (1,), Ask(1, 77, "? "), now=0.0)
     hear(core, (0,), FAILED, now=0.0)
     hear(core, (1,), AskEnded(1, 77), now=3.0)
@@ -132,7 +132,7 @@ def test_a_question_that_is_withdrawn_no_longer_keeps_the_others() -> None:
 
 def test_nobody_busy_waits_for_an_answer_where_nothing_settles() -> None:
     core = ready_core(settle_s=0.0)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (1,), Ask(1, 77, "? "), now=0.0)
     hear(core, (0,), FAILED, now=0.0)
     core.tick(0.0)
@@ -142,7 +142,7 @@ def test_nobody_busy_waits_for_an_answer_where_nothing_settles() -> None:
 
 def test_what_ranks_do_with_an_interrupt_is_their_affair() -> None:
     core = ready_core(settle_s=1.0)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     core.interrupt(1, 0.0)
     hear(core, (0,), Failed(1, "KeyboardInterrupt", "", "", 0), now=0.1)
     assert not any(verbs(Release, effects) for _, effects in ticks(core, 20.0))
@@ -163,7 +163,7 @@ def sweep(core: Core, now: float) -> tuple[Any, list[Any]]:
 
 def test_who_waits_for_a_rank_that_has_ended_well_is_released() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (1,), Done(1, None, counted(2)), now=0.1)
     at, [ranks, request] = sweep(core, 5.0)
     assert ranks == (0, 1)
@@ -175,7 +175,7 @@ def test_who_waits_for_a_rank_that_has_ended_well_is_released() -> None:
 
 def test_who_computes_is_left_alone() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (1,), Done(1), now=0.1)
     at, [_, request] = sweep(core, 5.0)
     hear(core, (1,), idle(request, 2), at)
@@ -187,7 +187,7 @@ def test_who_computes_is_left_alone() -> None:
 
 def test_a_state_from_before_a_rank_ended_the_run_says_nothing_of_where_it_ended() -> None:
     core = ready_core(3)
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     hear(core, (2,), Done(1, None, counted(3)), now=0.1)
     at, [_, request] = sweep(core, 5.0)
     hear(core, (2,), idle(request, 3), at)
@@ -199,13 +199,13 @@ def test_a_state_from_before_a_rank_ended_the_run_says_nothing_of_where_it_ended
 @pytest.mark.parametrize("submitted", ["before", "while they are asked"])
 def test_a_rank_that_has_more_to_do_may_still_come(submitted: str) -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     if submitted == "before":
-        core.submit(2, (0, 1), FRAMES)
+        core.submit(relay(2, (0, 1)))
     hear(core, (1,), Done(1), now=0.1)
     at, [_, request] = sweep(core, 5.0)
     if submitted != "before":
-        core.submit(2, (1,), FRAMES, now=at)
+        core.submit(relay(2, (1,)), now=at)
         hear(core, (1,), Done(2), now=at)
     hear(core, (1,), idle(request, 2), at)
     assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == []
@@ -213,8 +213,8 @@ def test_a_rank_that_has_more_to_do_may_still_come(submitted: str) -> None:
 
 def test_a_rank_that_holds_back_what_it_has_to_do_will_not_come() -> None:
     core = ready_core(3, settle_s=1.0)
-    core.submit(1, (0, 1, 2), FRAMES)
-    core.submit(2, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
+    core.submit(relay(2, (0, 1)))
     core.interrupt(1, 0.0)  # the others are not released for the failure itself
     hear(core, (1,), FAILED, now=0.1)
     at, [_, request] = sweep(core, 5.0)
@@ -225,8 +225,8 @@ def test_a_rank_that_holds_back_what_it_has_to_do_will_not_come() -> None:
 
 def test_a_rank_that_has_not_begun_the_run_will_come() -> None:
     core = ready_core(4, settle_s=1.0)
-    core.submit(1, (0, 1), FRAMES)
-    core.submit(2, (0, 2), FRAMES)
+    core.submit(relay(1, (0, 1)))
+    core.submit(relay(2, (0, 2)))
     core.wait_for(2)
     hear(core, (0,), FAILED, now=0.0)  # and holds run 2 back until rank 1 has ended run 1
     hear(core, (1,), Ask(1, 5, "? "), now=0.0)
@@ -240,7 +240,7 @@ def test_a_rank_that_has_not_begun_the_run_will_come() -> None:
 
 def test_who_is_waited_for_and_needs_ranks_without_work_is_released() -> None:
     core = ready_core(3)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     core.wait_for(1)
     at, [ranks, request] = sweep(core, 5.0)
     assert ranks == (0, 1, 2)
@@ -251,13 +251,13 @@ def test_who_is_waited_for_and_needs_ranks_without_work_is_released() -> None:
 
 def test_in_the_background_a_run_may_wait_for_what_is_submitted_later() -> None:
     core = ready_core(3)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     assert not any(verbs(Probe, effects) for at, effects in ticks(core, WATCH_AFTER_S - 0.1))
 
 
 def test_who_is_waited_for_and_needs_a_rank_that_has_ended_is_released() -> None:
     core = ready_core(2)
-    submitted = core.submit(1, (0, 1), FRAMES)
+    submitted = core.submit(relay(1, (0, 1)))
     assert submitted
     core.wait_for(1)
     hear(core, (1,), Done(1), now=0.1)
@@ -268,7 +268,7 @@ def test_who_is_waited_for_and_needs_a_rank_that_has_ended_is_released() -> None
 
 def test_who_waits_is_not_released_while_another_asks() -> None:
     core = ready_core(3)
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     hear(core, (2,), Done(1), now=0.1)
     hear(core, (1,), Ask(1, 7, "(Pdb) "), now=0.1)
     assert not any(verbs(Probe, effects) for _, effects in ticks(core, WATCH_AFTER_S - 0.1))
@@ -279,7 +279,7 @@ def test_who_waits_is_not_released_while_another_asks() -> None:
 
 def test_a_second_interrupt_kills_what_has_not_stopped() -> None:
     core = ready_core(settle_s=1.0)
-    core.submit(1, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
     assert told(core.interrupt(1, 10.0)) == [((0, 1, 2), Interrupt(1))]
     assert core.interrupt(1, 10.2) == []
     hear(core, (0,), Failed(1, "KeyboardInterrupt", "", "", 0), now=10.5)
@@ -295,7 +295,7 @@ def test_a_second_interrupt_kills_what_has_not_stopped() -> None:
 
 def test_a_second_interrupt_kills_at_once_who_has_had_the_time_to_stop() -> None:
     core = ready_core()
-    core.submit(1, (0,), FRAMES)
+    core.submit(relay(1, (0,)))
     core.interrupt(1, 10.0)
     assert core.interrupt(1, 13.0) == []
     assert core.deadline() <= 13.0
@@ -304,7 +304,7 @@ def test_a_second_interrupt_kills_at_once_who_has_had_the_time_to_stop() -> None
 
 def test_a_late_second_interrupt_is_a_first_one() -> None:
     core = ready_core()
-    core.submit(1, (0,), FRAMES)
+    core.submit(relay(1, (0,)))
     core.interrupt(1, 10.0)
     late = 10.0 + ESCALATE_S + 0.1
     assert told(core.interrupt(1, late)) == [((0,), Interrupt(1))]
@@ -313,7 +313,7 @@ def test_a_late_second_interrupt_is_a_first_one() -> None:
 
 def test_a_third_interrupt_kills_again_and_no_earlier() -> None:
     core = ready_core()
-    core.submit(1, (0,), FRAMES)
+    core.submit(relay(1, (0,)))
     core.interrupt(1, 10.0)
     core.interrupt(1, 10.1)
     core.interrupt(1, 10.2)
@@ -326,8 +326,8 @@ def test_a_third_interrupt_kills_again_and_no_earlier() -> None:
 
 def test_what_waits_behind_another_run_is_not_killed() -> None:
     core = ready_core()
-    core.submit(1, (0,), FRAMES)
-    core.submit(2, (0, 1), FRAMES)
+    core.submit(relay(1, (0,)))
+    core.submit(relay(2, (0, 1)))
     core.interrupt(2, 10.0)
     core.interrupt(2, 10.1)
     assert [p.verb for p in sent(core.tick(10.0 + STOP_S)) if type(p.verb) is Kill] == [Kill((1,))]
@@ -335,7 +335,7 @@ def test_what_waits_behind_another_run_is_not_killed() -> None:
 
 def test_what_is_killed_is_told_and_ends_the_run() -> None:
     core = ready_core()
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (1,), Done(1), now=9.0)
     core.interrupt(1, 10.0)
     core.interrupt(1, 10.1)
@@ -348,9 +348,9 @@ def test_what_is_killed_is_told_and_ends_the_run() -> None:
 
 def test_a_run_that_waits_for_the_mesh_to_be_calm_is_stopped_at_once() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     hear(core, (0, 1), FAILED)
-    assert told(core.submit(2, (0, 1), FRAMES)) == []
+    assert told(core.submit(relay(2, (0, 1)))) == []
     effects = core.interrupt(2, 0.1)
     assert [(d.ranks, d.parcel.verb.type_name) for d in of(Deliver, effects)] == [
         ((0, 1), "KeyboardInterrupt")
@@ -361,8 +361,8 @@ def test_a_run_that_waits_for_the_mesh_to_be_calm_is_stopped_at_once() -> None:
 
 def test_a_run_that_waits_behind_another_is_stopped_at_once_where_it_is_known_to_wait() -> None:
     core = ready_core(3)
-    core.submit(1, (0, 1, 2), FRAMES)
-    core.submit(2, (0, 1, 2), FRAMES)
+    core.submit(relay(1, (0, 1, 2)))
+    core.submit(relay(2, (0, 1, 2)))
     effects = core.interrupt(2, 1.0)
     assert verbs(Interrupt, effects) == [((0, 1, 2), Interrupt(2))]
     _, probe = only(Probe, effects)
@@ -378,8 +378,8 @@ def test_a_run_that_waits_behind_another_is_stopped_at_once_where_it_is_known_to
 
 def test_a_run_that_is_held_back_is_stopped_at_once() -> None:
     core = ready_core(2, on_error="wait")
-    core.submit(1, (0, 1), FRAMES)
-    core.submit(2, (0,), FRAMES)
+    core.submit(relay(1, (0, 1)))
+    core.submit(relay(2, (0,)))
     hear(core, (0,), FAILED)
     assert of(Finish, core.interrupt(2, 1.0)) == [Finish(2)]
 
@@ -389,8 +389,8 @@ def test_a_run_that_is_held_back_is_stopped_at_once() -> None:
 
 def test_a_failure_in_a_control_thread_holds_nobody_back() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES)
-    core.submit(2, (0, 1), FRAMES, "control")
+    core.submit(relay(1, (0, 1)))
+    core.submit(relay(2, (0, 1), "control"))
     effects = hear(core, (0,), Failed(2, "NameError", "x", "", 0), now=0.1)
     effects += hear(core, (1,), Failed(2, "NameError", "x", "", 0), now=0.2)
     assert of(Finish, effects) == [Finish(2)]
@@ -401,7 +401,7 @@ def test_a_failure_in_a_control_thread_holds_nobody_back() -> None:
 
 def test_a_control_thread_is_not_released() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES, "control")
+    core.submit(relay(1, (0, 1), "control"))
     hear(core, (0,), Failed(1, "NameError", "x", "", 0), now=0.1)
     assert not any(told(effects) for _, effects in ticks(core, 20.0))
 
@@ -411,7 +411,7 @@ def test_a_control_thread_is_not_released() -> None:
 
 def test_a_run_that_takes_long_is_shown_every_second() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     shown = []
     now = 0.0
     while now < 8.5:
@@ -433,7 +433,7 @@ def test_a_run_that_takes_long_is_shown_every_second() -> None:
 
 def test_a_rank_that_does_not_answer_is_missing_in_what_is_shown() -> None:
     core = ready_core(2)
-    core.submit(1, (0, 1), FRAMES)
+    core.submit(relay(1, (0, 1)))
     at, [_, request] = sweep(core, 9.0)
     state = RankState(request, 1, 1, 5, "f", "", "cpu", 0)
     hear(core, (0,), state, at)
@@ -442,14 +442,14 @@ def test_a_rank_that_does_not_answer_is_missing_in_what_is_shown() -> None:
 
 def test_a_run_that_has_waited_for_calm_is_given_its_time_from_then_on() -> None:
     core = ready_core(3, settle_s=1.0)
-    core.submit(1, (0, 1), FRAMES, now=0.0)
+    core.submit(relay(1, (0, 1)), now=0.0)
     effects = hear(core, (0, 1), FAILED, now=0.0)
-    core.submit(2, (0, 1, 2), FRAMES, now=0.1)
+    core.submit(relay(2, (0, 1, 2)), now=0.1)
     effects += core.receive(Parcel(Died(2, "was killed", "")), 0.2)
     effects += core.tick(5.0)
     assert verbs(Release, effects) == []
     effects = heal_all(core, effects, 5.0)
-    [(relay, _)] = [parcel for parcel in sent(effects) if parcel.verb.run == 2]
-    assert relay.ranks == (0, 1)
+    [(order, _)] = [parcel for parcel in sent(effects) if parcel.verb.run == 2]
+    assert order.ranks == (0, 1)
     released = [(at, verbs(Release, e)) for at, e in ticks(core, 20.0) if verbs(Release, e)]
     assert released == [(pytest.approx(6.1), [((0, 1), Release(2))])]

@@ -13,7 +13,7 @@ from cellmesh.controller.inspect import pinned
 from cellmesh.controller.inspect.inspection import Inspection
 from cellmesh.controller.inspect.pinned import Hold
 from cellmesh.controller.inspect.query import Looked
-from cellmesh.controller.ranks import Ranks
+from cellmesh.controller.rank_set import RankSet
 from cellmesh.magics.widgets.inspector import source as answers_module
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from cellmesh.magics.widgets.inspector.source import MeshAnswers
@@ -34,13 +34,13 @@ class Keeping:
         self.forgotten: list[str] = []
         beside = SimpleNamespace(gone_holds=deque())
         self._session: Any = SimpleNamespace(beside=beside)
-        self.ranks = Ranks(self._session, [0, 1])
+        self.ranks = RankSet(self._session, [0, 1])
         monkeypatch.setattr(pinned, "look", self._look)
 
     def inspection(self) -> Inspection:
         return Inspection("f()", {0: Found("int", "1", ())}, hold=Hold(self._session, [0, 1]))
 
-    def _look(self, ranks: Ranks, subject: Forget, **_: object) -> Looked:
+    def _look(self, ranks: RankSet, subject: Forget, **_: object) -> Looked:
         assert ranks.ranks == (0, 1)
         self.forgotten += subject.tokens
         return Looked()

@@ -11,6 +11,7 @@ import pytest
 from cellmesh.controller.inspect import query as look_module
 from cellmesh.controller.inspect.query import look
 from cellmesh.controller.output.printer import Printer
+from cellmesh.controller.rank_set import RankSet
 from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.run import Run
 from cellmesh.magics.render.who import names_table
@@ -20,6 +21,7 @@ from cellmesh.wire.inspect import Bound, Element
 from cellmesh.wire.messages import Done
 
 from ....support.run_cases import Sink
+from ....support.runs import FakeControl, work_item
 
 
 class Asking:
@@ -35,15 +37,15 @@ class Asking:
         self._answer = answer
         catalog = SimpleNamespace(busy_ranks=lambda: {0})
         session: Any = SimpleNamespace(dead_ranks=set(), catalog=catalog)
-        self.ranks = Ranks(session, [0, 1])
+        self.ranks = RankSet(session, [0, 1])
         monkeypatch.setattr(
-            Ranks, "_start", lambda part, make, channel: self._start(part.ranks, channel)
+            RankSet, "start", lambda part, verb, title, channel: self._start(part.ranks, channel)
         )
 
     def _start(self, ranks: tuple[int, ...], channel: str) -> Run[Any]:
         assert (ranks, channel) in [((0,), "control"), ((1,), "work")]
         run: Run[Any] = Run(
-            1, ranks, False, Printer(ranks, Sink()), self.interrupted.set, "the look"
+            1, work_item(ranks), Printer(ranks, Sink()), FakeControl(self.interrupted.set)
         )
         if channel == "work":
             pickled, buffers = payload.dumps(self._answer, "value")
@@ -62,5 +64,5 @@ def test_a_busy_rank_that_does_not_answer_is_told_of_and_the_others_are_shown(
     assert str(looked.refusals[0]) == "TimeoutError: no answer within 0.1 s"
     assert not asking.interrupted.is_set()
 
-    table = names_table(Asking(monkeypatch, Bound(())).ranks, "*")
+    table = names_table(Ranks(Asking(monkeypatch, Bound(())).ranks), "*")
     assert table.notes == ["rank 0: TimeoutError: no answer within 0.1 s"]

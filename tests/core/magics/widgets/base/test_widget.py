@@ -130,7 +130,9 @@ def test_a_timeline_asks_its_ranks_on_a_thread_of_its_own(cell: Cell) -> None:
         return history
 
     beside = SimpleNamespace(shown=Shown())
-    ranks: Any = SimpleNamespace(timeline=timeline, _session=SimpleNamespace(beside=beside))
+    ranks: Any = SimpleNamespace(
+        timeline=timeline, rank_set=SimpleNamespace(session=SimpleNamespace(beside=beside))
+    )
     shown, told = LiveTimeline(ranks, 5, None), queue.SimpleQueue[list[str]]()
     shown.widget.observe(lambda change: told.put(change["new"]["notes"]), "about")
     shown.handle({"action": "update"})

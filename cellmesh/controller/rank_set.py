@@ -1,0 +1,106 @@
+"""Some ranks of a mesh as the controller's features see them: whom to send work, and through
+which session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..wire.bounds import SEGMENT_BYTES
+from ..wire.codec import Frame
+from ..wire.messages import Channel, Pickled, Work
+from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
+from .output.printer import Printer
+from .output.sinks import Sink, Unremarked, current_sink
+from .run import Run
+from .work_item import WorkItem
+
+if TYPE_CHECKING:
+    from .session.session import Session
+
+
+class RankSet:
+    """Some ranks of a mesh.
+
+    Args:
+        session: the mesh that they belong to.
+        ranks: their numbers.
+        is_single: results are the one rank's value, not `Results`.
+    """
+
+    def __init__(self, session: Session, ranks: Sequence[int], is_single: bool = False) -> None:
+        self.session = session
+        self.ranks = tuple(ranks)
+        self.is_single = is_single
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def part(self, ranks: Sequence[int], is_single: bool = False) -> RankSet:
+        """Other ranks of the same mesh."""
+        return RankSet(self.session, ranks, is_single)
+
+    def living(self) -> list[int]:
+        """The ranks that have a process."""
+        dead = self.session.dead_ranks
+        return [rank for rank in self.ranks if rank not in dead]
+
+    def start(
+        self,
+        verb: Work,
+        title: str = "the call",
+        buffers: Sequence[Frame] = (),
+        *,
+        num_bytes: int = 0,
+        channel: Channel = "work",
+        sink: Sink | None = None,
+    ) -> Run[Any]:
+        """Send work to the ranks; waits only while too much is under way to them.
+
+        Args:
+            verb: the work; its `run` is set here.
+            title: what errors call the run.
+            buffers: the frames that the verb's payload announces.
+            num_bytes: how long the arguments are.
+            channel: ``control`` for what a rank answers beside the run that it executes.
+            sink: where output goes; None for the calling notebook cell or the console.
+
+        Raises:
+            NoMeshError: the mesh has ended.
+            RankDied: one of the ranks is dead.
+        """
+        session = self.session
+        item = WorkItem(verb, self.ranks, buffers, title, channel, num_bytes, self.is_single)
+        sink = sink or current_sink(session.beside.displays)
+        # What a query cannot have is said once, by its answer.
+        sink = Unremarked(sink) if verb.is_query else sink
+        printer = Printer(self.ranks, sink, verb.is_user_code)
+        segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
+        if segment is None:
+            return session.start_run(item, printer)
+        try:
+            session.beside.segments.keep(segment, self.ranks)
+            run = session.start_run(item, printer)
+            session.beside.segments.follow(run, segment)
+            return run
+        except BaseException:
+            session.beside.segments.forget(segment)
+            raise
+
+    def lend(
+        self, pickled: Pickled, buffers: Sequence[Frame]
+    ) -> tuple[Pickled, Sequence[Frame], int]:
+        """Wait until there is room for arguments, and put large ones where they are sent from.
+
+        Returns:
+            The pickle and the buffers to send, and how many bytes they count.
+        """
+        num_bytes = len(pickled.stream)
+        if not buffers and num_bytes < MIN_BYTES:
+            return pickled, buffers, num_bytes
+        num_bytes = num_bytes_of(pickled, buffers)
+        if num_bytes >= MIN_BYTES:
+            num_bytes = max(num_bytes, SEGMENT_BYTES)
+            self.session.make_room(self.ranks, num_bytes)
+        return *self.session.beside.segments.lend(pickled, buffers), num_bytes

@@ -1,0 +1,47 @@
+"""What a run has its ranks do, in one record that is made once and passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ..wire.codec import Frame, Parcel, encode
+from ..wire.messages import Channel, Relay, Work
+from ..wire.segments import SegmentFrame
+
+
+class WorkItem(msgspec.Struct, frozen=True):
+    """The work of one run.
+
+    Attributes:
+        verb: what each rank does; its class says of which kind it is (`WorkVerb`), and its `run` is
+            set when the run has its number.
+        ranks: the ranks that do it.
+        buffers: the frames that the verb's payload announces.
+        title: what errors call the run.
+        channel: ``control`` for what a rank answers beside the run that it executes.
+        num_bytes: how long the arguments are.
+        is_single: the run's result is the value of the one rank, not `Results`.
+    """
+
+    verb: Work
+    ranks: tuple[int, ...]
+    buffers: Sequence[Frame] = ()
+    title: str = "the call"
+    channel: Channel = "work"
+    num_bytes: int = 0
+    is_single: bool = False
+
+    def relay(self, run: int) -> Parcel[Relay]:
+        """What the agent passes on to the ranks for the run of this number."""
+        verb: Any = msgspec.structs.replace(self.verb, run=run)
+        frames = encode([Parcel(verb, tuple(self.buffers))])
+        execution_count = verb.execution_count if verb.is_cell else 0
+        fills = verb.fills or getattr(verb, "action", "") == "load"
+        lends = isinstance(frames[-1], SegmentFrame)
+        relay = Relay(
+            self.ranks, self.channel, run, len(frames), self.title, execution_count, fills, lends
+        )
+        return Parcel(relay, tuple(frames))
