@@ -57,7 +57,7 @@ def test_what_a_rank_needs_to_start_imports_no_feature(breaker: pytest.MonkeyPat
 
 
 USES = {
-    "inspect.resolving": "mesh.inspect('rank')",
+    "inspect.static_eval": "mesh.inspect('rank')",
     "inspect.handler": "mesh.inspect('rank')",
     "inspect.description": "mesh.inspect('rank')",
     "replicas.parts": "mesh.check('rank')",

@@ -8,16 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ..inspect.resolving import (
-    Known,
-    Lookup,
-    Unknown,
-    Value,
-    annotated,
-    attribute,
-    find_name,
-    resolve,
-)
+from ..inspect.static_eval import Unknown
+from .inference import Known, Lookup, Value, annotated, attribute, find_name, resolve
 
 # Lines of IPython's own, and what stands in for them.
 _NO_PYTHON = re.compile(r"^([ \t]*)[%!?].*$|^([ \t]*).*\?$", re.MULTILINE)

@@ -15,10 +15,12 @@ from typing import Any
 
 from ...wire.inspect import Complete, Completions
 from ..inspect.names import users_names
-from ..inspect.resolving import Known, Lookup, Unknown, Value, held_by, resolve
+from ..inspect.static_eval import Unknown
 from ..rank.shell import RankShell
+from ..static_lookup import held_by
 from .cell_names import names_in
 from .cursor import Spot, find_spot
+from .inference import Known, Lookup, Value, resolve
 from .members import keys, kind_of, members, parameters
 
 _MAX_TEXTS = 5000
@@ -31,7 +33,8 @@ def complete(shell: RankShell, subject: Complete) -> Completions:
     kinds, lookup = names_in(subject.code, subject.cursor, shell.user_ns)
     try:
         if spot.kind == "name" and subject.users_only:
-            found, is_whole = users_names(shell), True
+            found = {name: kind_of(value) for name, value in users_names(shell).items()}
+            is_whole = True
         else:
             found, is_whole = _candidates(spot, kinds, lookup, shell.user_ns)
     except Unknown:

@@ -16,19 +16,11 @@ from IPython.utils.path import compress_user
 from torch import nn
 
 from ...wire.inspect import Explain
-from ..inspect.resolving import (
-    InstanceOf,
-    Unknown,
-    attribute,
-    find_name,
-    held_by,
-    in_classes,
-    is_property,
-    resolve,
-    vars_of,
-)
 from ..inspect.safe_repr import quiet_text
+from ..inspect.static_eval import Unknown, in_classes
 from ..rank.shell import RankShell
+from ..static_lookup import held_by, vars_of
+from .inference import InstanceOf, attribute, find_name, is_property, resolve
 from .instances import facts_of, is_pythons
 
 

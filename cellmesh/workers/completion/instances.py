@@ -12,9 +12,10 @@ from typing import Any
 
 from IPython.core.oinspect import InfoDict
 
-from ..inspect.resolving import C_FUNCTIONS, Unknown, classes_of, has, held_by, in_classes, vars_of
-from ..inspect.safe_repr import quiet_text, whole_text
-from ..inspect.shortening import name_of
+from ..inspect.safe_repr import name_of, quiet_text, whole_text
+from ..inspect.static_eval import Unknown, in_classes
+from ..static_lookup import classes_of, has, held_by, vars_of
+from .inference import C_FUNCTIONS
 
 _SIZED = (str, bytes, range, list, tuple, dict, set, frozenset, collections.deque)
 _DESCRIPTORS = (property, functools.cached_property, staticmethod, classmethod)

@@ -1,4 +1,4 @@
-"""What something holds: attributes, keys, arguments; found as in `resolving`, without running
+"""What something holds: attributes, keys, arguments; found as in `inference`, without running
 anything.
 """
 
@@ -10,19 +10,9 @@ from typing import Any
 
 import torch
 
-from ..inspect.resolving import (
-    C_FUNCTIONS,
-    WRAPPED,
-    InstanceOf,
-    Known,
-    Unknown,
-    Value,
-    boxes,
-    classes_of,
-    held_by,
-    in_classes,
-    vars_of,
-)
+from ..inspect.static_eval import WRAPPED, Unknown, boxes, in_classes
+from ..static_lookup import classes_of, held_by, vars_of
+from .inference import C_FUNCTIONS, InstanceOf, Known, Value
 
 _ROUTINES = (
     *C_FUNCTIONS, types.FunctionType, types.MethodType, types.WrapperDescriptorType,

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ...wire.facts import Facts
 from ..rank.value_reducer import is_dtensor as is_dtensor
+from ..static_lookup import classes_of, has, vars_of
 from .chunks import layout_of, readable
 from .digests import digest_of, digest_of_bytes
 from .digests import digest_of_tensor as digest_of_tensor
-from .resolving import classes_of, has, vars_of
 from .safe_read import DIRECT, Reader, UnreadableError
 from .safe_repr import quiet_text, whole_text
 from .shards import Shard, shard_of_dtensor
 from .statistics import statistics
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

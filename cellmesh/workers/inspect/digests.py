@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..replicas.memory import bytes_of
 from .chunks import pieces, readable, run_of, unordered
+from .cpu_memory import bytes_of
 from .safe_read import DIRECT, Reader, UnreadableError
 
 _BLOCK = 1 << 16

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from ...wire.inspect import Gradient
 from .description import describe, has_own_code, kind_of, own_part
-from .resolving import keeps_grad
 from .safe_read import Reader
+from .static_eval import keeps_grad
 from .tree import parameters_of, walk
 from .values import looking, one_thread
 

@@ -28,8 +28,8 @@ from ...wire.inspect import (
 from ..rank.shell import RankShell
 from ..rank.value_reducer import refusal
 from ..trace.recorder import Spans
-from .paths import NeedsCode, follow
 from .pinned import Kept
+from .static_eval import NeedsCode, follow
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,14 @@ import torch
 
 from ...wire.facts import Facts
 from ...wire.inspect import Bound, Named, Names, alphabetically
-from ..completion.members import kind_of
 from ..rank.shell import RankShell
+from ..static_lookup import held_by
 from .chunks import readable
 from .description import is_dtensor
 from .digests import digest_of_bytes, digest_of_tensor
-from .resolving import held_by
 from .safe_read import Reader, UnreadableError, reading
+from .safe_repr import full_name_of, name_of, shorten
 from .shards import spell
-from .shortening import full_name_of, name_of, shorten
 
 # What a rank puts into its namespace itself; with other values, these are the user's.
 _OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
@@ -63,11 +62,11 @@ def names(shell: RankShell, subject: Names) -> Bound:
     return Bound(tuple(told), len(found) - len(chosen))
 
 
-def users_names(shell: RankShell) -> dict[str, str]:
-    """The names that the user has bound, and what kind each is."""
+def users_names(shell: RankShell) -> dict[str, Any]:
+    """The names that the user has bound, and their values."""
     hidden = shell.user_ns_hidden
     return {
-        name: kind_of(value)
+        name: value
         for name, value in list(shell.user_ns.items())
         if type(name) is str
         and not name.startswith("_")

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..replicas.memory import memory_of
+from .cpu_memory import memory_of
 
 # What `pwritev` takes at once.
 _MAX_RUNS = 1024

@@ -1,14 +1,16 @@
-"""Short texts of values that run nobody's code: of what is not Python's or torch's own, the type
-only.
+"""Short texts of values, made without running code of the user's.
+
+A value of a type that is not Python's, torch's or numpy's own is written as the name of its type.
+Large values take no longer than small ones.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import reprlib
+import itertools
 import types
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,96 +19,158 @@ _SCALARS = (
     bool, int, float, complex, str, bytes, type(None), type(...), range,
     torch.dtype, torch.device, torch.Size,
 )  # fmt: skip
-_NAMED = (types.FunctionType, types.BuiltinFunctionType)
-_CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque)
-# Containers of more items tell how many they are.
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_BRACKETS: Mapping[type, tuple[str, str]] = {
+    list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("{", "}"),
+    frozenset: ("frozenset({", "})"), collections.deque: ("deque([", "])"),
+}  # fmt: skip
+_EMPTY: Mapping[type, str] = {set: "set()", frozenset: "frozenset()"}
+# Of containers with more items, the number of items is written, too.
 FEW = 100
-# Those of more are not told as a whole.
+_MAX_ITEMS = 6
+_MAX_PAIRS = 4
+_MAX_DEPTH = 3
+_MAX_CHARS = 80
+_MAX_LONG_CHARS = 200
+_MAX_INT_BITS = 128
+# Larger containers are not written as a whole; of larger sets, only the size: what comes first in a
+# set is of no use.
 _MAX_WHOLE = 10_000
-_MAX_CHARS = 60
-_MAX_TEXT = 200
-_MAX_INT_BITS = 200
+_MAX_SORTED = 1000
+_SORTABLE = (int, float, str, bytes)
+
+
+def name_of(kind: type) -> str:
+    """A class's name, whatever its metaclass says."""
+    return str(type.__dict__["__name__"].__get__(kind))
+
+
+def full_name_of(kind: type) -> str:
+    """A class's name with its module's, whatever its metaclass says."""
+    module = _module_of(kind)
+    name = str(type.__dict__["__qualname__"].__get__(kind))
+    return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
 
 
 def quiet_text(value: Any) -> str:
-    """A value in short."""
-    text = _Quiet().repr1(value, 3)
-    if type(value) in _CONTAINERS and len(value) > FEW:
+    """A value in at most 200 characters; of a long container, also how many items it has."""
+    text = _Writer().write(value, 0)
+    if type(value) in _BRACKETS and len(value) > FEW and not text.startswith("<"):
         text = f"{len(value):,} items: {text}"
-    text = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+    text = text if len(text) <= _MAX_LONG_CHARS else f"{text[: _MAX_LONG_CHARS - 1]}…"
     return text.encode("utf-8", "replace").decode()  # half of a character cannot be sent to a page
 
 
+def shorten(value: Any) -> tuple[str, bool]:
+    """A value in at most 80 characters, and whether these say all that the value is."""
+    writer = _Writer()
+    text = writer.write(value, 0)
+    if len(text) > _MAX_CHARS:
+        return f"{text[: _MAX_CHARS - 1]}…", False
+    return text, writer.is_whole
+
+
 def whole_text(value: Any) -> str:
-    """All that a value is; "" where telling it takes code of the user's, or much time."""
+    """All that a value is; "" where writing it would run code of the user's or take long."""
     kind = type(value)
     items: list[Any] = [value]
     if kind in (list, tuple, dict):
         if len(value) > _MAX_WHOLE:
             return ""
-        items = (
-            [part for pair in dict.items(value) for part in pair] if kind is dict else list(value)
-        )
+        items = list(value)
+        if kind is dict:
+            items += value.values()
     if not all(map(is_scalar, items)):
         return ""
     try:
-        return f"{kind.__name__} {items!r}"
+        return f"{name_of(kind)} {value!r}"
     except ValueError:  # a number of thousands of digits
         return ""
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value's repr is all that it is, and is Python's or torch's own."""
-    return type(value) in _SCALARS or (
-        type(value).__module__ == "numpy" and not hasattr(type(value), "__len__")
-    )
+    """Whether a value's repr is all that it is, and is Python's, torch's or numpy's own."""
+    kind = type(value)
+    return kind in _SCALARS or (_module_of(kind) == "numpy" and not hasattr(kind, "__len__"))
 
 
-class _Quiet(reprlib.Repr):
-    """As `reprlib.repr`, but of items in the order they have, as sorting them would compare
-    them.
+def _module_of(kind: type) -> Any:
+    return type.__dict__["__module__"].__get__(kind)
+
+
+class _Writer:
+    """Writes one value.
+
+    Attributes:
+        is_whole: nothing of the value has been left out so far.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = self.maxlong = _MAX_CHARS
+        self.is_whole = True
 
-    def repr1(self, x: Any, level: int) -> str:
-        kind = type(x)
-        if kind is int and x.bit_length() > _MAX_INT_BITS:
-            return f"<int of {x.bit_length():,} bits>"
-        if kind in (set, frozenset):
-            return self._items(x, level, *(("{", "}") if kind is set else ("frozenset({", "})")))
-        if kind is dict:
-            return self._pairs(x, level)
-        if kind is collections.deque:
-            return self._items(x, level, "deque([", "])")
-        if kind in (list, tuple) or is_scalar(x):
-            text: str = super().repr1(x, level)
-            return text
+    def write(self, value: Any, depth: int) -> str:
+        kind = type(value)
+        if kind is int and value.bit_length() > _MAX_INT_BITS:
+            return self._cut(f"<int of {value.bit_length():,} bits>")
+        if kind in (str, bytes) and len(value) > _MAX_CHARS:
+            return self._cut(f"{repr(value[:_MAX_CHARS])[:-1]}...")
+        if is_scalar(value):
+            return repr(value)
+        if kind in _BRACKETS:
+            return self._write_items(value, depth)
         if issubclass(kind, torch.Tensor):
-            with (
-                torch._C.DisableTorchFunctionSubclass(),
-                contextlib.suppress(Exception),
-            ):  # without a shape
-                return f"{kind.__name__}{list(x.shape)}"
-        if kind in _NAMED or kind is type:
-            return f"<{kind.__name__} {x.__qualname__}>"
-        if (kind.__module__, kind.__name__) == ("numpy", "ndarray"):
-            return f"array{list(x.shape)} of {x.dtype}"
-        return f"<{kind.__name__}>"
+            with torch._C.DisableTorchFunctionSubclass(), contextlib.suppress(Exception):
+                return self._cut(f"{name_of(kind)}{list(value.shape)}")
+        if kind in _FUNCTIONS:
+            return self._cut(f"<{name_of(kind)} {value.__qualname__}>")
+        if kind is type:
+            return self._cut(f"<type {type.__dict__['__qualname__'].__get__(value)}>")
+        if (_module_of(kind), name_of(kind)) == ("numpy", "ndarray"):
+            return self._cut(f"array{list(value.shape)} of {value.dtype}")
+        return self._cut(f"<{name_of(kind)}>")
 
-    def _items(self, x: Any, level: int, left: str, right: str) -> str:
-        if level <= 0 or not x:
-            return f"{left}{'...' if x else ''}{right}"
-        parts = [self.repr1(each, level - 1) for each in tuple(islice(x, self.maxset))]
-        return f"{left}{', '.join([*parts, *['...'] * (len(x) > len(parts))])}{right}"
+    def _cut(self, text: str) -> str:
+        self.is_whole = False
+        return text
 
-    def _pairs(self, x: dict[Any, Any], level: int) -> str:
-        if level <= 0 or not x:
-            return "{...}" if x else "{}"
-        pairs = islice(list(x.items()), self.maxdict)
-        parts = [
-            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in pairs
-        ]
-        return f"{{{', '.join([*parts, *['...'] * (len(x) > len(parts))])}}}"
+    def _write_items(self, value: Any, depth: int) -> str:
+        kind = type(value)
+        first, last = _BRACKETS[kind]
+        if not value:
+            return _EMPTY.get(kind, first + last)
+        max_items = _MAX_PAIRS if kind is dict else _MAX_ITEMS
+        is_cut = len(value) > max_items
+        is_unordered = kind in (set, frozenset) and len(value) > _MAX_SORTED
+        if (is_cut and depth) or is_unordered:
+            return self._cut(f"<{name_of(kind)} of {len(value):,}>")
+        if depth == _MAX_DEPTH:
+            return self._cut(f"{first}...{last}")
+        # At once, as the main thread may change the container.
+        chosen = list(itertools.islice(_in_order(value), max_items))
+        if kind is dict:
+            parts = [
+                f"{self.write(key, depth + 1)}: {self.write(item, depth + 1)}"
+                for key, item in chosen
+            ]
+        else:
+            parts = [self.write(item, depth + 1) for item in chosen]
+        if is_cut:
+            parts.append(self._cut("..."))
+        comma = "," if kind is tuple and len(value) == 1 else ""
+        return f"{first}{', '.join(parts)}{comma}{last}"
+
+
+def _in_order(value: Any) -> Iterable[Any]:
+    """A container's items; those of sets and dicts sorted where that runs no code of the user's."""
+    kind = type(value)
+    if kind is dict:
+        return _sorted(value.items(), lambda item: item[0])
+    return _sorted(value, lambda item: item) if kind in (set, frozenset) else value
+
+
+def _sorted(items: Collection[Any], key: Callable[[Any], Any]) -> Iterable[Any]:
+    if len(items) > _MAX_SORTED:
+        return items
+    items = list(items)
+    kinds = {type(key(item)) for item in items}
+    return sorted(items, key=key) if len(kinds) == 1 and kinds.pop() in _SORTABLE else items

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..static_lookup import has, held_by
 from .description import MASKED, as_tensor
-from .resolving import SLOTS, Unknown, has, held_by, in_classes
 from .safe_repr import FEW
+from .static_eval import SLOTS, Unknown, in_classes
 
 # What is told beside tensors: a loss, a step, a name.
 _PLAIN = (bool, int, float, complex, str, type(None))

@@ -23,7 +23,13 @@ T = TypeVar("T")
 
 # The features that many ranks use, as modules of `cellmesh.workers`; others are imported when they
 # are used.
-PREIMPORTED = ("progress.hooks", "comms.hub", "rank.debugger", "inspect.handler", "inspect.paths")
+PREIMPORTED = (
+    "progress.hooks",
+    "comms.hub",
+    "rank.debugger",
+    "inspect.handler",
+    "inspect.static_eval",
+)
 
 
 def preimport() -> None:

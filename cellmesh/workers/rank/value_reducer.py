@@ -36,7 +36,7 @@ def reduce_for_notebook(value: Any) -> Any:
 def is_dtensor(value: Any) -> TypeGuard[DTensor]:
     """Whether a value is a DTensor; imports DTensor only if something else has."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    return module is not None and issubclass(type(value), module.DTensor)
 
 
 def refusal(error: BaseException) -> Refusal:

@@ -31,10 +31,10 @@ from ...errors import CellmeshError, UnpicklableError
 from ...wire import payload
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
+from ..inspect.cpu_memory import memory_of
 from ..inspect.description import is_dtensor
 from ..rank.exceptions import text_of
 from . import arriving
-from .memory import memory_of
 
 # What every rank has by itself.
 _OWN_NAMES = frozenset(("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist"))

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from cellmesh.wire import payload
+from cellmesh.workers.inspect.cpu_memory import memory_of
 from cellmesh.workers.replicas.copying import gather, survey
-from cellmesh.workers.replicas.memory import memory_of
 
 
 @pytest.fixture

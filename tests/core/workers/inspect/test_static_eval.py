@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cellmesh.workers.inspect.gradients import gradients
-from cellmesh.workers.inspect.paths import NeedsCode, follow
+from cellmesh.workers.inspect.static_eval import NeedsCode, follow
 
 RAN: list[str] = []
 
@@ -218,3 +218,13 @@ def test_a_property_comes_before_what_an_object_holds() -> None:
     loud.__dict__["weight"] = 9
     with pytest.raises(NeedsCode, match="'weight' of Loud is a property"):
         follow("loud.weight", {"loud": loud})
+
+
+def test_class_of_an_object_is_not_what_its_property_says() -> None:
+    class Disguised:
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            raise AssertionError("the user's code ran")
+
+    with pytest.raises(NeedsCode, match="runs its code"):
+        follow("it[0]", {"it": Disguised()})

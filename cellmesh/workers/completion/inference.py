@@ -1,36 +1,26 @@
-"""What an expression stands for, found without running anything.
+"""What an expression of code that has not run stands for: its value, or only its type.
 
-Names, attributes, indices and calls are followed as far as can be told from what objects hold: an
-attribute comes from an object's ``__dict__`` or its classes', never from a property,
-``__getattr__`` or ``__dir__``. A rank is asked while its main thread runs, and whatever ran here
-would run beside that. Where only a type can be told, as of what a function returns by its
-annotation, the answer is `InstanceOf` that type.
+As in `static_eval`, no code of the user's is run: a rank is asked while its main thread runs. Where
+a value would take code, as what a function returns, the function's annotation gives the type.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-import collections
 import functools
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..static_lookup import classes_of as classes_of
-from ..static_lookup import has as has
-from ..static_lookup import held_by as held_by
-from ..static_lookup import vars_of as vars_of
-
-
-class Unknown(Exception):
-    """It cannot be told without running code."""
+from ..inspect.static_eval import SLOTS, Unknown, boxes, in_classes, item
+from ..static_lookup import has, held_by
 
 
 @dataclass(frozen=True)
@@ -55,18 +45,12 @@ _OF_TENSORS: Mapping[str, type] = {
     **dict.fromkeys(("grad", "data", "T", "H", "mT", "mH", "real", "imag"), torch.Tensor),
     "shape": torch.Size, "dtype": torch.dtype, "device": torch.device,
 }  # fmt: skip
-_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
-# Where torch's wrappers (compile, FSDP, checkpointing) keep the module that lends them its
-# attributes.
-WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _RETURNS_TENSOR = re.compile(r"->\s*Tensor\b")
 C_FUNCTIONS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.ClassMethodDescriptorType,
 )
-SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
-# What gives an object's ``__dict__``; of modules it is the second.
 _MAX_DEPTH = 50
 
 
@@ -140,32 +124,6 @@ def attribute(owner: Known, name: str) -> Known:
     return _of_class(type(value), name, value)
 
 
-def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Where an object keeps attributes of its own."""
-    held = held_by(value)
-    yield held
-    kind = type(value)
-    if issubclass(kind, torch.nn.Module):
-        for part in _MODULE_PARTS:
-            if isinstance(held.get(part), dict):
-                yield held[part]
-        modules = held.get("_modules") or {}
-        for wrapped in WRAPPED:
-            if wrapped in modules:
-                yield from boxes(modules[wrapped])
-    elif issubclass(kind, dict) and kind is not dict and has(kind, "__getattr__"):
-        items = list(dict.items(value))
-        yield {key: item for key, item in items if type(key) is str and key.isidentifier()}
-
-
-def keeps_grad(tensor: torch.Tensor) -> bool:
-    """Whether a tensor keeps its gradient: where another one is asked for it, torch warns."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return any(
-            in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad")
-        )
-
-
 def is_property(kind: type, name: str) -> bool:
     """Whether an attribute of a class's instances is what code gives."""
     try:
@@ -173,18 +131,6 @@ def is_property(kind: type, name: str) -> bool:
     except Unknown:
         return False
     return found in (property, functools.cached_property, types.GetSetDescriptorType)
-
-
-def in_classes(kind: type, name: str) -> Any:
-    """What a class has under a name, itself or from a base.
-
-    Raises:
-        Unknown: nothing.
-    """
-    for each in classes_of(kind):
-        if name in vars_of(each):
-            return vars_of(each)[name]
-    raise Unknown
 
 
 def _of_class(kind: type, name: str, instance: Any = None) -> Known:
@@ -227,23 +173,10 @@ def _item(owner: Known, index: ast.expr, lookup: Lookup) -> Known:
     if isinstance(index, ast.Slice):
         return InstanceOf(kind)
     key = _key(index, lookup)
-    value = owner.value
     try:
-        if issubclass(kind, dict):
-            if key not in dict.keys(value):  # a defaultdict would make it
-                raise Unknown
-            return Value(dict.__getitem__(value, key))
-        if issubclass(kind, list):
-            return Value(list.__getitem__(value, key))
-        if issubclass(kind, tuple):
-            return Value(tuple.__getitem__(value, key))
-        if issubclass(kind, torch.nn.ModuleDict):
-            return Value(held_by(value)["_modules"][key])
-        if issubclass(kind, torch.nn.ModuleList | torch.nn.Sequential):
-            return Value(list(held_by(value)["_modules"].values())[key])
+        return Value(item(owner.value, key))
     except (LookupError, TypeError) as e:
         raise Unknown from e
-    raise Unknown
 
 
 def _key(index: ast.expr, lookup: Lookup) -> Any:
@@ -255,7 +188,7 @@ def _key(index: ast.expr, lookup: Lookup) -> Any:
         case ast.Tuple(elts=parts):
             return tuple(_key(part, lookup) for part in parts)
     known = resolve(index, lookup)
-    if isinstance(known, Value) and type(known.value) in (int, str):  # others' hashes may be code
+    if isinstance(known, Value):
         return known.value
     raise Unknown
 

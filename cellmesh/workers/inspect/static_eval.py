@@ -1,29 +1,40 @@
-"""Follows a path of names, attributes and constant indices to its value, and runs nobody's code on
-the way.
+"""The value that an expression stands for, found without running code of the user's.
 
-Where this gives a value, it is the one that Python would give; whatever might come to something
-else, or takes code to tell (a property, ``__getattr__``, ``__getitem__``), needs to be run
-(`NeedsCode`). So a rank can be looked at while its main thread runs.
+Names, attributes and constant indices are followed through what objects hold: an attribute is read
+from an object's ``__dict__`` or from its classes, never from a property or ``__getattr__``. Where
+that gives a value, Python would give the same one; everything else raises `NeedsCode`. So the
+values of a rank can be inspected while its main thread runs.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from .description import is_dtensor
-from .resolving import SLOTS, Unknown, boxes, has, held_by, in_classes, keeps_grad, vars_of
+from ..rank.value_reducer import is_dtensor
+from ..static_lookup import classes_of, has, held_by, vars_of
 
 
-class NeedsCode(Exception):
-    """It cannot be told without running code; says why."""
+class Unknown(Exception):
+    """A name, an attribute or a value that cannot be found without running code."""
 
+
+class NeedsCode(Unknown):
+    """An expression whose value takes code to find; the text says why."""
+
+
+SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
+# Where torch's wrappers (compile, FSDP, checkpointing) keep the module that lends them its
+# attributes.
+WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 
 # What may stand as an index or a key: whose hashing and comparing is Python's own.
 _KEYS = (int, str, float, complex, bool, bytes, type(None), type(...))
@@ -84,11 +95,49 @@ def _value(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
         case ast.Attribute(value=owner, attr=name):
             return _attribute(_value(owner, namespace), name)
         case ast.Subscript(value=owner, slice=index):
-            return _item(_value(owner, namespace), _index(index, namespace))
+            return item(_value(owner, namespace), _index(index, namespace))
     raise NeedsCode("it is more than a path of names, attributes and indices")
 
 
 # ---------------------------------------------------------------- attributes
+
+
+def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Where an object keeps attributes of its own."""
+    held = held_by(value)
+    yield held
+    kind = type(value)
+    if issubclass(kind, torch.nn.Module):
+        for part in _MODULE_PARTS:
+            if isinstance(held.get(part), dict):
+                yield held[part]
+        modules = held.get("_modules") or {}
+        for wrapped in WRAPPED:
+            if wrapped in modules:
+                yield from boxes(modules[wrapped])
+    elif issubclass(kind, dict) and kind is not dict and has(kind, "__getattr__"):
+        items = list(dict.items(value))
+        yield {key: item for key, item in items if type(key) is str and key.isidentifier()}
+
+
+def keeps_grad(tensor: torch.Tensor) -> bool:
+    """Whether a tensor keeps its gradient: where another one is asked for it, torch warns."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(
+            in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad")
+        )
+
+
+def in_classes(kind: type, name: str) -> Any:
+    """What a class has under a name, itself or from a base.
+
+    Raises:
+        Unknown: nothing.
+    """
+    for each in classes_of(kind):
+        if name in vars_of(each):
+            return vars_of(each)[name]
+    raise Unknown
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -200,7 +249,13 @@ def _index(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
     raise NeedsCode(f"an index is a {type(key).__qualname__}")
 
 
-def _item(owner: Any, index: Any) -> Any:
+def item(owner: Any, index: Any) -> Any:
+    """What a container, a module or a tensor gives for an index.
+
+    Raises:
+        NeedsCode: the index, or the class of the owner, may run code.
+        LookupError: the owner has no such item.
+    """
     kind = type(owner)
     if is_dtensor(owner):
         raise NeedsCode(
