@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ import torch
 
 from ...stdlib import os
 from ...wire.messages import MemoryUse
-from .gpu_load import UNKNOWN, GpuLoad
+
+UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._gpu_load: GpuLoad | None = None
+        self._read_gpu_load: Callable[[], int] | None = None
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._execution_count = 0
         self._before = _Reading()
@@ -87,9 +89,10 @@ class MemoryMeter:
         """How busy the rank's GPU is; `UNKNOWN` without one, or before the rank has used it."""
         if not self._has_gpu():
             return UNKNOWN
-        if self._gpu_load is None:
-            self._gpu_load = GpuLoad(str(torch.cuda.get_device_properties(self._device).uuid))
-        return self._gpu_load.percent()
+        if self._read_gpu_load is None:
+            uuid = torch.cuda.get_device_properties(self._device).uuid
+            self._read_gpu_load = open_gpu(f"GPU-{uuid}")
+        return self._read_gpu_load()
 
     def sample(self) -> Sample:
         """Memory now."""
@@ -104,3 +107,32 @@ class MemoryMeter:
     def _has_gpu(self) -> bool:
         """Whether there is one that the rank has used: looking at it would take it into use."""
         return self._device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def open_gpu(uuid: str) -> Callable[[], int]:
+    """Have NVML find a GPU; its library is loaded here, which takes some ten milliseconds.
+
+    Args:
+        uuid: the GPU's: its number would depend on CUDA_VISIBLE_DEVICES.
+
+    Returns:
+        What reads how busy the GPU is, whoever uses it, in percent; `UNKNOWN` where the package,
+        the driver or its answer is missing.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return lambda: UNKNOWN
+    try:
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError:
+        return lambda: UNKNOWN
+
+    def read() -> int:
+        try:
+            return int(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+        except pynvml.NVMLError:
+            return UNKNOWN
+
+    return read
