@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, expect
 
 from tests.browser.lab import Notebook, Server, open_notebook
 
@@ -17,6 +18,10 @@ def notebook(
     with open_notebook(browser, server, f"{request.node.name}.ipynb") as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 2", 60)
         yield notebook
+
+
+def expect_drawn(panel: Locator, text: str) -> None:
+    expect(panel).to_have_attribute("aria-label", re.compile(re.escape(text)))
 
 
 def test_lines_grow_while_a_cell_runs_and_tell_what_was_logged(
@@ -31,21 +36,41 @@ def test_lines_grow_while_a_cell_runs_and_tell_what_was_logged(
         "while not Path('go_on').exists():\n    time.sleep(0.01)\n"
         "cm.log(loss=5.0 + rank, step=100)"
     )
-    lines = plot.root.locator("path.cm-line")
-    expect(lines).to_have_count(2)
+    panel = plot.root.locator(".cm-panel")
+    expect_drawn(panel, "loss by step: ranks 0, 1; ")
     expect(running.root.locator(".jp-InputPrompt")).to_have_text("[*]:")  # drawn while it runs
     (server.notebooks / "go_on").touch()
     running.wait_for_end()
-    expect(lines.first).to_have_attribute("data-points", "101")
+    expect_drawn(panel, "; 202 points")
     # The number at the right end is the last that was logged there.
-    box = plot.root.locator(".cm-plots svg").bounding_box()
-    assert box is not None
-    notebook.page.mouse.move(box["x"] + box["width"] * 0.98, box["y"] + box["height"] / 2)
     tip = plot.root.locator(".cm-tip")
+    point_at(panel, 1.0)
     expect(tip).to_contain_text("step 100")
     expect(tip).to_contain_text("rank 0: 5")
     expect(tip).to_contain_text("rank 1: 6")
+    # Dragging zooms in, and what is logged then does not zoom out; a double click does.
+    point_at(panel, 0.5)
+    notebook.page.mouse.down()
+    point_at(panel, 0.6)
+    notebook.page.mouse.up()
+    notebook.run("%%dist\ncm.log(loss=7.0, step=101)")
+    expect_drawn(panel, "; 204 points")
+    point_at(panel, 1.0)
+    expect(tip).to_contain_text(re.compile(r"step (59|60|61)rank"))
+    panel.locator(".u-over").dblclick()
+    point_at(panel, 1.0)
+    expect(tip).to_contain_text("step 101")
     notebook.picture("plots-lines")
+
+
+def point_at(panel: Locator, share: float) -> None:
+    """Move the pointer to a share of the panel's width."""
+    over = panel.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    x = box["x"] + share * (box["width"] - 1)
+    panel.page.mouse.move(x, box["y"] + box["height"] / 2)
 
 
 def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(
@@ -58,14 +83,15 @@ def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(
     plot = notebook.run("%dist_plot acc")
     page = notebook.page
     plot.root.get_by_role("button", name="rank 0").click()
-    expect(plot.root.locator("path.cm-line")).to_have_count(1)
-    expect(plot.root.locator("path.cm-line")).to_have_attribute("data-rank", "1")
+    panel = plot.root.locator(".cm-panel")
+    expect_drawn(panel, "acc by step: ranks 1; 50 points")
     plot.root.get_by_role("button", name="mean and range").press("Enter")
-    expect(plot.root.locator("path.cm-mean")).to_have_count(1)
-    expect(plot.root.locator("path.cm-line")).to_have_count(0)
+    expect_drawn(panel, "acc by step, mean and range: ranks 1")
     notebook.save()
     page.reload()
-    expect(plot.root.locator("path.cm-mean")).to_have_count(1, timeout=30_000)
+    expect(panel).to_have_attribute(
+        "aria-label", "acc by step, mean and range: ranks 1; 50 points", timeout=30_000
+    )
     expect(plot.root.get_by_role("button", name="rank 0")).to_have_attribute(
         "aria-pressed", "false"
     )
@@ -104,13 +130,35 @@ Plot(metrics, ("loss", "tokens"), tuple(range(64)))"""
 def test_64_ranks_fit(notebook: Notebook, width: int) -> None:
     notebook.page.set_viewport_size({"width": width, "height": 900})
     plot = notebook.run(MANY)
-    expect(plot.root.locator("path.cm-line")).to_have_count(128)
+    panels = plot.root.locator(".cm-panel")
+    expect_drawn(panels.first, "loss by step: ranks 0, 1, 2, ")
+    expect_drawn(panels.first, "; 12800 points")
     area = plot.root.locator(".jp-OutputArea-output").bounding_box()
     shown = plot.root.locator(".cm-plots")
     assert area is not None
     assert shown.evaluate("element => element.scrollWidth") <= area["width"]
-    # A number that is none is a gap, and a logarithmic scale has the decades.
-    assert shown.locator("path.cm-line").last.get_attribute("d").count("M") == 2  # type: ignore[union-attr]
+    # A number that is none is a gap: between the lines before and after it nothing is drawn.
+    assert [len(column_of(panels.last, at)) > 0 for at in (40, 99.5, 160)] == [True, False, True]
     plot.root.get_by_role("button", name="log").click()
-    expect(shown.locator("svg").last).to_contain_text("10000")
+    expect_drawn(panels.last, "tokens by step, logarithmic")
     notebook.picture(f"plots-64-{width}", 1, 1, width)
+
+
+def column_of(panel: Locator, step: float) -> list[int]:
+    """The heights in which a line is drawn at a step of 0 to 199; grid and axes are grey."""
+    found: list[int] = panel.evaluate(
+        """(panel, share) => {
+            const canvas = panel.querySelector("canvas");
+            const box = canvas.getBoundingClientRect();
+            const over = panel.querySelector(".u-over").getBoundingClientRect();
+            const x = Math.round(over.left - box.left + share * over.width) * devicePixelRatio;
+            const { data } = canvas.getContext("2d").getImageData(x, 0, 1, canvas.height);
+            const isColoured = (y) => {
+                const [red, green, blue] = data.slice(4 * y, 4 * y + 3);
+                return Math.max(red, green, blue) - Math.min(red, green, blue) > 40;
+            };
+            return Array.from({ length: canvas.height }, (_, y) => y).filter(isColoured);
+        }""",
+        step / 199,
+    )
+    return found

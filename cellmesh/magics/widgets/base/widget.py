@@ -39,13 +39,13 @@ class Static:
     html: str
 
 
-def load_css(name: str) -> str:
-    """A widget's style sheet, after the one that all share.
+def load_css(*names: str) -> str:
+    """A widget's style sheets, after the one that all share.
 
     Args:
-        name: the style sheet's path below `widgets/`, without its suffix, as in ``"plot/plot"``.
+        names: their paths below `widgets/`, without their suffix, as in ``"plot/plot"``.
     """
-    return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base/base", name))
+    return "\n".join((FOLDER / f"{file}.css").read_text() for file in ("base/base", *names))
 
 
 def load_js(*names: str) -> str:

@@ -1,19 +1,9 @@
-// Draws the lines that ranks log. See plots.py for what the model holds.
+// Draws the lines that ranks log with uPlot: one panel a name. See plot.py for what the model holds.
 
-const WIDTH = 720, HEIGHT = 200, LEFT = 62, RIGHT = 12, TOP = 24, BOTTOM = 24;
-// Of larger numbers differences could not be had; a shorter scale has no room for ticks, as floats lie on it.
-const MOST = 1e300, LEAST_SHARE = 1e-12, LEAST_SPAN = 1e-290;
-const SVG = "http://www.w3.org/2000/svg";
-
-function make(tag, attributes = {}, ...children) {
-  const node = tag === "svg" || attributes.svg ? document.createElementNS(SVG, tag) : document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key !== "svg") node.setAttribute(key, value);
-  }
-  node.append(...children);
-  return node;
-}
-const shape = (tag, attributes, ...children) => make(tag, { ...attributes, svg: true }, ...children);
+const MAX_WIDTH = 720, HEIGHT = 200;
+const MAX_TOLD = 8; // ranks in the box beside the pointer
+// A scale that is shorter, relative to its numbers, has no room for ticks: they would be equal floats.
+const LEAST_SHARE = 1e-12;
 
 // The model's lines with their points; a line's steps come first, then its values.
 function unpack(model) {
@@ -22,255 +12,277 @@ function unpack(model) {
   const numbers = new Float64Array(bytes);
   let at = 0;
   return model.get("lines").map((line) => {
-    const steps = numbers.subarray(at, at + line.count);
-    const values = numbers.subarray(at + line.count, at + 2 * line.count);
+    const steps = [...numbers.subarray(at, at + line.count)];
+    const values = [...numbers.subarray(at + line.count, at + 2 * line.count)];
     at += 2 * line.count;
-    return { ...line, steps, values };
+    const isPlaced = (_, index) => Number.isFinite(steps[index]);
+    return { ...line, steps: steps.filter(isPlaced), values: values.filter(isPlaced) };
   });
 }
 
-// The mean of lines at each step that any of them has, and the least and the most.
-function bandOf(lines) {
-  const at = new Map();
-  for (const { steps, values } of lines) {
-    steps.forEach((step, index) => {
-      const value = values[index];
-      if (Number.isNaN(value)) return;
-      const here = at.get(step) ?? { sum: 0, count: 0, least: Infinity, most: -Infinity };
-      here.sum += value;
-      here.count += 1;
-      here.least = Math.min(here.least, value);
-      here.most = Math.max(here.most, value);
-      at.set(step, here);
-    });
-  }
-  return [...at.entries()]
-    .sort((one, other) => one[0] - other[0])
-    .map(([step, { sum, count, least, most }]) => ({ step, mean: sum / count, least, most }));
+// Columns: the steps, and each line's values at these; null where a line has no number, undefined where no point.
+function align(lines) {
+  const clean = (values) => values.map((value) => (Number.isNaN(value) ? null : value));
+  const columns = uPlot.join(lines.map((line) => [line.steps, clean(line.values)]));
+  return { steps: columns[0], columns: columns.slice(1) };
 }
 
-function ticks(low, high, count) {
-  let step = 10 ** Math.floor(Math.log10((high - low) / count));
-  for (const factor of [1, 2, 5, 10]) {
-    if ((high - low) / (step * factor) <= count) {
-      step *= factor;
-      break;
-    }
-  }
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) {
-    found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
-  }
-  return found;
+// The mean of all columns at each step, and the least and the most.
+function bandOf({ steps, columns }) {
+  const rows = steps.map((_, index) => columns.map((column) => column[index]).filter((value) => value != null));
+  const of = (fold) => rows.map((row) => (row.length ? fold(row) : null));
+  return {
+    steps,
+    columns: [
+      of((row) => row.reduce((sum, value) => sum + value / row.length, 0)),
+      of((row) => row.reduce((one, other) => Math.max(one, other))),
+      of((row) => row.reduce((one, other) => Math.min(one, other))),
+    ],
+  };
 }
 
-function widen([low, high], share) {
+// Between values and heights. uPlot has no ticks for large numbers, so that heights count in a power of ten.
+function makeScale(columns, isLog) {
+  if (isLog) {
+    return { toHeight: (value) => (value > 0 ? Math.log10(value) : NaN), fromHeight: (height) => 10 ** height };
+  }
+  let most = 0;
+  for (const column of columns) {
+    for (const value of column) if (Number.isFinite(value)) most = Math.max(most, Math.abs(value));
+  }
+  const unit = most ? 10 ** Math.floor(Math.log10(most)) || Number.MIN_VALUE : 1;
+  return { toHeight: (value) => value / unit, fromHeight: (height) => height * unit };
+}
+
+const heightOf = (value, toHeight) => {
+  const height = value == null ? value : toHeight(value);
+  return height === undefined || Number.isFinite(height) ? height : null;
+};
+
+// Of a band whose least is not above zero, which has no logarithm: let the band reach down to the least that is.
+function raiseFloor([, most, least]) {
+  const floor = least.reduce((lowest, height) => (height === null ? lowest : Math.min(lowest, height)), Infinity);
+  least.forEach((height, index) => {
+    if (height === null && most[index] !== null && floor < Infinity) least[index] = floor;
+  });
+}
+
+function widen(low, high, share) {
+  if (low === null || low === undefined) return [0, 1];
   const size = Math.max(Math.abs(low), Math.abs(high));
-  if (high - low <= Math.max(size * LEAST_SHARE, LEAST_SPAN)) {
-    const half = size > LEAST_SPAN ? size / 2 : 0.5;
-    return [low - half, high + half];
-  }
+  if (high - low <= size * LEAST_SHARE || high === low) return [low - (size / 2 || 0.5), high + (size / 2 || 0.5)];
   return [low - (high - low) * share, high + (high - low) * share];
 }
 
-const bounded = (number) => (Number.isFinite(number) ? Math.max(-MOST, Math.min(number, MOST)) : number);
-
-function extent(numbers) {
-  let low = Infinity, high = -Infinity;
-  for (const number of numbers) {
-    if (!Number.isFinite(number)) continue;
-    low = Math.min(low, bounded(number));
-    high = Math.max(high, bounded(number));
+// The lines of one name.
+class Panel {
+  constructor(name, syncKey, onZoom) {
+    this.name = name;
+    this.syncKey = syncKey;
+    this.onZoom = onZoom;
+    this.title = make("div", { class: "cm-title" }, name);
+    this.empty = make("div", { class: "cm-weak cm-empty" });
+    this.chart = make("div");
+    this.tip = make("div", { class: "cm-tip cm-mono", hidden: "" });
+    this.root = make("div", { class: "cm-panel", role: "img" }, this.title, this.empty, this.chart, this.tip);
   }
-  return low <= high ? [low, high] : null;
-}
 
-const brief = (number) => (Number.isFinite(number) ? String(Number(number.toPrecision(4))) : String(number));
+  show(lines, { hidden, mean, isLog, zoom }) {
+    this.lines = lines.filter((line) => line.count && !hidden.includes(line.rank));
+    this.mean = mean;
+    this.zoom = zoom;
+    const aligned = this.lines.length ? align(this.lines) : { steps: [], columns: [] };
+    const { steps, columns } = mean ? bandOf(aligned) : aligned;
+    this.columns = columns;
+    const { toHeight, fromHeight } = makeScale(columns, isLog);
+    this.fromHeight = fromHeight;
+    const heights = columns.map((column) => column.map((value) => heightOf(value, toHeight)));
+    if (mean && isLog && columns.length) raiseFloor(heights);
+    const isEmpty = !heights.some((column) => column.some((height) => height != null));
+    this.describe(lines, isEmpty, isLog);
 
-function path(steps, values, xOf, yOf) {
-  let text = "", pen = "M";
-  for (let index = 0; index < steps.length; index++) {
-    const y = yOf(values[index]);
-    if (!Number.isFinite(y)) {
-      pen = "M"; // a gap
-      continue;
+    const data = [steps, ...heights];
+    const key = JSON.stringify([mean, isLog, isEmpty, this.lines.map((line) => line.rank)]);
+    if (key === this.key) {
+      this.plot?.setData(data);
+      return;
     }
-    text += `${pen}${xOf(steps[index]).toFixed(1)} ${y.toFixed(1)}`;
-    pen = "L";
+    this.key = key;
+    this.close();
+    if (!isEmpty) this.draw(data);
   }
-  return text.includes("L") ? text : `${text}h.1`;
-}
 
-function drawPanel(panel, model, name, lines) {
-  panel.replaceChildren();
-  const visible = lines.filter((line) => !model.get("hidden").includes(line.rank));
-  const isLog = model.get("log_scale");
-  const scale = (value) => (isLog ? (value > 0 ? Math.log10(value) : NaN) : value);
-  const across = extent(visible.flatMap((line) => [...line.steps]));
-  const up = extent(visible.flatMap((line) => [...line.values].map(scale)));
-  if (!across || !up) {
-    const why = lines.length === 0 ? `cellmesh.log(${name}=..., step=...) on the ranks draws here` : "nothing to draw";
-    panel.append(make("div", { class: "cm-weak cm-empty" }, `${name}: ${why}`));
-    return;
+  describe(lines, isEmpty, isLog) {
+    const points = this.lines.reduce((sum, line) => sum + line.logged, 0);
+    const ranks = this.lines.map((line) => line.rank).join(", ");
+    const how = `${this.mean ? ", mean and range" : ""}${isLog ? ", logarithmic" : ""}`;
+    this.root.setAttribute("aria-label", `${this.name} by step${how}: ranks ${ranks}; ${points} points`);
+    const why = lines.length ? "nothing to draw" : `cellmesh.log(${this.name}=..., step=...) on the ranks draws here`;
+    this.empty.textContent = isEmpty ? `${this.name}: ${why}` : "";
+    this.title.hidden = isEmpty;
   }
-  const [lowX, highX] = widen(across, 0), [lowY, highY] = widen(up, 0.05);
-  const xOf = (step) => LEFT + ((bounded(step) - lowX) / (highX - lowX)) * (WIDTH - LEFT - RIGHT);
-  const yOf = (value) => HEIGHT - BOTTOM - ((bounded(scale(value)) - lowY) / (highY - lowY)) * (HEIGHT - TOP - BOTTOM);
-  const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${name} by step` });
-  svg.append(shape("text", { class: "cm-title", x: LEFT, y: 14 }, name));
-  for (const tick of ticks(lowY, highY, 4)) {
-    const y = HEIGHT - BOTTOM - ((tick - lowY) / (highY - lowY)) * (HEIGHT - TOP - BOTTOM);
-    svg.append(shape("path", { class: "cm-grid", d: `M${LEFT} ${y.toFixed(1)}H${WIDTH - RIGHT}` }));
-    svg.append(shape("text", { x: LEFT - 6, y: y + 3, "text-anchor": "end" }, brief(isLog ? 10 ** tick : tick)));
+
+  draw(data) {
+    const axis = {
+      stroke: () => this.colour("--cm-fg-weak"),
+      font: `10px ${getComputedStyle(this.root).fontFamily}`,
+      grid: { stroke: () => this.colour("--cm-line"), width: 0.7 },
+      ticks: { show: false },
+    };
+    const stepAxis = { size: 22, space: 80, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) };
+    const heightAxis = { size: 62, values: (_, ticks) => ticks.map((tick) => formatNumber(this.fromHeight(tick))) };
+    const options = {
+      width: this.width(),
+      height: HEIGHT,
+      padding: [8, 12, 0, 0],
+      legend: { show: false },
+      scales: {
+        x: { time: false, range: (_, low, high) => (this.zoom.length ? this.zoom : widen(low, high, 0)) },
+        y: { range: (_, low, high) => widen(low, high, 0.05) },
+      },
+      axes: [{ ...axis, ...stepAxis }, { ...axis, ...heightAxis }],
+      series: [{}, ...this.series()],
+      bands: this.mean ? [{ series: [2, 3], fill: () => this.colour("--cm-accent", 20) }] : [],
+      cursor: {
+        y: false,
+        drag: { setScale: false },
+        sync: { key: this.syncKey, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+      },
+      hooks: { setCursor: [(plot) => this.tell(plot)], setSelect: [(plot) => this.zoomTo(plot)] },
+    };
+    this.plot = new uPlot(options, data, this.chart);
+    this.plot.over.addEventListener("dblclick", () => this.onZoom([]));
   }
-  for (const tick of ticks(lowX, highX, 6)) {
-    svg.append(shape("text", { x: xOf(tick), y: HEIGHT - 8, "text-anchor": "middle" }, brief(tick)));
+
+  series() {
+    const points = { show: (_, series, first, last) => first === last };
+    if (!this.mean) return this.lines.map((line) => ({ stroke: line.colour, width: 1.5, points }));
+    const edge = { stroke: "transparent", width: 1, points: { show: false } };
+    return [{ stroke: () => this.colour("--cm-accent"), width: 1.8, points }, edge, edge];
   }
-  const band = model.get("mean") ? bandOf(visible) : null;
-  if (band) {
-    const colour = "var(--cm-accent)";
-    const floor = isLog ? Math.min(...band.filter((one) => one.least > 0).map((one) => one.least)) : -Infinity;
-    const points = [
-      ...band.map((one) => [one.step, one.most]),
-      ...band.map((one) => [one.step, Math.max(one.least, floor)]).reverse(),
-    ].filter(([, value]) => Number.isFinite(yOf(value)));
-    const outline = points.map(([step, value]) => `${xOf(step).toFixed(1)},${yOf(value).toFixed(1)}`).join(" ");
-    svg.append(shape("polygon", { class: "cm-band", points: outline, style: `fill:${colour};fill-opacity:.2` }));
-    const d = path(band.map((one) => one.step), band.map((one) => one.mean), xOf, yOf);
-    svg.append(shape("path", { class: "cm-mean", d, fill: "none", style: `stroke:${colour};stroke-width:1.8` }));
-  } else {
-    for (const line of visible) {
-      const d = path(line.steps, line.values, xOf, yOf);
-      const style = `stroke:${line.colour};stroke-width:1.5;stroke-linejoin:round`;
-      svg.append(shape("path", { class: "cm-line", "data-rank": line.rank, "data-points": line.logged, d, fill: "none", style }));
+
+  colour(variable, percent = 100) {
+    const colour = getComputedStyle(this.root).getPropertyValue(variable).trim();
+    return percent === 100 ? colour : `color-mix(in srgb, ${colour} ${percent}%, transparent)`;
+  }
+
+  // The numbers of the step at the pointer, or of the step nearest to it that a line has.
+  tell(plot) {
+    const { idx, idxs, left } = plot.cursor;
+    const step = plot.data[0][idx];
+    this.tip.hidden = step === undefined || left < 0;
+    if (this.tip.hidden) return;
+    const [mean, most, least] = this.columns.map((column, index) => formatNumber(column[idxs[index + 1]] ?? NaN));
+    const rows = this.mean
+      ? [["var(--cm-accent)", `mean ${mean}, ${least} to ${most}`]]
+      : this.lines.map(({ colour, rank }, index) => [
+          colour,
+          `rank ${rank}: ${formatNumber(this.columns[index][idxs[index + 1]] ?? NaN)}`,
+        ]);
+    const told = rows
+      .slice(0, MAX_TOLD)
+      .map(([colour, text]) => make("div", {}, make("i", { style: `background:${colour}` }), text));
+    if (rows.length > MAX_TOLD) told.push(make("div", { class: "cm-weak" }, `and ${rows.length - MAX_TOLD} more`));
+    this.tip.replaceChildren(make("div", { class: "cm-weak" }, `step ${formatNumber(step)}`), ...told);
+    const x = plot.over.offsetLeft + left;
+    this.tip.style.left = `${x > plot.width / 2 ? Math.max(0, x - this.tip.offsetWidth - 10) : x + 10}px`;
+  }
+
+  zoomTo(plot) {
+    const { left, width } = plot.select;
+    if (!width) return;
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.onZoom([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")]);
+  }
+
+  width() {
+    return Math.min(MAX_WIDTH, this.root.clientWidth);
+  }
+
+  fit() {
+    if (this.plot && this.width() && this.width() !== this.plot.width) {
+      this.plot.setSize({ width: this.width(), height: HEIGHT });
     }
   }
-  const cross = shape("path", { class: "cm-cross", d: "" });
-  svg.append(cross);
-  const tip = make("div", { class: "cm-tip cm-mono", hidden: "" });
-  panel.append(svg, tip);
-  svg.addEventListener("pointerleave", () => {
-    tip.hidden = true;
-    cross.setAttribute("d", "");
-  });
-  svg.addEventListener("pointermove", (event) => {
-    const box = svg.getBoundingClientRect();
-    const wanted = lowX + (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT) * (highX - lowX);
-    showTip(tip, cross, wanted, visible, band, xOf, box, panel);
-  });
-}
 
-function nearest(steps, wanted) {
-  let best = 0;
-  for (let index = 1; index < steps.length; index++) {
-    if (Math.abs(steps[index] - wanted) < Math.abs(steps[best] - wanted)) best = index;
+  close() {
+    this.plot?.destroy();
+    this.plot = undefined;
   }
-  return best;
 }
 
-function showTip(tip, cross, wanted, visible, band, xOf, box, panel) {
-  const rows = [];
-  let step;
-  if (band) {
-    const one = band[nearest(band.map((each) => each.step), wanted)];
-    step = one.step;
-    rows.push(["var(--cm-accent)", `mean ${brief(one.mean)}, ${brief(one.least)} to ${brief(one.most)}`]);
-  } else {
-    for (const line of visible.filter((each) => each.count > 0)) {
-      const index = nearest(line.steps, wanted);
-      step ??= line.steps[index];
-      rows.push([line.colour, `rank ${line.rank}: ${brief(line.values[index])}`]);
-    }
-  }
-  if (step === undefined) return;
-  const shown = rows.slice(0, 8).map(([colour, text]) => {
-    const dot = make("i");
-    dot.style.background = colour;
-    return make("div", {}, dot, text);
-  });
-  if (rows.length > 8) shown.push(make("div", { class: "cm-weak" }, `and ${rows.length - 8} more`));
-  tip.replaceChildren(make("div", { class: "cm-weak" }, `step ${brief(step)}`), ...shown);
-  tip.hidden = false;
-  const x = (xOf(step) / WIDTH) * box.width;
-  tip.style.left = x > box.width / 2 ? `${Math.max(0, x - tip.offsetWidth - 10)}px` : `${x + 10}px`;
-  cross.setAttribute("d", `M${xOf(step).toFixed(1)} ${TOP}V${HEIGHT - BOTTOM}`);
-}
-
-function toggle(model, key, text, title) {
-  const button = make("button", { type: "button", title });
-  button.textContent = text;
-  const show = () => button.setAttribute("aria-pressed", String(model.get(key)));
-  button.addEventListener("click", () => {
-    model.set(key, !model.get(key));
-    model.save_changes();
-  });
-  show();
-  return [button, show];
-}
-
-function rankButtons(model, lines) {
-  const byRank = new Map(lines.map((line) => [line.rank, line.colour]));
-  return [...byRank.entries()].sort((one, other) => one[0] - other[0]).map(([rank, colour]) => {
-    const key = make("i");
-    key.style.background = colour;
-    const isHidden = model.get("hidden").includes(rank);
-    const button = make(
+function rankButtons(lines, hidden, onToggle) {
+  const colours = new Map(lines.map((line) => [line.rank, line.colour]));
+  const ranks = [...colours.keys()].sort((one, other) => one - other);
+  return ranks.map((rank) =>
+    make(
       "button",
       {
         type: "button",
         class: "cm-rank",
-        "aria-pressed": String(!isHidden),
+        "aria-pressed": String(!hidden.includes(rank)),
         "aria-label": `rank ${rank}`,
         "data-rank": rank,
         title: `show or hide rank ${rank}`,
+        onclick: () => onToggle(rank),
       },
-      key,
-      byRank.size > 8 ? String(rank) : `rank ${rank}`,
-    );
-    button.addEventListener("click", () => {
-      const hidden = model.get("hidden");
-      model.set("hidden", isHidden ? hidden.filter((each) => each !== rank) : [...hidden, rank]);
-      model.save_changes();
-    });
-    return button;
-  });
+      make("i", { style: `background:${colours.get(rank)}` }),
+      ranks.length > 8 ? String(rank) : `rank ${rank}`,
+    ),
+  );
 }
 
 function render({ model, el }) {
-  const root = make("div", { class: "cellmesh cm-plots" });
-  const [mean, showMean] = toggle(model, "mean", "mean and range", "the ranks' mean, and a band from least to most");
-  const [log, showLog] = toggle(model, "log_scale", "log", "a logarithmic scale");
+  const change = (key, value) => {
+    model.set(key, value);
+    model.save_changes();
+  };
+  const makeToggle = (key, text, title) => makeButton(text, title, () => change(key, !model.get(key)), { "aria-label": text });
+  const toggles = {
+    mean: makeToggle("mean", "mean and range", "the ranks' mean, and a band from least to most"),
+    log_scale: makeToggle("log_scale", "log", "a logarithmic scale"),
+  };
+  const toggleRank = (rank) => {
+    const hidden = model.get("hidden");
+    change("hidden", hidden.includes(rank) ? hidden.filter((each) => each !== rank) : [...hidden, rank]);
+  };
   const ranks = make("div", { class: "cm-ranks" });
   const ended = make("span", { class: "cm-weak" });
-  const panels = make("div");
-  root.append(make("div", { class: "cm-bar" }, mean, log, ranks, make("span", { class: "cm-gap" }), ended), panels);
+  const syncKey = `cellmesh-${Math.random()}`; // all panels point at the same step
+  const panels = model.get("names").map((name) => new Panel(name, syncKey, (zoom) => change("zoom", zoom)));
+  const bar = make("div", { class: "cm-bar" }, ...Object.values(toggles), ranks, make("span", { class: "cm-gap" }), ended);
+  const root = make("div", { class: "cellmesh cm-plots" }, bar, ...panels.map((panel) => panel.root));
   el.append(root);
 
-  let focused; // the button that a redraw must not take the focus from
   const draw = () => {
     const lines = unpack(model);
-    focused = ranks.contains(document.activeElement) ? document.activeElement.dataset.rank : undefined;
-    ranks.replaceChildren(...rankButtons(model, lines));
+    const hidden = model.get("hidden");
+    const focused = ranks.contains(document.activeElement) ? document.activeElement.dataset.rank : undefined;
+    ranks.replaceChildren(...rankButtons(lines, hidden, toggleRank));
     if (focused !== undefined) ranks.querySelector(`[data-rank="${focused}"]`)?.focus();
-    const names = model.get("names");
-    while (panels.children.length < names.length) panels.append(make("div", { class: "cm-panel" }));
-    names.forEach((name, index) => {
-      drawPanel(panels.children[index], model, name, lines.filter((line) => line.name === index));
-    });
-    showMean();
-    showLog();
+    for (const [key, toggle] of Object.entries(toggles)) toggle.setAttribute("aria-pressed", String(model.get(key)));
     ended.textContent = model.get("ended");
+    const choices = { hidden, mean: model.get("mean"), isLog: model.get("log_scale"), zoom: model.get("zoom") };
+    panels.forEach((panel, index) => panel.show(lines.filter((line) => line.name === index), choices));
   };
-  const events = ["change:points", "change:lines", "change:mean", "change:log_scale", "change:hidden", "change:ended"];
   let frame = 0;
   const redraw = () => {
-    cancelAnimationFrame(frame); // the traits of one update come one by one
+    cancelAnimationFrame(frame); // the traits of one update arrive one by one
     frame = requestAnimationFrame(draw);
   };
+  const events = ["points", "lines", "mean", "log_scale", "hidden", "zoom", "ended"].map((name) => `change:${name}`);
   for (const event of events) model.on(event, redraw);
+  const sizing = new ResizeObserver(() => panels.forEach((panel) => panel.fit()));
+  sizing.observe(root);
+  const theme = new MutationObserver(() => panels.forEach((panel) => panel.plot?.redraw(false)));
+  theme.observe(document.body, { attributes: true });
   draw();
   return () => {
     for (const event of events) model.off(event, redraw);
+    cancelAnimationFrame(frame);
+    sizing.disconnect();
+    theme.disconnect();
+    for (const panel of panels) panel.close();
   };
 }
 

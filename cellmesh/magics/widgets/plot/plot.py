@@ -26,8 +26,8 @@ REFRESH_S = 0.25
 class PlotWidget(Widget):
     """Draws lines; holds the points that it draws, so that a saved notebook has them."""
 
-    _esm = load_js("plot/plot")
-    _css = load_css("plot/plot")
+    _esm = load_js("vendor/uplot/uplot", "base/elements", "plot/plot")
+    _css = load_css("vendor/uplot/uplot", "plot/plot")
 
     names = traitlets.List(traitlets.Unicode()).tag(sync=True)
     # One a line: its name's index, rank, colour, and how many points it has.
@@ -38,6 +38,7 @@ class PlotWidget(Widget):
     mean = traitlets.Bool(False).tag(sync=True)
     log_scale = traitlets.Bool(False).tag(sync=True)
     hidden = traitlets.List(traitlets.Int()).tag(sync=True)
+    zoom = traitlets.List(traitlets.Float()).tag(sync=True)  # the first and last step, [] for all
 
 
 def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
