@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..errors import CellmeshError, MeshUsageError
 from ..wire.messages import Checkpoint
-from ..wire.ranks import describe_ranks
+from ..wire.ranks import describe_groups, describe_ranks
 from .rank_set import RankSet
 from .results import Results
 
@@ -62,13 +62,8 @@ def _check(
 
 def tell(problems: Mapping[int, str]) -> str:
     """What ranks have said, equal words once; "" if there is no problem."""
-    by_text: dict[str, list[int]] = {}
-    for rank, text in problems.items():
-        if text:
-            by_text.setdefault(text, []).append(rank)
-    if len(by_text) == 1 and len(next(iter(by_text.values()))) == len(problems):
-        return next(iter(by_text))
-    return "; ".join(f"{describe_ranks(ranks)}: {text}" for text, ranks in by_text.items())
+    texts = set(problems.values())
+    return texts.pop() if len(texts) == 1 else "; ".join(describe_groups(problems))
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

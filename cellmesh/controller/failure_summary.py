@@ -9,7 +9,7 @@ from ..errors import RankDied, RemoteError
 from ..wire import payload
 from ..wire.codec import Parcel
 from ..wire.messages import Died, Done, Failed, RankState
-from ..wire.ranks import describe_ranks
+from ..wire.ranks import describe_ranks, group_ranks
 from .core.mesh_state import FIRST_HEAL
 
 _MAX_LINE = 300
@@ -40,16 +40,15 @@ def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> st
         exceptions: of the ranks that did not finish.
         outcomes: how ranks have ended the run, as far as they have.
     """
-    failed: dict[str, list[int]] = {}
-    released: dict[tuple[str, str], list[int]] = {}
-    for rank, exc in exceptions.items():
-        verb = outcomes[rank].verb
-        if is_released(verb):
-            released.setdefault(_place(verb), []).append(rank)
-        else:
-            failed.setdefault(_describe_failure(verb, exc), []).append(rank)
-    parts = [f"{describe_ranks(ranks)} {text}" for text, ranks in failed.items()]
-    for (where, line), ranks in released.items():
+    verbs = {rank: outcomes[rank].verb for rank in exceptions}
+    failed = {
+        rank: _describe_failure(verb, exceptions[rank])
+        for rank, verb in verbs.items()
+        if not is_released(verb)
+    }
+    released = {rank: _place(verb) for rank, verb in verbs.items() if is_released(verb)}
+    parts = [f"{describe_ranks(ranks)} {text}" for text, ranks in group_ranks(failed).items()]
+    for (where, line), ranks in group_ranks(released).items():
         were = "was" if len(ranks) == 1 else "were"
         waited_s = max(outcomes[rank].verb.waited_s for rank in ranks)
         for_s = f" for {waited_s:.1f} s" if waited_s else ""
@@ -103,9 +102,7 @@ def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState
         ranks: who.
         states: of those that answered.
     """
-    doing: dict[tuple[int, str, str], list[int]] = {}
-    for rank in ranks:
-        doing.setdefault(_doing(run, states.get(rank)), []).append(rank)
+    doing = group_ranks({rank: _doing(run, states.get(rank)) for rank in ranks})
     parts = []
     for (_, verb, rest), alike in sorted(doing.items(), key=lambda pair: (pair[0][0], pair[1])):
         waited_s = max((states[rank].waited_s for rank in alike if rank in states), default=0.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError
 from ..wire.messages import Check, Compare, GatherTensor, Sync
-from ..wire.ranks import describe_ranks
+from ..wire.ranks import describe_ranks, group_ranks
 from ..wire.replicas import Distance, Entry, Kind, SyncReport
 from .rank_set import RankSet
 
@@ -309,9 +309,9 @@ def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> C
 
 
 def _difference(path: str, members: Mapping[int, Entry], ranks: Sequence[int]) -> Difference | None:
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for rank, entry in members.items():
-        groups.setdefault((entry.kind, entry.dtype, entry.shape, entry.digest), []).append(rank)
+    groups = group_ranks(
+        {rank: (one.kind, one.dtype, one.shape, one.digest) for rank, one in members.items()}
+    )
     missing = tuple(rank for rank in sorted(ranks) if rank not in members)
     if len(groups) == 1 and not missing:
         return None
@@ -326,7 +326,7 @@ def _difference(path: str, members: Mapping[int, Entry], ranks: Sequence[int]) -
         texts = tuple(entry.text or f"{entry.shape} {entry.dtype}" for entry in firsts)
     elif any(texts):
         what = "value"
-    return Difference(path, firsts[0].kind, tuple(map(tuple, alike)), what, missing, texts)
+    return Difference(path, firsts[0].kind, tuple(alike), what, missing, texts)
 
 
 def _describe_distance(distance: Distance, group: Sequence[int]) -> str:

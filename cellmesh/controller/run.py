@@ -18,7 +18,7 @@ from ..stdlib import time
 from ..wire import payload
 from ..wire.codec import Frame, Parcel
 from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState, Timing
-from ..wire.ranks import describe_ranks
+from ..wire.ranks import describe_ranks, group_ranks
 from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
 from .results import Results
@@ -286,9 +286,7 @@ class Run(Generic[T]):
 
     def report_waiting(self, states: dict[int, RankState]) -> None:
         """Some ranks have failed, and these have not ended yet."""
-        spots: dict[str, list[int]] = {}
-        for rank, state in states.items():
-            spots.setdefault(describe_state(state), []).append(rank)
+        spots = group_ranks({rank: describe_state(state) for rank, state in states.items()})
         waits = "; ".join(
             f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items())
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import HostError
 from ..wire.messages import StackText
-from ..wire.ranks import describe_ranks
+from ..wire.ranks import describe_ranks, group_ranks
 from .session.session import Session
 
 _DUMP_S = 20.0
@@ -53,14 +53,13 @@ def fold_stacks(ranks: Sequence[int], texts: Mapping[int, str], dead: set[int]) 
         texts: rank -> its stack, of those that answered.
         dead: ranks without a process.
     """
-    alike: dict[str, list[int]] = {}
-    for rank in ranks:
-        if rank in dead:
-            text = "  dead"
-        else:
-            text = texts.get(rank, "  did not answer: it is stopped, or too busy to").rstrip("\n")
-        alike.setdefault(text, []).append(rank)
-    return "\n\n".join(f"{describe_ranks(group)}:\n{text}" for text, group in alike.items())
+    silent = "  did not answer: it is stopped, or too busy to"
+    shown = {
+        rank: "  dead" if rank in dead else texts.get(rank, silent).rstrip("\n") for rank in ranks
+    }
+    return "\n\n".join(
+        f"{describe_ranks(group)}:\n{text}" for text, group in group_ranks(shown).items()
+    )
 
 
 def _dump_native(session: Session, ranks: Sequence[int]) -> dict[int, str]:

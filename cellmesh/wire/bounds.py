@@ -16,6 +16,8 @@ MAX_RUN_BYTES = 256 << 20
 COUNTED_BYTES = 16 << 10
 # A segment counts as this at least, as it takes a descriptor.
 SEGMENT_BYTES = 1 << 20
+# Before this much is copied, it is asked how much memory is free, which takes a millisecond.
+CHECKED_BYTES = 64 << 20
 # Answers and widgets' messages that wait in an agent for a controller that is attached and does not
 # read.
 MAX_ANSWER_BYTES = 256 << 20

@@ -16,14 +16,13 @@ from typing import Any, Protocol
 import cloudpickle
 
 from ..errors import UnpicklableError
+from .bounds import CHECKED_BYTES
 from .codec import Frame
 from .messages import Pickled
 from .sources import Sources
 
 # Smaller buffers cost less copied into the stream than sent as a frame.
 OUT_OF_BAND_BYTES = 64 * 1024
-# Before this much is copied, it is asked how much memory is free, which takes a millisecond.
-CHECKED_BYTES = 64 << 20
 # Of what is in the stream: there, and where ranks map it.
 _NUM_COPIES = 2
 _MAX_DEPTH = 6

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from ..errors import MeshUsageError
+
+T = TypeVar("T", bound=Hashable)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -69,3 +72,28 @@ def describe_ranks(ranks: Iterable[int]) -> str:
     """
     text = format_ranks(ranks)
     return f"rank {text}" if text.isdecimal() else f"ranks {text}"
+
+
+def group_ranks(answers: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
+    """Group the ranks that gave equal answers.
+
+    Args:
+        answers: rank -> its answer.
+
+    Returns:
+        Each answer, in the order of `answers`, and the ranks that gave it.
+    """
+    groups: dict[T, list[int]] = {}
+    for rank, answer in answers.items():
+        groups.setdefault(answer, []).append(rank)
+    return {answer: tuple(ranks) for answer, ranks in groups.items()}
+
+
+def describe_groups(texts: Mapping[int, str]) -> list[str]:
+    """Write what each rank said, once for all ranks that said the same: ``rank 0: text``.
+
+    Args:
+        texts: rank -> its text; ranks without one ("") are left out.
+    """
+    groups = group_ranks({rank: text for rank, text in texts.items() if text})
+    return [f"{describe_ranks(ranks)}: {text}" for text, ranks in groups.items()]

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..errors import MeshUsageError
-from .payload import CHECKED_BYTES
+from .bounds import CHECKED_BYTES
 
 # From here on a strided array is worth a contiguous copy, and memory is used where it arrives.
 LARGE_BYTES = 64 * 1024

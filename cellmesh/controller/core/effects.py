@@ -10,7 +10,7 @@ import msgspec
 
 from ...wire.codec import Parcel
 from ...wire.messages import RankState
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_ranks, group_ranks
 
 State = Literal["connecting", "starting", "ready", "restarting", "stopping", "ended"]
 
@@ -134,9 +134,7 @@ def tell_busy(running: Mapping[int, str]) -> str:
     Args:
         running: rank that is not known to be idle -> what it runs, "" where that is not known.
     """
-    by_title: dict[str, list[int]] = {}
-    for rank, title in sorted(running.items()):
-        by_title.setdefault(title, []).append(rank)
+    by_title = group_ranks(dict(sorted(running.items())))
     parts = [
         f"{describe_ranks(ranks)} {_does(len(ranks), title)}"
         for title, ranks in sorted(by_title.items())

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...wire.messages import RankInfo
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_ranks, group_ranks
 from .effects import Effect, HealReport, Note, describe_heal
 
 
@@ -33,10 +33,8 @@ class News:
         endings, self._endings = dict(sorted(self._endings.items())), {}
         if not endings:
             return []
-        by_ending: dict[str, list[int]] = {}
-        for rank, ending in endings.items():
-            by_ending.setdefault(ending, []).append(rank)
-        text = "; ".join(f"{describe_ranks(ranks)} {ending}" for ending, ranks in by_ending.items())
+        alike = group_ranks(endings)
+        text = "; ".join(f"{describe_ranks(ranks)} {ending}" for ending, ranks in alike.items())
         return [Note(run, f"{text}; {tell_empty(endings)}")]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_ranks, group_ranks
 from ..progress.bars import Bars
 from ..progress.drawing import as_html, as_lines
 from .cell_record import Entry, Record
@@ -317,18 +317,18 @@ class CellSink:
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
-        shown: dict[Place, list[int]] = {}
+        shown: dict[int, Place] = {}
         for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
             place = self._displays.places.get((rank, theirs))
             if place is not None:
                 self._displays.put(rank, theirs, place)
-                shown.setdefault(place, []).append(rank)
-        for place, ranks in shown.items():
+                shown[rank] = place
+        for place, ranks in group_ranks(shown).items():
             if place.leader in ranks:
-                bundle = labelled(content, tuple(ranks))
+                bundle = labelled(content, ranks)
                 transient = {"display_id": place.display_id}
                 self._publish("update_display_data", {**bundle, "transient": transient})
-                self._record.replace(Entry(tuple(ranks), _as_display(block.item), place.display_id))
+                self._record.replace(Entry(ranks, _as_display(block.item), place.display_id))
 
     # ---- clearing
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
+from ...wire.ranks import group_ranks
 from ..progress.bars import Bars, Mark
 from .canvas import Canvas, has_controls, moves_up, strip_controls
 from .packed import unpack_bundle
@@ -347,9 +348,7 @@ class Folder:
         due = everything or now >= min(_show_by(queue[0]) for queue in self._queues.values())
         if not due and not self._all_agree():
             return ()
-        groups: dict[Item, list[int]] = {}
-        for rank, queue in self._queues.items():
-            groups.setdefault(queue[0].item, []).append(rank)
+        groups = group_ranks({rank: queue[0].item for rank, queue in self._queues.items()})
         return tuple(sorted(min(groups.items(), key=lambda pair: self._reluctance(*pair))[1]))
 
     def _all_agree(self) -> bool:
@@ -360,7 +359,7 @@ class Folder:
             queue[0].item == first for queue in heads
         )
 
-    def _reluctance(self, item: Item, ranks: list[int]) -> tuple[int, int]:
+    def _reluctance(self, item: Item, ranks: Ranks) -> tuple[int, int]:
         """How many other ranks have it, or a bar that began before it, further back; then the
         lowest rank.
         """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from ...wire.ranks import describe_ranks, format_ranks
+from ...wire.ranks import describe_ranks, format_ranks, group_ranks
 from .ansi import as_html
 from .cell_record import Output, share
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
@@ -90,11 +90,10 @@ def switch(outputs: Mapping[int, Output], identity: str, limit_bytes: int = LIMI
 
 def _group(outputs: Mapping[int, Output]) -> dict[Ranks, Output]:
     """Ranks that have shown the same, and what; those that have shown nothing are left out."""
-    groups: dict[Output, list[int]] = {}
-    for rank, output in sorted(outputs.items()):
-        if output.items or output.dropped:
-            groups.setdefault(output, []).append(rank)
-    return {tuple(ranks): output for output, ranks in groups.items()}
+    shown = {
+        rank: output for rank, output in sorted(outputs.items()) if output.items or output.dropped
+    }
+    return {ranks: output for output, ranks in group_ranks(shown).items()}
 
 
 def _newest(

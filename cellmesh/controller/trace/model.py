@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...wire.inspect import Refusal
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.trace import Past
 from .match import Cell, History, Operation
 from .profile import Match, add_up_waits
@@ -191,10 +191,7 @@ def _notes(
     late: Mapping[int, int],
     num_left_out: int,
 ) -> Iterable[str]:
-    alike: dict[str, list[int]] = {}
-    for rank, refusal in refusals.items():
-        gone = "; what it did is gone with it" if refusal.type_name == "RankDied" else ""
-        alike.setdefault(refusal.text + gone, []).append(rank)
+    alike = group_ranks({rank: _describe_refusal(refusal) for rank, refusal in refusals.items()})
     for why, ranks in alike.items():
         yield f"nothing of {describe_ranks(ranks)}: {why}"
     if not cells:
@@ -222,3 +219,8 @@ def _notes(
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def _describe_refusal(refusal: Refusal) -> str:
+    gone = "; what it did is gone with it" if refusal.type_name == "RankDied" else ""
+    return refusal.text + gone

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ...wire.messages import BeginProfile, EndProfile
 from ...wire.profile import Collective, OperatorKind, RankProfile
-from ...wire.ranks import describe_ranks, format_ranks
+from ...wire.ranks import describe_groups, format_ranks
 from ..run import Run
 from .chrome import merge_traces
 
@@ -118,10 +118,7 @@ class Profile:
                 )
             if one.problem:
                 lines.append(f"rank {rank}: {one.problem}")
-        alike: dict[str, list[int]] = {}
-        for rank, why in self.missing.items():
-            alike.setdefault(why, []).append(rank)
-        lines += [f"nothing of {describe_ranks(ranks)}: {why}" for why, ranks in alike.items()]
+        lines += [f"nothing of {line}" for line in describe_groups(self.missing)]
         return "\n".join(lines)
 
     def describe_lateness(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from ...errors import MeshUsageError
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.segments import SegmentFrame, map_joined
 from ...wire.shards import Part
 
@@ -246,7 +246,5 @@ def _type_name(value: Any) -> str:
 
 
 def _by_rank(values: Mapping[int, Any], describe: Any) -> str:
-    said: dict[str, list[int]] = {}
-    for rank, value in values.items():
-        said.setdefault(str(describe(value)), []).append(rank)
+    said = group_ranks({rank: str(describe(value)) for rank, value in values.items()})
     return "; ".join(f"{text} on {describe_ranks(ranks)}" for text, ranks in said.items())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from ...wire.messages import Timing
-from ...wire.ranks import format_ranks
+from ...wire.ranks import format_ranks, group_ranks
 
 # From here on a rank is said to have kept the others waiting: in seconds, and as a part of the
 # others' time.
@@ -19,12 +19,7 @@ def describe_timings(timings: Mapping[int, Timing]) -> str:
     Args:
         timings: of each rank.
     """
-    alike: dict[str, list[int]] = {}
-    for rank, timing in sorted(timings.items()):
-        text = _seconds(timing.elapsed_s)
-        if timing.in_collectives_s:
-            text += f", {_seconds(timing.in_collectives_s)} of it in collectives"
-        alike.setdefault(text, []).append(rank)
+    alike = group_ranks({rank: _describe(timing) for rank, timing in sorted(timings.items())})
     lines = [f"[{format_ranks(ranks)}] took {text}" for text, ranks in alike.items()]
     late = find_straggler(timings)
     if late is not None:
@@ -53,6 +48,13 @@ def find_straggler(timings: Mapping[int, Timing]) -> int | None:
 
 def _alone_s(timing: Timing) -> float:
     return timing.elapsed_s - timing.in_collectives_s
+
+
+def _describe(timing: Timing) -> str:
+    text = _seconds(timing.elapsed_s)
+    if timing.in_collectives_s:
+        text += f", {_seconds(timing.in_collectives_s)} of it in collectives"
+    return text
 
 
 def _seconds(seconds: float) -> str:

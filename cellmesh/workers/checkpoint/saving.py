@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from ...errors import HostError, MeshUsageError
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_groups, describe_ranks
 from .directory import Place
 from .loading import find_load_problem, load
 from .state import State, find_save_problem, key_of, plain_digests, read_state
@@ -321,11 +321,7 @@ def _agree(step: Callable[[], Any]) -> list[Any]:
         problem = text if isinstance(error, MeshUsageError) else f"{type(error).__name__}: {text}"
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, (problem, mine))
-    problems: dict[str, list[int]] = {}
-    for rank, (text, _) in enumerate(said):
-        if text:
-            problems.setdefault(text, []).append(rank)
+    problems = describe_groups({rank: text for rank, (text, _) in enumerate(said)})
     if problems:
-        told = [f"{describe_ranks(ranks)}: {text}" for text, ranks in problems.items()][:_MAX_NAMED]
-        raise MeshUsageError(f"nothing was saved: {'; '.join(told)}")
+        raise MeshUsageError(f"nothing was saved: {'; '.join(problems[:_MAX_NAMED])}")
     return [value for _, value in said]

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import MeshUsageError
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_groups, describe_ranks, group_ranks
 from ...wire.replicas import SyncReport
 from ..inspect.description import is_dtensor
 from .checking import find_parts
@@ -142,11 +142,7 @@ def _agree(
     except Exception as error:  # the others wait for this rank's word
         problem = f"{type(error).__name__}: {error}"
     said = _exchange((problem, parts, states))
-    problems: dict[str, list[int]] = {}
-    for rank, (text, _, _) in enumerate(said):
-        if text:
-            problems.setdefault(text, []).append(rank)
-    told = [f"{describe_ranks(ranks)}: {text}" for text, ranks in problems.items()]
+    told = describe_groups({rank: text for rank, (text, _, _) in enumerate(said)})
     told = told or list(_differences([views for _, views, _ in said]))
     if told:
         rest = f"; and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else ""
@@ -224,17 +220,15 @@ def _differences(views: Sequence[Mapping[str, _PartView]]) -> Iterator[str]:
 
 def _kinds(
     path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _PartView]]
-) -> dict[str, list[int]]:
+) -> dict[str, tuple[int, ...]]:
     """Shape and dtype -> the ranks that have a part so."""
-    kinds: dict[str, list[int]] = {}
-    for rank in ranks:
-        view = views[rank].get(path)
-        if view is None:
-            kind = "missing"
-        else:
-            kind = f"{view.shape} {view.dtype}" if view.dtype is not None else "a plain value"
-        kinds.setdefault(kind, []).append(rank)
-    return kinds
+    return group_ranks({rank: _kind(views[rank].get(path)) for rank in ranks})
+
+
+def _kind(view: _PartView | None) -> str:
+    if view is None:
+        return "missing"
+    return "a plain value" if view.dtype is None else f"{view.shape} {view.dtype}"
 
 
 def _broadcast(tensor: torch.Tensor, group: Any, position: int) -> None:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import MeshUsageError
-from cellmesh.wire.ranks import describe_ranks, format_ranks, parse_ranks
+from cellmesh.wire.ranks import (
+    describe_groups,
+    describe_ranks,
+    format_ranks,
+    group_ranks,
+    parse_ranks,
+)
 
 SETS = st.sets(st.integers(0, 40), min_size=1)
 
@@ -85,3 +91,15 @@ def test_ranks_in_a_sentence() -> None:
     assert describe_ranks([3]) == "rank 3"
     assert describe_ranks([0, 1, 2, 4]) == "ranks 0-2,4"
     assert describe_ranks([0, 1]) == "ranks 0-1"
+
+
+def test_group_ranks_with_equal_answers() -> None:
+    assert group_ranks({0: "b", 2: "a", 1: "b"}) == {"b": (0, 1), "a": (2,)}
+    assert list(group_ranks({3: "b", 0: "a"})) == ["b", "a"]
+
+
+def test_describe_groups_without_text() -> None:
+    assert describe_groups({0: "cold", 1: "", 2: "cold", 3: "hot"}) == [
+        "ranks 0,2: cold",
+        "rank 3: hot",
+    ]
