@@ -265,7 +265,7 @@ class Ranks:
             expression: a tensor, a module, an optimizer or any nest of them.
 
         Returns:
-            What there is, a Mapping rank -> `Facts`; ranks that have no such value are in its
+            A Mapping rank -> `TensorSummary`; ranks that have no such value are in its
             `refusals`. In a notebook it shows itself as ``%dist_inspect`` does.
         """
         from .inspect.inspection import inspect

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from .facts import Facts
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -38,10 +36,10 @@ class Subject(msgspec.Struct, frozen=True, array_like=True, tag_field="type", ta
 
 class Overview(Subject, frozen=True):
     """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer:
-    `Found`.
+    `ValueSummary`.
 
     With a `path`, only the one there. Of a nest, statistics and digests are told until
-    `max_elements` elements have been read; the others' `Facts.note` says so: ask for those with
+    `max_elements` elements have been read; the `note` of the others says so: ask for those with
     their path.
 
     `runs`: where the expression has to run code, it is run, and its value kept under `token`; never
@@ -150,24 +148,85 @@ class Forget(Subject, frozen=True):
     tokens: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Item:
-    """One tensor in a value; or a plain value beside tensors.
+class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says of one tensor, or of a plain value.
+
+    Statistics are of the rank's own (local) part and cover its finite elements; they are None for
+    values without numbers.
 
     Attributes:
-        path: which; given back to look closer. "" is the value itself.
-        facts: what it is.
-        shares_with: the path of an item before it that lies in the same memory, wholly or in part;
-            None if there is none.
+        path: where it is in the inspected value, "" for the value itself; or its name.
+        kind: the value's type.
+        text: a short repr, for values that are no tensors.
+        shape: global shape; None for values that are no tensors, and for tensors that have none
+            yet.
+        local_shape: shape of the rank's part (the shape, unless it is a DTensor).
+        offset: where the rank's part begins in the whole, a number a dim; () if it is no DTensor.
+        strides: of the rank's part, in elements; None where its layout has none.
+        layout: how its elements lie: ``strided``, ``sparse_coo``, ...
+        dtype: element type.
+        device: where it lies.
+        placements: DTensor placements, "" for others.
+        requires_grad: whether autograd follows it.
+        mesh_dim_names, mesh_shape, mesh_ranks, coordinate: a DTensor's mesh, its ranks in row-major
+            order, and where the rank is in it.
+        num_elements: of the rank's part.
+        num_bytes: size of the rank's part.
+        storage_bytes: size of the memory that it is a view of; 0 if unknown.
+        is_view: it shows another tensor's memory.
+        min, max, mean, std, norm: statistics.
+        num_nan: NaN elements.
+        num_inf: infinite elements.
+        num_zeros: elements that are zero.
+        note: what cannot be told, and why; how statistics are to be read. "" if there is nothing to
+            add.
+        shard: which part of the whole this is; ranks with the same shard should hold the same
+            values.
+        digest: digest of the rank's part, bit for bit.
+        shares_with: the path of an earlier tensor of the same value that lies in the same memory,
+            wholly or in part; None if there is none.
     """
 
-    path: str
-    facts: Facts
+    kind: str
+    path: str = ""
     shares_with: str | None = None
+    text: str = ""
+    shape: tuple[int, ...] | None = None
+    local_shape: tuple[int, ...] | None = None
+    offset: tuple[int, ...] = ()
+    strides: tuple[int, ...] | None = None
+    layout: str = ""
+    dtype: str = ""
+    device: str = ""
+    placements: str = ""
+    requires_grad: bool = False
+    mesh_dim_names: tuple[str, ...] = ()
+    mesh_shape: tuple[int, ...] = ()
+    mesh_ranks: tuple[int, ...] = ()
+    coordinate: tuple[int, ...] = ()
+    num_elements: int = 0
+    num_bytes: int = 0
+    storage_bytes: int = 0
+    is_view: bool = False
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    norm: float | None = None
+    num_nan: int = 0
+    num_inf: int = 0
+    num_zeros: int = 0
+    note: str = ""
+    shard: tuple[int, ...] = ()
+    digest: str = ""
+
+    def at(self, path: str, shares_with: str | None = None) -> TensorSummary:
+        """The same summary, of what is at a path."""
+        return msgspec.structs.replace(self, path=path, shares_with=shares_with)
 
 
 @dataclass(frozen=True)
-class Found:
+class ValueSummary:
     """What `Overview` found.
 
     Attributes:
@@ -181,7 +240,7 @@ class Found:
 
     kind: str
     text: str
-    items: tuple[Item, ...]
+    items: tuple[TensorSummary, ...]
     num_left_out: int = 0
     is_torn: bool = False
 
@@ -202,7 +261,7 @@ class Pixels:
             float32, but for what is asked `exactly`.
         low, high: the smallest and largest finite value in it; 0 without any.
         is_exact: every pixel is one element.
-        is_torn: see `Found`.
+        is_torn: see `ValueSummary`.
         is_sampled: see `max_elements` of `Picture`; NaNs may have been missed.
     """
 
@@ -225,36 +284,16 @@ class Sampled:
     is_all: bool
 
 
-@dataclass(frozen=True)
-class Gradient:
+class Gradient(msgspec.Struct, frozen=True):
     """One parameter's gradient on one rank.
 
     Attributes:
-        name: the parameter's.
-        shape: of the rank's part.
-        has_grad: it is not None.
-        norm: of the gradient's finite elements, on this rank.
-        max_abs: its largest finite magnitude.
-        parameter_norm: of the parameter.
-        num_nan, num_inf, num_zeros, num_elements: of the gradient.
-        shard, digest, note: see `Facts`.
-        requires_grad: whether it is to have one.
+        parameter: the parameter; its path is its name.
+        grad: the gradient; None if the parameter has none.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    has_grad: bool
-    norm: float = 0.0
-    max_abs: float = 0.0
-    parameter_norm: float = 0.0
-    num_nan: int = 0
-    num_inf: int = 0
-    num_zeros: int = 0
-    num_elements: int = 0
-    shard: tuple[int, ...] = ()
-    digest: str = ""
-    note: str = ""
-    requires_grad: bool = True
+    parameter: TensorSummary
+    grad: TensorSummary | None = None
 
 
 # ---------------------------------------------------------------- names and code
@@ -292,20 +331,12 @@ class Explain(Subject, frozen=True):
 
 
 @dataclass(frozen=True)
-class Named:
-    """A name in a rank's namespace, and its value in short."""
-
-    name: str
-    facts: Facts
-
-
-@dataclass(frozen=True)
 class Bound:
     """What `Names` found: names in alphabetical order (`alphabetically`), and how many come after
     these.
     """
 
-    names: tuple[Named, ...]
+    names: tuple[TensorSummary, ...]
     num_left_out: int = 0
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from playwright.sync_api import Browser, expect
 
-from cellmesh.wire.inspect import Found, Item, Overview, Picture, Refusal
+from cellmesh.wire.inspect import Overview, Picture, Refusal, ValueSummary
 from tests.browser.inspector_page import (
     element_at,
     keep,
@@ -279,11 +279,11 @@ def test_names_from_users_are_no_html(browser: Browser) -> None:
 
 def sharded(rank: int, subject: object, answer: object) -> object:
     """An answer as of a DTensor of 10 x 6 over (dp=2, tp=4): rows over tp, uneven (3, 3, 3, 1)."""
-    if not isinstance(subject, Overview) or not isinstance(answer, Found):
+    if not isinstance(subject, Overview) or not isinstance(answer, ValueSummary):
         return answer
     index = rank % 4
     facts = msgspec.structs.replace(
-        answer.items[0].facts,
+        answer.items[0],
         shape=(10, 6),
         offset=(3 * index, 0),
         placements="Replicate(), Shard(dim=0)",
@@ -292,7 +292,7 @@ def sharded(rank: int, subject: object, answer: object) -> object:
         coordinate=(rank // 4, index),
         shard=(-1, index),
     )
-    return Found("DTensor", "", (Item("", facts),))
+    return ValueSummary("DTensor", "", (facts.at(""),))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -336,16 +336,16 @@ def test_a_click_on_a_shard_opens_its_rank(browser: Browser, theme: str) -> None
 
 def test_sixty_four_ranks(browser: Browser) -> None:
     def spread_out(rank: int, subject: object, answer: object) -> object:
-        if not isinstance(subject, Overview) or not isinstance(answer, Found):
+        if not isinstance(subject, Overview) or not isinstance(answer, ValueSummary):
             return answer
         facts = msgspec.structs.replace(
-            answer.items[0].facts,
+            answer.items[0],
             shape=(32, 32), offset=(4 * (rank // 8), 4 * (rank % 8)),
             placements="Shard(dim=0), Shard(dim=1)",
             mesh_dim_names=("dp", "tp"), mesh_shape=(8, 8), coordinate=(rank // 8, rank % 8),
             shard=(rank // 8, rank % 8),
         )  # fmt: skip
-        return Found("DTensor", "", (Item("", facts),))
+        return ValueSummary("DTensor", "", (facts.at(""),))
 
     torch.manual_seed(3)
     namespaces = {rank: {"d": torch.randn(4, 4)} for rank in range(64)}

@@ -59,7 +59,7 @@ def test_what_a_rank_needs_to_start_imports_no_feature(breaker: pytest.MonkeyPat
 USES = {
     "inspect.static_eval": "mesh.inspect('rank')",
     "inspect.handler": "mesh.inspect('rank')",
-    "inspect.description": "mesh.inspect('rank')",
+    "inspect.summary": "mesh.inspect('rank')",
     "replicas.parts": "mesh.check('rank')",
     "values.shards": "mesh.pull('rank', gather=True)",
     "checkpoint.saving": "mesh.save('rank', path=path)",

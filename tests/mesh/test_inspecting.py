@@ -376,7 +376,7 @@ def test_looking_at_much_costs_little_memory(mesh: cm.Mesh) -> None:
     one = mesh[0:1]
 
     def look_closely(name: str, height: int, width: int) -> None:
-        facts = look(one, Overview(name)).answers[0].items[0].facts
+        facts = look(one, Overview(name)).answers[0].items[0]
         assert (facts.mean, facts.num_elements) == (1.0, height * width)
         pixels = look(
             one, Picture(name, "", (), (0, 1), (0, height), (0, width), 500, 500)

@@ -12,7 +12,7 @@ import msgspec
 from cellmesh.controller.inspect.inspection import Inspection, Spread
 from cellmesh.controller.inspect.query import Looked
 from cellmesh.controller.inspect.replica_diff import Comparison, compare
-from cellmesh.wire.inspect import Found, Histogram, OfValue, Overview, Pixels, Refusal
+from cellmesh.wire.inspect import Histogram, OfValue, Overview, Pixels, Refusal, ValueSummary
 from cellmesh.workers.inspect.handler import Looker
 
 
@@ -50,7 +50,7 @@ class LocalAnswers:
         looked = Looked({}, {})
         for rank in asked:
             answer = self._lookers[rank].answer(subject, is_beside or self.busy)
-            if not self.busy and isinstance(answer, Found | Pixels):
+            if not self.busy and isinstance(answer, ValueSummary | Pixels):
                 answer = dataclasses.replace(answer, is_torn=False)
             answer = self._change(rank, subject, answer)
             (looked.refusals if isinstance(answer, Refusal) else looked.answers)[rank] = answer
@@ -85,6 +85,11 @@ class LocalAnswers:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+def ask(value: Any, subject: OfValue) -> Any:
+    """What an idle rank answers about a value of the name ``x``."""
+    return _looker({"x": value}).answer(subject, is_beside=False)
 
 
 def _looker(namespace: dict[str, Any]) -> Looker:

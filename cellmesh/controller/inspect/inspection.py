@@ -10,8 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...wire.facts import Facts
-from ...wire.inspect import Digests, Found, Histogram, OfValue, Overview, Refusal, Sample
+from ...wire.inspect import (
+    Digests,
+    Histogram,
+    OfValue,
+    Overview,
+    Refusal,
+    Sample,
+    TensorSummary,
+    ValueSummary,
+)
 from ...wire.ranks import format_ranks
 from .pinned import Hold, about, forget_what_is_gone
 from .query import Looked, look
@@ -56,8 +64,8 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Inspection(Mapping[int, Facts]):
-    """A value as some ranks have it; a Mapping rank -> `Facts` of those that have it.
+class Inspection(Mapping[int, TensorSummary]):
+    """A value as some ranks have it; a Mapping rank -> `TensorSummary` of those that have it.
 
     Of a value with several tensors in it, these facts are of the whole, and those of its tensors
     are in `facts_of`.
@@ -75,7 +83,7 @@ class Inspection(Mapping[int, Facts]):
     """
 
     expression: str
-    found: Mapping[int, Found]
+    found: Mapping[int, ValueSummary]
     refusals: Mapping[int, Refusal] = field(default_factory=dict)
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
@@ -98,19 +106,19 @@ class Inspection(Mapping[int, Facts]):
         """Ranks that were looked at while they ran: values may be torn."""
         return tuple(rank for rank, found in self.found.items() if found.is_torn)
 
-    def facts_of(self, path: str) -> dict[int, Facts]:
+    def facts_of(self, path: str) -> dict[int, TensorSummary]:
         """rank -> what it has at a path."""
         return self.by_path().get(path, {})
 
-    def by_path(self) -> dict[str, dict[int, Facts]]:
+    def by_path(self) -> dict[str, dict[int, TensorSummary]]:
         """path -> rank -> what it has there, in the order of the first rank that has it."""
-        facts: dict[str, dict[int, Facts]] = {}
-        for rank, found in self.found.items():
+        facts: dict[str, dict[int, TensorSummary]] = {}
+        for rank, found in sorted(self.found.items()):
             for item in found.items:
-                facts.setdefault(item.path, {})[rank] = item.facts
+                facts.setdefault(item.path, {})[rank] = item
         return facts
 
-    def __getitem__(self, rank: int) -> Facts:
+    def __getitem__(self, rank: int) -> TensorSummary:
         try:
             found = self.found[rank]
         except KeyError:
@@ -119,8 +127,8 @@ class Inspection(Mapping[int, Facts]):
                 f"rank {rank} {'was not asked' if why is None else f'has none: {why}'}"
             ) from None
         if len(found.items) == 1 and not found.items[0].path:
-            return found.items[0].facts
-        return Facts(kind=found.kind, text=found.text)
+            return found.items[0]
+        return TensorSummary(kind=found.kind, text=found.text)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.found)
@@ -260,7 +268,7 @@ class _Inspector:
         refusals = {rank: why for rank, why in looked.refusals.items() if rank not in wanted}
         return Looked({**looked.answers, **again.answers}, {**refusals, **again.refusals})
 
-    def spread(self, path: str, facts: Mapping[int, Facts], num_bins: int) -> Spread | None:
+    def spread(self, path: str, facts: Mapping[int, TensorSummary], num_bins: int) -> Spread | None:
         scale = _scale_of(facts)
         if scale is None:
             return None
@@ -270,7 +278,9 @@ class _Inspector:
             *scale, {rank: counts.counts for rank, counts in sorted(looked.answers.items())}
         )
 
-    def measured(self, path: str, comparison: Comparison, facts: Mapping[int, Facts]) -> Comparison:
+    def measured(
+        self, path: str, comparison: Comparison, facts: Mapping[int, TensorSummary]
+    ) -> Comparison:
         replicas = tuple(
             each
             if each.is_equal
@@ -280,7 +290,7 @@ class _Inspector:
         return dataclasses.replace(comparison, replicas=replicas)
 
     def _difference(
-        self, path: str, replicas: Replicas, facts: Mapping[int, Facts]
+        self, path: str, replicas: Replicas, facts: Mapping[int, TensorSummary]
     ) -> Difference | None:
         """How much replicas differ, from no more than a bounded part of them."""
         one_of_each = [ranks[0] for ranks in replicas.alike]
@@ -320,13 +330,13 @@ class _Inspector:
         )
 
 
-def _scale_of(facts: Mapping[int, Facts]) -> tuple[float, float] | None:
+def _scale_of(facts: Mapping[int, TensorSummary]) -> tuple[float, float] | None:
     lows = [fact.min for fact in facts.values() if fact.min is not None]
     highs = [fact.max for fact in facts.values() if fact.max is not None]
     return (min(lows), max(highs)) if lows else None
 
 
-def _alike(facts: Mapping[int, Facts]) -> list[tuple[str, list[int]]]:
+def _alike(facts: Mapping[int, TensorSummary]) -> list[tuple[str, list[int]]]:
     """What it is, in a few words, and on which ranks."""
     groups: dict[str, list[int]] = {}
     for rank, fact in facts.items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...wire.facts import Facts
+from ...wire.inspect import TensorSummary
 from ...wire.ranks import format_ranks
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Replicas:
     """Ranks that should hold the same.
 
     Attributes:
-        shard: what part of the whole they hold, see `Facts`.
+        shard: what part of the whole they hold, see `TensorSummary`.
         alike: those that are equal, bit for bit; one tuple means that all are.
         difference: how much they differ; None if they do not, or nobody knows.
     """
@@ -104,7 +104,7 @@ class Comparison:
         return f"{'sharded; ' if is_sharded else ''}replicas are equal, bit for bit"
 
 
-def compare(facts: Mapping[int, Facts]) -> Comparison:
+def compare(facts: Mapping[int, TensorSummary]) -> Comparison:
     """Compare one tensor on several ranks by its digests.
 
     The same part of DTensors on different meshes may be replicas (over another dim of the mesh) or

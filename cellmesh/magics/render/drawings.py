@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...wire.facts import Facts
-from ...wire.inspect import Pixels
+from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_ranks, format_ranks
 from .palette import colour_of
 
@@ -115,7 +114,7 @@ class Block:
         return f"{describe_ranks(self.ranks)}: [{', '.join(spans)}]"
 
 
-def blocks_of(facts: Mapping[int, Facts]) -> list[Block]:
+def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
     """The parts of one DTensor, on the ranks that are in its mesh; [] of a tensor that is none."""
     shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for rank, fact in sorted(facts.items()):

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from ...controller.inspect.inspection import Inspection, Spread
 from ...controller.inspect.replica_diff import Comparison, compare
-from ...wire.facts import Facts
-from ...wire.inspect import Pixels
+from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_ranks
 from ..widgets.base.widget import Static
 from .drawings import bars_image, bars_text, blocks_of, heatmap_image, shards_image
@@ -88,7 +87,7 @@ def items_table(inspection: Inspection) -> Table:
     return Table(*without_empty(headers, rows), said, more)
 
 
-def _item_cells(facts: Mapping[int, Facts], one: Facts) -> tuple[str, ...]:
+def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> tuple[str, ...]:
     if one.shape is None:
         return (one.text, one.kind, *[""] * 6, "")
     numbers = (one.mean, one.std, one.norm)
@@ -117,7 +116,9 @@ def _short(comparison: Comparison) -> str:
 class _One:
     """One tensor, or plain value, on all ranks."""
 
-    def __init__(self, inspection: Inspection, path: str, facts: Mapping[int, Facts]) -> None:
+    def __init__(
+        self, inspection: Inspection, path: str, facts: Mapping[int, TensorSummary]
+    ) -> None:
         label = inspection.expression
         if path:
             label += path if path.startswith("[") else f".{path}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...controller.failure_summary import describe_state
 from ...controller.inspect.replica_diff import Comparison, compare
-from ...wire.facts import Facts
+from ...wire.inspect import TensorSummary
 from ...wire.messages import RankInfo, RankState
 from ...wire.ranks import describe_ranks, format_ranks
 
@@ -198,7 +198,7 @@ def doing(info: RankInfo, state: RankState | None) -> str:
 
 
 def facts_table(
-    expression: str, facts: Mapping[int, Facts], comparison: Comparison | None = None
+    expression: str, facts: Mapping[int, TensorSummary], comparison: Comparison | None = None
 ) -> Table:
     """What ``%dist_inspect`` shows of one value: a row for each group of ranks that are alike.
 
@@ -232,7 +232,7 @@ _TENSOR_HEADERS = (
 )  # fmt: skip
 
 
-def _tensor_row(fact: Facts) -> tuple[str, ...]:
+def _tensor_row(fact: TensorSummary) -> tuple[str, ...]:
     if fact.shape is None and not fact.dtype:
         return (fact.kind, fact.text, *[""] * (len(_TENSOR_HEADERS) - 2))
     numbers = (fact.min, fact.max, fact.mean, fact.std, fact.norm)

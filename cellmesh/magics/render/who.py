@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ...controller.inspect.query import look
 from ...controller.ranks import Ranks
-from ...wire.facts import Facts
-from ...wire.inspect import Bound, Names, alphabetically
+from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
 from ...wire.ranks import describe_ranks, format_ranks
 from .tables import Table, format_bytes
 
@@ -37,12 +36,12 @@ def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Tab
         pattern: which names were asked for.
         notes: lines below.
     """
-    by_name: dict[str, dict[int, Facts]] = {}
+    by_name: dict[str, dict[int, TensorSummary]] = {}
     for rank, bound in sorted(told.items()):
         for named in bound.names:
-            by_name.setdefault(named.name, {})[rank] = named.facts
+            by_name.setdefault(named.path, {})[rank] = named
     names = sorted(by_name, key=alphabetically)
-    cut = [bound.names[-1].name for bound in told.values() if bound.num_left_out and bound.names]
+    cut = [bound.names[-1].path for bound in told.values() if bound.num_left_out and bound.names]
     if cut:  # of what comes later, a rank may have told nothing although it has it
         last = min(cut, key=alphabetically)
         names = names[: names.index(last) + 1]
@@ -64,7 +63,7 @@ def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Tab
     )
 
 
-def _row(name: str, facts: Mapping[int, Facts], ranks: list[int]) -> list[str]:
+def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> list[str]:
     parts = [_fold(facts, part) for part in (_type, _shape, _size, _value)]
     differing = [
         word
@@ -79,7 +78,7 @@ def _row(name: str, facts: Mapping[int, Facts], ranks: list[int]) -> list[str]:
     return [name, *parts, "; ".join(says) or ("alike" if is_compared else "")]
 
 
-def _fold(facts: Mapping[int, Facts], part: Callable[[Facts], str]) -> str:
+def _fold(facts: Mapping[int, TensorSummary], part: Callable[[TensorSummary], str]) -> str:
     """What ranks say, once where they say the same."""
     variants: dict[str, list[int]] = {}
     for rank, each in facts.items():
@@ -91,27 +90,27 @@ def _fold(facts: Mapping[int, Facts], part: Callable[[Facts], str]) -> str:
     return ", ".join(told[:_MAX_VARIANTS]) + more
 
 
-def _type(facts: Facts) -> str:
+def _type(facts: TensorSummary) -> str:
     kind = "class" if facts.kind == "type" else facts.kind.removeprefix("__main__.")
     if facts.shape is not None:
         kind = f"{kind.rpartition('.')[2]} {facts.dtype}"
     return f"{kind} {facts.placements}".rstrip()
 
 
-def _shape(facts: Facts) -> str:
+def _shape(facts: TensorSummary) -> str:
     if facts.shape is None:
         return ""
     here = "" if facts.local_shape == facts.shape else f", here {tuple(facts.local_shape or ())}"
     return f"{tuple(facts.shape)}{here}"
 
 
-def _size(facts: Facts) -> str:
+def _size(facts: TensorSummary) -> str:
     return format_bytes(facts.num_bytes) if facts.num_bytes else ""
 
 
-def _value(facts: Facts) -> str:
+def _value(facts: TensorSummary) -> str:
     return facts.text
 
 
-def _compared(facts: Facts) -> str:
+def _compared(facts: TensorSummary) -> str:
     return facts.digest or facts.text

@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from ...errors import MeshUsageError
-from ..inspect.description import digest_of_tensor, is_dtensor
+from ..inspect.digests import digest_of_tensor
+from ..rank.value_reducer import is_dtensor
 from ..replicas.parts import is_wrapped
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))

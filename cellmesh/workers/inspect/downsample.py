@@ -14,8 +14,8 @@ import torch
 
 from ...wire.inspect import Element, Picture, Pixels
 from .chunks import layout_of, piece_size, readable
+from .overview import tensor_at
 from .safe_read import Reader, UnreadableError
-from .values import looking, tensor_at
 
 # Sparse and nested tensors, and those quantised per channel, are made dense for a picture up to
 # this size.
@@ -27,55 +27,53 @@ _COPIED_SHARE = 64
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
-def picture(value: Any, subject: Picture, is_torn: bool) -> Pixels:
+def picture(value: Any, subject: Picture, read: Reader) -> Pixels:
     """Reduce a part of a tensor to pixels.
 
     Raises:
         ValueError: the tensor has no such part, or no values.
     """
-    local = tensor_at(value, subject.path, is_torn)
-    with looking(is_torn) as read:
-        part = _part(_uniform(_dense(local, read), read), subject)
-        num_rows, num_cols = part.shape
-        height, width = min(subject.height, num_rows), min(subject.width, num_cols)
-        is_sampled = False
-        if subject.reduction == "stride" or (height, width) == (num_rows, num_cols):
-            pixels = _first_of_each(part, height, width, subject, read)
-        else:
-            pixels, is_sampled = _reduce(part, height, width, subject, read)
-        pixels = pixels if subject.exactly else _to_float32(pixels)
-        values = pixels.cpu().clone().numpy()  # what numpy has seen can never be resized
+    local = tensor_at(value, subject.path, read.is_beside)
+    part = _part(_uniform(_dense(local, read), read), subject)
+    num_rows, num_cols = part.shape
+    height, width = min(subject.height, num_rows), min(subject.width, num_cols)
+    is_sampled = False
+    if subject.reduction == "stride" or (height, width) == (num_rows, num_cols):
+        pixels = _first_of_each(part, height, width, subject, read)
+    else:
+        pixels, is_sampled = _reduce(part, height, width, subject, read)
+    pixels = pixels if subject.exactly else _to_float32(pixels)
+    values = pixels.cpu().clone().numpy()  # what numpy has seen can never be resized
     finite = values[np.isfinite(values)]
     return Pixels(
         values,
         float(finite.min()) if finite.size else 0.0,
         float(finite.max()) if finite.size else 0.0,
         (height, width) == (num_rows, num_cols),
-        is_torn,
+        read.is_beside,
         is_sampled,
     )
 
 
-def element(value: Any, subject: Element, is_beside: bool) -> str:
+def element(value: Any, subject: Element, read: Reader) -> str:
     """One element.
 
     Raises:
         ValueError: there is none at this index.
     """
-    local = tensor_at(value, subject.path, is_beside)
-    with looking(is_beside) as read:
-        data = _dense(local, read)
-        _check_index(subject.index, data.shape)
-        found = read.take(data[subject.index] if data.ndim else data)
-        if subject.exactly:
-            return repr(found.item())
-        if found.is_quantized:
-            return f"{found.item()!r} ({found.int_repr().item()})"
-        if found.dtype == torch.float32:  # as short as float32 can be told apart
-            return str(np.float32(found.item()))
-        if found.dtype == torch.complex64:
-            return str(np.complex64(found.item()))
+    local = tensor_at(value, subject.path, read.is_beside)
+    data = _dense(local, read)
+    _check_index(subject.index, data.shape)
+    found = read.take(data[subject.index] if data.ndim else data)
+    if subject.exactly:
         return repr(found.item())
+    if found.is_quantized:
+        return f"{found.item()!r} ({found.int_repr().item()})"
+    if found.dtype == torch.float32:  # as short as float32 can be told apart
+        return str(np.float32(found.item()))
+    if found.dtype == torch.complex64:
+        return str(np.complex64(found.item()))
+    return repr(found.item())
 
 
 def _dense(local: torch.Tensor, read: Reader) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from ...wire.inspect import (
     AnySubject,
     Complete,
+    Counts,
     Digests,
     Element,
     Explain,
@@ -24,12 +25,19 @@ from ...wire.inspect import (
     Picture,
     Refusal,
     Sample,
+    Sampled,
 )
 from ..rank.shell import RankShell
 from ..rank.value_reducer import refusal
 from ..trace.recorder import Spans
+from . import downsample, gradients, overview
+from .chunks import sample_of_parts
+from .digests import digests_of_parts
+from .names import names
 from .pinned import Kept
+from .safe_read import reading
 from .static_eval import NeedsCode, follow
+from .statistics import histogram_of
 
 
 @dataclass(frozen=True)
@@ -80,34 +88,33 @@ class Looker:
 
                 return help.explain(self.shell, subject)
             case Names():
-                from . import names
-
-                return names.names(self.shell, subject)
+                with reading(is_beside=True) as read:  # a busy rank is asked, too
+                    return names(self.shell, subject, read)
             case History():
                 return self.spans.past(subject)
             case Forget():
                 return self.kept.forget(subject.tokens)
 
-        from . import downsample, gradients, values  # rarely used
-
         value = self._value(subject, is_beside)
-        # What a tensor's class makes of an operation is of no interest.
-        with torch._C.DisableTorchFunctionSubclass():
+        with reading(is_beside) as read:
             match subject:
                 case Overview():
-                    return values.overview(value, subject, is_beside)
-                case Histogram():
-                    return values.histogram(value, subject, is_beside)
+                    return overview.overview(value, subject, read)
                 case Picture():
-                    return downsample.picture(value, subject, is_beside)
+                    return downsample.picture(value, subject, read)
                 case Element():
-                    return downsample.element(value, subject, is_beside)
+                    return downsample.element(value, subject, read)
                 case Gradients():
-                    return gradients.gradients(value, is_beside)
+                    return gradients.gradients(value, read)
+            data = overview.data_at(value, subject.path, is_beside)
+            match subject:
+                case Histogram(low=low, high=high, num_bins=num_bins):
+                    return Counts(tuple(histogram_of(data, low, high, num_bins, read)))
                 case Digests():
-                    return values.digests(value, subject, is_beside)
+                    return digests_of_parts(data, subject.parts, read)
                 case Sample():
-                    return values.sample(value, subject, is_beside)
+                    picked = sample_of_parts(data, subject.parts, subject.max_elements, read)
+                    return Sampled(picked.numpy(), picked.numel() == data.numel())
 
     def _value(self, subject: OfValue, is_beside: bool) -> Any:
         runs = isinstance(subject, Overview) and subject.runs and not is_beside

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from ...wire.facts import Facts
-from ...wire.inspect import Bound, Named, Names, alphabetically
+from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
 from ..rank.shell import RankShell
+from ..rank.value_reducer import is_dtensor
 from ..static_lookup import held_by
 from .chunks import readable
-from .description import is_dtensor
 from .digests import digest_of_bytes, digest_of_tensor
-from .safe_read import Reader, UnreadableError, reading
+from .safe_read import DIRECT, Reader, UnreadableError
 from .safe_repr import full_name_of, name_of, shorten
 from .shards import spell
 
@@ -49,13 +48,13 @@ _PLAIN = (
 )
 
 
-def names(shell: RankShell, subject: Names) -> Bound:
+def names(shell: RankShell, subject: Names, read: Reader) -> Bound:
     """The user's names."""
     found = [name for name in users_names(shell) if fnmatch.fnmatchcase(name, subject.pattern)]
     found.sort(key=alphabetically)
     chosen = found[: subject.max_names]
     told = (
-        Named(name, describe_shortly(shell.user_ns[name]))
+        describe_shortly(shell.user_ns[name], read).at(name)
         for name in chosen
         if name in shell.user_ns
     )
@@ -88,21 +87,21 @@ def _is_own(name: str, value: Any) -> bool:
     return kind is int and value.bit_length() < 64 and os.environ.get(name.upper()) == str(value)
 
 
-def describe_shortly(value: Any) -> Facts:
+def describe_shortly(value: Any, read: Reader = DIRECT) -> TensorSummary:
     """A value's facts that cost little: no statistics, and a digest only of what is small."""
     name = full_name_of(type(value))
     try:
         with torch._C.DisableTorchFunctionSubclass():  # it may be code of the user's
-            return _describe(name, value)
+            return _describe(name, value, read)
     except Exception:
-        return Facts(kind=name)
+        return TensorSummary(kind=name)
 
 
-def _describe(name: str, value: Any) -> Facts:
+def _describe(name: str, value: Any, read: Reader) -> TensorSummary:
     if issubclass(type(value), torch.Tensor):
-        return _tensor(name, value)
+        return _tensor(name, value, read)
     if name == "numpy.ndarray":
-        return Facts(
+        return TensorSummary(
             kind=name,
             shape=tuple(value.shape),
             local_shape=tuple(value.shape),
@@ -111,10 +110,10 @@ def _describe(name: str, value: Any) -> Facts:
         )
     text, is_whole = _text(value)
     digest = digest_of_bytes(text.encode()) if is_whole else ""
-    return Facts(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)
+    return TensorSummary(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)
 
 
-def _tensor(name: str, value: torch.Tensor) -> Facts:
+def _tensor(name: str, value: torch.Tensor, read: Reader) -> TensorSummary:
     local, placements = value, ""
     if is_dtensor(value):
         local = value._local_tensor  # `to_local` would make an autograd node
@@ -128,10 +127,9 @@ def _tensor(name: str, value: torch.Tensor) -> Facts:
         and local.device.type == "cpu"
         and not placements
     )
-    with torch.no_grad(), reading(is_beside=True) as read:  # it may be: a busy rank is asked, too
-        text = _number(local, read) if is_cheap else ""
-        digest = digest_of_tensor(local, read) if is_cheap else ""
-    return Facts(
+    text = _number(local, read) if is_cheap else ""
+    digest = digest_of_tensor(local, read) if is_cheap else ""
+    return TensorSummary(
         kind=name,
         shape=tuple(value.shape),
         local_shape=tuple(local.shape),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -161,15 +162,42 @@ class Copier(Reader):
 
 @contextmanager
 def reading(is_beside: bool) -> Iterator[Reader]:
-    """What reads tensors; `is_beside`: while the main thread may be running."""
-    if not is_beside:
-        yield DIRECT
+    """Gives what reads tensors on this thread alone, without autograd or code of their classes.
+
+    Args:
+        is_beside: the main thread may be running, and free what is read.
+    """
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), _one_thread():
+        if not is_beside:
+            yield DIRECT
+            return
+        copier = Copier()
+        try:
+            yield copier
+        finally:
+            copier.close()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Has torch compute on this thread alone.
+
+    Pieces are small: where cores are taken, waiting for other threads at each costs ten times what
+    they save. The number is each thread's own: a main thread that runs keeps its number.
+    """
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        yield
         return
-    copier = Copier()
+    torch.set_num_threads(1)
+    # A thread that computes for the first time takes the number that was set last by any thread.
+    other = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
+    other.start()
+    other.join()
     try:
-        yield copier
+        yield
     finally:
-        copier.close()
+        torch.set_num_threads(num_threads)
 
 
 def check_beside(view: torch.Tensor) -> None:

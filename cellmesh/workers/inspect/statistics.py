@@ -45,7 +45,7 @@ class Totals:
 
 
 def statistics(data: torch.Tensor, read: Reader = DIRECT) -> dict[str, Any]:
-    """The statistics that `Facts` has.
+    """The statistics that `TensorSummary` has.
 
     Args:
         data: see `readable`.
@@ -125,7 +125,12 @@ def histogram_of(
             bin.
         num_bins: how many.
         read: how it is read.
+
+    Raises:
+        ValueError: there would be no bin.
     """
+    if num_bins < 1:
+        raise ValueError("a histogram has at least one bin")
     data, repeated = unordered(data)
     # The range of float64, and what torch multiplies it by, is more than float64 holds.
     unit = 1.0 if high - low < _WIDE else 1 / _WIDE

@@ -17,9 +17,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..static_lookup import has, held_by
-from .description import MASKED, as_tensor
 from .safe_repr import FEW
 from .static_eval import SLOTS, Unknown, in_classes
+from .summary import MASKED, as_tensor
 
 # What is told beside tensors: a loss, a step, a name.
 _PLAIN = (bool, int, float, complex, str, type(None))

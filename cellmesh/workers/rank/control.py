@@ -16,7 +16,7 @@ from ...stdlib import os, signal, threading, time
 from ...wire import payload
 from ...wire.codec import Parcel, at_rank_for_control, encode
 from ...wire.faults import Faults
-from ...wire.inspect import Found, Pixels, Refusal
+from ...wire.inspect import Pixels, Refusal, ValueSummary
 from ...wire.messages import (
     Blueprint,
     Describe,
@@ -315,7 +315,7 @@ class ControlThread:
             if (
                 was_idle
                 and self._interrupts.num_begun == num_begun
-                and isinstance(answer, Found | Pixels)
+                and isinstance(answer, ValueSummary | Pixels)
             ):
                 answer = dataclasses.replace(answer, is_torn=False)  # nothing ran meanwhile
             pickled, buffers = payload.dumps(answer, "the answer")

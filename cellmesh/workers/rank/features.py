@@ -28,7 +28,6 @@ PREIMPORTED = (
     "comms.hub",
     "rank.debugger",
     "inspect.handler",
-    "inspect.static_eval",
 )
 
 

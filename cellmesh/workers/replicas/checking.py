@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...errors import MeshUsageError
 from ...wire.replicas import Distance, Entry
-from ..inspect.description import digest_of_tensor
+from ..inspect.digests import digest_of_tensor
 from .parts import Part, StateSlot, Walk, is_wrapped, rng_parts
 
 _CHUNK = 1 << 22  # elements compared at a time

@@ -32,8 +32,8 @@ from ...wire import payload
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
 from ..inspect.cpu_memory import memory_of
-from ..inspect.description import is_dtensor
 from ..rank.exceptions import text_of
+from ..rank.value_reducer import is_dtensor
 from . import arriving
 
 # What every rank has by itself.

@@ -21,7 +21,7 @@ from ..base.auto_refresh import PERIOD_S, Occasion, Refresher, Worker
 from ..base.widget import Static, View, Widget, load_css, load_js
 from .slices import as_message, ask_element, ask_picture, small_picture
 from .source import Answers
-from .view_model import detail, facts_by_path, gradients_table, list_items, summarise, tabulate
+from .view_model import detail, gradients_table, list_items, summarise, tabulate
 
 # Rows of the gradients' table in the widget's state.
 _MAX_GRADIENTS = 2000
@@ -272,7 +272,7 @@ class Inspector:
                 self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
                 return
             inspection = Inspection(answers.expression, looked.answers, looked.refusals)
-        facts = facts_by_path(inspection.found).get(path, {})
+        facts = inspection.facts_of(path)
         absent = {rank: _NOT_THERE for rank in inspection.found if rank not in facts}
         comparison = inspection.comparisons.get(path) or answers.compare(
             inspection, path, is_beside

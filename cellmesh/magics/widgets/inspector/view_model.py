@@ -11,8 +11,7 @@ import msgspec
 from ....controller.inspect.inspection import Inspection, Spread
 from ....controller.inspect.query import Looked
 from ....controller.inspect.replica_diff import Comparison
-from ....wire.facts import Facts
-from ....wire.inspect import Found, Gradient, Refusal
+from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
 from ....wire.ranks import describe_ranks, format_ranks
 from ...render.tables import Table
 
@@ -36,15 +35,6 @@ def number(value: float | None) -> float | str | None:
     return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
 
 
-def facts_by_path(found: Mapping[int, Found]) -> dict[str, dict[int, Facts]]:
-    """path -> rank -> what it holds there, in the order of the first rank that has it."""
-    facts: dict[str, dict[int, Facts]] = {}
-    for rank in sorted(found):
-        for item in found[rank].items:
-            facts.setdefault(item.path, {})[rank] = item.facts
-    return facts
-
-
 def label_of(expression: str, path: str) -> str:
     """What a tensor in a value is called."""
     if not path:
@@ -56,7 +46,7 @@ def list_items(inspection: Inspection) -> list[dict[str, Any]]:
     """The tensors in a value, a row each."""
     num_ranks = len(inspection.found) + len(inspection.refusals)
     rows = []
-    for path, facts in facts_by_path(inspection.found).items():
+    for path, facts in inspection.by_path().items():
         one = next(iter(facts.values()))
         rows.append(
             {
@@ -109,7 +99,7 @@ def summarise(
 def detail(
     expression: str,
     path: str,
-    facts: Mapping[int, Facts],
+    facts: Mapping[int, TensorSummary],
     refusals: Mapping[int, Refusal],
     coordinates: Mapping[int, str],
     comparison: Comparison,
@@ -155,7 +145,7 @@ def detail(
     }
 
 
-def is_drawable(facts: Facts) -> bool:
+def is_drawable(facts: TensorSummary) -> bool:
     """Whether a heatmap can be asked for: it has elements that can be read, in dims of one size
     each.
     """
@@ -164,19 +154,19 @@ def is_drawable(facts: Facts) -> bool:
     return shape != () and all(size > 0 for size in shape) and is_read
 
 
-def coordinate_of(facts: Facts) -> str:
+def coordinate_of(facts: TensorSummary) -> str:
     """Where a DTensor's part lies in the tensor's mesh."""
     named = zip(facts.mesh_dim_names, facts.coordinate, strict=False)
     return ",".join(f"{name}={index}" for name, index in named)
 
 
-def _shared_coordinate(facts: Sequence[Facts]) -> str:
+def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
     """Where several parts lie, in the dims in which it is the same place."""
     first, *others = (coordinate_of(fact).split(",") for fact in facts)
     return ",".join(part for part in first if all(part in other for other in others))
 
 
-def blocks(facts: Mapping[int, Facts]) -> list[dict[str, Any]]:
+def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
     """The parts of a DTensor in their places; ranks that hold the same part share it."""
     shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for rank, fact in sorted(facts.items()):
@@ -205,7 +195,7 @@ def tabulate(looked: Looked, max_rows: int | None = None) -> dict[str, Any]:
     by_name: dict[str, dict[int, Gradient]] = {}
     for rank in sorted(looked.answers):
         for gradient in looked.answers[rank]:
-            by_name.setdefault(gradient.name, {})[rank] = gradient
+            by_name.setdefault(gradient.parameter.path, {})[rank] = gradient
     rows = [_gradient_row(name, of, len(looked.answers)) for name, of in by_name.items()]
     kept = rows if max_rows is None else rows[:max_rows]
     return {
@@ -253,22 +243,24 @@ def gradients_table(sheet: Mapping[str, Any]) -> Table:
 
 def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict[str, Any]:
     # Replicas count once, by the one with the largest gradient; parts of one whole together.
-    ascending = sorted(of.values(), key=lambda one: (one.has_grad, one.norm))
-    parts = list({one.shard: one for one in ascending}.values())
-    having = [one for one in parts if one.has_grad]
-    norm = math.hypot(*(one.norm for one in having)) if having else None
-    parameter_norm = math.hypot(*(one.parameter_norm for one in parts))
-    num_elements = sum(one.num_elements for one in having)
-    num_zeros = sum(one.num_zeros for one in having)
-    digests: dict[tuple[int, ...], set[tuple[bool, str]]] = {}
+    ascending = sorted(of.values(), key=lambda one: (one.grad is not None, _norm(one.grad)))
+    parts = list({one.parameter.shard: one for one in ascending}.values())
+    having = [one.grad for one in parts if one.grad is not None]
+    norm = math.hypot(*map(_norm, having)) if having else None
+    parameter_norm = math.hypot(*(_norm(one.parameter) for one in parts))
+    num_elements = sum(grad.num_elements for grad in having)
+    num_zeros = sum(grad.num_zeros for grad in having)
+    digests: dict[tuple[int, ...], set[str | None]] = {}
     for one in of.values():
-        digests.setdefault(one.shard, set()).add((one.has_grad, one.digest))
+        digest = None if one.grad is None else one.grad.digest
+        digests.setdefault(one.parameter.shard, set()).add(digest)
+    grads = [one.grad for one in of.values() if one.grad is not None]
     flags = []
-    if any(one.num_nan for one in of.values()):
+    if any(grad.num_nan for grad in grads):
         flags.append("nan")
-    if any(one.num_inf for one in of.values()):
+    if any(grad.num_inf for grad in grads):
         flags.append("inf")
-    if not any(one.requires_grad for one in parts):
+    if not any(one.parameter.requires_grad for one in parts):
         flags.append("frozen")
     elif not having:
         flags.append("none")
@@ -279,31 +271,40 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
     if len(of) < num_ranks:
         flags.append("missing")
     by_rank = _grouped(
-        (rank, f"{one.norm:.6g}" if one.has_grad else "no gradient") for rank, one in of.items()
+        (rank, "no gradient" if one.grad is None else f"{_norm(one.grad):.6g}")
+        for rank, one in of.items()
     )
     return {
         "name": name,
-        "shape": parts[0].shape,
+        "shape": (parts[0].grad or parts[0].parameter).local_shape or (),
         "norm": number(norm),
-        "max_abs": number(max((one.max_abs for one in having), default=None)),
+        "max_abs": number(max(map(_max_abs, having), default=None)),
         "parameter_norm": number(parameter_norm),
         "ratio": number(norm / parameter_norm) if norm is not None and parameter_norm else None,
-        "num_nan": sum(one.num_nan for one in parts),
-        "num_inf": sum(one.num_inf for one in parts),
+        "num_nan": sum(grad.num_nan for grad in having),
+        "num_inf": sum(grad.num_inf for grad in having),
         "zeros": num_zeros / num_elements if num_elements else None,
         "flags": flags,
         "by_rank": "; ".join(f"{_who(ranks)}: {text}" for ranks, text in by_rank),
     }
 
 
-def _may_have_gradients(found: Found) -> bool:
+def _norm(summary: TensorSummary | None) -> float:
+    return 0.0 if summary is None else summary.norm or 0.0
+
+
+def _max_abs(summary: TensorSummary) -> float:
+    return max(abs(summary.min or 0.0), abs(summary.max or 0.0))
+
+
+def _may_have_gradients(found: ValueSummary) -> bool:
     """A module or an optimizer: something called so that holds parameters."""
-    return (
-        any(item.facts.requires_grad and item.path for item in found.items) or "optim" in found.kind
-    )
+    return any(item.requires_grad and item.path for item in found.items) or "optim" in found.kind
 
 
-def _flags(facts: Mapping[int, Facts], comparison: Comparison | None, num_ranks: int) -> list[str]:
+def _flags(
+    facts: Mapping[int, TensorSummary], comparison: Comparison | None, num_ranks: int
+) -> list[str]:
     flags = []
     if any(fact.num_nan for fact in facts.values()):
         flags.append("nan")
@@ -316,7 +317,7 @@ def _flags(facts: Mapping[int, Facts], comparison: Comparison | None, num_ranks:
     return flags
 
 
-def _grouped_facts(facts: Mapping[int, Facts]) -> list[tuple[list[int], dict[str, Any]]]:
+def _grouped_facts(facts: Mapping[int, TensorSummary]) -> list[tuple[list[int], dict[str, Any]]]:
     groups: dict[bytes, tuple[list[int], dict[str, Any]]] = {}
     for rank, fact in sorted(facts.items()):
         shown = {name: getattr(fact, name) for name in _SHOWN}

@@ -17,7 +17,7 @@ from cellmesh.controller.rank_set import RankSet
 from cellmesh.magics.widgets.inspector import source as answers_module
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from cellmesh.magics.widgets.inspector.source import MeshAnswers
-from cellmesh.wire.inspect import Forget, Found
+from cellmesh.wire.inspect import Forget, ValueSummary
 
 from ....support.inspected_ranks import LocalAnswers
 
@@ -38,7 +38,9 @@ class Keeping:
         monkeypatch.setattr(pinned, "look", self._look)
 
     def inspection(self) -> Inspection:
-        return Inspection("f()", {0: Found("int", "1", ())}, hold=Hold(self._session, [0, 1]))
+        return Inspection(
+            "f()", {0: ValueSummary("int", "1", ())}, hold=Hold(self._session, [0, 1])
+        )
 
     def _look(self, ranks: RankSet, subject: Forget, **_: object) -> Looked:
         assert ranks.ranks == (0, 1)

@@ -21,23 +21,22 @@ from cellmesh.controller.inspect.replica_diff import (
     size_of,
     split,
 )
-from cellmesh.wire.facts import Facts
-from cellmesh.wire.inspect import Found, Item, Refusal
+from cellmesh.wire.inspect import Refusal, TensorSummary, ValueSummary
 
 
 def tensor(
     digest: str, shard: tuple[int, ...] = (), mesh: tuple[int, ...] = (), **changes: Any
-) -> Facts:
+) -> TensorSummary:
     fields: dict[str, Any] = {
         "kind": "torch.Tensor",
         "shape": (2,),
         "local_shape": (2,),
         "dtype": "float32",
     }
-    return Facts(**{**fields, **changes}, digest=digest, shard=shard, mesh_ranks=mesh)
+    return TensorSummary(**{**fields, **changes}, digest=digest, shard=shard, mesh_ranks=mesh)
 
 
-def alike(*facts: Facts) -> list[tuple[tuple[int, ...], ...]]:
+def alike(*facts: TensorSummary) -> list[tuple[tuple[int, ...], ...]]:
     return [each.alike for each in compare(dict(enumerate(facts))).replicas]
 
 
@@ -134,8 +133,8 @@ def test_the_largest_difference_is_of_any_to_the_first() -> None:
 # ---- inspections
 
 
-def inspection(*items: tuple[str, Facts], **refused: str) -> Inspection:
-    found = Found("dict", "{...}", tuple(Item(path, facts) for path, facts in items))
+def inspection(*items: tuple[str, TensorSummary], **refused: str) -> Inspection:
+    found = ValueSummary("dict", "{...}", tuple(facts.at(path) for path, facts in items))
     return Inspection("x", {0: found, 1: found}, {2: Refusal("NameError", "no x")})
 
 
@@ -148,8 +147,8 @@ def test_an_inspection_of_one_tensor_is_its_facts_by_rank() -> None:
 
 
 def test_an_inspection_of_unlike_values_names_each_with_its_ranks() -> None:
-    text = Found("str", "'str'", (Item("", Facts(kind="str", text="'str'")),))
-    one = Found("torch.Tensor", "", (Item("", tensor("a")),))
+    text = ValueSummary("str", "'str'", (TensorSummary(kind="str", text="'str'").at(""),))
+    one = ValueSummary("torch.Tensor", "", (tensor("a").at(""),))
     shown = repr(Inspection("y", {0: text, 1: one, 2: one}))
     assert shown == "<y on rank 0: str 'str'; on ranks 1-2: torch.Tensor float32 (2,)>"
 
@@ -158,7 +157,7 @@ def test_an_inspection_of_a_nest_has_facts_by_path() -> None:
     nest = inspection(("a", tensor("a")), ("b", tensor("b")))
     assert not nest.is_one
     assert nest.paths == ("a", "b")
-    assert nest.facts_of("b") == {0: tensor("b"), 1: tensor("b")}
+    assert nest.facts_of("b") == dict.fromkeys((0, 1), tensor("b").at("b"))
     assert nest.facts_of("c") == {}
     assert (nest[0].kind, nest[0].text) == ("dict", "{...}")
 

@@ -24,8 +24,7 @@ from cellmesh.magics.render.drawings import (
     shards_image,
 )
 from cellmesh.magics.render.inspections import static_of
-from cellmesh.wire.facts import Facts
-from cellmesh.wire.inspect import Found, Item, Pixels, Refusal
+from cellmesh.wire.inspect import Pixels, Refusal, TensorSummary, ValueSummary
 
 
 class Tags(html.parser.HTMLParser):
@@ -60,7 +59,7 @@ class Tags(html.parser.HTMLParser):
         ]
 
 
-def tensor(**changes: Any) -> Facts:
+def tensor(**changes: Any) -> TensorSummary:
     fields: dict[str, Any] = {
         "kind": "torch.Tensor", "shape": (4, 4), "local_shape": (4, 4), "strides": (4, 1),
         "dtype": "float32",
@@ -68,12 +67,12 @@ def tensor(**changes: Any) -> Facts:
         "digest": "aa",
         "num_elements": 16, "num_bytes": 64,
     }  # fmt: skip
-    return Facts(**{**fields, **changes})
+    return TensorSummary(**{**fields, **changes})
 
 
-def inspection(items: dict[int, dict[str, Facts]], **changes: Any) -> Inspection:
+def inspection(items: dict[int, dict[str, TensorSummary]], **changes: Any) -> Inspection:
     found = {
-        rank: Found("dict", "{…}", tuple(Item(path, facts) for path, facts in of.items()))
+        rank: ValueSummary("dict", "{…}", tuple(facts.at(path) for path, facts in of.items()))
         for rank, of in items.items()
     }
     return Inspection("w", found, **changes)
@@ -120,7 +119,7 @@ def test_errors_stand_where_the_value_does_not() -> None:
 
 
 def test_values_that_may_be_torn_are_said_to_be() -> None:
-    found = Found("torch.Tensor", "", (Item("", tensor()),), is_torn=True)
+    found = ValueSummary("torch.Tensor", "", (tensor().at(""),), is_torn=True)
     assert "rank 0 ran meanwhile: values may be torn" in static_of(Inspection("w", {0: found})).text
 
 
@@ -137,8 +136,8 @@ def test_a_nest_is_a_row_for_each_tensor() -> None:
 
 def test_long_nests_say_how_much_is_left_out() -> None:
     items = {f"p{index}": tensor() for index in range(200)}
-    found = Found(
-        "Model", "Model", tuple(Item(path, facts) for path, facts in items.items()), num_left_out=7
+    found = ValueSummary(
+        "Model", "Model", tuple(facts.at(path) for path, facts in items.items()), num_left_out=7
     )
     static = static_of(Inspection("m", {0: found}))
     assert "... and 157 more" in static.text
@@ -146,16 +145,16 @@ def test_long_nests_say_how_much_is_left_out() -> None:
 
 
 def test_an_empty_nest_is_told_of() -> None:
-    assert "dict {}" in static_of(Inspection("w", {0: Found("dict", "{}", ())})).text
+    assert "dict {}" in static_of(Inspection("w", {0: ValueSummary("dict", "{}", ())})).text
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
 
 
 def test_nothing_of_the_users_is_html() -> None:
-    plain = Facts(kind=HOSTILE, text=HOSTILE, digest="a")
+    plain = TensorSummary(kind=HOSTILE, text=HOSTILE, digest="a")
     odd = tensor(note=HOSTILE, device=HOSTILE, placements=HOSTILE)
-    found = Found(HOSTILE, HOSTILE, (Item(HOSTILE, odd), Item("p", plain)))
+    found = ValueSummary(HOSTILE, HOSTILE, (odd.at(HOSTILE), plain.at("p")))
     for path in ("", HOSTILE, "p"):
         static = static_of(Inspection(HOSTILE, {0: found}, {1: Refusal(HOSTILE, HOSTILE)}), path)
         tags = Tags(static.html)
@@ -185,7 +184,7 @@ def test_each_bin_with_an_element_shows() -> None:
     assert len(ET.fromstring(drawing).findall(".//{*}rect")) == 2
 
 
-def sharded(rank: int, offset: tuple[int, ...], shape: tuple[int, ...]) -> Facts:
+def sharded(rank: int, offset: tuple[int, ...], shape: tuple[int, ...]) -> TensorSummary:
     return tensor(
         shape=(5, 4),
         local_shape=shape,

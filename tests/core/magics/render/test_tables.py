@@ -9,7 +9,7 @@ import pytest
 
 from cellmesh.controller.inspect.replica_diff import compare
 from cellmesh.magics.render.tables import Table, facts_table, mesh_table, status_table
-from cellmesh.wire.facts import Facts
+from cellmesh.wire.inspect import TensorSummary
 from cellmesh.wire.messages import RankInfo, RankState
 
 
@@ -29,13 +29,13 @@ def state(rank: int, run: int = -1, **changes: Any) -> RankState:
     return RankState(1, run, **{**fields, **changes}, device="cpu", device_bytes=0)
 
 
-def tensor(**changes: Any) -> Facts:
+def tensor(**changes: Any) -> TensorSummary:
     fields: dict[str, Any] = {
         "kind": "torch.Tensor", "shape": (4, 4), "local_shape": (4, 4), "dtype": "float32",
         "device": "cpu",
         "min": 0.0, "max": 1.0, "mean": 0.5, "std": 0.25, "norm": 2.0, "digest": "aa",
     }  # fmt: skip
-    return Facts(**{**fields, **changes})
+    return TensorSummary(**{**fields, **changes})
 
 
 # ---- tables
@@ -187,14 +187,19 @@ def test_numbers_are_written_short() -> None:
 def test_values_that_are_no_tensors_are_shown_by_type_and_text() -> None:
     table = facts_table(
         "x",
-        {0: Facts(kind="int", text="3", digest="a"), 1: Facts(kind="str", text="'3'", digest="b")},
+        {
+            0: TensorSummary(kind="int", text="3", digest="a"),
+            1: TensorSummary(kind="str", text="'3'", digest="b"),
+        },
     )
     assert [list(row) for row in table.rows] == [["0", "int", "3"], ["1", "str", "'3'"]]
     assert list(table.headers) == ["ranks", "type", "value"]
 
 
 def test_tensors_and_others_stand_in_one_table() -> None:
-    table = facts_table("x", {0: tensor(), 1: Facts(kind="NoneType", text="None", digest="b")})
+    table = facts_table(
+        "x", {0: tensor(), 1: TensorSummary(kind="NoneType", text="None", digest="b")}
+    )
     rows = {row[0]: list(row) for row in table.rows}
     assert rows["1"][1] == "NoneType"
     assert "None" in rows["1"]
@@ -204,7 +209,7 @@ def test_tensors_and_others_stand_in_one_table() -> None:
 # ---- replicas
 
 
-def facts_with(*pairs: tuple[tuple[int, ...], str]) -> dict[int, Facts]:
+def facts_with(*pairs: tuple[tuple[int, ...], str]) -> dict[int, TensorSummary]:
     return {rank: tensor(shard=shard, digest=digest) for rank, (shard, digest) in enumerate(pairs)}
 
 
@@ -227,7 +232,7 @@ def facts_with(*pairs: tuple[tuple[int, ...], str]) -> dict[int, Facts]:
     ],
     ids=["one", "equal", "differ", "sharded", "sharded alike", "hybrid", "hybrid differs"],
 )
-def test_replicas_are_compared_in_words(facts: dict[int, Facts], words: str) -> None:
+def test_replicas_are_compared_in_words(facts: dict[int, TensorSummary], words: str) -> None:
     assert str(compare(facts)) == words
 
 

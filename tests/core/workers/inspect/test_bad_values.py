@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,15 @@ import torch
 
 from cellmesh.magics.widgets.inspector.view_model import is_drawable
 from cellmesh.wire.inspect import Element, Histogram, Overview, Picture, Refusal
-from cellmesh.workers.inspect.handler import Looker
+from tests.support.inspected_ranks import ask
 
 from .test_chunks import NAMES, ODD, per_channel
 
 REDUCTIONS = ("mean", "absmax", "stride")
 
 
-def ask(value: Any, subject: Any) -> Any:
-    shell: Any = SimpleNamespace(user_ns={"x": value})
-    return Looker(shell, SimpleNamespace()).answer(subject, is_beside=False)  # type: ignore[arg-type]
-
-
 def facts_of(value: Any) -> Any:
-    return ask(value, Overview("x")).items[0].facts
+    return ask(value, Overview("x")).items[0]
 
 
 class Raising(torch.Tensor):
@@ -102,7 +96,7 @@ def test_a_tensor_whose_class_raises_is_told_by_what_it_holds() -> None:
     found = ask(
         [torch.ones(2), torch.full((3,), 2.0).as_subclass(Raising), torch.zeros(1)], Overview("x")
     )
-    assert [item.facts.max for item in found.items] == [1.0, 2.0, 0.0]
+    assert [item.max for item in found.items] == [1.0, 2.0, 0.0]
 
 
 def test_half_of_a_character_is_not_sent() -> None:

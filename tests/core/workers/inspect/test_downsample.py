@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cellmesh.wire.inspect import Element, Picture, Pixels
 from cellmesh.workers.inspect import downsample
 from cellmesh.workers.inspect.downsample import element, picture
+from cellmesh.workers.inspect.safe_read import DIRECT
 
 
 def look(value: Any, **changes: Any) -> Pixels:
@@ -25,7 +26,7 @@ def look(value: Any, **changes: Any) -> Pixels:
     fields |= changes
     sizes = [1 if dim == -1 else shape[dim] for dim in fields["dims"]]
     fields = {"rows": (0, sizes[0]), "cols": (0, sizes[1]), **fields}
-    return picture(value, Picture("x", **fields), False)
+    return picture(value, Picture("x", **fields), DIRECT)
 
 
 def expected(
@@ -246,7 +247,7 @@ def test_what_cannot_be_drawn_says_why(
         "height": 9, "width": 9,
     }  # fmt: skip
     with pytest.raises(ValueError, match=words):
-        picture(value, Picture("x", **{**fields, **changes}), False)
+        picture(value, Picture("x", **{**fields, **changes}), DIRECT)
 
 
 def test_empty_slices_are_empty() -> None:
@@ -276,10 +277,10 @@ def test_empty_slices_are_empty() -> None:
 )
 def test_elements_are_told_exactly(value: Any, index: tuple[int, ...], text: str) -> None:
     path = "['a'][0]" if isinstance(value, dict) else ""
-    assert element(value, Element("x", path, index), False) == text
+    assert element(value, Element("x", path, index), DIRECT) == text
 
 
 @pytest.mark.parametrize("index", [(2,), (-1,), (0, 0), ()])
 def test_there_is_no_element_beside_the_tensor(index: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="no element"):
-        element(torch.ones(2), Element("x", "", index), False)
+        element(torch.ones(2), Element("x", "", index), DIRECT)

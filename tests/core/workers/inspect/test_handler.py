@@ -22,7 +22,6 @@ from cellmesh.wire.inspect import (
     Digests,
     Element,
     Forget,
-    Found,
     Gradients,
     Histogram,
     OfValue,
@@ -31,6 +30,7 @@ from cellmesh.wire.inspect import (
     Pixels,
     Refusal,
     Sample,
+    ValueSummary,
 )
 from cellmesh.wire.messages import Look
 from cellmesh.workers.groups import model_reset
@@ -66,10 +66,10 @@ def test_an_expression_is_run_once_and_asked_about_often() -> None:
     numbers = iter(range(100))
     looker = looker_of(take=lambda: torch.full((2, 2), float(next(numbers)), requires_grad=True))
     found = looker.answer(Overview("take()", token="a", runs=True), False)
-    assert (found.items[0].facts.min, found.items[0].facts.max) == (0.0, 0.0)
+    assert (found.items[0].min, found.items[0].max) == (0.0, 0.0)
     answers = [looker.answer(subject, False) for subject in questions("take()", "a")]
     assert not [answer for answer in answers if isinstance(answer, Refusal)]
-    assert answers[0].items[0].facts.max == 0.0
+    assert answers[0].items[0].max == 0.0
     assert answers[1].counts == (4, 0, 0, 0)
     assert answers[3] == "0.0"
     # Also while something runs: it is no path, but its value is there.
@@ -110,7 +110,7 @@ def test_what_is_kept_is_let_go_of() -> None:
     assert len(made) == 4
     refusal = looker.answer(Overview("make()", token="b"), False)
     assert "kept no more: inspect it again" in refusal.text
-    assert isinstance(looker.answer(Overview("make()", token="a"), False), Found)
+    assert isinstance(looker.answer(Overview("make()", token="a"), False), ValueSummary)
     looker.answer(Overview("make()", token="a", runs=True), False)
     assert len(made) == 4
     assert looker.answer(Forget(("a", "d", "never")), True) is None
@@ -259,7 +259,7 @@ def test_no_code_of_the_users_runs(name: str, is_beside: bool) -> None:
     answers = [looker.answer(subject, is_beside) for subject in questions("x")]
     pickle.dumps(answers)
     assert RAN == []
-    assert isinstance(answers[0], Found)
+    assert isinstance(answers[0], ValueSummary)
 
 
 def test_a_value_of_the_users_is_told_by_its_type_at_any_time() -> None:
@@ -272,7 +272,7 @@ def test_a_value_of_the_users_is_told_by_its_type_at_any_time() -> None:
     assert [item.path for item in told["loud"].items] == ["[0]['a'].held"]
     assert (told["number"].text, told["text"].text) == ("3", "'abc'")
     assert told["model"].text == "Linear, 2 parameters and buffers"
-    assert told["object"].items[0].facts.digest == ""  # others that are alike lie elsewhere
+    assert told["object"].items[0].digest == ""  # others that are alike lie elsewhere
     for name, idle in told.items():
         beside = looker.answer(Overview(name), True)
         assert (beside.text, beside.items) == (idle.text, idle.items)
@@ -282,13 +282,13 @@ def test_tensors_of_the_users_classes_are_read_as_plain_ones_beside_a_cell() -> 
     looker = looker_of(
         tensor=torch.ones(2).as_subclass(LoudTensor), own=torch.ones(2).as_subclass(OwnTensor)
     )
-    assert looker.answer(Overview("tensor"), True).items[0].facts.max == 1.0
-    own = looker.answer(Overview("own"), True).items[0].facts
+    assert looker.answer(Overview("tensor"), True).items[0].max == 1.0
+    own = looker.answer(Overview("own"), True).items[0]
     assert (own.max, own.note) == (
         None,
         "its class has code of its own, which does not run beside a cell",
     )
-    assert looker.answer(Overview("own"), False).items[0].facts.shape == (7,)
+    assert looker.answer(Overview("own"), False).items[0].shape == (7,)
 
 
 # ---- there is an answer

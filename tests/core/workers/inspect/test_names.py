@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from cellmesh.magics.render.who import fold_names
-from cellmesh.wire.facts import Facts
-from cellmesh.wire.inspect import Bound, Named, Names
+from cellmesh.wire.inspect import Bound, Names, TensorSummary
 from cellmesh.workers.inspect.names import describe_shortly, names
+from cellmesh.workers.inspect.safe_read import DIRECT
 
 
 def tell(**values: Any) -> Bound:
-    return Bound(tuple(Named(name, describe_shortly(value)) for name, value in values.items()))
+    return Bound(tuple(describe_shortly(value).at(name) for name, value in values.items()))
 
 
 def ask(namespace: dict[Any, Any], subject: Names, hidden: dict[str, Any] | None = None) -> Bound:
     shell: Any = types.SimpleNamespace(user_ns=namespace, user_ns_hidden=hidden or {})
-    return names(shell, subject)
+    return names(shell, subject, DIRECT)
 
 
 def rows(told: dict[int, Bound]) -> list[dict[str, str]]:
@@ -132,13 +132,13 @@ def test_only_the_users_names_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         **hidden, "quit": 1, "rank": 3, "world_size": 5, "torch": torch, "dist": 7,
         "device": torch.device("cpu"), "_private": 1, "b": 1, "A": 2, "c": 3,
     }  # fmt: skip
-    told = [named.name for named in ask(namespace, Names(), hidden).names]
+    told = [named.path for named in ask(namespace, Names(), hidden).names]
     assert told == ["A", "b", "c", "dist", "quit", "world_size"]
 
 
 def test_a_pattern_chooses_names_before_there_are_too_many() -> None:
     namespace = {"x": 1, 5: "no name", **{f"v{i}": i for i in range(3000)}}
-    assert [named.name for named in ask(namespace, Names("x*")).names] == ["x"]
+    assert [named.path for named in ask(namespace, Names("x*")).names] == ["x"]
     bound = ask(namespace, Names())
     assert (len(bound.names), bound.num_left_out) == (1000, 2001)
 
@@ -186,7 +186,7 @@ def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() ->
         "long": Long("abc"), "torn": torch.ones(2).as_subclass(Torn), "rank": 10**5000, "z": 1,
     }  # fmt: skip
     Living.ran.clear()
-    told = {named.name: named.facts.text for named in ask(namespace, Names()).names}
+    told = {named.path: named.text for named in ask(namespace, Names()).names}
     assert Living.ran == []
     assert told.keys() == namespace.keys()
     assert told["keys"] == "{<Living>: 1, <Living>: 2}"
@@ -227,8 +227,8 @@ def test_names_that_some_ranks_lack() -> None:
 
 def test_a_pattern_chooses_names() -> None:
     namespace = {"loss": 1, "loss_2": 2, "Loss": 3, "x": 4}
-    assert [named.name for named in ask(namespace, Names("loss*")).names] == ["loss", "loss_2"]
-    assert [named.name for named in ask(namespace, Names("x")).names] == ["x"]
+    assert [named.path for named in ask(namespace, Names("loss*")).names] == ["loss", "loss_2"]
+    assert [named.path for named in ask(namespace, Names("x")).names] == ["x"]
     assert "rank 0: no names like 'nope'" in repr(fold_names({0: Bound(())}, "nope", []))
     none = {0: Bound(()), 1: Bound(())}
     assert "ranks 0-1: no names" in repr(fold_names(none, "*", ["rank 2: RankDied: killed"]))
@@ -251,11 +251,11 @@ def test_what_is_not_compared_is_not_called_alike() -> None:
 
 
 def test_a_distributed_tensor_shows_its_part() -> None:
-    facts = Facts(
+    facts = TensorSummary(
         kind="torch.distributed.tensor.DTensor", shape=(8, 2), local_shape=(4, 2), dtype="float32",
         placements="S(0)", num_bytes=32,
     )  # fmt: skip
-    (row,) = rows(dict.fromkeys((0, 1), Bound((Named("w", facts),))))
+    (row,) = rows(dict.fromkeys((0, 1), Bound((facts.at("w"),))))
     assert (row["type"], row["shape"]) == ("DTensor float32 S(0)", "(8, 2), here (4, 2)")
 
 

@@ -215,8 +215,8 @@ def test_memory_that_is_gone_behind_the_back_of_its_tensor_is_not_read() -> None
 def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
     shell: Any = SimpleNamespace(user_ns={"x": quantised()})
     found = Looker(shell, SimpleNamespace()).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
-    assert "when no cell runs" in found.items[0].facts.note
-    assert found.items[0].facts.max is None
+    assert "when no cell runs" in found.items[0].note
+    assert found.items[0].max is None
 
 
 def test_what_the_kernel_does_not_copy_waits_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,13 +230,13 @@ def test_what_the_kernel_does_not_copy_waits_as_well(monkeypatch: pytest.MonkeyP
             answer = looker.answer(subject, is_beside=True)
             if isinstance(subject, Overview):
                 (item,) = answer.items
-                assert item.facts.shape == (61, 47)
-                assert (item.facts.max, item.facts.digest) == (None, "")
-                answer = item.facts.note
+                assert item.shape == (61, 47)
+                assert (item.max, item.digest) == (None, "")
+                answer = item.note
             elif isinstance(subject, Gradients):
                 (gradient,) = answer
-                assert gradient.has_grad
-                answer = gradient.note
+                assert gradient.grad is not None
+                answer = gradient.grad.note
             assert "on cpu is not read beside a cell" in str(answer) or "sparse" in str(answer), (
                 subject
             )

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from cellmesh.workers.inspect.description import describe
 from cellmesh.workers.inspect.shards import runs_in_whole
+from cellmesh.workers.inspect.summary import describe
 
 SIZES = st.integers(0, 13)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from cellmesh.workers.inspect.gradients import gradients
+from cellmesh.workers.inspect.safe_read import DIRECT
 from cellmesh.workers.inspect.static_eval import NeedsCode, follow
 
 RAN: list[str] = []
@@ -210,7 +211,7 @@ def test_a_gradient_that_is_not_kept_is_said_to_be_none_and_torch_does_not_warn(
     assert follow("kept.grad", space) is kept.grad
     model = nn.Linear(3, 1)
     model._parameters["weight"] = tensor  # type: ignore[assignment]  # as torch's functional calls do
-    assert [one.has_grad for one in gradients(model, False)] == [False, False]
+    assert [one.grad for one in gradients(model, DIRECT)] == [None, None]
 
 
 def test_a_property_comes_before_what_an_object_holds() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from cellmesh.workers.inspect.values import looking
+from cellmesh.workers.inspect.safe_read import reading
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def in_thread(ask: Callable[[], int]) -> int:
 
 
 def look(is_beside: bool) -> int:
-    with looking(is_beside):
+    with reading(is_beside):
         assert torch.get_num_threads() == 1
         # One that begins now, as a data loader's or a checkpoint's may.
         return in_thread(torch.get_num_threads)

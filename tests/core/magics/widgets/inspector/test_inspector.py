@@ -32,8 +32,7 @@ from cellmesh.magics.widgets.inspector.view_model import (
     summarise,
     tabulate,
 )
-from cellmesh.wire.facts import Facts
-from cellmesh.wire.inspect import Found, Gradient, Item, Pixels, Refusal
+from cellmesh.wire.inspect import Gradient, Pixels, Refusal, TensorSummary, ValueSummary
 from tests.support.inspected_ranks import LocalAnswers
 
 CONTENT = {
@@ -42,8 +41,10 @@ CONTENT = {
 }  # fmt: skip
 
 
-def part(rank: int, offset: tuple[int, ...], size: tuple[int, ...], name: str = "tp") -> Facts:
-    return Facts(
+def part(
+    rank: int, offset: tuple[int, ...], size: tuple[int, ...], name: str = "tp"
+) -> TensorSummary:
+    return TensorSummary(
         kind="DTensor",
         shape=(10, 6),
         local_shape=size,
@@ -58,8 +59,8 @@ def part(rank: int, offset: tuple[int, ...], size: tuple[int, ...], name: str = 
     )
 
 
-def found(*items: Item, kind: str = "dict") -> Found:
-    return Found(kind, "", items)
+def found(*items: TensorSummary, kind: str = "dict") -> ValueSummary:
+    return ValueSummary(kind, "", items)
 
 
 def test_numbers_that_json_does_not_have_are_texts() -> None:
@@ -69,13 +70,13 @@ def test_numbers_that_json_does_not_have_are_texts() -> None:
 
 
 def test_items_are_flagged() -> None:
-    good = Facts(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
-    other = Facts(
+    good = TensorSummary(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
+    other = TensorSummary(
         kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="b", num_nan=1
     )
     inspection = Inspection(
         "nest",
-        {0: found(Item("['x']", good), Item("['y']", good)), 1: found(Item("['x']", other))},
+        {0: found(good.at("['x']"), good.at("['y']")), 1: found(other.at("['x']"))},
         {},
         {"['x']": compare({0: good, 1: other})},
     )
@@ -87,9 +88,9 @@ def test_items_are_flagged() -> None:
 
 
 def test_a_nest_of_many_is_summarised_in_little() -> None:
-    facts = Facts(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
+    facts = TensorSummary(kind="Tensor", shape=(2,), local_shape=(2,), dtype="float32", digest="a")
     inspection = Inspection(
-        "nest", {0: Found("dict", "", tuple(Item(f"['{i}']", facts) for i in range(5000)), 7)}
+        "nest", {0: ValueSummary("dict", "", tuple(facts.at(f"['{i}']") for i in range(5000)), 7)}
     )
     summary = summarise(inspection, list_items(inspection), 1, "12:00:00")
     assert len(summary["items"]) == NUM_KEPT
@@ -104,9 +105,9 @@ def test_where_it_is_nowhere_the_errors_are_told() -> None:
 
 
 def test_torn_values_are_told() -> None:
-    torn = Found("Tensor", "", (Item("", Facts(kind="Tensor")),), is_torn=True)
+    torn = ValueSummary("Tensor", "", (TensorSummary(kind="Tensor").at(""),), is_torn=True)
     summary = summarise(
-        Inspection("x", {0: torn, 1: found(Item("", Facts(kind="Tensor")))}), [], 1, ""
+        Inspection("x", {0: torn, 1: found(TensorSummary(kind="Tensor").at(""))}), [], 1, ""
     )
     assert summary["notices"] == ["rank 0 ran meanwhile: values may be torn, half old and half new"]
 
@@ -117,7 +118,9 @@ def test_labels_are_expressions() -> None:
 
 def test_equal_ranks_share_a_row() -> None:
     facts = {
-        rank: Facts(kind="Tensor", shape=(2,), local_shape=(2,), dtype="int8", max=rank // 2)
+        rank: TensorSummary(
+            kind="Tensor", shape=(2,), local_shape=(2,), dtype="int8", max=rank // 2
+        )
         for rank in range(4)
     }
     shown = detail("x", "", facts, {4: Refusal("E", "gone")}, {0: "dp=0"}, Comparison(()))
@@ -140,13 +143,20 @@ def test_replicas_share_a_block() -> None:
     facts = {rank: part(rank, (0, 0), (10, 6)) for rank in range(3)}
     (block,) = blocks(facts)
     assert (block["ranks_text"], block["coordinate"]) == ("0-2", "")
-    assert blocks({0: Facts(kind="Tensor", shape=(2, 2), local_shape=(2, 2))}) == []
+    assert blocks({0: TensorSummary(kind="Tensor", shape=(2, 2), local_shape=(2, 2))}) == []
+
+
+def without_grad(name: str) -> Gradient:
+    return Gradient(TensorSummary(kind="Parameter", path=name, requires_grad=True))
 
 
 def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
     def of(norm: float, shard: tuple[int, ...], **more: Any) -> tuple[Gradient, ...]:
-        facts = {"num_elements": 4, "digest": str(norm), "parameter_norm": 1.0, **more}
-        return (Gradient("w", (2, 2), True, norm, norm, shard=shard, **facts),)
+        parameter = TensorSummary(
+            kind="Parameter", path="w", norm=1.0, shard=shard, requires_grad=True
+        )
+        facts = {"num_elements": 4, "digest": str(norm), "norm": norm, "shard": shard, **more}
+        return (Gradient(parameter, TensorSummary(kind="Tensor", **facts)),)
 
     sheet = tabulate(
         Looked({0: of(3.0, (0,)), 1: of(4.0, (1,)), 2: of(3.0, (0,)), 3: of(4.0, (1,))})
@@ -158,12 +168,10 @@ def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
     assert (row["norm"], row["flags"]) == (3.0, ["unequal"])
     (row,) = tabulate(Looked({0: of(0.0, (), num_zeros=4)}))["rows"]
     assert row["flags"] == ["dead"]
-    (row,) = tabulate(Looked({0: (Gradient("w", (2,), False),)}))["rows"]
+    (row,) = tabulate(Looked({0: (without_grad("w"),)}))["rows"]
     assert (row["flags"], row["norm"]) == (["none"], None)
     sheet = tabulate(
-        Looked(
-            {0: tuple(Gradient(str(i), (1,), False) for i in range(9))}, {1: Refusal("E", "no")}
-        ),
+        Looked({0: tuple(without_grad(str(i)) for i in range(9))}, {1: Refusal("E", "no")}),
         4,
     )
     assert (len(sheet["rows"]), sheet["num_left_out"]) == (4, 5)

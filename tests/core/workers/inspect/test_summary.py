@@ -14,8 +14,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellmesh.wire.facts import Facts
-from cellmesh.workers.inspect.description import describe, is_dtensor
+from cellmesh.wire.inspect import TensorSummary
+from cellmesh.workers.inspect.summary import describe, is_dtensor
 
 # ---- tensors
 
@@ -217,7 +217,7 @@ def test_a_value_without_a_repr_is_described_all_the_same() -> None:
 
 def test_facts_survive_the_wire() -> None:
     facts = describe(torch.ones(2, 3))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=Facts) == facts
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(facts), type=TensorSummary) == facts
 
 
 # ---- DTensors

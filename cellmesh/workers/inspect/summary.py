@@ -1,4 +1,4 @@
-"""Describe a value of the rank's namespace: tensors by their numbers, others by type and repr."""
+"""The summary of one value: of a tensor, its shape and statistics; of others, type and repr."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...wire.facts import Facts
-from ..rank.value_reducer import is_dtensor as is_dtensor
+from ...wire.inspect import TensorSummary
+from ..rank.value_reducer import is_dtensor
 from ..static_lookup import classes_of, has, vars_of
 from .chunks import layout_of, readable
 from .digests import digest_of, digest_of_bytes
-from .digests import digest_of_tensor as digest_of_tensor
 from .safe_read import DIRECT, Reader, UnreadableError
 from .safe_repr import quiet_text, whole_text
 from .shards import Shard, shard_of_dtensor
@@ -37,8 +36,7 @@ def describe(
     is_read: bool = True,
     has_digest: bool = True,
     read: Reader = DIRECT,
-    is_beside: bool = False,
-) -> Facts:
+) -> TensorSummary:
     """Describe one value.
 
     Args:
@@ -46,23 +44,22 @@ def describe(
             likewise.
         is_read: read a tensor's elements, for its statistics and its digest.
         has_digest: have a digest of it.
-        read: how a tensor is read.
-        is_beside: the main thread may be running: tensors with code of their own are not read.
+        read: how a tensor is read; beside the main thread, those with code of their own are not.
 
     Returns:
-        The facts. No code of the user's is run, such as a ``__repr__``: a value that is not
-        Python's own is told by its type. No collective is run: a DTensor is described by the rank's
-        part of it. What cannot be told of an odd tensor is left out, and `Facts.note` says why.
+        The summary. No code of the user's is run, such as a ``__repr__``: a value that is not
+        Python's own is described by its type. No collective is run: a DTensor is described by the
+        rank's part of it. What cannot be found of an odd tensor is left out, and `note` says why.
     """
     tensor = as_tensor(value)
-    if tensor is not None and is_beside and has_own_code(tensor):
-        return Facts(kind=kind_of(value), note=_NO_CODE)
+    if tensor is not None and read.is_beside and has_own_code(tensor):
+        return TensorSummary(kind=kind_of(value), note=_NO_CODE)
     if tensor is not None:
         with torch.no_grad():
             return _describe_tensor(kind_of(value), tensor, is_read, has_digest, read)
     whole = whole_text(value)
     digest = digest_of_bytes(whole.encode(errors="replace")) if whole else ""
-    return Facts(kind=kind_of(value), text=quiet_text(value), digest=digest)
+    return TensorSummary(kind=kind_of(value), text=quiet_text(value), digest=digest)
 
 
 def has_own_code(tensor: torch.Tensor) -> bool:
@@ -114,7 +111,7 @@ def own_part(value: torch.Tensor) -> Shard:
 
 def _describe_tensor(
     kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: Reader
-) -> Facts:
+) -> TensorSummary:
     own = own_part(value)
     local = own.local
     notes = [own.note]
@@ -134,7 +131,7 @@ def _describe_tensor(
     shape = _told(lambda: _sizes(value.shape))
     num_elements = _told(lambda: int(local.numel())) or 0
     num_bytes = num_elements * (_told(local.element_size) or 0)
-    return Facts(
+    return TensorSummary(
         kind=kind,
         text="" if shape is not None else quiet_text(value),
         shape=shape,

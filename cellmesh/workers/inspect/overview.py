@@ -1,0 +1,103 @@
+"""What a value is made of: a summary of each tensor in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...wire.inspect import Overview, TensorSummary, ValueSummary
+from .chunks import readable
+from .safe_read import Reader, UnreadableError
+from .safe_repr import quiet_text
+from .summary import as_tensor, describe, has_own_code, kind_of, own_part
+from .tree import MAX_PLAIN, as_known, find, settings_of, walk
+
+_NOT_READ = "not read: there is much in this value; choose it to have its numbers"
+
+
+def overview(value: Any, subject: Overview, read: Reader) -> ValueSummary:
+    """Describe the tensors in a value, and the plain values beside them."""
+    items: list[TensorSummary] = []
+    shared: dict[tuple[str, int], str] = {}
+    num_left_out = num_read = num_plain = 0
+    parts: Iterator[tuple[str, Any]] = (
+        iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
+    )
+    for path, part in parts:
+        num_plain += not as_known(part)
+        if len(items) >= subject.max_items or (num_plain > MAX_PLAIN and not as_known(part)):
+            num_left_out += 1
+            continue
+        size = _num_elements(part)
+        is_read = not num_read or num_read + size <= subject.max_elements
+        summary = describe(part, is_read, read=read)
+        if is_read:
+            num_read += size
+        elif not summary.note:
+            summary = msgspec.structs.replace(summary, note=_NOT_READ)
+        memory = _memory_of(part)
+        items.append(summary.at(path, shared.get(memory) if memory else None))
+        if memory:
+            shared.setdefault(memory, path)
+    text = _text_of(value, len(items) + num_left_out)
+    return ValueSummary(kind_of(value), text, tuple(items), num_left_out, read.is_beside)
+
+
+def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
+    """The rank's part of a tensor in a value.
+
+    Raises:
+        LookupError: there is nothing at this path.
+        TypeError: there is no tensor, or one that only code of its class can read.
+    """
+    part = find(value, path)
+    tensor = as_tensor(part)
+    if tensor is None:
+        raise TypeError(f"{path or 'it'} is no tensor: {kind_of(part)}")
+    if is_beside and has_own_code(tensor):
+        raise TypeError(f"{kind_of(part)} has code of its own, which does not run beside a cell")
+    return own_part(tensor).local
+
+
+def data_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
+    """What holds the elements of a tensor in a value (see `readable`)."""
+    try:
+        return readable(tensor_at(value, path, is_beside), is_beside)[0]
+    except UnreadableError as error:
+        raise ValueError(str(error)) from None
+
+
+def _text_of(value: Any, num_items: int) -> str:
+    if as_tensor(value) is not None:
+        return ""
+    if issubclass(type(value), Optimizer):
+        return settings_of(value)
+    if issubclass(type(value), nn.Module):
+        return f"{type(value).__name__}, {num_items} parameters and buffers"
+    return quiet_text(value)
+
+
+def _num_elements(part: Any) -> int:
+    try:
+        if isinstance(part, torch.Tensor):
+            return int(own_part(part).local.numel())
+        return int(part.size) if hasattr(part, "__array_interface__") else 0
+    except Exception:  # of a tensor without a shape
+        return 0
+
+
+def _memory_of(part: Any) -> tuple[str, int] | None:
+    """Which memory a tensor lies in; None if that cannot be told."""
+    if not isinstance(part, torch.Tensor):
+        return None
+    try:
+        local = own_part(part).local
+        pointer = local.untyped_storage().data_ptr()
+        return (str(local.device), pointer) if pointer else None
+    except Exception:  # sparse, fake, not initialised
+        return None
