@@ -13,7 +13,7 @@ from ..wire.messages import Died, Freed, Logged, ToFrontEnd
 from .comms.hub import RankComms
 from .comms.inbox import Letter
 from .core.effects import Change
-from .live_views import Shown
+from .live_views import LiveViews
 from .metrics import Metrics
 from .output.cell import Displays
 from .run import Run
@@ -51,7 +51,7 @@ class Beside:
         self.metrics = Metrics()
         self.comms = RankComms(send_letter)
         self.displays.widgets = self.comms
-        self.shown = Shown()
+        self.shown = LiveViews()
         self.segments = SegmentPool(name)
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
 

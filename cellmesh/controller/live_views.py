@@ -1,5 +1,6 @@
-"""What a notebook shows of a mesh and keeps up to date: until the mesh ends, or newer ones take its
-place.
+"""The views of a mesh in a notebook: which of them are kept up to date, and which stand still.
+
+A view stands still once its mesh has ended, or newer views of its kind have taken its place.
 """
 
 from __future__ import annotations
@@ -16,48 +17,48 @@ MAX_LIVE = 8
 MAX_STILL = 8
 
 
-class Exhibit(Protocol):
-    """Something shown; its methods are called on any thread."""
+class View(Protocol):
+    """A picture in a notebook that changes; its methods are called on any thread."""
 
     def freeze(self, why: str) -> None:
-        """Leave what was seen last, and why it changes no more."""
+        """Leave what the view showed last, and why it changes no more."""
 
     def close(self) -> None:
-        """Let go of it; it has been frozen."""
+        """Let go of the view, which has been frozen."""
 
 
-class Shown:
-    """What is shown of one mesh; used on any thread, and never waits for what is shown.
+class LiveViews:
+    """The views of one mesh; used on any thread, and never waits for a view.
 
     Args:
-        max_live: how many of a kind go on.
-        max_still: how many more of a kind are kept.
+        max_live: how many of a kind are kept up to date.
+        max_still: how many more of a kind are kept, standing still.
     """
 
     def __init__(self, max_live: int = MAX_LIVE, max_still: int = MAX_STILL) -> None:
         self._max_live = max_live
         self._max_still = max_still
-        self._live: dict[str, deque[Exhibit]] = {}
-        self._still: dict[str, deque[Exhibit]] = {}
+        self._live: dict[str, deque[View]] = {}
+        self._still: dict[str, deque[View]] = {}
         self._why = ""
         self._lock = threading.Lock()
 
-    def add(self, kind: str, exhibit: Exhibit) -> None:
-        """Keep something up to date; the oldest of its kind stands still if there are too many.
+    def add(self, kind: str, view: View) -> None:
+        """Add a view; the oldest of its kind stands still if there are too many.
 
         Args:
             kind: as users call it: "plots".
-            exhibit: what is shown.
+            view: the view.
         """
         calls: list[Callable[[], None]] = []
         with self._lock:
             if self._why:
                 why = self._why
-                calls.append(lambda: exhibit.freeze(why))
+                calls.append(lambda: view.freeze(why))
             else:
                 live = self._live.setdefault(kind, deque())
                 still = self._still.setdefault(kind, deque())
-                live.append(exhibit)
+                live.append(view)
                 if len(live) > self._max_live:
                     oldest = live.popleft()
                     still.append(oldest)
@@ -67,13 +68,13 @@ class Shown:
         do_apart(calls)
 
     def end(self, why: str) -> None:
-        """There is no more to be seen: all stand still."""
+        """Have all views stand still: there is nothing more to see."""
         with self._lock:
             self._why = why
-            exhibits = [one for live in self._live.values() for one in live]
+            views = [one for live in self._live.values() for one in live]
             self._live.clear()
             self._still.clear()
-        do_apart([lambda one=one: one.freeze(why) for one in exhibits])  # type: ignore[misc]
+        do_apart([lambda one=one: one.freeze(why) for one in views])  # type: ignore[misc]
 
 
 def do_apart(calls: Sequence[Callable[[], None]]) -> None:

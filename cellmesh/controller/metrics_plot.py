@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError
-from .live_views import Shown
+from .live_views import LiveViews
 from .metrics import Metrics, Series
 from .options import did_you_mean
 
@@ -42,7 +42,7 @@ class Plot:
     names: tuple[str, ...]
     ranks: tuple[int, ...]
     mean: bool = False
-    shown: Shown = field(default_factory=Shown, repr=False, compare=False)
+    shown: LiveViews = field(default_factory=LiveViews, repr=False, compare=False)
 
     def series(self, name: str) -> Mapping[int, Series]:
         """rank -> what it has logged under a name."""
@@ -67,7 +67,7 @@ def plot(
     names: Sequence[str],
     ranks: Sequence[int],
     mean: bool = False,
-    shown: Shown | None = None,
+    shown: LiveViews | None = None,
 ) -> Plot:
     """A plot of names, which may be logged later.
 
@@ -83,7 +83,7 @@ def plot(
                 f"{name!r} is no name: plot what ranks log, {how_to('loss')}"
                 f"{did_you_mean(name, metrics.names())}"
             )
-    return Plot(metrics, tuple(dict.fromkeys(names)), tuple(ranks), mean, shown or Shown())
+    return Plot(metrics, tuple(dict.fromkeys(names)), tuple(ranks), mean, shown or LiveViews())
 
 
 def how_to(name: str) -> str:

@@ -214,7 +214,7 @@ def test_it_comes_back_when_the_page_is_loaded_again(
 FAKE = """
 import time
 from cellmesh.controller.status import Snapshot
-from cellmesh.magics.widgets.base.widget import View
+from cellmesh.magics.widgets.base.widget import LiveView
 from cellmesh.magics.widgets.dashboard.dashboard import Dashboard, DashboardWidget, Static
 from cellmesh.wire.messages import RankInfo, RankState
 DIMS = {dims}
@@ -240,7 +240,7 @@ class Fake:
 widget = DashboardWidget()
 dashboard = Dashboard(Fake(), take, widget.send)
 widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
-View(widget, lambda: Static("64 ranks", "64 ranks"))
+LiveView(widget, lambda: Static("64 ranks", "64 ranks"))
 """
 LAYOUTS = {
     "1d": {"dp": 64},

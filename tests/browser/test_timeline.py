@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 # 64 ranks, of which one is late: 40 steps of a millisecond.
 MANY_RANKS = """
 from array import array
-from cellmesh.magics.widgets.base.widget import View
+from cellmesh.magics.widgets.base.widget import LiveView
 from cellmesh.magics.widgets.timeline.timeline import TimelineWidget, pack, static_of
 from cellmesh.controller.trace.model import merge
 from cellmesh.wire.trace import CellSpan, Operations, Past, What
@@ -35,7 +35,7 @@ def past(rank):
         array("q", [1] * 40 + [2] * 40), begins, ends, waits)
     return Past(cells, operations, 0, 90.0, 101.0)
 history = merge({rank: past(rank) for rank in range(64)}, {}, 5)
-View(TimelineWidget(**pack(history, [])), lambda: static_of(history, []))
+LiveView(TimelineWidget(**pack(history, [])), lambda: static_of(history, []))
 """
 
 

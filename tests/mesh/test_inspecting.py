@@ -143,11 +143,14 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
 def test_gradients_are_told_by_parameter(mesh: cm.Mesh) -> None:
     mesh.cell(MODEL + "\nif rank == 0: model.module[0].bias.grad[0] = float('inf')")
     looked = look(mesh, Gradients("model"))
-    assert [one.name for one in looked.answers[0]][:2] == ["module.0.weight", "module.0.bias"]
-    weights = {answer[0].digest for answer in looked.answers.values()}
+    assert [one.parameter.path for one in looked.answers[0]][:2] == [
+        "module.0.weight",
+        "module.0.bias",
+    ]
+    weights = {answer[0].grad.digest for answer in looked.answers.values()}
     assert len(weights) == 1
-    assert [answer[1].num_inf for answer in looked.answers.values()] == [1, 0, 0, 0]
-    assert looked.answers[0][1].norm == pytest.approx(
+    assert [answer[1].grad.num_inf for answer in looked.answers.values()] == [1, 0, 0, 0]
+    assert looked.answers[0][1].grad.norm == pytest.approx(
         mesh[0].pull("model.module[0].bias.grad[1:].norm().item()"), rel=1e-6
     )
 

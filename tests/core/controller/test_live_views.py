@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 
-from cellmesh.controller.live_views import Shown
+from cellmesh.controller.live_views import LiveViews
 
 
-class Exhibit:
+class View:
     """Tells what is done to it, and on which thread."""
 
     def __init__(self, name: str, told: queue.SimpleQueue[tuple[str, str, bool]]) -> None:
@@ -26,20 +26,20 @@ class Exhibit:
 
 def test_the_oldest_of_a_kind_stands_still_and_then_is_let_go_of() -> None:
     told: queue.SimpleQueue[tuple[str, str, bool]] = queue.SimpleQueue()
-    shown = Shown(max_live=2, max_still=1)
+    shown = LiveViews(max_live=2, max_still=1)
     for name in ("a", "b"):
-        shown.add("plots", Exhibit(name, told))
-    shown.add("tables", Exhibit("other", told))
-    shown.add("plots", Exhibit("c", told))
+        shown.add("plots", View(name, told))
+    shown.add("tables", View("other", told))
+    shown.add("plots", View("c", told))
     assert told.get(timeout=10) == ("a", "no longer updated: newer plots are", False)
-    shown.add("plots", Exhibit("d", told))
+    shown.add("plots", View("d", told))
     assert told.get(timeout=10) == ("b", "no longer updated: newer plots are", False)
     assert told.get(timeout=10) == ("a", "closed", False)
     shown.end("the mesh has ended")
     assert [told.get(timeout=10)[:2] for _ in range(3)] == [
         (name, "the mesh has ended") for name in ("c", "d", "other")
     ]
-    shown.add("plots", Exhibit("late", told))
+    shown.add("plots", View("late", told))
     assert told.get(timeout=10)[:2] == ("late", "the mesh has ended")
     assert told.empty()
 
@@ -47,9 +47,9 @@ def test_the_oldest_of_a_kind_stands_still_and_then_is_let_go_of() -> None:
 def test_one_that_cannot_be_drawn_is_in_nobodys_way() -> None:
     told: queue.SimpleQueue[tuple[str, str, bool]] = queue.SimpleQueue()
     failed: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    shown = Shown()
+    shown = LiveViews()
     for name in ("bad", "good"):
-        shown.add("plots", Exhibit(name, told))
+        shown.add("plots", View(name, told))
     hook, threading.excepthook = threading.excepthook, lambda args: failed.put(args.exc_value)
     try:
         shown.end("over")

@@ -1,4 +1,4 @@
-"""When a widget looks again: after each cell, or each second while one runs."""
+"""When a view is refreshed: after each cell, or each second while one runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from typing import Any, Literal
 # While a cell runs.
 PERIOD_S = 1.0
 
-# Why it is looked again: somebody asked for it; a cell has ended; a cell runs.
+# Why a view is refreshed: the user asked for it; a cell has ended; a cell runs.
 Occasion = Literal["asked", "after", "during"]
 
 
 def pause_after(took_s: float, period_s: float) -> float:
-    """For how long to leave alone what took so long: it may take a tenth of the time."""
+    """How long to wait after a refresh, so that refreshes take no more than a tenth of the time."""
     return max(period_s, 10 * took_s)
 
 
 class Worker:
-    """Does one thing after the other, on a thread that is there only while there is something to
-    do.
-    """
+    """Does jobs one after the other, on a thread that exists only while there are jobs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +28,7 @@ class Worker:
         self._is_running = False
 
     def do(self, job: Callable[[], None], key: object = None) -> None:
-        """Have something done; of jobs of the same key that wait, the last one is done only."""
+        """Add a job; of jobs of the same key that wait, only the last one is done."""
         with self._lock:
             self._jobs[key if key is not None else object()] = job
             if self._is_running:
@@ -57,15 +55,19 @@ class Worker:
             return self._jobs.pop(next(iter(self._jobs)))
 
 
-class Refresher:
-    """Looks again when cells have run, and while they run.
+class AutoRefresh:
+    """Refreshes a view when cells have run, and while they run.
 
     Args:
-        refresh: looks again; told why.
+        refresh: refreshes the view; given the reason.
         is_busy: whether ranks run something.
-        is_seen: whether anybody looks; what nobody sees is looked at once somebody does.
+        is_seen: whether the view is on a user's screen; one that is not is refreshed once it is.
         events: the shell's; None without one.
-        period_s: while a cell runs.
+        period_s: from one refresh to the next while a cell runs.
+
+    Attributes:
+        watches: refreshes after each cell.
+        follows: refreshes while a cell runs.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Refresher:
         self._is_stale = False
 
     def set(self, watches: bool, follows: bool) -> None:
-        """Choose when to look again. From any thread."""
+        """Choose when to refresh. From any thread."""
         self.watches, self.follows = watches, follows
         if self._is_closed.is_set():
             return
@@ -101,23 +103,23 @@ class Refresher:
             self._follow()
 
     def note_seen(self) -> None:
-        """Somebody looks again: what has changed meanwhile is shown."""
+        """The view is on a screen again: refresh it if it has missed a refresh."""
         if self._is_stale:
             self._do("after")
         if self.follows and self._is_busy():
             self._follow()
 
     def now(self) -> None:
-        """Somebody asks for it: look again, on another thread."""
+        """Refresh on another thread, as the user asked for it."""
         self._do("asked")
 
     def pause(self) -> None:
-        """Nobody looks any more: hear of no cells until `set`. From any thread."""
+        """Listen to no cells until `set`, as no page shows the view. From any thread."""
         self._register(False)
         self._is_stale = True
 
     def close(self) -> None:
-        """Look no more. From any thread."""
+        """Refresh no more. From any thread."""
         self._is_closed.set()
         self._register(False)
 
@@ -135,11 +137,11 @@ class Refresher:
         if not (self.watches or self.follows):
             return
         if self._is_busy():
-            # Ended, it is looked at by the follower: with --watch alone, only then.
+            # The follower refreshes once the ranks are idle: with --watch alone, only then.
             self._follow()
-        self._look_or_wait()
+        self._refresh_or_wait()
 
-    def _look_or_wait(self) -> None:
+    def _refresh_or_wait(self) -> None:
         if self._is_seen():
             self._do("after")
         else:
@@ -182,4 +184,4 @@ class Refresher:
             with self._lock:
                 self._follower = None
         if not self._is_closed.is_set():
-            self._look_or_wait()
+            self._refresh_or_wait()

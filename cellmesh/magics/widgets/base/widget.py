@@ -76,13 +76,13 @@ class Widget(anywidget.AnyWidget):
             self.comm._reply_subshell_for = None
 
 
-class View:
-    """A widget in the output area of the cell that shows it.
+class LiveView:
+    """A view in the output of a cell: a widget or, without a front end, HTML and text.
 
     Args:
         widget: what draws.
-        static: what is shown without it; called whenever that is needed, on any thread.
-        end: called before it stands still for good.
+        static: gives what is shown without the widget; called on any thread.
+        end: called before the view stands still for good.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ from ....controller.status import (
 from ....wire.messages import RankState
 from ....wire.ranks import describe_ranks
 from ...render.tables import Table, status_table
-from ..base.widget import Static, View, Widget, load_css, load_js
+from ..base.widget import LiveView, Static, Widget, load_css, load_js
 
 PERIOD_S = 1.0
 # Where views cannot be heard while a cell runs, nobody knows whether somebody looks: after so long,
@@ -291,7 +291,7 @@ class Dashboard:
         return Static(repr(table), table._repr_html_())
 
 
-def show_dashboard(mesh: Mesh) -> View | Table:
+def show_dashboard(mesh: Mesh) -> LiveView | Table:
     """What ``%dist_status --live`` shows: the dashboard, or a table where there is nobody to draw
     it.
 
@@ -308,7 +308,7 @@ def show_dashboard(mesh: Mesh) -> View | Table:
     dashboard = Dashboard(mesh, lambda before: look_around(session, before), widget.send)
     widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
     dashboard.look()
-    view = View(widget, dashboard.static, dashboard.end)
+    view = LiveView(widget, dashboard.static, dashboard.end)
     session.beside.shown.add("dashboards", view)
     return view
 

@@ -17,8 +17,8 @@ from ....controller.inspect.inspection import Inspection
 from ....controller.inspect.query import Looked
 from ....wire.inspect import Gradients, Overview, Pixels, Refusal
 from ...render.inspections import static_of
-from ..base.auto_refresh import PERIOD_S, Occasion, Refresher, Worker
-from ..base.widget import Static, View, Widget, load_css, load_js
+from ..base.auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
+from ..base.widget import LiveView, Static, Widget, load_css, load_js
 from .slices import as_message, ask_element, ask_picture, small_picture
 from .source import Answers
 from .view_model import detail, gradients_table, list_items, summarise, tabulate
@@ -98,9 +98,9 @@ class Inspector:
         self._was_greeted = False
         self._wants_gradients = grads
         self._quick, self._slow = Worker(), Worker()
-        self.refresher = Refresher(self.refresh, answers.is_busy, self.is_seen, events, period_s)
+        self.refresher = AutoRefresh(self.refresh, answers.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
-        self.view = View(self.widget, self.static, self._end)
+        self.view = LiveView(self.widget, self.static, self._end)
         if inspection is None:
             self.refresh()
         else:

@@ -16,7 +16,7 @@ from ....controller.metrics_plot import Plot, thin
 from ...render.palette import colour_of
 from ...render.plots import draw_html
 from ..base.auto_refresh import pause_after
-from ..base.widget import Static, View, Widget, load_css, load_js
+from ..base.widget import LiveView, Static, Widget, load_css, load_js
 
 # New points are drawn this often at most; where there are many, which are all drawn again, less
 # often.
@@ -79,7 +79,7 @@ class LivePlot:
         self._drawing = (
             threading.Lock()
         )  # held while it is drawn: the last one to draw shows all there is
-        self.view = View(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
+        self.view = LiveView(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
         self._is_stale = False  # where no widget can be
         if self.view.is_attended:
             settling = plot.metrics.watch_settling(

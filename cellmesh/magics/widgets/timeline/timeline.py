@@ -21,7 +21,7 @@ from ....wire.ranks import describe_ranks
 from ...render.tables import Table
 from ...render.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
 from ..base.auto_refresh import Worker
-from ..base.widget import Static, View, Widget, load_css, load_js
+from ..base.widget import LiveView, Static, Widget, load_css, load_js
 
 _CELL_HEADERS = ("cell", "took", "compute", "in collectives", "waiting", "straggler")
 _CAPTION = (
@@ -71,7 +71,7 @@ class LiveTimeline:
         self._history = ranks.timeline(num_cells, trace)
         self._note = "" if trace is None else describe_trace(Path(trace))
         self.widget = TimelineWidget(**self._forms())
-        self.view = View(self.widget, self._static)
+        self.view = LiveView(self.widget, self._static)
         self.widget.on_msg(lambda _, content, __: self.handle(content))
         ranks.rank_set.session.beside.shown.add("timelines", self.view)
 
@@ -103,7 +103,7 @@ class LiveTimeline:
         return static_of(self._history, [self._note] if self._note else [])
 
 
-def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> View:
+def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> LiveView:
     """What ``%dist_timeline`` shows.
 
     Raises:

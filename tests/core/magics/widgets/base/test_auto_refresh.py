@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cellmesh.controller.inspect.inspection import Inspection
-from cellmesh.magics.widgets.base.auto_refresh import Occasion, Refresher, Worker
+from cellmesh.magics.widgets.base.auto_refresh import AutoRefresh, Occasion, Worker
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from cellmesh.magics.widgets.inspector.show import Printed
 from cellmesh.wire.inspect import Gradients, Overview, Picture
@@ -50,7 +50,7 @@ class Looks:
         self.events = Events()
         self._looks: list[Occasion] = []
         self._condition = threading.Condition()
-        self.refresher = Refresher(
+        self.refresher = AutoRefresh(
             self._look, lambda: self.busy, lambda: self.seen, self.events, 0.001
         )
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.live_views import Shown
+from cellmesh.controller.live_views import LiveViews
 from cellmesh.controller.metrics import Metrics
 from cellmesh.controller.metrics_plot import Plot
 from cellmesh.controller.trace.match import History
 from cellmesh.magics.widgets.base import widget as base
-from cellmesh.magics.widgets.base.widget import Static, View, Widget
+from cellmesh.magics.widgets.base.widget import LiveView, Static, Widget
 from cellmesh.magics.widgets.plot import plot as plots
 from cellmesh.magics.widgets.plot.plot import REFRESH_S, LivePlot
 from cellmesh.magics.widgets.timeline.timeline import LiveTimeline
@@ -104,7 +104,7 @@ def test_a_plot_that_takes_long_to_draw_is_drawn_less_often(
 
 def test_what_can_be_drawn_no_more_stands_still_as_it_was(cell: Cell) -> None:
     texts = iter(["seen"])
-    view = View(widget := Widget(), lambda: Static(next(texts), "<b>seen</b>"))
+    view = LiveView(widget := Widget(), lambda: Static(next(texts), "<b>seen</b>"))
     view._ipython_display_()
     view.freeze("it has ended")
     assert [cell.next()[1] for _ in range(2)] == ["seen", "seen\nit has ended"]
@@ -129,7 +129,7 @@ def test_a_timeline_asks_its_ranks_on_a_thread_of_its_own(cell: Cell) -> None:
             assert answered.wait(10)
         return history
 
-    beside = SimpleNamespace(shown=Shown())
+    beside = SimpleNamespace(shown=LiveViews())
     ranks: Any = SimpleNamespace(
         timeline=timeline, rank_set=SimpleNamespace(session=SimpleNamespace(beside=beside))
     )
