@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .ranks import Ranks
+if TYPE_CHECKING:
+    from .ranks import Ranks
 
 
 def seed_ranks(ranks: Ranks, seed: int, per_rank: bool = False) -> list[str]:

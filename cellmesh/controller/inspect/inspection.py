@@ -20,7 +20,7 @@ from ...wire.inspect import (
     TensorSummary,
     ValueSummary,
 )
-from ...wire.ranks import format_ranks
+from ...wire.ranks import format_ranks, group_ranks
 from .pinned import Hold, about, forget_what_is_gone
 from .query import Looked, look
 from .replica_diff import (
@@ -138,7 +138,7 @@ class Inspection(Mapping[int, TensorSummary]):
 
     def __repr__(self) -> str:
         parts = []
-        for what, ranks in _alike(self):
+        for what, ranks in _alike(self).items():
             parts.append(f"on {_name(ranks)}: {what}")
         if self.found and "" in self.comparisons:
             parts.append(str(self.comparisons[""]))
@@ -336,13 +336,14 @@ def _scale_of(facts: Mapping[int, TensorSummary]) -> tuple[float, float] | None:
     return (min(lows), max(highs)) if lows else None
 
 
-def _alike(facts: Mapping[int, TensorSummary]) -> list[tuple[str, list[int]]]:
+def _alike(facts: Mapping[int, TensorSummary]) -> dict[str, tuple[int, ...]]:
     """What it is, in a few words, and on which ranks."""
-    groups: dict[str, list[int]] = {}
-    for rank, fact in facts.items():
-        what = fact.text if fact.shape is None else f"{fact.dtype} {fact.shape}"
-        groups.setdefault(f"{fact.kind} {what}", []).append(rank)
-    return list(groups.items())
+    return group_ranks(
+        {
+            rank: f"{fact.kind} {fact.text if fact.shape is None else f'{fact.dtype} {fact.shape}'}"
+            for rank, fact in facts.items()
+        }
+    )
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...wire.inspect import Pixels, TensorSummary
-from ...wire.ranks import describe_ranks, format_ranks
+from ...wire.ranks import describe_ranks, format_ranks, group_ranks
 from .palette import colour_of
 
 if TYPE_CHECKING:
@@ -116,15 +116,14 @@ class Block:
 
 def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
     """The parts of one DTensor, on the ranks that are in its mesh; [] of a tensor that is none."""
-    shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for rank, fact in sorted(facts.items()):
-        if (
-            fact.placements
-            and fact.local_shape is not None
-            and len(fact.offset) == len(fact.local_shape)
-        ):
-            shared.setdefault((fact.offset, fact.local_shape), []).append(rank)
-    return [Block(tuple(ranks), offset, shape) for (offset, shape), ranks in shared.items()]
+    places = {
+        rank: (fact.offset, fact.local_shape)
+        for rank, fact in sorted(facts.items())
+        if fact.placements
+        and fact.local_shape is not None
+        and len(fact.offset) == len(fact.local_shape)
+    }
+    return [Block(ranks, *place) for place, ranks in group_ranks(places).items()]
 
 
 def shards_image(shape: Sequence[int], blocks: Sequence[Block]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from ...controller.inspect.inspection import Inspection, Spread
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import Pixels, TensorSummary
-from ...wire.ranks import describe_ranks
+from ...wire.ranks import describe_groups, describe_ranks, group_ranks
 from ..widgets.base.widget import Static
 from .drawings import bars_image, bars_text, blocks_of, heatmap_image, shards_image
 from .tables import Table, facts_table, format_bytes, without_empty
@@ -131,12 +131,12 @@ class _One:
     def text(self) -> list[str]:
         lines = [repr(self._table)]
         if self._spread is not None:
-            groups = _alike(self._spread)
-            widest = max((len(describe_ranks(ranks)) for ranks, _ in groups), default=0)
+            groups = group_ranks(self._spread.counts)
+            widest = max((len(describe_ranks(ranks)) for ranks in groups.values()), default=0)
             lines.append(f"from {self._spread.low:.4g} to {self._spread.high:.4g}:")
             lines += [
                 f"  {describe_ranks(ranks).ljust(widest)}  {bars_text(counts)}"
-                for ranks, counts in groups
+                for counts, ranks in groups.items()
             ]
         if len(self._blocks) > 1:
             lines += [f"  {block}" for block in self._blocks]
@@ -157,19 +157,12 @@ class _One:
         return parts
 
 
-def _alike(spread: Spread) -> list[tuple[list[int], tuple[int, ...]]]:
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank, counts in spread.counts.items():
-        groups.setdefault(counts, []).append(rank)
-    return [(ranks, counts) for counts, ranks in groups.items()]
-
-
 def _spread_html(spread: Spread) -> str:
     cell = "padding:2px 10px 2px 0;text-align:left;vertical-align:middle"
     rows = "".join(
         f'<tr><td style="{cell}">{describe_ranks(ranks)}</td>'
         f'<td style="{cell}">{bars_image(counts, spread.low, spread.high)}</td></tr>'
-        for ranks, counts in _alike(spread)
+        for counts, ranks in group_ranks(spread.counts).items()
     )
     caption = f"from {spread.low:.4g} to {spread.high:.4g}, on all ranks alike"
     return (
@@ -200,8 +193,4 @@ def _remarks(inspection: Inspection, is_anything_shown: bool) -> Iterator[str]:
             f"{describe_ranks(inspection.torn)} ran meanwhile: "
             "values may be torn, half old and half new"
         )
-    refusals: dict[str, list[int]] = {}
-    for rank, refusal in inspection.refusals.items():
-        refusals.setdefault(str(refusal), []).append(rank)
-    for text, ranks in refusals.items():
-        yield f"{describe_ranks(ranks)}: {text}"
+    yield from describe_groups({rank: str(why) for rank, why in inspection.refusals.items()})

@@ -12,7 +12,7 @@ from ...controller.failure_summary import describe_state
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import TensorSummary
 from ...wire.messages import RankInfo, RankState
-from ...wire.ranks import describe_ranks, format_ranks
+from ...wire.ranks import describe_groups, format_ranks, group_ranks
 
 _CELL = (
     "padding:2px 10px 2px "
@@ -207,22 +207,20 @@ def facts_table(
         facts: rank -> its view.
         comparison: whether replicas are equal; None to go by their digests.
     """
-    groups: dict[tuple[str, ...], list[int]] = {}
     tensors = any(fact.shape is not None or fact.dtype for fact in facts.values())
-    notes: dict[str, list[int]] = {}
-    for rank, fact in facts.items():
-        groups.setdefault(_tensor_row(fact) if tensors else (fact.kind, fact.text), []).append(rank)
-        if fact.note:
-            notes.setdefault(fact.note, []).append(rank)
+    cells = {
+        rank: _tensor_row(fact) if tensors else (fact.kind, fact.text)
+        for rank, fact in facts.items()
+    }
     headers, rows = without_empty(
         ("ranks", *(_TENSOR_HEADERS if tensors else ("type", "value"))),
-        [(format_ranks(ranks), *row) for row, ranks in groups.items()],
+        [(format_ranks(ranks), *row) for row, ranks in group_ranks(cells).items()],
     )
     return Table(
         headers,
         rows,
         f"{expression}: {compare(facts) if comparison is None else comparison}",
-        [f"{describe_ranks(ranks)}: {note}" for note, ranks in notes.items()],
+        describe_groups({rank: fact.note for rank, fact in facts.items()}),
     )
 
 

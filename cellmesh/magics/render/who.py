@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from ...controller.inspect.query import look
 from ...controller.ranks import Ranks
 from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
-from ...wire.ranks import describe_ranks, format_ranks
+from ...wire.ranks import describe_ranks, format_ranks, group_ranks
 from .tables import Table, format_bytes
 
 # How many different texts of one name are told; then how many there are.
@@ -80,9 +80,7 @@ def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> lis
 
 def _fold(facts: Mapping[int, TensorSummary], part: Callable[[TensorSummary], str]) -> str:
     """What ranks say, once where they say the same."""
-    variants: dict[str, list[int]] = {}
-    for rank, each in facts.items():
-        variants.setdefault(part(each), []).append(rank)
+    variants = group_ranks({rank: part(each) for rank, each in facts.items()})
     if len(variants) == 1:
         return next(iter(variants))
     told = [f"[{format_ranks(ranks)}] {text or '-'}" for text, ranks in variants.items()]

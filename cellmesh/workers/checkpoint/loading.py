@@ -6,7 +6,6 @@ run.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -107,7 +107,7 @@ class _Contents:
         """A tree like that at a path, of empty tensors and None."""
         root: dict[str, Any] = {}
         for fqn, at in self.below(*path).items():
-            _put(root, ("", *at[len(path) :]), self._empty(fqn))
+            set_element(root, ("", *at[len(path) :]), self._empty(fqn))
         return root.get("")
 
     def _empty(self, fqn: str) -> Any:
@@ -118,7 +118,7 @@ class _Contents:
 
     def compare(self, key: str, tree: Any) -> str:
         """In what a tree differs from what the checkpoint has at a key; "" if it does not."""
-        mine = dict(leaves(tree, key))
+        mine = leaves(tree, key)
         theirs = self.below(key)
         told = []
         for fqn, leaf in mine.items():
@@ -266,20 +266,3 @@ def _set_value(namespace: dict[str, Any], name: str, value: Any) -> None:
         before.update(value)
     else:
         namespace[name] = value
-
-
-def _put(root: Any, path: KeyPath, value: Any) -> None:
-    """Set a leaf of a tree; text in a path is a key of a dict, a number an index of a list."""
-    for step, following in itertools.pairwise(path):
-        root = _item(root, step, [] if isinstance(following, int) else {})
-    _item(root, path[-1], value)
-
-
-def _item(container: Any, step: str | int, default: Any) -> Any:
-    if isinstance(step, int):
-        container.extend([None] * (step + 1 - len(container)))
-        if container[step] is None:
-            container[step] = default
-    elif step not in container:
-        container[step] = default
-    return container[step]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
@@ -145,7 +146,7 @@ def owner_of(
 def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None]:
     """For each name, digests by path of what may differ by rank; None where that is not asked."""
     return {
-        name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name)}
+        name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name).items()}
         if one.is_plain
         else None
         for name, one in state.items()
@@ -169,23 +170,9 @@ def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) ->
     return name
 
 
-def leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree with their paths, as DCP joins them."""
-    if isinstance(tree, Mapping):
-        for key, item in tree.items():
-            yield from leaves(item, f"{path}.{key}")
-    elif isinstance(tree, list) and _is_branch(tree):
-        for index, item in enumerate(tree):
-            yield from leaves(item, f"{path}.{index}")
-    else:
-        yield path, tree
-
-
-def _is_branch(item: Any) -> bool:
-    """Whether DCP looks into it: a list without tensors and dicts is a value."""
-    if isinstance(item, list):
-        return any(isinstance(one, torch.Tensor) or _is_branch(one) for one in item)
-    return isinstance(item, Mapping)
+def leaves(tree: Any, path: str) -> dict[str, Any]:
+    """The leaves of a tree by their paths, as DCP finds and joins them."""
+    return flatten_state_dict({path: tree})[0]
 
 
 def _digest(leaf: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from ....controller.inspect.inspection import Inspection, Spread
 from ....controller.inspect.query import Looked
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
-from ....wire.ranks import describe_ranks, format_ranks
+from ....wire.ranks import describe_ranks, format_ranks, group_ranks
 from ...render.tables import Table
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
@@ -82,7 +82,7 @@ def summarise(
         who = describe_ranks(inspection.torn)
         notices.append(f"{who} ran meanwhile: values may be torn, half old and half new")
     left_out = max((one.num_left_out for one in found.values()), default=0)
-    texts = _grouped((rank, f"{one.kind}: {one.text}"[:_MAX_TEXT]) for rank, one in found.items())
+    texts = _grouped({rank: f"{one.kind}: {one.text}"[:_MAX_TEXT] for rank, one in found.items()})
     return {
         "expression": inspection.expression,
         "stamp": stamp,
@@ -168,20 +168,20 @@ def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
 
 def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
     """The parts of a DTensor in their places; ranks that hold the same part share it."""
-    shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for rank, fact in sorted(facts.items()):
-        if fact.placements and fact.shape and fact.local_shape is not None:
-            offset = fact.offset or (0,) * len(fact.shape)
-            shared.setdefault((offset, fact.local_shape), []).append(rank)
+    places = {
+        rank: (fact.offset or (0,) * len(fact.shape), fact.local_shape)
+        for rank, fact in sorted(facts.items())
+        if fact.placements and fact.shape and fact.local_shape is not None
+    }
     return [
         {
             "offset": offset,
             "size": size,
-            "ranks": ranks,
+            "ranks": list(ranks),
             "ranks_text": format_ranks(ranks),
             "coordinate": _shared_coordinate([facts[rank] for rank in ranks]),
         }
-        for (offset, size), ranks in shared.items()
+        for (offset, size), ranks in group_ranks(places).items()
     ]
 
 
@@ -271,8 +271,10 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
     if len(of) < num_ranks:
         flags.append("missing")
     by_rank = _grouped(
-        (rank, "no gradient" if one.grad is None else f"{_norm(one.grad):.6g}")
-        for rank, one in of.items()
+        {
+            rank: "no gradient" if one.grad is None else f"{_norm(one.grad):.6g}"
+            for rank, one in of.items()
+        }
     )
     return {
         "name": name,
@@ -328,16 +330,13 @@ def _grouped_facts(facts: Mapping[int, TensorSummary]) -> list[tuple[list[int], 
 
 
 def _grouped_refusals(refusals: Mapping[int, Refusal]) -> list[tuple[str, str]]:
-    return _grouped((rank, str(refusal)[:_MAX_TEXT]) for rank, refusal in refusals.items())
+    return _grouped({rank: str(refusal)[:_MAX_TEXT] for rank, refusal in refusals.items()})
 
 
 def _who(ranks: str) -> str:
     return f"rank {ranks}" if ranks.isdigit() else f"ranks {ranks}"
 
 
-def _grouped(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
-    """(rank, text) each -> (ranks, text) each."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in texts:
-        groups.setdefault(text, []).append(rank)
-    return [(format_ranks(sorted(ranks)), text) for text, ranks in groups.items()]
+def _grouped(texts: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Ranks, as people write them, and what they all said."""
+    return [(format_ranks(ranks), text) for text, ranks in group_ranks(texts).items()]
