@@ -20,7 +20,7 @@ from ...wire.inspect import (
     TensorSummary,
     ValueSummary,
 )
-from ...wire.ranks import format_ranks, group_ranks
+from ...wire.ranks import describe_groups, describe_ranks
 from .pinned import Hold, about, forget_what_is_gone
 from .query import Looked, look
 from .replica_diff import (
@@ -137,9 +137,8 @@ class Inspection(Mapping[int, TensorSummary]):
         return len(self.found)
 
     def __repr__(self) -> str:
-        parts = []
-        for what, ranks in _alike(self).items():
-            parts.append(f"on {_name(ranks)}: {what}")
+        words = {rank: f"{fact.kind} {_in_words(fact)}" for rank, fact in self.items()}
+        parts = [f"on {group}" for group in describe_groups(words)]
         if self.found and "" in self.comparisons:
             parts.append(str(self.comparisons[""]))
         parts += [f"rank {rank}: {refusal}" for rank, refusal in self.refusals.items()]
@@ -256,7 +255,7 @@ class _Inspector:
             return looked
         busy = session.catalog.busy_ranks() & set(self._ranks.ranks)
         if busy:
-            why = f"{_name(sorted(busy))} {'is' if len(busy) == 1 else 'are'} busy"
+            why = f"{describe_ranks(busy)} {'is' if len(busy) == 1 else 'are'} busy"
             text = f"{self._expression!r} has to run code, on all ranks or on none, and {why}"
             looked.refusals.update(
                 dict.fromkeys(set(wanted) - busy, Refusal("CellmeshError", text))
@@ -336,15 +335,5 @@ def _scale_of(facts: Mapping[int, TensorSummary]) -> tuple[float, float] | None:
     return (min(lows), max(highs)) if lows else None
 
 
-def _alike(facts: Mapping[int, TensorSummary]) -> dict[str, tuple[int, ...]]:
-    """What it is, in a few words, and on which ranks."""
-    return group_ranks(
-        {
-            rank: f"{fact.kind} {fact.text if fact.shape is None else f'{fact.dtype} {fact.shape}'}"
-            for rank, fact in facts.items()
-        }
-    )
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+def _in_words(fact: TensorSummary) -> str:
+    return fact.text if fact.shape is None else f"{fact.dtype} {fact.shape}"

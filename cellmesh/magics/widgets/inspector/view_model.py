@@ -12,7 +12,8 @@ from ....controller.inspect.inspection import Inspection, Spread
 from ....controller.inspect.query import Looked
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
-from ....wire.ranks import describe_ranks, format_ranks, group_ranks
+from ....wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
+from ...render.drawings import blocks_of
 from ...render.tables import Table
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
@@ -75,14 +76,11 @@ def summarise(
     found = inspection.found
     notices = []
     if not found:
-        notices = [
-            f"{_who(ranks)}: {text}" for ranks, text in _grouped_refusals(inspection.refusals)
-        ]
+        notices = describe_groups({rank: str(why) for rank, why in inspection.refusals.items()})
     if inspection.torn:
         who = describe_ranks(inspection.torn)
         notices.append(f"{who} ran meanwhile: values may be torn, half old and half new")
     left_out = max((one.num_left_out for one in found.values()), default=0)
-    texts = _grouped({rank: f"{one.kind}: {one.text}"[:_MAX_TEXT] for rank, one in found.items()})
     return {
         "expression": inspection.expression,
         "stamp": stamp,
@@ -91,7 +89,7 @@ def summarise(
         "items": list(items[:NUM_KEPT]),
         "num_items": len(items) + left_out,
         "notices": notices,
-        "texts": [{"ranks": ranks, "text": text} for ranks, text in texts],
+        "texts": _said({rank: f"{one.kind}: {one.text}" for rank, one in found.items()}),
         "has_gradients": any(_may_have_gradients(one) for one in found.values()),
     }
 
@@ -125,7 +123,7 @@ def detail(
             {"ranks": format_ranks(ranks), "facts": shown, "counts": counts.get(ranks[0])}
             for ranks, shown in _grouped_facts(facts)
         ],
-        "missing": [{"ranks": ranks, "text": text} for ranks, text in _grouped_refusals(refusals)],
+        "missing": _said(refusals),
         "parts": {
             str(rank): {
                 "shape": fact.local_shape,
@@ -168,20 +166,16 @@ def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
 
 def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
     """The parts of a DTensor in their places; ranks that hold the same part share it."""
-    places = {
-        rank: (fact.offset or (0,) * len(fact.shape), fact.local_shape)
-        for rank, fact in sorted(facts.items())
-        if fact.placements and fact.shape and fact.local_shape is not None
-    }
     return [
         {
-            "offset": offset,
-            "size": size,
-            "ranks": list(ranks),
-            "ranks_text": format_ranks(ranks),
-            "coordinate": _shared_coordinate([facts[rank] for rank in ranks]),
+            "offset": block.offset,
+            "size": block.shape,
+            "ranks": list(block.ranks),
+            "ranks_text": format_ranks(block.ranks),
+            "coordinate": _shared_coordinate([facts[rank] for rank in block.ranks]),
         }
-        for (offset, size), ranks in group_ranks(places).items()
+        for block in blocks_of(facts)
+        if block.shape
     ]
 
 
@@ -201,9 +195,7 @@ def tabulate(looked: Looked, max_rows: int | None = None) -> dict[str, Any]:
     return {
         "rows": kept,
         "num_left_out": len(rows) - len(kept),
-        "missing": [
-            {"ranks": ranks, "text": text} for ranks, text in _grouped_refusals(looked.refusals)
-        ],
+        "missing": _said(looked.refusals),
     }
 
 
@@ -237,7 +229,9 @@ def gradients_table(sheet: Mapping[str, Any]) -> Table:
     )
     left_out = len(sheet["rows"]) - len(rows) + sheet["num_left_out"]
     notes = [f"... and {left_out:,} more"] if left_out else []
-    notes += [f"{_who(one['ranks'])}: {one['text']}" for one in sheet["missing"]]
+    for one in sheet["missing"]:
+        who = "rank" if one["ranks"].isdecimal() else "ranks"
+        notes.append(f"{who} {one['ranks']}: {one['text']}")
     return Table(headers, rows, "", notes)
 
 
@@ -270,12 +264,10 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
         flags.append("unequal")
     if len(of) < num_ranks:
         flags.append("missing")
-    by_rank = _grouped(
-        {
-            rank: "no gradient" if one.grad is None else f"{_norm(one.grad):.6g}"
-            for rank, one in of.items()
-        }
-    )
+    norms = {
+        rank: "no gradient" if one.grad is None else f"{_norm(one.grad):.6g}"
+        for rank, one in of.items()
+    }
     return {
         "name": name,
         "shape": (parts[0].grad or parts[0].parameter).local_shape or (),
@@ -287,7 +279,7 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
         "num_inf": sum(grad.num_inf for grad in having),
         "zeros": num_zeros / num_elements if num_elements else None,
         "flags": flags,
-        "by_rank": "; ".join(f"{_who(ranks)}: {text}" for ranks, text in by_rank),
+        "by_rank": "; ".join(describe_groups(norms)),
     }
 
 
@@ -319,24 +311,20 @@ def _flags(
     return flags
 
 
-def _grouped_facts(facts: Mapping[int, TensorSummary]) -> list[tuple[list[int], dict[str, Any]]]:
-    groups: dict[bytes, tuple[list[int], dict[str, Any]]] = {}
-    for rank, fact in sorted(facts.items()):
-        shown = {name: getattr(fact, name) for name in _SHOWN}
-        shown |= {name: number(shown[name]) for name in ("min", "max", "mean", "std", "norm")}
-        shown["text"] = fact.text[:_MAX_TEXT]
-        groups.setdefault(msgspec.json.encode(shown), ([], shown))[0].append(rank)
-    return list(groups.values())
+def _grouped_facts(
+    facts: Mapping[int, TensorSummary],
+) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
+    shown = {rank: msgspec.json.encode(_shown(fact)) for rank, fact in sorted(facts.items())}
+    return [(ranks, msgspec.json.decode(fact)) for fact, ranks in group_ranks(shown).items()]
 
 
-def _grouped_refusals(refusals: Mapping[int, Refusal]) -> list[tuple[str, str]]:
-    return _grouped({rank: str(refusal)[:_MAX_TEXT] for rank, refusal in refusals.items()})
+def _shown(fact: TensorSummary) -> dict[str, Any]:
+    shown = {name: getattr(fact, name) for name in _SHOWN}
+    shown |= {name: number(shown[name]) for name in ("min", "max", "mean", "std", "norm")}
+    return {**shown, "text": fact.text[:_MAX_TEXT]}
 
 
-def _who(ranks: str) -> str:
-    return f"rank {ranks}" if ranks.isdigit() else f"ranks {ranks}"
-
-
-def _grouped(texts: Mapping[int, str]) -> list[tuple[str, str]]:
-    """Ranks, as people write them, and what they all said."""
-    return [(format_ranks(ranks), text) for text, ranks in group_ranks(texts).items()]
+def _said(texts: Mapping[int, Any]) -> list[dict[str, str]]:
+    """What ranks say, once for all ranks that say the same."""
+    groups = group_ranks({rank: str(text)[:_MAX_TEXT] for rank, text in sorted(texts.items())})
+    return [{"ranks": format_ranks(ranks), "text": text} for text, ranks in groups.items()]
