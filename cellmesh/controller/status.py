@@ -1,11 +1,14 @@
-"""Watch a mesh: look at all ranks and their processes, and tell what has become of them since the
-last look.
+"""The status of all ranks of a mesh, taken again and again, for whom it is shown.
 
-Only `look_around` asks anybody anything; the rest is pure.
+Only `take_snapshot` asks a process anything; the rest is pure.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,13 +22,19 @@ from .session.session import Session
 
 Doing = Literal["idle", "runs", "waits", "asks", "heals", "new", "starts", "silent", "dead"]
 
-# What is drawn over time.
+# What is drawn over time, and for how long.
 SERIES = ("cpu", "rss", "gpu", "gpu_memory")
 _SPAN_S = 60.0
 # How often an idle rank is asked again whether it is, in seconds.
 _ASK_IDLE_S = 5
 # So much of a call is shown, in characters.
 _MAX_WHERE = 80
+# A view that has been silent for so long has been closed.
+PATIENCE_S = 5.0
+# While a cell runs, some front ends' messages wait: a page that was closed then is noticed after
+# this time.
+UNHEARD_S = 900.0
+MAX_VIEWS = 100
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,8 @@ class Snapshot:
     states: Mapping[int, RankState] = field(default_factory=dict)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank as it is shown.
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rank as the dashboard shows it; a front end is not sent what is as it is by default.
 
     Attributes:
         rank: which.
@@ -65,8 +74,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         is_broken: its process groups are to be healed.
         note: how it or its predecessor ended, "" for others.
         last_output: the last lines of the one that ended.
-        cpu: CPU time over time since the last look, in percent of a core; None if that is not
-            known.
+        cpu: CPU time over time since the snapshot before, in percent of a core; None if that is
+            not known.
         rss: resident memory in bytes, None without a process.
         gpu: how busy its GPU is, in percent; None without one.
         gpu_memory: what torch has reserved there, in bytes; None without one.
@@ -91,15 +100,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory: int | None = None
 
 
-def look_around(session: Session, before: Snapshot | None = None) -> Snapshot | None:
-    """Look at all ranks and their processes. Blocks; at most a second for ranks that do not answer.
+def take_snapshot(session: Session, before: Snapshot | None = None) -> Snapshot | None:
+    """Ask the agent and all ranks. Blocks; at most a second for ranks that do not answer.
 
     Args:
         session: the mesh.
-        before: the look before; what idle ranks said then need not be asked again.
+        before: the snapshot before; idle ranks of it are not asked each time.
 
     Returns:
-        What there is to see; None if the mesh has ended.
+        The snapshot; None if the mesh has ended.
 
     Raises:
         TimeoutError: the agent does not answer.
@@ -118,12 +127,12 @@ def look_around(session: Session, before: Snapshot | None = None) -> Snapshot | 
 def keep_states(
     before: Snapshot | None, infos: Iterable[RankInfo], at_s: float
 ) -> dict[int, RankState]:
-    """What ranks said at the look before and would say now: that they are idle.
+    """The states of idle ranks, which the snapshot before has and which hold still.
 
     Args:
-        before: that look.
+        before: that snapshot.
         infos: the ranks, as the agent knows them now.
-        at_s: when it told that.
+        at_s: the time of these.
     """
     if before is None:
         return {}
@@ -142,38 +151,39 @@ def keep_states(
     }
 
 
-def read_rows(before: Snapshot | None, now: Snapshot) -> list[Row]:
-    """What to show of each rank.
+def rank_statuses(before: Snapshot | None, now: Snapshot) -> list[RankStatus]:
+    """What is shown of each rank.
 
     Args:
-        before: the look before, None if this is the first.
-        now: the look.
+        before: the snapshot before, since which CPU time is counted; None if there is none.
+        now: the snapshot.
     """
     earlier = {info.rank: info for info in before.infos} if before is not None else {}
     passed_s = now.at_s - before.at_s if before is not None else 0.0
     return [
-        _read_row(info, now.states.get(info.rank), _cpu(earlier.get(info.rank), info, passed_s))
+        _rank_status(info, now.states.get(info.rank), _cpu(earlier.get(info.rank), info, passed_s))
         for info in now.infos
     ]
 
 
-def _read_row(info: RankInfo, state: RankState | None, cpu: float | None) -> Row:
-    row = Row(
+def _rank_status(info: RankInfo, state: RankState | None, cpu: float | None) -> RankStatus:
+    ending = info.ending or info.predecessor_ending
+    status = RankStatus(
         rank=info.rank,
         doing=_doing(info, state),
         pid=info.pid,
         host=info.host,
         device=info.device,
-        note=info.ending or info.predecessor_ending,
-        last_output=info.last_output if info.ending or info.predecessor_ending else "",
+        note=ending,
+        last_output=info.last_output if ending else "",
         cpu=cpu,
         rss=info.rss_bytes if info.pid else None,
     )
     if state is None or not info.pid:
-        return row
+        return status
     has_gpu = state.device.startswith("cuda")
     return msgspec.structs.replace(
-        row,
+        status,
         cell=state.execution_count,
         line=state.line,
         where=state.where[:_MAX_WHERE],
@@ -202,102 +212,101 @@ def _doing(info: RankInfo, state: RankState | None) -> Doing:
 
 
 def _cpu(before: RankInfo | None, now: RankInfo, passed_s: float) -> float | None:
-    """In percent of a core; what was used between two looks, if it is the same process."""
+    """What a process used between two snapshots, in percent of a core."""
     if before is None or not now.pid or before.pid != now.pid or passed_s <= 0:
         return None
     return round(max(0.0, 100 * (now.cpu_s - before.cpu_s) / passed_s), 1)
-
-
-def find_changes(before: Iterable[Row], now: Iterable[Row]) -> list[dict[str, Any]]:
-    """What a front end that knows `before` has to be told: of each rank that differs, what does.
-
-    Args:
-        before: rows that it knows; () if none.
-        now: the rows.
-    """
-    known = {row.rank: msgspec.structs.asdict(row) for row in before}
-    changes = []
-    for row in now:
-        old = known.get(row.rank, {})
-        new = msgspec.structs.asdict(row)
-        changed = {key: value for key, value in new.items() if key not in old or old[key] != value}
-        if changed:
-            changes.append({**changed, "rank": row.rank})
-    return changes
 
 
 class History:
     """The series of all ranks over the last minute."""
 
     def __init__(self) -> None:
-        self._samples: list[tuple[float, dict[str, list[float | None]]]] = []
+        self._samples: deque[dict[str, Any]] = deque()
 
-    def add(self, at_s: float, rows: Sequence[Row]) -> dict[str, Any]:
-        """Take in a look.
+    def add(self, at_s: float, ranks: Sequence[RankStatus]) -> dict[str, Any]:
+        """Keep what a snapshot showed.
 
         Args:
-            at_s: when it was.
-            rows: what it showed, all ranks in order.
+            at_s: when it was taken.
+            ranks: all of them, in order.
 
         Returns:
-            What to tell a front end that knows the rest: ``at_s`` and, of each series that has
-            values, a value a rank.
+            The sample: ``at_s`` and, of each series that has values, a value a rank.
         """
-        if self._samples and at_s < self._samples[-1][0]:
-            self._samples = []  # another host's clock
-        columns = {name: [getattr(row, name) for row in rows] for name in SERIES}
-        columns = {
-            name: values for name, values in columns.items() if any(v is not None for v in values)
+        if self._samples and at_s < self._samples[-1]["at_s"]:
+            self._samples.clear()  # another host's clock
+        while self._samples and self._samples[0]["at_s"] <= at_s - _SPAN_S:
+            self._samples.popleft()
+        columns = {name: [getattr(status, name) for status in ranks] for name in SERIES}
+        known = {
+            name: values
+            for name, values in columns.items()
+            if any(value is not None for value in values)
         }
-        self._samples = [sample for sample in self._samples if sample[0] > at_s - _SPAN_S]
-        self._samples.append((at_s, columns))
-        return _as_message(at_s, columns)
+        self._samples.append({"at_s": round(at_s, 2), **known})
+        return self._samples[-1]
 
     def all(self) -> list[dict[str, Any]]:
-        """All that `add` has told of the last minute, oldest first."""
-        return [_as_message(at_s, columns) for at_s, columns in self._samples]
+        """The samples of the last minute, oldest first."""
+        return list(self._samples)
 
 
-def _as_message(at_s: float, columns: Mapping[str, list[float | None]]) -> dict[str, Any]:
-    return {"at_s": round(at_s, 2), **columns}
+class ViewHeartbeat:
+    """Which views in front ends are seen: a seen view says so again and again.
 
-
-class Attention:
-    """Who looks: views say so again and again, and are forgotten when they have been silent for
-    long.
-
-    Args:
-        patience_s: for how long, in seconds.
-        max_views: further ones are passed over.
+    Silence counts only where a view could be heard: the messages of front ends without subshells
+    wait for the cell that runs. True while any view is seen; used on any thread.
     """
 
-    def __init__(self, patience_s: float = 5.0, max_views: int = 100) -> None:
-        self._patience_s = patience_s
-        self._max_views = max_views
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._silent_s: dict[str, float] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # where messages are heard
+        self._is_asked = False  # the loop was asked to count, and has not done so
+        self._unheard_s = 0.0  # for so long
 
-    def hear(self, view: str, looks: bool) -> bool:
-        """A view says whether somebody looks at it.
+    def hear(self, view: str, is_seen: bool) -> bool:
+        """A view says whether it is seen; on the thread that hears the front end.
 
         Returns:
-            Whether it is one that has not been known to.
+            Whether it is seen now and was not before.
         """
-        is_new = looks and view not in self._silent_s
-        if is_new and len(self._silent_s) >= self._max_views:
-            return False
-        if looks:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        with self._lock:
+            self._loop, self._is_asked, self._unheard_s = loop, False, 0.0
+            if not is_seen:
+                self._silent_s.pop(view, None)
+                return False
+            is_new = view not in self._silent_s
+            if is_new and len(self._silent_s) >= MAX_VIEWS:
+                return False
             self._silent_s[view] = 0.0
-        else:
-            self._silent_s.pop(view, None)
-        return is_new
+            return is_new
 
-    def wait(self, seconds: float) -> None:
-        """Time has passed in which views could have been heard."""
-        self._silent_s = {
-            view: silent_s + seconds
-            for view, silent_s in self._silent_s.items()
-            if silent_s + seconds < self._patience_s
-        }
+    def pass_time(self, seconds: float) -> None:
+        """Time has passed."""
+        loop = self._loop
+        if loop is None or loop.is_closed():  # closed with its subshell
+            self._count(seconds)
+            return
+        if self._is_asked:
+            self._unheard_s += seconds
+            return
+        self._is_asked = True
+        with contextlib.suppress(RuntimeError):  # it has just been closed
+            loop.call_soon_threadsafe(self._count, seconds)
+
+    def _count(self, seconds: float) -> None:
+        with self._lock:
+            self._is_asked, self._unheard_s = False, 0.0
+            silent_s = {view: silent + seconds for view, silent in self._silent_s.items()}
+            self._silent_s = {
+                view: silent for view, silent in silent_s.items() if silent < PATIENCE_S
+            }
 
     def __bool__(self) -> bool:
-        return bool(self._silent_s)
+        return bool(self._silent_s) and self._unheard_s <= UNHEARD_S

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.status import look_around, read_rows
+from cellmesh.controller.status import rank_statuses, take_snapshot
 from tests.conftest import check_nothing_left, own_runtime_dir
 from tests.mesh.test_kernel import WAIT_S, Notebook, Outcome, open_notebook
 
@@ -142,12 +142,12 @@ def test_a_terminal_is_shown_the_table(mesh: cm.Mesh) -> None:
 
 def test_the_cpu_time_of_a_rank_is_its_own(mesh: cm.Mesh) -> None:
     session = mesh.rank_set.session
-    before = look_around(session)
+    before = take_snapshot(session)
     mesh[1].run(_compute, 0.5)
-    now = look_around(session)
+    now = take_snapshot(session)
     assert before is not None
     assert now is not None
-    rows = read_rows(before, now)
+    rows = rank_statuses(before, now)
     assert [row.doing for row in rows] == ["idle"] * 4
     used_s = [b.cpu_s - a.cpu_s for a, b in zip(before.infos, now.infos, strict=True)]
     assert used_s[1] >= 0.45

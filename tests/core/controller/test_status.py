@@ -1,20 +1,22 @@
-"""What the dashboard makes of two looks at a mesh, what it tells of them, and when it stops."""
+"""The status of ranks out of two snapshots, its history, and which views are seen."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
+from cellmesh.controller import status
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
 from cellmesh.controller.status import (
-    Attention,
     History,
-    Row,
+    RankStatus,
     Snapshot,
-    find_changes,
+    ViewHeartbeat,
     keep_states,
-    read_rows,
+    rank_statuses,
 )
 from cellmesh.wire.messages import RankInfo, RankState
 
@@ -39,8 +41,8 @@ def look(infos: list[RankInfo], states: dict[int, RankState], at_s: float = 10.0
     return Snapshot(at_s, "ready", {"dp": len(infos)}, infos, states)
 
 
-def row_of(info: RankInfo, state: RankState | None = None) -> Row:
-    [row] = read_rows(None, look([info], {} if state is None else {info.rank: state}))
+def row_of(info: RankInfo, state: RankState | None = None) -> RankStatus:
+    [row] = rank_statuses(None, look([info], {} if state is None else {info.rank: state}))
     return row
 
 
@@ -104,9 +106,9 @@ def test_gpus_are_told_where_ranks_have_one() -> None:
 def test_cpu_is_what_was_used_between_two_looks() -> None:
     before = look([info(0, cpu_s=5.0), info(1, cpu_s=5.0), info(2, cpu_s=9.0)], {}, at_s=10.0)
     now = look([info(0, cpu_s=5.5), info(1, cpu_s=8.0), info(2, cpu_s=0.1, pid=999)], {}, at_s=12.0)
-    assert [row.cpu for row in read_rows(None, before)] == [None] * 3
-    assert [row.cpu for row in read_rows(before, now)] == [25.0, 150.0, None]
-    assert [row.cpu for row in read_rows(now, now)] == [None] * 3
+    assert [row.cpu for row in rank_statuses(None, before)] == [None] * 3
+    assert [row.cpu for row in rank_statuses(before, now)] == [25.0, 150.0, None]
+    assert [row.cpu for row in rank_statuses(now, now)] == [None] * 3
 
 
 def test_idle_ranks_are_asked_now_and_then_and_others_always() -> None:
@@ -142,34 +144,15 @@ def test_what_may_have_changed_is_asked(changes: dict[str, Any], said: RankState
 # ---- what is told of them
 
 
-def test_only_what_has_changed_is_told() -> None:
-    before = [Row(rank=0, doing="idle", rss=1), Row(rank=1, doing="idle", rss=1)]
-    assert [change["rank"] for change in find_changes((), before)] == [0, 1]
-    assert find_changes((), before)[0].keys() == {*Row.__struct_fields__}
-    assert find_changes(before, before) == []
-    now = [before[0], Row(rank=1, doing="runs", rss=1, line=4)]
-    assert find_changes(before, now) == [{"rank": 1, "doing": "runs", "line": 4}]
-
-
-def test_what_is_told_adds_up_to_the_rows() -> None:
-    looks = [
-        [Row(rank=0, doing="idle")],
-        [Row(rank=0, doing="waits", collective="barrier", waited_s=1.0)],
-        [Row(rank=0, doing="dead", note="exited with code 1")],
-    ]
-    known: dict[int, dict[str, Any]] = {0: {}}
-    before: list[Row] = []
-    for rows in looks:
-        for change in find_changes(before, rows):
-            known[change["rank"]].update(change)
-        before = rows
-        assert Row(**known[0]) == rows[0]
+def test_rank_status_is_sent_without_its_defaults() -> None:
+    rank = RankStatus(rank=1, doing="runs", rss=1, line=4)
+    assert msgspec.to_builtins(rank) == {"rank": 1, "doing": "runs", "rss": 1, "line": 4}
 
 
 def test_series_hold_the_last_minute() -> None:
     history = History()
     for second in range(100):
-        told = history.add(float(second), [Row(rank=0, doing="idle", rss=second, cpu=1.5)])
+        told = history.add(float(second), [RankStatus(rank=0, doing="idle", rss=second, cpu=1.5)])
     assert told == {"at_s": 99.0, "rss": [99], "cpu": [1.5]}
     samples = history.all()
     assert [sample["at_s"] for sample in samples] == [float(second) for second in range(40, 100)]
@@ -178,47 +161,76 @@ def test_series_hold_the_last_minute() -> None:
 
 def test_series_begin_anew_with_another_hosts_clock() -> None:
     history = History()
-    history.add(1000.0, [Row(rank=0, doing="idle", rss=1)])
-    history.add(3.0, [Row(rank=0, doing="idle", rss=2)])
+    history.add(1000.0, [RankStatus(rank=0, doing="idle", rss=1)])
+    history.add(3.0, [RankStatus(rank=0, doing="idle", rss=2)])
     assert history.all() == [{"at_s": 3.0, "rss": [2]}]
 
 
-# ---- who looks
+# ---- which views are seen
 
 
-def test_it_is_looked_at_as_long_as_a_view_says_so() -> None:
-    attention = Attention(5.0)
-    assert not attention
-    assert attention.hear("a", True)
-    assert not attention.hear("a", True)
+def test_view_is_seen_as_long_as_it_says_so() -> None:
+    heartbeat = ViewHeartbeat()
+    assert not heartbeat
+    assert heartbeat.hear("a", True)
+    assert not heartbeat.hear("a", True)
     for _ in range(3):
-        attention.wait(4.0)
-        assert attention
-        attention.hear("a", True)
-    attention.wait(4.0)
-    attention.wait(1.0)
-    assert not attention
-    assert attention.hear("a", True), "it is told all again"
+        heartbeat.pass_time(4.0)
+        assert heartbeat
+        heartbeat.hear("a", True)
+    heartbeat.pass_time(4.0)
+    heartbeat.pass_time(1.0)
+    assert not heartbeat
+    assert heartbeat.hear("a", True), "it is sent all again"
 
 
-def test_each_view_counts() -> None:
-    attention = Attention(5.0)
-    attention.hear("a", True)
-    attention.hear("b", True)
-    attention.hear("a", False)
-    assert attention
-    attention.hear("b", False)
-    attention.hear("b", False)
-    assert not attention
+def test_view_that_is_closed_leaves_the_others() -> None:
+    heartbeat = ViewHeartbeat()
+    heartbeat.hear("a", True)
+    heartbeat.hear("b", True)
+    heartbeat.hear("a", False)
+    assert heartbeat
+    heartbeat.hear("b", False)
+    heartbeat.hear("b", False)
+    assert not heartbeat
 
 
-def test_a_page_with_ever_new_views_is_not_listened_to() -> None:
-    attention = Attention(max_views=2)
-    assert [attention.hear(view, True) for view in ("a", "b", "c", "a")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    attention.hear("a", False)
-    assert attention.hear("c", True)
+def test_views_beyond_the_bound_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "MAX_VIEWS", 2)
+    heartbeat = ViewHeartbeat()
+    heard = [heartbeat.hear(view, True) for view in ("a", "b", "c", "a")]
+    assert heard == [True, True, False, False]
+    heartbeat.hear("a", False)
+    assert heartbeat.hear("c", True)
+
+
+def test_silence_counts_only_where_messages_could_be_heard() -> None:
+    """Front ends without subshells hold messages back while a cell runs."""
+    heartbeat = ViewHeartbeat()
+
+    async def run_a_cell() -> None:
+        heartbeat.hear("a", True)  # on this loop, which is busy from here
+        for _ in range(3):
+            heartbeat.pass_time(4.0)
+        assert heartbeat
+        await asyncio.sleep(0)  # the loop counts what it was asked to: the first time
+        heartbeat.pass_time(0.5)
+        assert heartbeat
+
+    asyncio.run(run_a_cell())
+    heartbeat.pass_time(1.0)  # the loop is closed: silence counts
+    assert not heartbeat
+
+
+def test_view_that_could_not_be_heard_for_long_is_gone() -> None:
+    heartbeat = ViewHeartbeat()
+
+    async def run_a_long_cell() -> None:
+        heartbeat.hear("a", True)
+        heartbeat.pass_time(1.0)
+        heartbeat.pass_time(status.UNHEARD_S + 1.0)
+        assert not heartbeat
+        heartbeat.hear("a", True)
+        assert heartbeat
+
+    asyncio.run(run_a_long_cell())

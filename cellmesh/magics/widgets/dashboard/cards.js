@@ -2,7 +2,6 @@
 
 const SPAN_S = 60;
 const BREAK_S = 4; // a longer time between two looks is a gap in the lines
-const SVG = "http://www.w3.org/2000/svg";
 
 // State -> what stands before it, so that it is not told by colour alone.
 const SIGNS = {
@@ -15,25 +14,10 @@ const SERIES = [
   { key: "gpu_memory", name: "VRAM", format: formatBytes, top: (most) => most * 1.15 },
 ];
 
-function formatBytes(number) {
-  for (const unit of ["B", "kB", "MB"]) {
-    if (number < 1000) return `${number.toFixed(unit === "MB" && number < 100 ? 1 : 0)} ${unit}`;
-    number /= 1000;
-  }
-  return `${number.toFixed(1)} GB`;
-}
-
 function formatSeconds(seconds) {
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
   return minutes < 60 ? `${minutes} min ${Math.floor(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-}
-
-function make(tag, className = "", text = "") {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text) element.textContent = text;
-  return element;
 }
 
 // Only what differs is touched: a page with 64 ranks is drawn once a second.
@@ -66,13 +50,13 @@ function describeCell(row) {
 function describeDoing(row) {
   switch (row.doing) {
     case "waits": return row.collective;
-    case "runs": return row.where;
+    case "runs": return row.where ?? "";
     case "asks": return "waits for your answer";
     case "heals": return "rebuilds its process groups";
     case "new": return "new and empty";
     case "starts": return "starts";
     case "silent": return "does not answer";
-    case "dead": return row.note;
+    case "dead": return row.note ?? "";
     default: return row.is_broken ? "its groups are to be healed" : "";
   }
 }
@@ -84,26 +68,22 @@ function describeTime(row) {
 
 class Card {
   constructor(rank, onOpen) {
-    this.root = make("button", "cmd-card");
-    this.root.type = "button";
-    this.root.dataset.rank = rank;
-    this.root.setAttribute("aria-expanded", "false");
-    this.root.addEventListener("click", () => onOpen(rank));
-    const head = make("span", "cmd-head");
-    this.state = make("span", "cmd-state");
-    this.sign = make("span", "cmd-sign");
-    this.sign.setAttribute("aria-hidden", "true");
-    this.word = make("span", "cmd-word");
-    this.state.append(this.sign, this.word);
-    head.append(make("span", "cmd-rank", String(rank)), this.state);
-    this.cell = make("span", "cmd-cell");
-    this.doing = make("span", "cmd-doing cm-mono");
-    this.what = make("span", "cmd-what");
-    this.time = make("span", "cmd-time");
-    this.doing.append(this.what, this.time);
-    this.series = make("span", "cmd-series");
+    const span = (name, ...children) => make("span", { class: `cmd-${name}` }, ...children);
+    this.sign = make("span", { class: "cmd-sign", "aria-hidden": "true" });
+    this.word = span("word");
+    this.cell = span("cell");
+    this.what = span("what");
+    this.time = span("time");
+    this.series = span("series");
     this.lines = new Map();
-    this.root.append(head, this.cell, this.doing, this.series);
+    this.root = make(
+      "button",
+      { type: "button", class: "cmd-card", "data-rank": rank, "aria-expanded": "false", onclick: () => onOpen(rank) },
+      span("head", span("rank", String(rank)), span("state", this.sign, this.word)),
+      this.cell,
+      make("span", { class: "cmd-doing cm-mono" }, this.what, this.time),
+      this.series,
+    );
   }
 
   show(row, dims) {
@@ -121,34 +101,25 @@ class Card {
     setAttribute(this.root, "title", told.join("\n"));
   }
 
-  draw(key, value, path) {
-    let line = this.lines.get(key);
-    if (!line) {
-      line = this.addLine(SERIES.find((series) => series.key === key));
-      this.lines.set(key, line);
-    }
-    setAttribute(line.path, "d", path);
+  draw(key, value, d) {
+    if (!this.lines.has(key)) this.lines.set(key, this.addLine(key));
+    const line = this.lines.get(key);
+    setAttribute(line.path, "d", d);
     setText(line.value, value);
   }
 
-  addLine({ key, name }) {
-    const root = make("span", "cmd-line");
-    root.dataset.series = key;
-    root.style.order = SERIES.findIndex((series) => series.key === key);
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", "0 0 60 12");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("aria-hidden", "true");
-    const path = document.createElementNS(SVG, "path");
-    svg.append(path);
-    const value = make("span", "cmd-value");
-    root.append(make("span", "cmd-name", name), svg, value);
-    this.series.append(root);
+  addLine(key) {
+    const order = SERIES.findIndex((series) => series.key === key);
+    const path = draw("path");
+    const value = make("span", { class: "cmd-value" });
+    const svg = draw("svg", { viewBox: "0 0 60 12", preserveAspectRatio: "none", "aria-hidden": "true" }, path);
+    const name = make("span", { class: "cmd-name" }, SERIES[order].name);
+    this.series.append(make("span", { class: "cmd-line", "data-series": key, style: `order:${order}` }, name, svg, value));
     return { path, value };
   }
 }
 
-// The samples of the last minute, and the lines that they make.
+// The samples of the last minute, and the lines through them.
 class History {
   constructor(samples) {
     this.samples = samples;

@@ -4,60 +4,47 @@ const HEARTBEAT_MS = 2000;
 const STALE_MS = 6000; // the kernel tells something each second
 const UNHEARD_MS = 3000;
 
+// What a button does, and what is asked before it.
+const ACTIONS = [
+  ["interrupt", "Interrupt what the ranks run", ""],
+  ["heal", "Replace dead ranks, rebuild process groups", ""],
+  ["restart", "Replace every rank", "Replace every rank by a new one? What they hold is lost."],
+  ["stop", "End the mesh", "End the mesh? What its ranks hold is lost."],
+];
+
+// The mesh in a line, its buttons, and what they did.
 class Bar {
   constructor(onDo) {
     this.onDo = onDo;
     this.isOver = false;
-    this.root = make("div", "cmd-bar");
-    this.title = make("span", "cmd-mesh");
-    const buttons = make("span", "cmd-buttons");
-    buttons.setAttribute("role", "group");
-    buttons.setAttribute("aria-label", "the mesh");
+    this.title = make("span", { class: "cmd-mesh" });
     this.buttons = {};
-    for (const [action, title, question] of [
-      ["interrupt", "Interrupt what the ranks run", ""],
-      ["heal", "Replace dead ranks, rebuild process groups", ""],
-      ["restart", "Replace every rank", "Replace every rank by a new one? What they hold is lost."],
-      ["stop", "End the mesh", "End the mesh? What its ranks hold is lost."],
-    ]) {
-      const button = make("button", "", action);
-      button.type = "button";
-      button.title = title;
-      button.dataset.action = action;
-      button.addEventListener("click", () => (question ? this.ask(action, question) : onDo(action)));
-      this.buttons[action] = button;
-      buttons.append(button);
+    for (const [action, title, question] of ACTIONS) {
+      const onclick = () => (question ? this.ask(action, question) : onDo(action));
+      this.buttons[action] = make("button", { type: "button", title, "data-action": action, onclick }, action);
     }
-    this.question = make("div", "cmd-question");
-    this.question.setAttribute("role", "alertdialog");
-    this.question.hidden = true;
-    this.told = make("div", "cmd-told");
-    this.told.setAttribute("role", "status");
-    this.root.append(this.title, buttons);
+    const attributes = { class: "cmd-buttons", role: "group", "aria-label": "the mesh" };
+    const buttons = make("span", attributes, ...Object.values(this.buttons));
+    this.question = make("div", { class: "cmd-question", role: "alertdialog", hidden: "" });
+    this.told = make("div", { class: "cmd-told", role: "status" });
+    this.root = make("div", {}, make("div", { class: "cmd-bar" }, this.title, buttons), this.question, this.told);
   }
 
   ask(action, text) {
-    const label = make("span", "", text);
-    const yes = make("button", "cmd-yes", action);
-    const no = make("button", "", "cancel");
-    yes.type = no.type = "button";
     const close = () => {
       this.question.hidden = true;
       this.question.replaceChildren();
       this.buttons[action].focus();
     };
-    yes.addEventListener("click", () => {
+    const confirm = () => {
       close();
       this.onDo(action);
-    });
-    no.addEventListener("click", close);
-    this.question.onkeydown = (event) => {
-      if (event.key !== "Escape") return;
-      event.stopPropagation();
-      close();
     };
+    const yes = make("button", { type: "button", class: "cmd-yes", onclick: confirm }, action);
+    const no = make("button", { type: "button", onclick: close }, "cancel");
+    this.question.onkeydown = onEscape(close);
     this.question.setAttribute("aria-label", text);
-    this.question.replaceChildren(label, yes, no);
+    this.question.replaceChildren(make("span", {}, text), yes, no);
     this.question.hidden = false;
     no.focus();
   }
@@ -78,29 +65,29 @@ class Bar {
   }
 }
 
+const onEscape = (action) => (event) => {
+  if (event.key !== "Escape") return;
+  event.stopPropagation();
+  action();
+};
+
+// One rank's stack and the end of its log.
 class Panel {
   constructor(onClose) {
-    this.root = make("section", "cmd-panel");
-    this.root.hidden = true;
-    const head = make("div", "cmd-panelhead");
     this.title = make("strong");
-    this.facts = make("span", "cm-weak cmd-facts");
-    const close = make("button", "cmd-close", "close");
-    close.type = "button";
-    close.addEventListener("click", onClose);
-    this.root.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape") return;
-      event.stopPropagation();
-      onClose();
-    });
-    head.append(this.title, this.facts, close);
-    this.stack = make("pre", "cmd-stack cm-mono");
-    this.log = make("pre", "cmd-log cm-mono");
-    for (const [element, name] of [[this.stack, "stack"], [this.log, "end of the log"]]) {
-      element.tabIndex = 0;
-      element.setAttribute("aria-label", name);
-    }
-    this.root.append(head, make("div", "cmd-title", "stack"), this.stack, make("div", "cmd-title", "end of the log"), this.log);
+    this.facts = make("span", { class: "cm-weak cmd-facts" });
+    this.stack = make("pre", { class: "cmd-stack cm-mono", tabindex: 0, "aria-label": "stack" });
+    this.log = make("pre", { class: "cmd-log cm-mono", tabindex: 0, "aria-label": "end of the log" });
+    const close = make("button", { type: "button", class: "cmd-close", onclick: onClose }, "close");
+    this.root = make(
+      "section",
+      { class: "cmd-panel", hidden: "", onkeydown: onEscape(onClose) },
+      make("div", { class: "cmd-panelhead" }, this.title, this.facts, close),
+      makeTitle("stack"),
+      this.stack,
+      makeTitle("end of the log"),
+      this.log,
+    );
     this.rank = null;
   }
 
@@ -139,11 +126,11 @@ class Dashboard {
     this.isSeen = false;
     this.heardAt = Date.now();
     this.bar = new Bar((action) => this.act(action));
-    this.place = make("div", "cmd-place");
-    this.notes = make("div", "cmd-notes");
+    this.place = make("div", { class: "cmd-place" });
+    this.notes = make("div", { class: "cmd-notes" });
     this.panel = new Panel(() => this.open(null));
-    this.root = make("div", "cellmesh cmd-root");
-    this.root.append(this.bar.root, this.bar.question, this.bar.told, this.place, this.notes, this.panel.root);
+    const parts = [this.bar.root, this.place, this.notes, this.panel.root];
+    this.root = make("div", { class: "cellmesh cmd-root" }, ...parts);
     el.append(this.root);
 
     this.onMessage = (message) => this.hear(message);
@@ -205,27 +192,24 @@ class Dashboard {
     } else if (message.kind === "panel") {
       if (message.rank === this.panel.rank) this.panel.show(message);
     } else if (message.kind === "all") {
-      this.name = message.name;
-      this.rows = [];
       this.history = new History(message.history);
       this.bar.tell(message.told);
       this.end();
-      this.show(message, message.num_ranks);
-    } else if (message.kind === "look" && this.name) {
+      this.show(message);
+    } else if (message.kind === "look") {
       this.history.add(message.sample);
-      this.show(message, this.cards.length);
+      this.show(message);
     }
   }
 
-  show({ state, dims, rows }, numRanks) {
-    for (const changes of rows) this.rows[changes.rank] = { ...this.rows[changes.rank], ...changes };
-    this.state = state;
-    this.arrange(dims, numRanks);
-    for (const row of this.rows) if (row) this.cards[row.rank].show(row, dims);
+  show({ name, state, dims, rows }) {
+    Object.assign(this, { name, state, rows });
+    this.arrange(dims, rows.length);
+    for (const row of rows) this.cards[row.rank].show(row, dims);
     this.history.draw(this.cards);
     this.describeMesh();
     this.note();
-    if (this.panel.rank !== null && this.rows[this.panel.rank]) this.panel.describe(this.rows[this.panel.rank], dims);
+    if (this.rows[this.panel.rank]) this.panel.describe(this.rows[this.panel.rank], dims);
   }
 
   arrange(dims, numRanks) {
@@ -251,7 +235,7 @@ class Dashboard {
   // How those ended that are dead, or that others have replaced; alike ones in one line.
   note() {
     const texts = new Map();
-    for (const { rank, doing, note, last_output: output } of this.rows.filter((row) => row?.note)) {
+    for (const { rank, doing, note, last_output: output = "" } of this.rows.filter((row) => row.note)) {
       const isDead = doing === "dead";
       const text = isDead ? note : `new and empty: the predecessor ${note}`;
       const key = `${text}\n${output}`;
@@ -263,10 +247,9 @@ class Dashboard {
     this.noted = key;
     this.notes.replaceChildren(
       ...[...texts.values()].map(({ text, output, isDead, ranks }) => {
-        const note = make("div", isDead ? "cmd-note cmd-failed" : "cmd-note");
-        note.append(make("span", "", `${ranks.length > 1 ? "ranks" : "rank"} ${ranks.join(", ")} ${isDead ? "" : "is "}${text}`));
-        if (output) note.append(make("pre", "cm-mono", output.split("\n").slice(-5).join("\n")));
-        return note;
+        const who = `${ranks.length > 1 ? "ranks" : "rank"} ${ranks.join(", ")} ${isDead ? "" : "is "}`;
+        const last = output && make("pre", { class: "cm-mono" }, output.split("\n").slice(-5).join("\n"));
+        return make("div", { class: `cmd-note ${isDead ? "cmd-failed" : ""}` }, make("span", {}, `${who}${text}`), last || null);
       }),
     );
   }

@@ -1,31 +1,30 @@
-"""The mesh dashboard: what every rank does, once a second, as long as somebody looks.
+"""The mesh dashboard: what every rank does, once a second, as long as somebody sees it.
 
-A thread looks at the mesh and sends what has changed; it begins when a view in the front end says
-that it is seen, and ends when no view has said so for some seconds (the page was closed). What the
-buttons ask for runs in threads of its own, so that the next message is heard meanwhile.
+A thread takes snapshots of the mesh and sends them; it begins when a view in the front end says
+that it is seen, and ends when none is. What the buttons ask for runs in threads of its own, so
+that the next message is heard at once. A message is a dict with its ``kind``:
 
-=========  =======================================================
-================================== message    content
-  from =========  =======================================================
-  ==================================
-``look``   ``view`` (an id), ``looks``                              front end, every 2 s and on
-change ``do``     ``action``: one of `ACTIONS`                             front end
-``open``   ``rank``, or null to close the panel                     front end
-``all``    ``name, num_ranks, dims, state, rows, history, told``    kernel, to a new view
-``look``   ``state, dims, rows`` (changes), ``sample``              kernel, once a second
-``told``   ``action, text, failed, is_busy``                        kernel: what came of a button
-``panel``  ``rank, stack, log``                                     kernel
-=========  =======================================================
-==================================
+=========  =============================================  ======================================
+kind       fields                                         sender
+=========  =============================================  ======================================
+``look``   ``view`` (an id), ``looks``                    front end, every 2 s and on a change
+``do``     ``action``: one of `ACTIONS`                   front end
+``open``   ``rank``, or null to close the panel           front end
+``all``    those of ``look``, ``history``, ``told``       kernel, to a new view
+``look``   ``name, state, dims, rows, sample``            kernel, once a second
+``told``   ``action, text, failed, is_busy``              kernel: what a button has done
+``panel``  ``rank, stack, log``                           kernel
+=========  =============================================  ======================================
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgspec
 
 from ....controller.core.news import describe_healing
 from ....controller.core.runs import ESCALATE_S, STOP_S
@@ -33,13 +32,12 @@ from ....controller.mesh import Mesh
 from ....controller.output.sinks import cell_publisher
 from ....controller.stacks import show_stacks
 from ....controller.status import (
-    Attention,
     History,
-    Row,
+    RankStatus,
     Snapshot,
-    find_changes,
-    look_around,
-    read_rows,
+    ViewHeartbeat,
+    rank_statuses,
+    take_snapshot,
 )
 from ....wire.messages import RankState
 from ....wire.ranks import describe_ranks
@@ -47,9 +45,6 @@ from ...render.tables import Table, status_table
 from ..base.widget import LiveView, Static, Widget, load_css, load_js
 
 PERIOD_S = 1.0
-# Where views cannot be heard while a cell runs, nobody knows whether somebody looks: after so long,
-# nobody.
-UNHEARD_S = 900.0
 _LOG_BYTES = 8192
 _LOG_LINES = 60
 
@@ -59,7 +54,7 @@ Take = Callable[[Snapshot | None], Snapshot | None]
 class DashboardWidget(Widget):
     """What draws the dashboard in the front end."""
 
-    _esm = load_js("dashboard/cards", "dashboard/grid", "dashboard/dashboard")
+    _esm = load_js("base/elements", "dashboard/cards", "dashboard/grid", "dashboard/dashboard")
     _css = load_css("dashboard/dashboard")
 
 
@@ -68,9 +63,9 @@ class Dashboard:
 
     Args:
         mesh: which.
-        take: looks at it, given the look before; None when there is nothing to see any more.
-        send: tells the front end; called on any thread.
-        period_s: from one look to the next, in seconds.
+        take: takes a snapshot, given the one before; None once the mesh has ended.
+        send: sends a message to the front end; called on any thread.
+        period_s: from one snapshot to the next, in seconds.
     """
 
     def __init__(
@@ -86,16 +81,11 @@ class Dashboard:
         self._send = send
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
-        self._attention = Attention()
-        self._loop: asyncio.AbstractEventLoop | None = (
-            None  # where the front end's messages are heard
-        )
-        self._is_asked = False  # the loop has been asked whether it comes round
-        self._unheard_s = 0.0  # for so long it has not
+        self._heartbeat = ViewHeartbeat()
         self._thread: threading.Thread | None = None
         self._is_due = False
         self._is_over = False
-        self._rows: list[Row] = []
+        self._ranks: list[RankStatus] = []
         self._history = History()
         self._told: dict[str, Any] = {}
         self._open: int | None = None
@@ -121,19 +111,27 @@ class Dashboard:
                     self._open = None
 
     def look(self) -> None:
-        """Look at the mesh and tell what has changed."""
+        """Take a snapshot and send it."""
         snapshot = self._take(self.snapshot)
         if snapshot is None:
             self.end()
             return
         with self._lock:
-            before, self.snapshot = self.snapshot, snapshot
+            self._ranks = rank_statuses(self.snapshot, snapshot)
+            self.snapshot = snapshot
             self._said.update(snapshot.states)
-            rows = read_rows(before, snapshot)
-            changes = find_changes(self._rows, rows)
-            self._rows = rows
-            sample = self._history.add(snapshot.at_s, rows)
-            self._tell({"kind": "look", **_place(snapshot), "rows": changes, "sample": sample})
+            sample = self._history.add(snapshot.at_s, self._ranks)
+            self._tell({**self._status("look"), "sample": sample})
+
+    def _status(self, kind: str) -> dict[str, Any]:
+        snapshot = self.snapshot
+        return {
+            "kind": kind,
+            "name": self._mesh.name,
+            "state": snapshot.state if snapshot is not None else "",
+            "dims": [list(dim) for dim in snapshot.dims.items()] if snapshot is not None else [],
+            "rows": msgspec.to_builtins(self._ranks),
+        }
 
     def end(self) -> None:
         """Look no more."""
@@ -150,17 +148,14 @@ class Dashboard:
     # ---- looking
 
     def _hear_look(self, view: str, looks: bool) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
+        is_new = self._heartbeat.hear(view, looks)
         with self._lock:
-            self._loop, self._is_asked, self._unheard_s = loop, False, 0.0
-            if self._attention.hear(view, looks):
-                self._tell_all()
+            if is_new:
+                history = self._history.all()
+                self._send({**self._status("all"), "history": history, "told": self._told})
             if not looks:
                 self._wake.notify_all()
-            if self._attention and self._thread is None and not self._is_over:
+            if self._heartbeat and self._thread is None and not self._is_over:
                 self._thread = threading.Thread(
                     target=self._watch, name="cellmesh-dashboard", daemon=True
                 )
@@ -182,54 +177,18 @@ class Dashboard:
                 self._report("look", trouble, failed=bool(trouble))
             with self._lock:
                 self._wake.wait_for(
-                    lambda: self._is_over or self._is_due or not self._attention,
+                    lambda: self._is_over or self._is_due or not self._heartbeat,
                     max(0.0, began_at + self._period_s - time.monotonic()),
                 )
                 self._is_due = False
-                self._pass_time(time.monotonic() - began_at)
-                if self._is_over or not self._attention or self._unheard_s > UNHEARD_S:
+                self._heartbeat.pass_time(time.monotonic() - began_at)
+                if self._is_over or not self._heartbeat:
                     self._thread = None
                     return
-
-    def _pass_time(self, seconds: float) -> None:
-        """Silence counts only where views could be heard: front ends without subshells wait for
-        cells.
-        """
-        if self._is_asked and self._loop is not None and not self._loop.is_closed():
-            self._unheard_s += seconds
-            return
-
-        def heard() -> None:
-            with self._lock:
-                self._is_asked, self._unheard_s = False, 0.0
-                self._attention.wait(seconds)
-
-        if self._loop is None:
-            heard()
-            return
-        self._is_asked = True
-        try:
-            self._loop.call_soon_threadsafe(heard)
-        except RuntimeError:  # it has been closed, with its subshell
-            heard()
 
     def _tell(self, message: dict[str, Any]) -> None:
         if not self._is_over:
             self._send(message)
-
-    def _tell_all(self) -> None:
-        place = _place(self.snapshot) if self.snapshot is not None else {"state": "", "dims": []}
-        self._send(
-            {
-                "kind": "all",
-                "name": self._mesh.name,
-                "num_ranks": len(self._mesh),
-                **place,
-                "rows": find_changes((), self._rows),
-                "history": self._history.all(),
-                "told": self._told,
-            }
-        )
 
     # ---- one rank
 
@@ -305,16 +264,12 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
     if cell_publisher() is None or session.state == "ended":
         return status_table(repr(mesh), mesh.report(), mesh.states())
     widget = DashboardWidget()
-    dashboard = Dashboard(mesh, lambda before: look_around(session, before), widget.send)
+    dashboard = Dashboard(mesh, lambda before: take_snapshot(session, before), widget.send)
     widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
     dashboard.look()
     view = LiveView(widget, dashboard.static, dashboard.end)
     session.beside.shown.add("dashboards", view)
     return view
-
-
-def _place(snapshot: Snapshot) -> dict[str, Any]:
-    return {"state": snapshot.state, "dims": [[name, size] for name, size in snapshot.dims.items()]}
 
 
 # ---- what the buttons do: each says what it is about to do, and returns what came of it

@@ -11,13 +11,15 @@ const MANY = 16; // more ranks than these are never shown in full
 const GAP = 4;
 const LABEL = 46;
 
+const makeTitle = (text) => make("div", { class: "cmd-title" }, text);
+
 // The cards of a mesh in the order of its dims: what wraps, rows by columns, or blocks of these.
 class Grid {
   constructor(dims, numRanks, cards) {
     this.dims = dims;
     this.numRanks = numRanks;
     this.cards = cards;
-    this.root = make("div", "cmd-grid");
+    this.root = make("div", { class: "cmd-grid" });
     this.layout = "";
   }
 
@@ -62,39 +64,31 @@ class Grid {
     const [name, size] = this.dims[depth] ?? ["rank", this.numRanks];
     if (left <= 1) return this.wrapped(name, first, size);
     if (left === 2 && columns) return this.table(depth, first);
-    const root = make("div", left === 2 ? "cmd-rows" : "cmd-blocks");
-    for (let index = 0; index < size; index++) {
-      const part = make("div", "cmd-block");
-      part.setAttribute("role", "group");
-      part.setAttribute("aria-label", `${name}=${index}`);
-      part.append(make("div", "cmd-title", `${name}=${index}`), this.block(depth + 1, first + index * stride, columns));
-      root.append(part);
-    }
-    return root;
+    const blocks = Array.from({ length: size }, (_, index) => {
+      const title = `${name}=${index}`;
+      const inner = this.block(depth + 1, first + index * stride, columns);
+      return make("div", { class: "cmd-block", role: "group", "aria-label": title }, makeTitle(title), inner);
+    });
+    return make("div", { class: left === 2 ? "cmd-rows" : "cmd-blocks" }, ...blocks);
   }
 
   wrapped(name, first, size) {
-    const root = make("div", "cmd-wrapped");
-    for (let index = 0; index < size; index++) root.append(this.cards[first + index].root);
+    const root = make("div", { class: "cmd-wrapped" }, ...this.cards.slice(first, first + size).map((card) => card.root));
     if (this.dims.length > 1) return root;
-    const block = make("div");
-    block.append(make("div", "cmd-title", size > 1 ? `${name}=0…${size - 1}` : `${name}=0`), root);
-    return block;
+    return make("div", {}, makeTitle(size > 1 ? `${name}=0…${size - 1}` : `${name}=0`), root);
   }
 
   table(depth, first) {
     const [[rowName, numRows], [columnName, numColumns]] = this.dims.slice(depth);
-    const root = make("div", "cmd-table");
+    const root = make("div", { class: "cmd-table" }, make("span"));
     root.style.gridTemplateColumns = `auto repeat(${numColumns}, var(--cmd-width))`;
-    root.append(make("span"));
     for (let column = 0; column < numColumns; column++) {
       // Where there is little room the dim is named once.
-      const label = make("span", "cmd-label cmd-column");
-      label.append(make("span", column ? "cmd-again" : "", `${columnName}=`), String(column));
-      root.append(label);
+      const name = make("span", { class: column ? "cmd-again" : "" }, `${columnName}=`);
+      root.append(make("span", { class: "cmd-label cmd-column" }, name, String(column)));
     }
     for (let row = 0; row < numRows; row++) {
-      root.append(make("span", "cmd-label cmd-row", `${rowName}=${row}`));
+      root.append(make("span", { class: "cmd-label cmd-row" }, `${rowName}=${row}`));
       for (let column = 0; column < numColumns; column++) {
         root.append(this.cards[first + row * numColumns + column].root);
       }
