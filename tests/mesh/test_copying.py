@@ -11,7 +11,6 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.copying import copy_names
-from cellmesh.controller.replicas import check
 from tests.conftest import check_nothing_left
 
 WORLD = """
@@ -89,7 +88,7 @@ def test_what_rank_2_holds_goes_on_on_rank_1(own_four: cm.Mesh, num_steps: int) 
         f"num_steps = {num_steps}\nfor _ in range(num_steps):\n    train(model, optimizer)"
     )
     own_four[[1]].cell(FORGET)
-    copied, refused = copy_names(own_four[2], own_four[1])
+    copied, refused = copy_names(own_four[2].rank_set, own_four[1].rank_set)
     assert refused == {
         "sharded": "a shard of this rank's: load a checkpoint",
         "sharded_optimizer": "a shard of this rank's: load a checkpoint",
@@ -156,7 +155,7 @@ def test_a_rank_that_was_killed_goes_on_in_a_new_process(own_four: cm.Mesh) -> N
     own_four.submit_cell("losses = [train(model, optimizer) for _ in range(3)]").result(30)
     for rank in (0, 2, 3):
         assert own_four[rank].pull("losses == undisturbed")
-    assert check(own_four).equal
+    assert own_four.check().equal
 
 
 def test_instances_and_functions_of_cells_are_those_of_the_new_rank(own_four: cm.Mesh) -> None:
@@ -166,7 +165,7 @@ def test_instances_and_functions_of_cells_are_those_of_the_new_rank(own_four: cm
     )
     own_four.cell("point, scale = Point(rank + 1), 10\ndef tell(): return rank, point.scaled()")
     own_four[[1]].cell(FORGET)
-    copied, refused = copy_names(own_four[0], own_four[1])
+    copied, refused = copy_names(own_four[0].rank_set, own_four[1].rank_set)
     assert not refused
     assert {"Point", "point", "scale", "tell"} <= set(copied)
     assert own_four[1].pull("tell()") == (1, 10)
@@ -181,8 +180,8 @@ def test_a_sampler_that_may_go_by_either_dim_stays_behind(own_four: cm.Mesh) -> 
         "from torch.utils.data import DistributedSampler\n"
         "half = DistributedSampler(range(8), num_replicas=2, rank=mesh.get_local_rank('dp'))"
     )
-    _, refused = copy_names(own_four[0], own_four[1])  # part 0 of dp, and of tp
+    _, refused = copy_names(own_four[0].rank_set, own_four[1].rank_set)  # part 0 of dp, and of tp
     assert refused == {"half": "a DistributedSampler for part 0 of 2: make it again there"}
-    copied, _ = copy_names(own_four[2], own_four[1])  # part 1 of dp, part 0 of tp
+    copied, _ = copy_names(own_four[2].rank_set, own_four[1].rank_set)  # part 1 of dp, part 0 of tp
     assert "half" in copied
     assert own_four[1].pull("half.rank") == 0

@@ -106,8 +106,8 @@ def test_values_are_shown_where_they_are_and_errors_where_not(mesh: cm.Mesh) -> 
 
 def test_histograms_have_one_scale(mesh: cm.Mesh) -> None:
     mesh.cell("h = torch.linspace(0, 1, 100) + rank")
-    assert inspect(mesh, "h", is_beside=True).torn == ()  # nothing runs
-    inspection = inspect(mesh, "h", num_bins=8)
+    assert inspect(mesh.rank_set, "h", is_beside=True).torn == ()  # nothing runs
+    inspection = inspect(mesh.rank_set, "h", num_bins=8)
     spread = inspection.spreads[""]
     assert (spread.low, spread.high) == (0.0, 4.0)
     assert {rank: np.nonzero(counts)[0].tolist() for rank, counts in spread.counts.items()} == {
@@ -133,16 +133,16 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
     mesh.cell("if rank == 3: model.module[1].bias.data[0] += 1")
     again = mesh.inspect("model")
     assert differences(again, "module.1.bias") == [Difference(1.0, False)]
-    comparison = comparison_of(mesh, again, "module.1.bias")
+    comparison = comparison_of(mesh.rank_set, again, "module.1.bias")
     assert str(comparison) == "replicas differ: ranks 0-2 ≠ 3 by up to 1"
-    spread = spread_of(mesh, again, "module.1.bias", num_bins=4)
+    spread = spread_of(mesh.rank_set, again, "module.1.bias", num_bins=4)
     assert spread is not None
     assert sum(sum(counts) for counts in spread.counts.values()) == 8
 
 
 def test_gradients_are_told_by_parameter(mesh: cm.Mesh) -> None:
     mesh.cell(MODEL + "\nif rank == 0: model.module[0].bias.grad[0] = float('inf')")
-    looked = look(mesh, Gradients("model"))
+    looked = look(mesh.rank_set, Gradients("model"))
     assert [one.parameter.path for one in looked.answers[0]][:2] == [
         "module.0.weight",
         "module.0.bias",
@@ -202,14 +202,14 @@ def test_the_parts_of_a_dtensor_lie_where_its_elements_come_from(
 
 def test_pictures_are_of_the_ranks_own_part(mesh: cm.Mesh) -> None:
     mesh.cell(SHARDED)
-    looked = look(mesh, Picture("u", "", (), (1, 0), (0, 3), (1, 5), 512, 512))
+    looked = look(mesh.rank_set, Picture("u", "", (), (1, 0), (0, 3), (1, 5), 512, 512))
     for rank, (row, col) in enumerate(itertools.product((0, 5), (0, 4))):
         np.testing.assert_array_equal(
             looked.answers[rank].values,
             np.arange(70.0).reshape(10, 7)[row + 1 : row + 5, col : col + 3].T,
         )
-    assert look(mesh, Element("u", "", (4, 2))).answers[3] == "69.0"
-    refused = look(mesh, Picture("u", "", (), (0, 1), (0, 5), (0, 4), 9, 9)).refusals
+    assert look(mesh.rank_set, Element("u", "", (4, 2))).answers[3] == "69.0"
+    refused = look(mesh.rank_set, Picture("u", "", (), (0, 1), (0, 5), (0, 4), 9, 9)).refusals
     assert sorted(refused) == [1, 3]
     assert "there are 3 columns" in refused[1].text
 
@@ -263,24 +263,29 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
     mesh.cell(COMPUTED)
     seen = mesh.inspect("compute()")
     assert [seen.facts_of("tensor")[rank].max for rank in range(4)] == [16.0] * 4
-    answers = MeshAnswers(mesh, "compute()", seen)
+    answers = MeshAnswers(mesh.rank_set, "compute()", seen)
     whole = Picture("compute()", "tensor", (), (0, 1), (0, 8), (0, 2), 8, 2)
     assert answers.look(whole, [0]).answers[0].values.tolist()[-1] == [15.0, 16.0]
     assert answers.look(Element("compute()", "tensor", (0, 1)), [2]).answers == {2: "2.0"}
-    assert spread_of(mesh, seen, "tensor") is not None
+    assert spread_of(mesh.rank_set, seen, "tensor") is not None
     row = mesh.inspect("dt[7]")
     assert {facts.kind for facts in row.values()} == {"torch.distributed.tensor.DTensor"}
     assert set(mesh.pull("count").values()) == {1}
 
     again = answers.inspect(False)
     assert [again.facts_of("tensor")[rank].max for rank in range(4)] == [17.0] * 4
-    wait_until(lambda: len(look(mesh, about(whole, seen.hold)).refusals) == 4)  # it is let go of
-    assert "kept no more: inspect it again" in look(mesh, about(whole, seen.hold)).refusals[0].text
+    wait_until(
+        lambda: len(look(mesh.rank_set, about(whole, seen.hold)).refusals) == 4
+    )  # it is let go of
+    assert (
+        "kept no more: inspect it again"
+        in look(mesh.rank_set, about(whole, seen.hold)).refusals[0].text
+    )
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
-    still = MeshAnswers(mesh, "compute()", again)
+    still = MeshAnswers(mesh.rank_set, "compute()", again)
     still.close()
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
-    gone = MeshAnswers(mesh, "compute()")
+    gone = MeshAnswers(mesh.rank_set, "compute()")
     assert len(gone.inspect(False)) == 4
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
     del gone
@@ -308,12 +313,12 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
             ("dt[0]", "a collective: look at the whole"),
         ):
             for is_beside in (False, True):
-                refusals = inspect(mesh, expression, is_beside=is_beside).refusals
+                refusals = inspect(mesh.rank_set, expression, is_beside=is_beside).refusals
                 assert sorted(refusals) == [0, 1, 2, 3]
                 assert why in refusals[0].text
                 assert ("ranks 0-1 are busy" if not is_beside else why) in refusals[3].text
         assert look(
-            mesh, about(Element("compute()", "tensor", (0, 0)), seen.hold)
+            mesh.rank_set, about(Element("compute()", "tensor", (0, 0)), seen.hold)
         ).answers == dict.fromkeys(range(4), "1.0")
         assert mesh.inspect("dt").facts_of("")[0].placements == "S(0)"
     finally:
@@ -335,7 +340,7 @@ def test_a_rank_that_does_not_answer_holds_up_nobody(
         with presses_of_the_stop_button(), pytest.raises(KeyboardInterrupt):
             mesh.inspect("w")
         monkeypatch.setattr(look_module, "ANSWER_S", 0.3)
-        for told in (MeshAnswers(mesh, "w").inspect(True), mesh.inspect("w")):
+        for told in (MeshAnswers(mesh.rank_set, "w").inspect(True), mesh.inspect("w")):
             assert sorted(told) == [0, 2, 3]
             assert told.refusals[1].text == "no answer within 0.3 s"
         assert any("no answer within 0.3 s" in note for note in mesh.timeline(1).notes)
@@ -352,11 +357,11 @@ def test_an_evaluation_that_nobody_waits_for_is_interrupted(mesh: cm.Mesh, tmp_p
     """Where it takes too long, and by the stop button of a cell that waits behind it."""
     mesh.cell(f"import time; from pathlib import Path; begun = Path({str(tmp_path)!r}); ended = []")
     slow = "((begun / str(rank)).touch(), time.sleep(100), ended.append(True))"
-    assert inspect(mesh, slow, timeout_s=1).refusals[3].text.startswith("no answer within")
+    assert inspect(mesh.rank_set, slow, timeout_s=1).refusals[3].text.startswith("no answer within")
     mesh.cell("assert not ended; (begun / str(rank)).unlink(missing_ok=True)")
 
     with ThreadPoolExecutor() as pool:
-        seen = pool.submit(inspect, mesh, slow)
+        seen = pool.submit(inspect, mesh.rank_set, slow)
         wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
         cell = mesh.submit_cell("y = 1")
         cell.interrupt()
@@ -379,13 +384,13 @@ def test_looking_at_much_costs_little_memory(mesh: cm.Mesh) -> None:
     one = mesh[0:1]
 
     def look_closely(name: str, height: int, width: int) -> None:
-        facts = look(one, Overview(name)).answers[0].items[0]
+        facts = look(one.rank_set, Overview(name)).answers[0].items[0]
         assert (facts.mean, facts.num_elements) == (1.0, height * width)
         pixels = look(
-            one, Picture(name, "", (), (0, 1), (0, height), (0, width), 500, 500)
+            one.rank_set, Picture(name, "", (), (0, 1), (0, height), (0, width), 500, 500)
         ).answers[0]
         assert pixels.values.shape == (500, 500)
-        spread = spread_of(one, inspect(one, name), "")
+        spread = spread_of(one.rank_set, inspect(one.rank_set, name), "")
         assert spread is not None
         assert sum(spread.counts[0]) == height * width
 

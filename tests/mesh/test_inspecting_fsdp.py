@@ -63,7 +63,7 @@ def test_looks_at_a_model_that_fsdp_trains_harm_nothing(mesh: cm.Mesh, tmp_path:
     run = mesh.submit_cell(TRAIN.format(path=str(done)))
     told, refused = 0, set()
     for subject in itertools.islice(itertools.cycle(SUBJECTS), NUM_LOOKS):
-        looked = look(mesh, subject, is_beside=True)
+        looked = look(mesh.rank_set, subject, is_beside=True)
         told += len(looked.answers)
         refused |= {refusal.text for refusal in looked.refusals.values()}
     done.touch()

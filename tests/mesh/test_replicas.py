@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.replicas import CheckReport, check, sync
+from cellmesh.controller.replicas import CheckReport
 from cellmesh.errors import MeshUsageError
 
 DDP = """
@@ -72,12 +72,12 @@ def test_a_healthy_model_and_its_optimizer_are_equal(clean: cm.Mesh) -> None:
         "torch.optim.Adam(model.parameters()); step(model, "
         "optimizer);"
     )
-    report = check(clean)
+    report = clean.check()
     assert report.equal
     assert report.num_compared > 6 * 3
     assert {found.path for found, _ in report.expected} <= {"rng.torch", "rng.python", "rng.numpy"}
-    assert check(clean, "optimizer").equal
-    assert check(clean[0], "model").num_compared == 0
+    assert clean.check("optimizer").equal
+    assert clean[0].check("model").num_compared == 0
 
 
 def test_batch_statistics_differ_as_they_may(clean: cm.Mesh) -> None:
@@ -86,22 +86,22 @@ def test_batch_statistics_differ_as_they_may(clean: cm.Mesh) -> None:
         + "model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))\n"
         + "model(torch.rand(5, 4) + rank).sum().backward()"
     )
-    report = check(clean, "model")
+    report = clean.check("model")
     assert report.equal
     assert "model.module.1.running_mean" in {found.path for found, _ in report.expected}
 
 
 def test_a_replica_that_was_changed_is_found_with_how_far(clean: cm.Mesh) -> None:
     clean.cell(DDP + "model = make()\nif rank == 2:\n    model.module[2].weight.data[1, 3] += 0.5")
-    report = check(clean)
+    report = clean.check()
     assert differing(report) == {"model.module.2.weight": ((0, 1, 3), (2,))}
     far = report.differences[0].distances[2]
     assert (far.num_differing, far.num_elements, far.first_index) == (1, 64, (1, 3))
     assert far.max_abs == pytest.approx(0.5)
     assert "rank 2: 1 of 64 elements, up to 0.5 apart; first at [1, 3]" in repr(report)
-    part = check(clean, "model.module[2].weight")
+    part = clean.check("model.module[2].weight")
     assert differing(part) == {"model.module[2].weight": ((0, 1, 3), (2,))}
-    assert check(clean[:2], "model").equal
+    assert clean[:2].check("model").equal
 
 
 def test_only_the_first_differences_are_measured(clean: cm.Mesh) -> None:
@@ -109,7 +109,7 @@ def test_only_the_first_differences_are_measured(clean: cm.Mesh) -> None:
         "x = [torch.full((3,), float(rank))] + [torch.full((2,), float(rank + i)) for i in "
         "range(9)]"
     )
-    report = check(clean, "x")
+    report = clean.check("x")
     assert len(report.differences) == 10
     measured = [bool(found.distances) for found in report.differences]
     assert measured == [True] * 3 + [False] * 7
@@ -122,27 +122,27 @@ def test_only_the_first_differences_are_measured(clean: cm.Mesh) -> None:
 
 def test_plain_models_are_compared_where_they_are_named(clean: cm.Mesh) -> None:
     clean.cell("torch.manual_seed(rank // 2); net = torch.nn.Linear(2, 2)")
-    assert check(clean).not_wrapped == ("net",)
-    assert differing(check(clean, "net"))["net.weight"] == ((0, 1), (2, 3))
-    assert check(clean[2:], "net").equal
+    assert clean.check().not_wrapped == ("net",)
+    assert differing(clean.check("net"))["net.weight"] == ((0, 1), (2, 3))
+    assert clean[2:].check("net").equal
 
 
 def test_another_structure_is_told(clean: cm.Mesh) -> None:
     clean.cell("net = torch.nn.Linear(2, 3 if rank == 1 else 2, bias=rank != 3)")
-    report = check(clean, "net")
+    report = clean.check("net")
     found = {difference.path: difference for difference in report.differences}
     assert found["net.bias"].missing == (3,)
     assert found["net.weight"].what == "shape or dtype"
     with pytest.raises(cm.RankFailure, match="nothing was changed"):
-        sync(clean, "net", 0)
+        clean.sync("net", 0)
 
 
 def test_what_is_not_there_is_said(clean: cm.Mesh) -> None:
     clean.cell("if rank < 3:\n    here = torch.ones(2)")
     with pytest.raises(cm.RankFailure, match="here"):
-        check(clean, "here")
+        clean.check("here")
     with pytest.raises(cm.RankFailure, match=r"nothing was changed: rank 3: NameError"):
-        sync(clean, "here", 0)
+        clean.sync("here", 0)
     assert clean.pull("rank").list == [0, 1, 2, 3]
 
 
@@ -173,16 +173,16 @@ with torch.no_grad():
         optimizer.state[model[1].bias]["exp_avg"].to_local().add_(2)
 """
     )
-    report = check(clean)
+    report = clean.check()
     assert differing(report) == {
         "model.0.weight": ((1,), (3,)),
         "optimizer.state[model.1.bias].exp_avg": ((1,), (3,)),
     }
     assert report.differences[0].distances[3].first_index == (1, 2)
-    sync(clean, "model", 0)
-    assert set(differing(check(clean))) == {"optimizer.state[model.1.bias].exp_avg"}
-    sync(clean, "optimizer", 2)  # rank 3 stands where rank 2 does: it is right
-    assert check(clean).equal
+    clean.sync("model", 0)
+    assert set(differing(clean.check())) == {"optimizer.state[model.1.bias].exp_avg"}
+    clean.sync("optimizer", 2)  # rank 3 stands where rank 2 does: it is right
+    assert clean.check().equal
     clean.cell("assert before == [(id(p), p.to_local().data_ptr()) for p in model.parameters()]")
     losses = clean.run(lambda: step())  # noqa: F821
     assert len(set(losses.list)) == 1
@@ -204,11 +204,11 @@ with torch.no_grad():
     model[0].weight.to_local().add_(rank)  # sharded over tp
 """
     )
-    report = check(clean, "model")
+    report = clean.check("model")
     assert differing(report) == {"model.2.weight": ((2,), (3,)), "model.1.bias": ((0,), (1,))}
     assert report.num_alone == 3
-    done = sync(clean, "model", 0)
-    assert check(clean, "model").equal
+    done = clean.sync("model", 0)
+    assert clean.check("model").equal
     assert "have no replica and were left as they were" in repr(done)
 
 
@@ -224,15 +224,15 @@ if rank == 3:
         t.to_local().add_(1)
 """
     )
-    report = check(clean, "{'x': x, 'y': y, 'z': z}")
+    report = clean.check("{'x': x, 'y': y, 'z': z}")
     assert differing(report) == {
         "{'x': x, 'y': y, 'z': z}['x']": ((2,), (3,)),
         "{'x': x, 'y': y, 'z': z}['y']": ((0, 1, 2), (3,)),
     }
-    sync(clean, "(x, y, z)", 0)
+    clean.sync("(x, y, z)", 0)
     clean.cell("w = [t.to_local().tolist() for t in (x, y, z)]")
     assert clean[3].pull("w") == [[4, 5, 6, 7], list(range(8)), [7, 8]]
-    assert check(clean, "z").equal
+    assert clean.check("z").equal
 
 
 def test_groups_of_their_own_are_respected(clean: cm.Mesh) -> None:
@@ -242,9 +242,9 @@ def test_groups_of_their_own_are_respected(clean: cm.Mesh) -> None:
         + "model.module.weight.data.fill_(rank % 2)\n"
         + "if rank == 3:\n    model.module.bias.data += 1"
     )
-    assert differing(check(clean)) == {"model.module.bias": ((1,), (3,))}
-    sync(clean, "model", 2)  # in each group from the second
-    assert check(clean).equal
+    assert differing(clean.check()) == {"model.module.bias": ((1,), (3,))}
+    clean.sync("model", 2)  # in each group from the second
+    assert clean.check().equal
     bias = clean.pull("model.module.bias.detach()")
     weight = clean.pull("model.module.weight[0, 0].item()")
     assert bool((bias[1] == bias[3]).all())
@@ -270,14 +270,14 @@ def test_an_interrupted_adam_step_is_found_and_repaired(clean: cm.Mesh) -> None:
         "from cellmesh.workers.rank.failures import interrupted_step\n"
         "assert interrupted_step(sys.last_traceback)"
     )
-    report = check(clean, "(model, optimizer)")
+    report = clean.check("(model, optimizer)")
     found = differing(report)
     # Two parameters have stepped on rank 2, and the third one's moments.
     assert "(model, optimizer)[0].module.0.weight" not in found
     assert found["(model, optimizer)[0].module.2.weight"] == ((0, 1, 3), (2,))
     assert any(".step" in path for path in found)
-    sync(clean, "(model, optimizer)", 0)
-    assert check(clean).equal
+    clean.sync("(model, optimizer)", 0)
+    assert clean.check().equal
     clean.cell("assert before == [(id(p), p.data_ptr()) for p in model.parameters()]")
     clean.cell("losses = [(step(model, optimizer), step(twin, other)) for _ in range(3)]")
     for losses in clean.pull("losses").values():
@@ -292,20 +292,20 @@ def test_state_that_some_ranks_lack_is_made(clean: cm.Mesh) -> None:
         + "if rank == 2:\n    optimizer.state.clear()\n"
         + "if rank == 3:\n    optimizer.param_groups[0]['lr'] = 0.5"
     )
-    report = check(clean)
+    report = clean.check()
     assert {found.missing for found in report.differences if ".state[" in found.path} == {(2,)}
     assert "optimizer.param_groups[0].lr" in differing(report)
-    done = sync(clean, "optimizer", 0)
+    done = clean.sync("optimizer", 0)
     assert {rank: bool(r.num_created) for rank, r in done.reports.items()} == {
         0: 0,
         1: 0,
         2: 1,
         3: 0,
     }
-    assert check(clean).equal
+    assert clean.check().equal
     assert clean.pull("optimizer.param_groups[0]['lr']").list == [0.1] * 4
     clean.cell("step(model, optimizer)")
-    assert check(clean).equal
+    assert clean.check().equal
 
 
 def test_state_that_the_source_lacks_goes(clean: cm.Mesh) -> None:
@@ -315,9 +315,9 @@ def test_state_that_the_source_lacks_goes(clean: cm.Mesh) -> None:
         + "step(model, optimizer)\n"
         + "if rank == 0:\n    optimizer.state.clear()"
     )
-    sync(clean, "optimizer", 0)
+    clean.sync("optimizer", 0)
     assert clean.pull("len(optimizer.state)").list == [0] * 4
-    assert check(clean).equal
+    assert clean.check().equal
 
 
 def test_generators_are_made_equal_where_that_is_asked(clean: cm.Mesh) -> None:
@@ -325,10 +325,10 @@ def test_generators_are_made_equal_where_that_is_asked(clean: cm.Mesh) -> None:
         "import random, numpy as np\ntorch.manual_seed(rank); random.seed(rank); "
         "np.random.seed(rank)"
     )
-    assert set(differing(check(clean, "rng"))) == {"rng.torch", "rng.python", "rng.numpy"}
-    assert check(clean).equal
-    sync(clean, "rng", 3)
-    assert check(clean, "rng").equal
+    assert set(differing(clean.check("rng"))) == {"rng.torch", "rng.python", "rng.numpy"}
+    assert clean.check().equal
+    clean.sync("rng", 3)
+    assert clean.check("rng").equal
     clean.cell("drawn = (torch.rand(1).item(), random.random(), np.random.rand())")
     assert len(set(clean.pull("drawn").list)) == 1
 
@@ -344,8 +344,8 @@ x += [[rank, "a"], float(rank)]
 before = [id(t) for t in x[:9]]
 """
     )
-    sync(clean, "x", 1)
-    assert check(clean, "x").equal
+    clean.sync("x", 1)
+    assert clean.check("x").equal
     clean.cell(
         "assert before == [id(t) for t in x[:9]]; assert x[-1] == 1.0; assert x[6].tolist()[0] == "
         "[1, 1]"
@@ -355,12 +355,12 @@ before = [id(t) for t in x[:9]]
 
 def test_bad_calls_are_refused(clean: cm.Mesh) -> None:
     with pytest.raises(MeshUsageError, match="there is no rank 4"):
-        sync(clean, "x", 4)
+        clean.sync("x", 4)
     with pytest.raises(MeshUsageError, match="all ranks take part"):
-        sync(clean[:2], "x", 0)
+        clean[:2].sync("x", 0)
     with pytest.raises(cm.RankFailure, match="no wrapped model"):
-        sync(clean, "", 0)
+        clean.sync("", 0)
     clean.cell("text = 'a'; nothing = object()")
     with pytest.raises(cm.RankFailure, match="without tensors or numbers"):
-        check(clean, "nothing")
-    assert check(clean, "text").equal
+        clean.check("nothing")
+    assert clean.check("text").equal

@@ -82,7 +82,7 @@ def test_busy_ranks_tell_their_names(mesh: cm.Mesh) -> None:
             pass
         found = rows(mesh, "bound*")
         assert found["bound_before"]["between ranks"] == "alike"
-        assert look_at_one(mesh[:2], Complete("bound_b", 7), 30).texts == ("bound_before",)
+        assert look_at_one(mesh[:2].rank_set, Complete("bound_b", 7), 30).texts == ("bound_before",)
     finally:
         run.interrupt()
         run.wait(30)
@@ -92,12 +92,12 @@ def test_one_rank_is_asked_the_lowest_idle_one(mesh: cm.Mesh) -> None:
     mesh.cell("import threading\ngate = threading.Event()\nexec(f'only_on_{rank} = 1')")
     run = mesh[:2].submit_cell("gate.wait()")
     try:
-        assert look_at_one(mesh, Complete("only_on_", 8), 30).texts == ("only_on_2",)
-        assert look_at_one(mesh[:2], Complete("only_on_", 8), 30).texts == ("only_on_0",)
+        assert look_at_one(mesh.rank_set, Complete("only_on_", 8), 30).texts == ("only_on_2",)
+        assert look_at_one(mesh[:2].rank_set, Complete("only_on_", 8), 30).texts == ("only_on_0",)
     finally:
         run.interrupt()
         run.wait(30)
-    assert look_at_one(mesh, Complete("only_on_", 8), 30).texts == ("only_on_0",)
+    assert look_at_one(mesh.rank_set, Complete("only_on_", 8), 30).texts == ("only_on_0",)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,15 @@ def test_one_rank_is_asked_the_lowest_idle_one(mesh: cm.Mesh) -> None:
 )
 def test_what_distributed_code_has_is_completed(mesh: cm.Mesh, code: str, text: str) -> None:
     mesh.cell(DISTRIBUTED)
-    assert text in look_at_one(mesh, Complete(code, len(code)), 30).texts
+    assert text in look_at_one(mesh.rank_set, Complete(code, len(code)), 30).texts
 
 
 def test_a_late_answer_is_a_refusal(mesh: cm.Mesh) -> None:
-    looked = look(mesh[[0]], Explain("rank"), is_beside=True, timeout_s=0.0)
+    looked = look(mesh[[0]].rank_set, Explain("rank"), is_beside=True, timeout_s=0.0)
     assert looked.answers or looked.refusals[0].type_name == "TimeoutError"
-    assert look(mesh[[0]], Explain("no_such_name"), is_beside=True, timeout_s=30).answers == {0: ""}
+    assert look(
+        mesh[[0]].rank_set, Explain("no_such_name"), is_beside=True, timeout_s=30
+    ).answers == {0: ""}
 
 
 def test_a_dead_rank_is_told_of(own_mesh: cm.Mesh, recorder: Recorder) -> None:
@@ -138,5 +140,5 @@ def test_a_dead_rank_is_told_of(own_mesh: cm.Mesh, recorder: Recorder) -> None:
     table = names_table(own_mesh, "*")
     assert [row[0] for row in table.rows] == ["x"]
     assert table.notes[0].startswith("rank 0: RankDied: ")
-    assert look_at_one(own_mesh, Complete("x", 1), 30).texts == ("x",)
-    assert look_at_one(own_mesh[[0]], Complete("x", 1), 30) is None
+    assert look_at_one(own_mesh.rank_set, Complete("x", 1), 30).texts == ("x",)
+    assert look_at_one(own_mesh[[0]].rank_set, Complete("x", 1), 30) is None
