@@ -268,7 +268,7 @@ class Ranks:
             A Mapping rank -> `TensorSummary`; ranks that have no such value are in its
             `refusals`. In a notebook it shows itself as ``%dist_inspect`` does.
         """
-        from .inspect.inspection import inspect
+        from .inspect.source import inspect
 
         check_expression(expression)
         return inspect(self.rank_set, expression)

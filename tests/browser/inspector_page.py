@@ -13,8 +13,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from cellmesh.controller.inspect.source import InspectionSource
 from cellmesh.magics.widgets.inspector.inspector import Inspector, InspectorWidget
-from cellmesh.magics.widgets.inspector.source import Answers
 from tests.browser.lab import PICTURES
 
 _TRAITS = ("summary", "detail", "gradients", "picture", "live", "tab", "ended")
@@ -120,7 +120,7 @@ def state_of(widget: InspectorWidget) -> dict[str, Any]:
 @contextmanager
 def open_page(
     browser: Browser,
-    answers: Answers,
+    answers: InspectionSource,
     *,
     dark: bool = False,
     width: int = 1000,

@@ -19,13 +19,13 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.controller.inspect import query as look_module
-from cellmesh.controller.inspect.inspection import Inspection, comparison_of, inspect, spread_of
+from cellmesh.controller.inspect import source as answers_module
+from cellmesh.controller.inspect.inspection import Inspection
 from cellmesh.controller.inspect.pinned import about
 from cellmesh.controller.inspect.query import look
 from cellmesh.controller.inspect.replica_diff import Difference
+from cellmesh.controller.inspect.source import InspectionSource, inspect
 from cellmesh.controller.trace import timeline as timeline_module
-from cellmesh.magics.widgets.inspector import source as answers_module
-from cellmesh.magics.widgets.inspector.source import MeshAnswers
 from cellmesh.wire.inspect import Element, Gradients, Overview, Picture
 from tests.conftest import stop_process
 
@@ -133,9 +133,11 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
     mesh.cell("if rank == 3: model.module[1].bias.data[0] += 1")
     again = mesh.inspect("model")
     assert differences(again, "module.1.bias") == [Difference(1.0, False)]
-    comparison = comparison_of(mesh.rank_set, again, "module.1.bias")
+    source = InspectionSource(mesh.rank_set, "model", again)
+    bias = again.facts_of("module.1.bias")
+    comparison = source.compare("module.1.bias", bias)
     assert str(comparison) == "replicas differ: ranks 0-2 ≠ 3 by up to 1"
-    spread = spread_of(mesh.rank_set, again, "module.1.bias", num_bins=4)
+    spread = source.spread("module.1.bias", bias, num_bins=4)
     assert spread is not None
     assert sum(sum(counts) for counts in spread.counts.values()) == 8
 
@@ -263,11 +265,16 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
     mesh.cell(COMPUTED)
     seen = mesh.inspect("compute()")
     assert [seen.facts_of("tensor")[rank].max for rank in range(4)] == [16.0] * 4
-    answers = MeshAnswers(mesh.rank_set, "compute()", seen)
+    answers = InspectionSource(mesh.rank_set, "compute()", seen)
     whole = Picture("compute()", "tensor", (), (0, 1), (0, 8), (0, 2), 8, 2)
     assert answers.look(whole, [0]).answers[0].values.tolist()[-1] == [15.0, 16.0]
     assert answers.look(Element("compute()", "tensor", (0, 1)), [2]).answers == {2: "2.0"}
-    assert spread_of(mesh.rank_set, seen, "tensor") is not None
+    assert (
+        InspectionSource(mesh.rank_set, seen.expression, seen).spread(
+            "tensor", seen.facts_of("tensor")
+        )
+        is not None
+    )
     row = mesh.inspect("dt[7]")
     assert {facts.kind for facts in row.values()} == {"torch.distributed.tensor.DTensor"}
     assert set(mesh.pull("count").values()) == {1}
@@ -275,17 +282,17 @@ def test_an_expression_that_runs_code_is_run_once_by_all_ranks(mesh: cm.Mesh) ->
     again = answers.inspect(False)
     assert [again.facts_of("tensor")[rank].max for rank in range(4)] == [17.0] * 4
     wait_until(
-        lambda: len(look(mesh.rank_set, about(whole, seen.hold)).refusals) == 4
+        lambda: len(look(mesh.rank_set, about(whole, seen.pinned)).refusals) == 4
     )  # it is let go of
     assert (
         "kept no more: inspect it again"
-        in look(mesh.rank_set, about(whole, seen.hold)).refusals[0].text
+        in look(mesh.rank_set, about(whole, seen.pinned)).refusals[0].text
     )
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
-    still = MeshAnswers(mesh.rank_set, "compute()", again)
+    still = InspectionSource(mesh.rank_set, "compute()", again)
     still.close()
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {0})
-    gone = MeshAnswers(mesh.rank_set, "compute()")
+    gone = InspectionSource(mesh.rank_set, "compute()")
     assert len(gone.inspect(False)) == 4
     wait_until(lambda: set(mesh.pull("gc.collect() * 0 + len(alive)").values()) == {1})
     del gone
@@ -318,7 +325,7 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
                 assert why in refusals[0].text
                 assert ("ranks 0-1 are busy" if not is_beside else why) in refusals[3].text
         assert look(
-            mesh.rank_set, about(Element("compute()", "tensor", (0, 0)), seen.hold)
+            mesh.rank_set, about(Element("compute()", "tensor", (0, 0)), seen.pinned)
         ).answers == dict.fromkeys(range(4), "1.0")
         assert mesh.inspect("dt").facts_of("")[0].placements == "S(0)"
     finally:
@@ -340,7 +347,7 @@ def test_a_rank_that_does_not_answer_holds_up_nobody(
         with presses_of_the_stop_button(), pytest.raises(KeyboardInterrupt):
             mesh.inspect("w")
         monkeypatch.setattr(look_module, "ANSWER_S", 0.3)
-        for told in (MeshAnswers(mesh.rank_set, "w").inspect(True), mesh.inspect("w")):
+        for told in (InspectionSource(mesh.rank_set, "w").inspect(True), mesh.inspect("w")):
             assert sorted(told) == [0, 2, 3]
             assert told.refusals[1].text == "no answer within 0.3 s"
         assert any("no answer within 0.3 s" in note for note in mesh.timeline(1).notes)
@@ -390,7 +397,8 @@ def test_looking_at_much_costs_little_memory(mesh: cm.Mesh) -> None:
             one.rank_set, Picture(name, "", (), (0, 1), (0, height), (0, width), 500, 500)
         ).answers[0]
         assert pixels.values.shape == (500, 500)
-        spread = spread_of(one.rank_set, inspect(one.rank_set, name), "")
+        seen = inspect(one.rank_set, name)
+        spread = InspectionSource(one.rank_set, name, seen).spread("", seen.facts_of(""))
         assert spread is not None
         assert sum(spread.counts[0]) == height * width
 

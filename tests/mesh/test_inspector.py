@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 
+from cellmesh.controller.inspect.source import InspectionSource
 from cellmesh.controller.mesh import Mesh
 from cellmesh.magics.widgets.inspector.slices import ask_element, ask_picture
-from cellmesh.magics.widgets.inspector.source import MeshAnswers
 from cellmesh.wire.inspect import Pixels
 
 CONTENT = {
@@ -18,7 +18,7 @@ CONTENT = {
 def test_looks_at_the_same_time_are_in_nobodys_way(mesh: Mesh) -> None:
     """A look makes no rank busy, and of a computed value all are about the same."""
     mesh.cell("count = iter(range(9))\nw = torch.arange(12.0).reshape(3, 4) * rank")
-    answers = MeshAnswers(mesh.rank_set, "w.clone() + next(count)")
+    answers = InspectionSource(mesh.rank_set, "w.clone() + next(count)")
     assert sorted(answers.inspect(False)) == [0, 1, 2, 3]
 
     def ask(number: int) -> object:
@@ -35,11 +35,13 @@ def test_looks_at_the_same_time_are_in_nobodys_way(mesh: Mesh) -> None:
 def test_a_rank_that_runs_is_asked_beside(mesh: Mesh) -> None:
     mesh.cell("import threading\ngate = threading.Event()\nw = torch.ones(3, 4)")
     run = mesh.submit_cell("w.fill_(5)\ngate.wait(60)")
-    answers = MeshAnswers(mesh.rank_set, "w")
+    answers = InspectionSource(mesh.rank_set, "w")
     assert answers.is_busy()
     while not isinstance(shown := ask_picture(answers, CONTENT), Pixels) or shown.high != 5.0:
         assert not run.done()
     assert shown.is_torn
-    assert "the rank is busy" in str(ask_picture(MeshAnswers(mesh.rank_set, "w.clone()"), CONTENT))
+    assert "the rank is busy" in str(
+        ask_picture(InspectionSource(mesh.rank_set, "w.clone()"), CONTENT)
+    )
     run.interrupt()
     run.wait(30)

@@ -10,14 +10,22 @@ from typing import Any
 import msgspec
 
 from cellmesh.controller.inspect.inspection import Inspection, Spread
-from cellmesh.controller.inspect.query import Looked
+from cellmesh.controller.inspect.query import QueryResult
 from cellmesh.controller.inspect.replica_diff import Comparison, compare
-from cellmesh.wire.inspect import Histogram, OfValue, Overview, Pixels, Refusal, ValueSummary
+from cellmesh.wire.inspect import (
+    Histogram,
+    OfValue,
+    Overview,
+    Pixels,
+    Refusal,
+    TensorSummary,
+    ValueSummary,
+)
 from cellmesh.workers.inspect.handler import Looker
 
 
 class LocalAnswers:
-    """Answers as a mesh's ranks would, which run nothing.
+    """InspectionSource as a mesh's ranks would, which run nothing.
 
     Args:
         expression: what is looked at.
@@ -43,11 +51,11 @@ class LocalAnswers:
 
     def look(
         self, subject: OfValue, ranks: Sequence[int] | None = None, is_beside: bool = False
-    ) -> Looked:
+    ) -> QueryResult:
         asked = self.ranks if ranks is None else tuple(ranks)
         self.asked.append((subject, asked, is_beside))
         subject = msgspec.structs.replace(subject, token=self._token)
-        looked = Looked({}, {})
+        looked = QueryResult({}, {})
         for rank in asked:
             answer = self._lookers[rank].answer(subject, is_beside or self.busy)
             if not self.busy and isinstance(answer, ValueSummary | Pixels):
@@ -64,20 +72,24 @@ class LocalAnswers:
         found = dict(looked.answers)
         return Inspection(self.expression, found, dict(looked.refusals))
 
-    def compare(self, inspection: Inspection, path: str, is_beside: bool) -> Comparison:
-        return compare(inspection.facts_of(path))
+    def compare(
+        self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
+    ) -> Comparison:
+        return compare(summaries)
 
-    def spread(self, inspection: Inspection, path: str, is_beside: bool) -> Spread | None:
-        facts = inspection.facts_of(path)
+    def spread(
+        self, path: str, summaries: Mapping[int, TensorSummary], is_beside: bool = False
+    ) -> Spread | None:
         known = [
-            (fact.min, fact.max)
-            for fact in facts.values()
-            if fact.min is not None and fact.max is not None
+            (summary.min, summary.max)
+            for summary in summaries.values()
+            if summary.min is not None and summary.max is not None
         ]
         if not known:
             return None
         low, high = min(one for one, _ in known), max(one for _, one in known)
-        looked = self.look(Histogram(self.expression, path, low, high, 40), tuple(facts), is_beside)
+        subject = Histogram(self.expression, path, low, high, 40)
+        looked = self.look(subject, tuple(summaries), is_beside)
         return Spread(low, high, {rank: counts.counts for rank, counts in looked.answers.items()})
 
     def is_busy(self) -> bool:

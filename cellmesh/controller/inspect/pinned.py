@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Subject = TypeVar("Subject", bound=OfValue)
 
 
-class Hold:
+class PinnedValue:
     """A value that ranks keep: as long as this lives, is not let go of, and no four newer ones are
     kept.
 
@@ -51,9 +51,9 @@ class Hold:
             _forget(self.session, self.token, self._ranks)
 
 
-def about(subject: Subject, hold: Hold | None) -> Subject:
-    """The subject, asked of the value that is held."""
-    return subject if hold is None else msgspec.structs.replace(subject, token=hold.token)
+def about(subject: Subject, pinned: PinnedValue | None) -> Subject:
+    """The subject, asked of the pinned value."""
+    return subject if pinned is None else msgspec.structs.replace(subject, token=pinned.token)
 
 
 def forget_what_is_gone(session: Session) -> None:

@@ -20,7 +20,7 @@ ANSWER_S = 20.0
 
 
 @dataclass(frozen=True)
-class Looked:
+class QueryResult:
     """What ranks told.
 
     Attributes:
@@ -39,7 +39,7 @@ def look(
     is_beside: bool = False,
     takes_turn: bool = False,
     timeout_s: float | None = None,
-) -> Looked:
+) -> QueryResult:
     """Ask ranks to look at something. Blocks until all have answered, or it is known who does not.
 
     Args:
@@ -58,7 +58,7 @@ def look(
     session = ranks.session
     dead = session.dead_ranks & set(ranks.ranks)
     busy = set(ranks.ranks) if is_beside else set() if takes_turn else session.catalog.busy_ranks()
-    looked = Looked(
+    looked = QueryResult(
         {}, {rank: Refusal("RankDied", session.why_dead(rank)) for rank in sorted(dead)}
     )
     living = [rank for rank in ranks.ranks if rank not in dead]

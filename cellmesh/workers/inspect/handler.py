@@ -34,7 +34,7 @@ from . import downsample, gradients, overview
 from .chunks import sample_of_parts
 from .digests import digests_of_parts
 from .names import names
-from .pinned import Kept
+from .pinned import PinnedValues
 from .safe_read import reading
 from .static_eval import NeedsCode, follow
 from .statistics import histogram_of
@@ -52,7 +52,7 @@ class Looker:
 
     shell: RankShell
     spans: Spans
-    kept: Kept = field(default_factory=Kept)
+    kept: PinnedValues = field(default_factory=PinnedValues)
 
     def answer(self, subject: AnySubject, is_beside: bool) -> Any:
         """Look at something.

@@ -11,7 +11,7 @@ from typing import Any
 _MAX_KEPT = 4
 
 
-class Kept:
+class PinnedValues:
     """Values under tokens, the last few that were kept or asked for; used on any thread."""
 
     def __init__(self) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import traitlets
 
 from ....controller.inspect.inspection import Inspection
-from ....controller.inspect.query import Looked
+from ....controller.inspect.query import QueryResult
+from ....controller.inspect.source import InspectionSource
 from ....wire.inspect import Gradients, Overview, Pixels, Refusal
 from ...render.inspections import static_of
 from ..base.auto_refresh import PERIOD_S, AutoRefresh, Occasion, Worker
 from ..base.widget import LiveView, Static, Widget, load_css, load_js
 from .slices import as_message, ask_element, ask_picture, small_picture
-from .source import Answers
 from .view_model import detail, gradients_table, list_items, summarise, tabulate
 
 # Rows of the gradients' table in the widget's state.
@@ -63,9 +63,9 @@ class Inspector:
     """One value on all ranks, in a widget.
 
     Args:
-        answers: who tells of it.
+        source: answers questions about it.
         coordinates: rank -> where it is in the mesh.
-        inspection: what they have told already.
+        inspection: an inspection made already.
         grads: begin with the gradients.
         watch: look again after each cell.
         follow: look again each second while a cell runs.
@@ -75,7 +75,7 @@ class Inspector:
 
     def __init__(
         self,
-        answers: Answers,
+        source: InspectionSource,
         coordinates: dict[int, str] | None = None,
         *,
         inspection: Inspection | None = None,
@@ -85,12 +85,12 @@ class Inspector:
         events: Any = None,
         period_s: float = PERIOD_S,
     ) -> None:
-        self._answers = answers
+        self._source = source
         self._coordinates = coordinates or {}
         self._path = ""
         self._stamp = 0
         self._rows: list[dict[str, Any]] = []
-        self._inspection = Inspection(answers.expression, {})
+        self._inspection = Inspection(source.expression, {})
         self._pixels: Pixels | None = None  # of the last picture
         self._lock = threading.Lock()
         self._seen: set[str] = set()
@@ -98,7 +98,7 @@ class Inspector:
         self._was_greeted = False
         self._wants_gradients = grads
         self._quick, self._slow = Worker(), Worker()
-        self.refresher = AutoRefresh(self.refresh, answers.is_busy, self.is_seen, events, period_s)
+        self.refresher = AutoRefresh(self.refresh, source.is_busy, self.is_seen, events, period_s)
         self.widget = InspectorWidget(tab="gradients" if grads else "overview")
         self.view = LiveView(self.widget, self.static, self._end)
         if inspection is None:
@@ -133,7 +133,7 @@ class Inspector:
 
     def _end(self) -> None:
         self.refresher.close()
-        self._answers.close()
+        self._source.close()
 
     def static(self) -> Static:
         """What is shown without the widget."""
@@ -157,14 +157,14 @@ class Inspector:
         """
         match content.get("ask"):
             case "picture":
-                shown = ask_picture(self._answers, content)
+                shown = ask_picture(self._source, content)
                 if isinstance(shown, str):
                     return {"error": shown}, []
                 if content.get("minus") is None:
                     self._pixels = shown
                 return as_message(shown)
             case "element":
-                return ask_element(self._answers, content), []
+                return ask_element(self._source, content), []
             case "items":
                 return {"rows": self._rows, "stamp": self._stamp}, []
             case "hello":
@@ -227,9 +227,9 @@ class Inspector:
 
     def _inspect(self, occasion: Occasion) -> Inspection | None:
         """What there is now; None if it has been said why nothing new is shown."""
-        inspection = self._answers.inspect(occasion != "asked")
+        inspection = self._source.inspect(occasion != "asked")
         needs_code = any(refusal.needs_code for refusal in inspection.refusals.values())
-        if occasion == "after" and needs_code and not self._answers.is_busy():
+        if occasion == "after" and needs_code and not self._source.is_busy():
             if self._inspection.took_s > _SHORT_S:
                 why = (
                     f"that took {self._inspection.took_s:.1f} s, and "
@@ -237,7 +237,7 @@ class Inspector:
                 )
                 self._say([f"not looked at again: {why}; press refresh"])
                 return None
-            inspection = self._answers.inspect(False)
+            inspection = self._source.inspect(False)
         if occasion != "asked" and not inspection.found:
             self._say(sorted({str(refusal) for refusal in inspection.refusals.values()}))
             return None
@@ -259,40 +259,38 @@ class Inspector:
             if self._wants_gradients and occasion != "during":
                 self._show_gradients(is_beside)
         if not self._was_greeted and occasion != "during":
-            self._pixels = small_picture(self._answers, self._path, self.widget.detail)
+            self._pixels = small_picture(self._source, self._path, self.widget.detail)
 
     def _show_detail(self, is_beside: bool) -> None:
         if not self._rows:
             self.widget.detail = {}
             return
-        answers, path, inspection = self._answers, self._path, self._inspection
+        source, path, inspection = self._source, self._path, self._inspection
         if not inspection.is_one:  # of a nest, not everything has been read
-            looked = self._look(Overview(answers.expression, 1, path), is_beside)
+            looked = self._look(Overview(source.expression, 1, path), is_beside)
             if is_beside and not looked.answers:
                 self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
                 return
-            inspection = Inspection(answers.expression, looked.answers, looked.refusals)
+            inspection = Inspection(source.expression, looked.answers, looked.refusals)
         facts = inspection.facts_of(path)
         absent = {rank: _NOT_THERE for rank in inspection.found if rank not in facts}
-        comparison = inspection.comparisons.get(path) or answers.compare(
-            inspection, path, is_beside
-        )
-        spread = inspection.spreads.get(path) or answers.spread(inspection, path, is_beside)
+        comparison = inspection.comparisons.get(path) or source.compare(path, facts, is_beside)
+        spread = inspection.spreads.get(path) or source.spread(path, facts, is_beside)
         refusals = {**absent, **inspection.refusals}
         shown = detail(
-            answers.expression, path, facts, refusals, self._coordinates, comparison, spread
+            source.expression, path, facts, refusals, self._coordinates, comparison, spread
         )
         self.widget.detail = {**shown, "stamp": self._stamp}
 
     def _show_gradients(self, is_beside: bool = False) -> None:
-        looked = self._look(Gradients(self._answers.expression), is_beside)
+        looked = self._look(Gradients(self._source.expression), is_beside)
         self.widget.gradients = tabulate(looked, _MAX_GRADIENTS)
 
     def _say(self, notices: list[str]) -> None:
         self.widget.summary = {**self.widget.summary, "notices": notices}
 
-    def _look(self, subject: Any, is_beside: bool, ranks: list[int] | None = None) -> Looked:
-        return self._answers.look(subject, ranks, is_beside)
+    def _look(self, subject: Any, is_beside: bool, ranks: list[int] | None = None) -> QueryResult:
+        return self._source.look(subject, ranks, is_beside)
 
 
 def _with_gradients(still: Static, sheet: dict[str, Any]) -> Static:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from ....controller.inspect.inspection import Inspection
+from ....controller.inspect.source import InspectionSource
+from ....controller.options import ranks_at
 from ....controller.output.sinks import cell_publisher
 from ....controller.ranks import Ranks
 from ...options import Given
 from .inspector import Inspector
-from .source import MeshAnswers, coordinates_of
 
 _FOLLOW = "--follow needs a notebook: in a terminal, --watch prints it again after each cell"
 
@@ -40,7 +41,7 @@ def show_inspection(
     shell = get_ipython()
     events = shell.events if shell is not None else None
     inspector = Inspector(
-        MeshAnswers(ranks.rank_set, inspection.expression, inspection),
+        InspectionSource(ranks.rank_set, inspection.expression, inspection),
         coordinates_of(session.dims, ranks.ranks),
         inspection=inspection,
         grads=grads,
@@ -52,6 +53,19 @@ def show_inspection(
         return Printed(inspector, events, lambda: bool(session.ending), watch, follow)
     session.beside.shown.add("inspectors", inspector.view)
     return inspector.view
+
+
+def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:
+    """rank -> its coordinate in the mesh, as ``--at`` takes it; none in a mesh of one dim."""
+    if len(dims) < 2:
+        return {}
+    named = {rank: [] for rank in ranks}  # type: dict[int, list[str]]
+    for name, size in dims.items():
+        for index in range(size):
+            for rank in ranks_at(dims, {name: index}):
+                if rank in named:
+                    named[rank].append(f"{name}={index}")
+    return {rank: ",".join(parts) for rank, parts in named.items()}
 
 
 class Printed:

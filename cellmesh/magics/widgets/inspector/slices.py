@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ....controller.inspect.replica_diff import exact
+from ....controller.inspect.source import InspectionSource
 from ....wire.inspect import Element, Picture, Pixels
-from .source import Answers
 from .view_model import number
 
 # A side of a picture: 4 bytes each make less than a megabyte.
@@ -21,7 +21,7 @@ MAX_PIXELS = 496
 _SMALL = 128
 
 
-def ask_picture(answers: Answers, content: Mapping[str, Any]) -> Pixels | str:
+def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels | str:
     """The picture that the front end wants, or why there is none.
 
     Args:
@@ -63,7 +63,7 @@ def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
     return content, [pixels.values.astype("<f4").tobytes()]
 
 
-def ask_element(answers: Answers, content: Mapping[str, Any]) -> dict[str, Any]:
+def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[str, Any]:
     """One element, exactly: its ``text``, or the ``error``. `content` as for `ask_picture`."""
     index = tuple(int(at) for at in content["index"])
     found = _of_ranks(answers, Element(answers.expression, str(content["path"]), index), content)
@@ -72,7 +72,7 @@ def ask_element(answers: Answers, content: Mapping[str, Any]) -> dict[str, Any]:
     return {"text": found[0] if len(found) == 1 else subtract(found)}
 
 
-def small_picture(answers: Answers, path: str, detail: Mapping[str, Any]) -> Pixels | None:
+def small_picture(answers: InspectionSource, path: str, detail: Mapping[str, Any]) -> Pixels | None:
     """All of the last two dims on the first rank that has some, in few pixels; None if none can be
     had.
 
@@ -114,7 +114,7 @@ def subtract(texts: Sequence[str]) -> str:
 
 
 def _of_ranks(
-    answers: Answers, subject: Picture | Element, content: Mapping[str, Any]
+    answers: InspectionSource, subject: Picture | Element, content: Mapping[str, Any]
 ) -> list[Any] | str:
     """The answers of the rank and of the one to be subtracted; or why there are none."""
     ranks = [int(content["rank"])]

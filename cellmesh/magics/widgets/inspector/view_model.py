@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ....controller.inspect.inspection import Inspection, Spread
-from ....controller.inspect.query import Looked
+from ....controller.inspect.query import QueryResult
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
 from ....wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
@@ -179,7 +179,7 @@ def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
     ]
 
 
-def tabulate(looked: Looked, max_rows: int | None = None) -> dict[str, Any]:
+def tabulate(looked: QueryResult, max_rows: int | None = None) -> dict[str, Any]:
     """A model's gradients, a row a parameter over all ranks.
 
     Args:

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from cellmesh.controller.inspect import pinned
+from cellmesh.controller.inspect import source as answers_module
 from cellmesh.controller.inspect.inspection import Inspection
-from cellmesh.controller.inspect.pinned import Hold
-from cellmesh.controller.inspect.query import Looked
+from cellmesh.controller.inspect.pinned import PinnedValue
+from cellmesh.controller.inspect.query import QueryResult
+from cellmesh.controller.inspect.source import InspectionSource
 from cellmesh.controller.rank_set import RankSet
-from cellmesh.magics.widgets.inspector import source as answers_module
 from cellmesh.magics.widgets.inspector.inspector import Inspector
-from cellmesh.magics.widgets.inspector.source import MeshAnswers
 from cellmesh.wire.inspect import Forget, ValueSummary
 
 from ....support.inspected_ranks import LocalAnswers
@@ -39,18 +39,18 @@ class Keeping:
 
     def inspection(self) -> Inspection:
         return Inspection(
-            "f()", {0: ValueSummary("int", "1", ())}, hold=Hold(self._session, [0, 1])
+            "f()", {0: ValueSummary("int", "1", ())}, pinned=PinnedValue(self._session, [0, 1])
         )
 
-    def _look(self, ranks: RankSet, subject: Forget, **_: object) -> Looked:
+    def _look(self, ranks: RankSet, subject: Forget, **_: object) -> QueryResult:
         assert ranks.ranks == (0, 1)
         self.forgotten += subject.tokens
-        return Looked()
+        return QueryResult()
 
 
 def token(inspection: Inspection) -> str:
-    assert inspection.hold is not None
-    return inspection.hold.token
+    assert inspection.pinned is not None
+    return inspection.pinned.token
 
 
 def test_ranks_forget_what_an_inspector_showed_that_stands_still(
@@ -58,7 +58,7 @@ def test_ranks_forget_what_an_inspector_showed_that_stands_still(
 ) -> None:
     keeping = Keeping(monkeypatch)
     seen = keeping.inspection()
-    answers = MeshAnswers(keeping.ranks, "f()", seen)
+    answers = InspectionSource(keeping.ranks, "f()", seen)
     answers.close()
     answers.close()
     assert keeping.forgotten == [token(seen)]
@@ -69,7 +69,7 @@ def test_what_was_on_its_way_when_it_came_to_stand_still_is_forgotten_too(
 ) -> None:
     keeping = Keeping(monkeypatch)
     first, second = keeping.inspection(), keeping.inspection()
-    answers = MeshAnswers(keeping.ranks, "f()", first)
+    answers = InspectionSource(keeping.ranks, "f()", first)
 
     def inspect(*_: object, **__: object) -> Inspection:
         answers.close()

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from cellmesh.controller.inspect.inspection import Inspection
-from cellmesh.controller.inspect.query import Looked
+from cellmesh.controller.inspect.query import QueryResult
 from cellmesh.controller.inspect.replica_diff import Comparison, compare
 from cellmesh.magics.widgets.inspector.inspector import Inspector
+from cellmesh.magics.widgets.inspector.show import coordinates_of
 from cellmesh.magics.widgets.inspector.slices import (
     ask_element,
     ask_picture,
     small_picture,
     subtract,
 )
-from cellmesh.magics.widgets.inspector.source import coordinates_of
 from cellmesh.magics.widgets.inspector.view_model import (
     NUM_KEPT,
     blocks,
@@ -159,19 +159,19 @@ def test_the_norm_of_a_sharded_gradient_is_of_the_whole() -> None:
         return (Gradient(parameter, TensorSummary(kind="Tensor", **facts)),)
 
     sheet = tabulate(
-        Looked({0: of(3.0, (0,)), 1: of(4.0, (1,)), 2: of(3.0, (0,)), 3: of(4.0, (1,))})
+        QueryResult({0: of(3.0, (0,)), 1: of(4.0, (1,)), 2: of(3.0, (0,)), 3: of(4.0, (1,))})
     )
     (row,) = sheet["rows"]
     assert row["norm"] == 5.0
     assert row["flags"] == []
-    (row,) = tabulate(Looked({0: of(3.0, ()), 1: of(0.0, (), num_zeros=4)}))["rows"]
+    (row,) = tabulate(QueryResult({0: of(3.0, ()), 1: of(0.0, (), num_zeros=4)}))["rows"]
     assert (row["norm"], row["flags"]) == (3.0, ["unequal"])
-    (row,) = tabulate(Looked({0: of(0.0, (), num_zeros=4)}))["rows"]
+    (row,) = tabulate(QueryResult({0: of(0.0, (), num_zeros=4)}))["rows"]
     assert row["flags"] == ["dead"]
-    (row,) = tabulate(Looked({0: (without_grad("w"),)}))["rows"]
+    (row,) = tabulate(QueryResult({0: (without_grad("w"),)}))["rows"]
     assert (row["flags"], row["norm"]) == (["none"], None)
     sheet = tabulate(
-        Looked({0: tuple(without_grad(str(i)) for i in range(9))}, {1: Refusal("E", "no")}),
+        QueryResult({0: tuple(without_grad(str(i)) for i in range(9))}, {1: Refusal("E", "no")}),
         4,
     )
     assert (len(sheet["rows"]), sheet["num_left_out"]) == (4, 5)
