@@ -7,10 +7,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from ..errors import CellmeshError, MeshUsageError
-from ..wire.messages import Checkpoint
+from ..wire.checkpoint import CheckLoad, CheckSave, FinishSave, LoadNames, SaveNames
 from ..wire.ranks import describe_groups, describe_ranks
 from .rank_set import RankSet
 from .results import Results
@@ -28,8 +27,8 @@ def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], wai
             f"{describe_ranks(dead)} died, and what was there cannot be saved: `%dist_heal`, then "
             "load what was saved before"
         )
-    _check(ranks, "check_save", names, target)
-    ranks.start(Checkpoint(0, "save", names, target, waits), "the save").result()
+    _check(ranks, CheckSave(names, target))
+    ranks.start(SaveNames(names, target, waits), "the save").result()
 
 
 def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -37,8 +36,8 @@ def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> 
     target = _absolute(path)
     names = tuple(dict.fromkeys(names))
     everyone = ranks.part(ranks.ranks)  # `Results`, also of one rank
-    _check(everyone, "check_load", names, target)
-    run = everyone.start(Checkpoint(0, "load", names, target), "the load")
+    _check(everyone, CheckLoad(names, target))
+    run = everyone.start(LoadNames(names, target), "the load")
     loaded: Results[tuple[str, ...]] = run.result()
     return tuple(dict.fromkeys(name for theirs in loaded.values() for name in theirs))
 
@@ -46,15 +45,13 @@ def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> 
 def finish_saving(ranks: RankSet) -> None:
     """Wait until the ranks write nothing; a failure has been told where the save was asked for."""
     try:
-        ranks.start(Checkpoint(0, "finish"), "the save").result()
+        ranks.start(FinishSave(), "the save").result()
     except CellmeshError:
         pass  # they have died
 
 
-def _check(
-    ranks: RankSet, action: Literal["check_save", "check_load"], names: tuple[str, ...], path: str
-) -> None:
-    run = ranks.start(Checkpoint(0, action, names, path), "the check")
+def _check(ranks: RankSet, request: CheckSave | CheckLoad) -> None:
+    run = ranks.start(request, "the check")
     problems: Mapping[int, str] = run.result()
     if told := tell(problems):
         raise MeshUsageError(told)

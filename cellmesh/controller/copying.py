@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..wire.messages import GatherNames, PushNames, RunCell, SurveyNames
+from ..wire.messages import PushNames, RunCell
+from ..wire.replicas import GatherNames, SurveyNames
 from .rank_set import RankSet
 
 
@@ -26,9 +27,9 @@ def copy_names(
         The names copied, and those that cannot be, with the reason.
     """
     names: tuple[str, ...]
-    names, refused = source.start(SurveyNames(0), "survey of names").result()
+    names, refused = source.start(SurveyNames(), "survey of names").result()
     if names:
-        gathering = source.start(GatherNames(0, tuple(names)), "copy of names")
+        gathering = source.start(GatherNames(tuple(names)), "copy of names")
         pickled, buffers = gathering.payload_of(source.ranks[0])
         targets.start(PushNames(0, pickled), "copy of names", buffers).result()
         if others is not None:

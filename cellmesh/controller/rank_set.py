@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..wire.bounds import SEGMENT_BYTES
 from ..wire.codec import Frame
-from ..wire.messages import Channel, Pickled, Work
+from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
 from .output.printer import Printer
 from .output.sinks import Sink, Unremarked, current_sink
@@ -48,7 +48,7 @@ class RankSet:
 
     def start(
         self,
-        verb: Work,
+        work: Work | FeatureRequest,
         title: str = "the call",
         buffers: Sequence[Frame] = (),
         *,
@@ -59,9 +59,9 @@ class RankSet:
         """Send work to the ranks; waits only while too much is under way to them.
 
         Args:
-            verb: the work; its `run` is set here.
+            work: what each rank does; its `run`, if it has one, is set here.
             title: what errors call the run.
-            buffers: the frames that the verb's payload announces.
+            buffers: the frames that the payload of the work announces.
             num_bytes: how long the arguments are.
             channel: ``control`` for what a rank answers beside the run that it executes.
             sink: where output goes; None for the calling notebook cell or the console.
@@ -71,11 +71,13 @@ class RankSet:
             RankDied: one of the ranks is dead.
         """
         session = self.session
-        item = WorkItem(verb, self.ranks, buffers, title, channel, num_bytes, self.is_single)
+        verb: Work = Request(0, work) if isinstance(work, FeatureRequest) else work  # type: ignore[arg-type]
+        kind = type(work)
+        item = WorkItem(verb, kind, self.ranks, buffers, title, channel, num_bytes, self.is_single)
         sink = sink or current_sink(session.beside.displays)
         # What a query cannot have is said once, by its answer.
-        sink = Unremarked(sink) if verb.is_query else sink
-        printer = Printer(self.ranks, sink, verb.is_user_code)
+        sink = Unremarked(sink) if kind.is_query else sink
+        printer = Printer(self.ranks, sink, kind.is_user_code)
         segment = buffers[0] if buffers and isinstance(buffers[0], SegmentFrame) else None
         if segment is None:
             return session.start_run(item, printer)

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError
-from ..wire.messages import Check, Compare, GatherTensor, Sync
 from ..wire.ranks import describe_ranks, group_ranks
-from ..wire.replicas import Distance, Entry, Kind, SyncReport
+from ..wire.replicas import Check, Compare, Distance, Entry, GatherTensor, Kind, Sync, SyncReport
 from .rank_set import RankSet
 
 NUM_MEASURED = 3
@@ -215,7 +214,7 @@ def check(ranks: RankSet, expression: str = "") -> CheckReport:
         RankFailure: a rank does not have it, or finds nothing in it to compare.
     """
     asked = ranks.part(ranks.ranks)
-    run = asked.start(Check(0, expression), "the check")
+    run = asked.start(Check(expression), "the check")
     report = bring_together(expression, run.result())
     measured = [
         _measure(ranks, expression, difference) if index < NUM_MEASURED else difference
@@ -244,7 +243,7 @@ def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
             "all ranks take part in making replicas equal: call it on the whole mesh"
         )
     everyone = ranks.part(ranks.ranks)
-    run = everyone.start(Sync(0, expression, source), "the sync")
+    run = everyone.start(Sync(expression, source), "the sync")
     return SyncSummary(expression, source, run.result())
 
 
@@ -255,9 +254,9 @@ def _measure(ranks: RankSet, expression: str, difference: Difference) -> Differe
     path = difference.path
     reference, *others = difference.groups
     holder = ranks.part(reference[:1])
-    tensor, buffers = holder.start(GatherTensor(0, expression, path)).payload_of(reference[0])
+    tensor, buffers = holder.start(GatherTensor(expression, path)).payload_of(reference[0])
     far = ranks.part([group[0] for group in others])
-    run = far.start(Compare(0, expression, path, tensor), "the check", buffers)
+    run = far.start(Compare(expression, path, tensor), "the check", buffers)
     return dataclasses.replace(difference, distances=dict(run.result()))
 
 

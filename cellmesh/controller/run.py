@@ -51,8 +51,8 @@ class Run(Generic[T]):
         self.number = number
         self.ranks = item.ranks
         self.title = item.title
-        self.is_cell = item.verb.is_cell
-        self.is_query = item.verb.is_query
+        self.is_cell = item.kind.is_cell
+        self.is_query = item.kind.is_query
         self.started_at = time.monotonic()
         self._single = item.is_single
         self.printer = printer

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..wire.codec import Frame, Parcel, encode
-from ..wire.messages import Channel, Relay, Work
+from ..wire.messages import Channel, Relay, Work, WorkVerb
 from ..wire.segments import SegmentFrame
 
 
@@ -16,8 +16,9 @@ class WorkItem(msgspec.Struct, frozen=True):
     """The work of one run.
 
     Attributes:
-        verb: what each rank does; its class says of which kind it is (`WorkVerb`), and its `run` is
-            set when the run has its number.
+        verb: what each rank does; its `run` is set when the run has its number.
+        kind: the class of the verb or, of a feature's request, that of the request: its class
+            attributes say what the work is (`WorkVerb`).
         ranks: the ranks that do it.
         buffers: the frames that the verb's payload announces.
         title: what errors call the run.
@@ -27,6 +28,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     """
 
     verb: Work
+    kind: type[WorkVerb]
     ranks: tuple[int, ...]
     buffers: Sequence[Frame] = ()
     title: str = "the call"
@@ -38,10 +40,16 @@ class WorkItem(msgspec.Struct, frozen=True):
         """What the agent passes on to the ranks for the run of this number."""
         verb: Any = msgspec.structs.replace(self.verb, run=run)
         frames = encode([Parcel(verb, tuple(self.buffers))])
-        execution_count = verb.execution_count if verb.is_cell else 0
-        fills = verb.fills or getattr(verb, "action", "") == "load"
+        execution_count = verb.execution_count if self.kind.is_cell else 0
         lends = isinstance(frames[-1], SegmentFrame)
         relay = Relay(
-            self.ranks, self.channel, run, len(frames), self.title, execution_count, fills, lends
+            self.ranks,
+            self.channel,
+            run,
+            len(frames),
+            self.title,
+            execution_count,
+            self.kind.fills,
+            lends,
         )
         return Parcel(relay, tuple(frames))

@@ -18,7 +18,17 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from ..errors import ProtocolError
-from .messages import Control, FromRank, Ranked, Relay, ToAgent, ToController, ToMainThread, Verb
+from .messages import (
+    Control,
+    FromRank,
+    Ranked,
+    Relay,
+    Request,
+    ToAgent,
+    ToController,
+    ToMainThread,
+    Verb,
+)
 
 V = TypeVar("V")
 Frame = bytes | bytearray | memoryview
@@ -80,6 +90,8 @@ def num_buffers(verb: Any) -> int:
         verb = verb.verb
     if type(verb) is Relay:
         return verb.num_frames
+    if type(verb) is Request:
+        verb = verb.body
     payload = getattr(verb, "payload", verb)
     return int(getattr(payload, "num_buffers", 0))
 

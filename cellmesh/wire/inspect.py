@@ -1,7 +1,6 @@
-"""What the notebook can ask a rank to look at, and what it tells: the subjects of `Look`, and their
-answers.
+"""Queries: what the notebook can ask a rank about its values and names, and the answers.
 
-A look changes nothing, and runs nobody's code: an expression is a path of names, attributes and
+A query changes nothing, and runs nobody's code: an expression is a path of names, attributes and
 constant indices, and is followed anew for each question. One that is more than that (or leads
 through a property, say) is run only where an `Overview` says so, once, on the rank's main thread;
 the rank keeps its value under a `token`, by which later questions are about that very value.
@@ -16,25 +15,30 @@ Answers travel pickled, arrays as numpy's: nothing here needs torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+import msgspec
+
+from .verb import FeatureRequest
+
 Reduction = Literal["mean", "absmax", "stride"]
 
 
-class Subject(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=True):
-    """Base of all that can be looked at."""
+class Query(FeatureRequest, frozen=True):
+    """Base of all that can be asked about a rank's values and names."""
+
+    is_query: ClassVar[bool] = True
+    needs_room: ClassVar[bool] = False
 
 
 # ---------------------------------------------------------------- values
 
 
-class Overview(Subject, frozen=True):
+class Overview(Query, frozen=True):
     """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer:
     `ValueSummary`.
 
@@ -54,7 +58,7 @@ class Overview(Subject, frozen=True):
     runs: bool = False
 
 
-class Histogram(Subject, frozen=True):
+class Histogram(Query, frozen=True):
     """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: `Counts`.
 
     Where `low` is `high`, elements equal to it are counted in the middle bin.
@@ -68,7 +72,7 @@ class Histogram(Subject, frozen=True):
     token: str = ""
 
 
-class Picture(Subject, frozen=True):
+class Picture(Query, frozen=True):
     """A part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
 
     Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the
@@ -98,7 +102,7 @@ class Picture(Subject, frozen=True):
     exactly: bool = False
 
 
-class Element(Subject, frozen=True):
+class Element(Query, frozen=True):
     """One element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
 
     It is as short as the tensor's type can be told apart; `exactly`, for a difference: it is what
@@ -112,14 +116,14 @@ class Element(Subject, frozen=True):
     exactly: bool = False
 
 
-class Gradients(Subject, frozen=True):
+class Gradients(Query, frozen=True):
     """The gradients of a module's parameters, or of an optimizer's. Answer: tuple of `Gradient`."""
 
     expression: str
     token: str = ""
 
 
-class Digests(Subject, frozen=True):
+class Digests(Query, frozen=True):
     """Digests of runs of a tensor's elements, in row-major order of the rank's part. Answer: tuple
     of str.
 
@@ -132,7 +136,7 @@ class Digests(Subject, frozen=True):
     token: str = ""
 
 
-class Sample(Subject, frozen=True):
+class Sample(Query, frozen=True):
     """Elements of a tensor, evenly spaced over some runs (see `Digests`). Answer: `Sampled`."""
 
     expression: str
@@ -142,7 +146,7 @@ class Sample(Subject, frozen=True):
     token: str = ""
 
 
-class Forget(Subject, frozen=True):
+class Forget(Query, frozen=True):
     """Values that are kept need be kept no more. Answer: None."""
 
     tokens: tuple[str, ...]
@@ -299,7 +303,7 @@ class Gradient(msgspec.Struct, frozen=True):
 # ---------------------------------------------------------------- names and code
 
 
-class Names(Subject, frozen=True):
+class Names(Query, frozen=True):
     """The user's names in the rank's namespace that are like a pattern (``*``, ``?``). Answer:
     `Bound`.
     """
@@ -308,7 +312,7 @@ class Names(Subject, frozen=True):
     max_names: int = 1000
 
 
-class Complete(Subject, frozen=True):
+class Complete(Query, frozen=True):
     """What could stand at `cursor` (in characters) in `code`. Answer: `Completions`.
 
     `users_only`: of names, those that the user has bound, and no builtins or keywords.
@@ -319,7 +323,7 @@ class Complete(Subject, frozen=True):
     users_only: bool = False
 
 
-class Explain(Subject, frozen=True):
+class Explain(Query, frozen=True):
     """What ``obj?`` (`detail` 0) and ``obj??`` (1) show of an expression of names, attributes and
     indices.
 
@@ -363,7 +367,7 @@ class Completions:
 # ---------------------------------------------------------------- time
 
 
-class History(Subject, frozen=True):
+class History(Query, frozen=True):
     """The last cells that ran on the rank, and the collectives in them. Answer: `past.Past`.
 
     Of more than `max_operations`, the newest are told.
@@ -387,4 +391,4 @@ class Refusal:
 
 # What is asked of an expression's value.
 OfValue = Overview | Histogram | Picture | Element | Gradients | Digests | Sample
-AnySubject = OfValue | Forget | Names | Complete | Explain | History
+AnyRequest = OfValue | Forget | Names | Complete | Explain | History

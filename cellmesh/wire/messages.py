@@ -23,9 +23,16 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from .inspect import AnySubject
+from . import checkpoint, inspect, profile, replicas
+from .verb import FeatureRequest as FeatureRequest
+from .verb import Pickled as Pickled
+from .verb import Verb as Verb
+from .verb import WorkVerb as WorkVerb
 
-PROTOCOL = 7
+# What features ask: a feature adds its union here, and its handler to those of the ranks.
+AnyRequest = inspect.AnyRequest | replicas.AnyRequest | checkpoint.AnyRequest | profile.AnyRequest
+
+PROTOCOL = 8
 
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
@@ -33,22 +40,6 @@ DisplayKind = Literal["display", "update", "result", "clear"]
 CommKind = Literal["open", "message", "close"]
 BarState = Literal["open", "done", "failed", "stopped", "removed"]
 Phase = Literal["starting", "idle", "running", "dead"]
-
-
-class Verb(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=True):
-    """Base of all messages."""
-
-
-class Pickled(msgspec.Struct, frozen=True, array_like=True):
-    """A pickle (protocol 5); its large buffers follow the header as frames of their own.
-
-    `is_mapped`: they are in a segment, which the one frame names (`wire/segments.py`), and the
-    stream is the last of them where it is empty here.
-    """
-
-    stream: bytes
-    num_buffers: int = 0
-    is_mapped: bool = False
 
 
 # ---------------------------------------------------------------- controller -> agent
@@ -147,24 +138,6 @@ ToAgent = Hello | Detach | Relay | Restart | Respawn | Kill | SetDims | Stop | R
 
 
 # ---------------------------------------------------------------- controller -> rank
-
-
-class WorkVerb(Verb, frozen=True):
-    """Base of what ranks do for a run; the class says of which kind it is.
-
-    Class attributes:
-        is_cell: it is a notebook's cell.
-        is_user_code: it runs code of the user's, whose tracebacks are shown as ranks raise.
-        is_query: it takes a moment, makes no rank busy, and answers a failure by its value.
-        fills: it may give a rank what a user's namespace holds (`Relay`).
-        needs_room: it waits while too much is under way.
-    """
-
-    is_cell: ClassVar[bool] = False
-    is_user_code: ClassVar[bool] = False
-    is_query: ClassVar[bool] = False
-    fills: ClassVar[bool] = False
-    needs_room: ClassVar[bool] = True
 
 
 class RunCell(WorkVerb, frozen=True):
@@ -282,92 +255,10 @@ class Resume(Verb, frozen=True):
     """Go on with the work held back since a run failed. Not answered."""
 
 
-class Check(WorkVerb, frozen=True):
-    """Answer with digests of the tensors of an expression's value ("": of all models and
-    optimizers).
-    """
-
-    run: int
-    expression: str
-
-
-class Compare(WorkVerb, frozen=True):
-    """Answer how far a tensor that `Check` found at `path` is from the one in the payload."""
-
-    run: int
-    expression: str
-    path: str
-    payload: Pickled
-
-
-class GatherTensor(WorkVerb, frozen=True):
-    """Answer with the tensor that `Check` found at `path`, for `Compare` on other ranks."""
-
-    run: int
-    expression: str
-    path: str
-
-
-class Sync(WorkVerb, frozen=True):
-    """Make replicas of an expression's value equal to those of rank `source`. Collective."""
-
-    run: int
-    expression: str
-    source: int
-
-
-class SurveyNames(WorkVerb, frozen=True):
-    """Answer which names of the namespace can be copied to another rank, and why others cannot."""
-
-    run: int
-
-
-class GatherNames(WorkVerb, frozen=True):
-    """Answer with the values of names as one pickle, for `PushNames` on another rank."""
-
-    run: int
-    names: tuple[str, ...]
-
-
-class Checkpoint(WorkVerb, frozen=True):
-    """Save or load names with torch.distributed.checkpoint.
-
-    `check_save` and `check_load` are answered with why this rank cannot ("" if it can) and run no
-    collective; `save` is collective, and with `waits` not answered before all is written; `load` is
-    answered with what was loaded (`names`, or with none all that is there); `finish` when nothing
-    is being written.
-    """
-
-    run: int
-    action: Literal["check_save", "save", "check_load", "load", "finish"]
-    names: tuple[str, ...] = ()
-    path: str = ""
-    waits: bool = True
-
-
 class PostMortem(WorkVerb, frozen=True):
     """Open the debugger at the frame where the last exception was raised."""
 
     run: int
-
-
-class BeginProfile(WorkVerb, frozen=True):
-    """Profile the next cell, from its begin to its end."""
-
-    run: int
-
-
-class EndProfile(WorkVerb, frozen=True):
-    """Answer with the profile of the last cell (`wire.profile.RankProfile`; nothing, if there is
-    none).
-
-    With a `trace_path`, the trace in Chrome's format comes along, if it is at most
-    `max_trace_bytes` long; a longer one stays in that file on the rank's host.
-    """
-
-    run: int
-    trace_path: str
-    max_trace_bytes: int
 
 
 class Interrupt(Verb, frozen=True):
@@ -411,14 +302,11 @@ class Probe(Verb, frozen=True):
     request: int
 
 
-class Look(WorkVerb, frozen=True):
-    """Look at something (see `looks`); to the control thread of a rank that is busy."""
-
-    is_query: ClassVar[bool] = True
-    needs_room: ClassVar[bool] = False
+class Request(WorkVerb, frozen=True):
+    """What a feature asks its counterpart on a rank; a query may go to the control thread."""
 
     run: int
-    subject: AnySubject
+    body: AnyRequest
 
 
 class FromFrontEnd(WorkVerb, frozen=True):
@@ -449,21 +337,12 @@ Work = (
     | PullNames
     | SetMesh
     | Heal
-    | Check
-    | Compare
-    | GatherTensor
-    | Sync
-    | SurveyNames
-    | GatherNames
-    | Checkpoint
     | PostMortem
-    | BeginProfile
-    | EndProfile
-    | Look
+    | Request
     | FromFrontEnd
 )
 ToMainThread = Work | Resume
-Control = Interrupt | Release | Probe | Look | Stacks | Describe | Reply | Leave
+Control = Interrupt | Release | Probe | Request | Stacks | Describe | Reply | Leave
 
 
 # ---------------------------------------------------------------- rank -> agent

@@ -1,4 +1,4 @@
-"""What a rank tells of a profiled cell: the answer to `EndProfile`."""
+"""The profile of a cell: what ranks are asked, and answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,28 @@ from typing import Literal
 
 import msgspec
 
+from .verb import FeatureRequest
+
 OperatorKind = Literal["computation", "communication", "device"]
+
+
+class BeginProfile(FeatureRequest, frozen=True):
+    """Profile the next cell, from its begin to its end."""
+
+
+class EndProfile(FeatureRequest, frozen=True):
+    """Answer with the profile of the last cell (`RankProfile`; nothing, if there is
+    none).
+
+    With a `trace_path`, the trace in Chrome's format comes along, if it is at most
+    `max_trace_bytes` long; a longer one stays in that file on the rank's host.
+    """
+
+    trace_path: str
+    max_trace_bytes: int
+
+
+AnyRequest = BeginProfile | EndProfile
 
 
 class OperatorTime(msgspec.Struct, frozen=True):

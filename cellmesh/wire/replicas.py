@@ -1,4 +1,4 @@
-"""What ranks tell of the tensors that should be equal on several of them."""
+"""Tensors that should be equal on several ranks: what ranks are asked of them, and answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,52 @@ from typing import Literal
 
 import msgspec
 
+from .verb import FeatureRequest, Pickled
+
 Kind = Literal["parameter", "buffer", "optimizer state", "tensor", "number", "rng", "not wrapped"]
+
+
+class Check(FeatureRequest, frozen=True):
+    """Answer with digests of the tensors of an expression's value ("": of all models and
+    optimizers).
+    """
+
+    expression: str
+
+
+class Compare(FeatureRequest, frozen=True):
+    """Answer how far a tensor that `Check` found at `path` is from the one in the payload."""
+
+    expression: str
+    path: str
+    payload: Pickled
+
+
+class GatherTensor(FeatureRequest, frozen=True):
+    """Answer with the tensor that `Check` found at `path`, for `Compare` on other ranks."""
+
+    expression: str
+    path: str
+
+
+class Sync(FeatureRequest, frozen=True):
+    """Make replicas of an expression's value equal to those of rank `source`. Collective."""
+
+    expression: str
+    source: int
+
+
+class SurveyNames(FeatureRequest, frozen=True):
+    """Answer which names of the namespace can be copied to another rank, and why others cannot."""
+
+
+class GatherNames(FeatureRequest, frozen=True):
+    """Answer with the values of names as one pickle, for `PushNames` on another rank."""
+
+    names: tuple[str, ...]
+
+
+AnyRequest = Check | Compare | GatherTensor | Sync | SurveyNames | GatherNames
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

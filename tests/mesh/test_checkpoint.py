@@ -233,7 +233,7 @@ def test_a_checkpoint_that_is_not_complete_is_told(mesh: cm.Mesh, tmp_path: Path
 def test_a_save_in_the_background_copies_what_is_there_now(
     mesh: cm.Mesh, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cellmesh.controller.ranks.current_sink", lambda *args: recorder)
+    monkeypatch.setattr("cellmesh.controller.rank_set.current_sink", lambda *args: recorder)
     mesh.cell("counter = torch.zeros(3)")
     mesh.save("counter", path=tmp_path / "one", wait=False)
     mesh.cell("counter += 1")

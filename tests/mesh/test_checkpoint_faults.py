@@ -61,7 +61,7 @@ def checkpoint(own_mesh: cm.Mesh, tmp_path: Path) -> Path:
 @pytest.fixture
 def shown(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """What saves tell."""
-    monkeypatch.setattr("cellmesh.controller.ranks.current_sink", lambda *args: recorder)
+    monkeypatch.setattr("cellmesh.controller.rank_set.current_sink", lambda *args: recorder)
     return recorder
 
 

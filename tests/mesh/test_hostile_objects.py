@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.inspect.inspection import inspect
 from cellmesh.controller.inspect.query import look
+from cellmesh.controller.inspect.source import inspect
 from cellmesh.wire.inspect import Complete, Explain, Gradients, Names, Overview
-from cellmesh.wire.messages import SurveyNames
+from cellmesh.wire.replicas import SurveyNames
 
 WAIT_S = 40.0
 
@@ -183,7 +183,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
         look(ranks.rank_set, Names()),
         look(ranks.rank_set, Names(), is_beside=True),
     ),
-    "surveyed": lambda ranks: ranks.rank_set.start(SurveyNames(0)).result(timeout_s=WAIT_S),
+    "surveyed": lambda ranks: ranks.rank_set.start(SurveyNames()).result(timeout_s=WAIT_S),
     "checked": lambda ranks: (ranks.check("x"), ranks.check()),
     "synced": lambda ranks: ranks.mesh_of.sync("x"),
     "saved": lambda ranks: ranks.mesh_of.save("x", path=ranks.path),

@@ -8,7 +8,7 @@ from pathlib import Path
 import cellmesh as cm
 from cellmesh.controller.inspect.query import look
 from cellmesh.wire.inspect import (
-    AnySubject,
+    AnyRequest,
     Digests,
     Gradients,
     Histogram,
@@ -40,7 +40,7 @@ while not done:
     done.fill_(os.path.exists({path!r}))
     dist.all_reduce(done)
 """
-SUBJECTS: tuple[AnySubject, ...] = (
+SUBJECTS: tuple[AnyRequest, ...] = (
     Overview("freeing"),
     Overview("keeping"),
     Overview("freeing[1]"),

@@ -17,12 +17,12 @@ from cellmesh.wire.messages import (
     Heal,
     Interrupt,
     Leave,
-    Look,
     Output,
     Probe,
     RankReady,
     RankState,
     Release,
+    Request,
     Resume,
 )
 
@@ -122,7 +122,7 @@ class ScriptedRank:
                     self.interrupted.add(run)
                 case Release(run):
                     self.released.add(run)
-                case Look(run, subject):
+                case Request(run, subject):
                     pickled, buffers = payload.dumps(
                         f"{type(subject).__name__} on {self.rank}", "look"
                     )

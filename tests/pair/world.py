@@ -47,12 +47,12 @@ from cellmesh.wire.messages import (
     HostReport,
     Kill,
     Leave,
-    Look,
     Pickled,
     PullNames,
     PushNames,
     ReadHost,
     Relay,
+    Request,
     Respawn,
     Restart,
     Stop,
@@ -222,8 +222,10 @@ class World:
         chosen = tuple(range(self.num_ranks) if ranks is None else ranks)
         verb: Work = PushNames(0, Pickled(b"")) if fills else PullNames(0, "x")
         if channel == "control":
-            verb = Look(0, Names())
-        item = WorkItem(verb, chosen, title=f"run {number}", channel=channel, is_single=single)
+            verb = Request(0, Names())
+        item = WorkItem(
+            verb, type(verb), chosen, title=f"run {number}", channel=channel, is_single=single
+        )
         run = self._add_run(number, item)
         self._carry_out(self.core.submit(item.relay(number), self.now))
         return run

@@ -15,7 +15,9 @@ def work_item(
     ranks: Sequence[int] = (0, 1), title: str = "the call", is_single: bool = False, **more: Any
 ) -> WorkItem:
     """Work that gives a value."""
-    return WorkItem(PullNames(0, "x"), tuple(ranks), title=title, is_single=is_single, **more)
+    return WorkItem(
+        PullNames(0, "x"), PullNames, tuple(ranks), title=title, is_single=is_single, **more
+    )
 
 
 def relay(

@@ -145,7 +145,8 @@ class Simulation:
         self.num_seen += 1
         self.submitted_at[run] = self.num_seen
         self.unfinished.add(run)
-        item = WorkItem(RunCell(run, json.dumps(programs), "", False, 0), tuple(ranks), title="")
+        verb = RunCell(run, json.dumps(programs), "", False, 0)
+        item = WorkItem(verb, RunCell, tuple(ranks), title="")
         self.carry_out(self.core.submit(item.relay(run), self.now))
         return run
 

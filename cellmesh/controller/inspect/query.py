@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...stdlib import time
-from ...wire.inspect import AnySubject, Refusal
-from ...wire.messages import Channel, Look
+from ...wire.inspect import AnyRequest, Refusal
+from ...wire.messages import Channel
 
 if TYPE_CHECKING:
     from ..rank_set import RankSet
@@ -34,7 +34,7 @@ class QueryResult:
 
 def look(
     ranks: RankSet,
-    subject: AnySubject,
+    subject: AnyRequest,
     *,
     is_beside: bool = False,
     takes_turn: bool = False,
@@ -70,7 +70,7 @@ def look(
     for chosen, channel in parts:
         if chosen:
             part = ranks.part(chosen)
-            run = part.start(Look(0, subject), "the query", channel=channel)
+            run = part.start(subject, "the query", channel=channel)
             runs.append((run, channel))
             if takes_turn:  # ranks that wait in it for one that has raised are to be released
                 session.wait_for(run.number)
@@ -95,7 +95,7 @@ def look(
     return looked
 
 
-def look_at_one(ranks: RankSet, subject: AnySubject, timeout_s: float) -> Any | None:
+def look_at_one(ranks: RankSet, subject: AnyRequest, timeout_s: float) -> Any | None:
     """Ask one rank, at once: the lowest that is idle, else the lowest that is busy.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...wire.bounds import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS
-from ...wire.messages import PullNames, RunCell, RunInfo, Welcome
+from ...wire.messages import PullNames, RunCall, RunCell, RunInfo, Welcome
 from ..output.printer import Printer
 from ..output.sinks import Sink
 from ..run import Run
@@ -119,12 +119,9 @@ class Catalog:
         return adopted
 
     def _adopt_run(self, info: RunInfo, printer: Printer) -> Run[Any]:
-        verb: RunCell | PullNames  # stands for the work that another controller has sent
-        if info.execution_count:
-            verb = RunCell(info.run, "", "", False, info.execution_count)
-        else:
-            verb = PullNames(info.run, "")
-        item = WorkItem(verb, info.ranks, title=info.title or "a call")
+        kind = RunCell if info.execution_count else RunCall
+        # Another controller has sent the work; only its kind is known.
+        item = WorkItem(PullNames(info.run, ""), kind, info.ranks, title=info.title or "a call")
         run: Run[Any] = Run(info.run, item, printer, self._control)
         self.add(run)
         return run

@@ -183,7 +183,7 @@ class Session:
             RankDied: one of the ranks is dead.
         """
         is_full = len(self.catalog.living) >= MAX_RUNS or item.num_bytes >= COUNTED_BYTES
-        if is_full and item.verb.needs_room:
+        if is_full and item.kind.needs_room:
             self.make_room(item.ranks, item.num_bytes)
         self._check_usable(item.ranks)
         if item.channel == "work" and type(item.verb) is not FromFrontEnd:
@@ -238,7 +238,9 @@ class Session:
         """Pass what the front end told a widget on to its rank."""
         printer = Printer((rank,), CellSink(letter.publish, self.beside.displays))
         verb, buffers = letter_verb(letter)
-        run = self.start_run(WorkItem(verb, (rank,), buffers, "a widget's callback"), printer)
+        run = self.start_run(
+            WorkItem(verb, FromFrontEnd, (rank,), buffers, "a widget's callback"), printer
+        )
         # A callback that waits for ranks which have nothing to do is to be released.
         self.wait_for(run.number)
         return run

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
-from ...wire.messages import BeginProfile, EndProfile
-from ...wire.profile import Collective, OperatorKind, RankProfile
+from ...wire.profile import BeginProfile, Collective, EndProfile, OperatorKind, RankProfile
 from ...wire.ranks import describe_groups, format_ranks
 from ..run import Run
 from .chrome import merge_traces
@@ -152,7 +151,7 @@ class Profiling:
     ) -> None:
         self._ranks = ranks.rank_set
         self._trace = None if trace is None else check_target(Path(trace))
-        begin = self._ranks.start(BeginProfile(0), "the profiler")
+        begin = self._ranks.start(BeginProfile(), "the profiler")
         try:
             begin.result()  # ranks that are not ready yet would look like stragglers
         except BaseException:
@@ -195,7 +194,7 @@ class Profiling:
 
     def _ask(self, rank: int, path: str) -> Run[RankProfile | None]:
         one = self._ranks.part((rank,), is_single=True)
-        return one.start(EndProfile(0, path, MAX_TRACE_BYTES), "the profile")
+        return one.start(EndProfile(path, MAX_TRACE_BYTES), "the profile")
 
     def _write(self, by_rank: dict[int, RankProfile], missing: dict[int, str]) -> Profile:
         traces = {rank: one.trace for rank, one in by_rank.items() if one.trace}

@@ -1,15 +1,17 @@
-"""Answers one look; what cannot be told comes as a `Refusal`."""
+"""Answers queries; what cannot be told comes as a `Refusal`."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...wire.codec import Frame
 from ...wire.inspect import (
-    AnySubject,
+    AnyRequest,
     Complete,
     Counts,
     Digests,
@@ -23,9 +25,11 @@ from ...wire.inspect import (
     OfValue,
     Overview,
     Picture,
+    Pixels,
     Refusal,
     Sample,
     Sampled,
+    ValueSummary,
 )
 from ..rank.shell import RankShell
 from ..rank.value_reducer import refusal
@@ -38,6 +42,9 @@ from .pinned import PinnedValues
 from .safe_read import reading
 from .static_eval import NeedsCode, follow
 from .statistics import histogram_of
+
+if TYPE_CHECKING:
+    from ..rank.requests import RankContext
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Looker:
     spans: Spans
     kept: PinnedValues = field(default_factory=PinnedValues)
 
-    def answer(self, subject: AnySubject, is_beside: bool) -> Any:
+    def answer(self, subject: AnyRequest, is_beside: bool) -> Any:
         """Look at something.
 
         Args:
@@ -77,7 +84,7 @@ class Looker:
                 raise
             return refusal(error)
 
-    def _answer(self, subject: AnySubject, is_beside: bool) -> Any:
+    def _answer(self, subject: AnyRequest, is_beside: bool) -> Any:
         match subject:  # these have to be quick, also the first time
             case Complete():
                 from ..completion import complete as completing
@@ -133,7 +140,41 @@ class Looker:
         return value
 
 
-def _why_not(subject: AnySubject, why: NeedsCode, is_beside: bool) -> str:
+class InspectHandler:
+    """Answers for one rank.
+
+    Args:
+        context: the rank's.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._looker = Looker(context.shell, context.groups.spans)
+
+    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
+        """See `rank.requests.Handler`."""
+        answer = self._looker.answer(request, is_beside=False)
+        # An expression that was run may have stopped inside a collective, or in the middle of a
+        # step.
+        if isinstance(answer, Refusal) and getattr(request, "runs", False):
+            self._context.look_after_failure()
+        return answer
+
+    def handle_beside(self, request: AnyRequest) -> Any:
+        """See `rank.requests.Handler`; the main thread may begin something at any moment."""
+        interrupts = self._context.interrupts
+        num_begun, was_idle = interrupts.num_begun, interrupts.running < 0
+        answer = self._looker.answer(request, is_beside=True)
+        nothing_ran = was_idle and interrupts.num_begun == num_begun
+        if nothing_ran and isinstance(answer, ValueSummary | Pixels):
+            return dataclasses.replace(answer, is_torn=False)
+        return answer
+
+
+make_handler = InspectHandler
+
+
+def _why_not(subject: AnyRequest, why: NeedsCode, is_beside: bool) -> str:
     expression = getattr(subject, "expression", "")
     if getattr(subject, "token", "") and not getattr(subject, "runs", False):
         return f"what {expression!r} came to is kept no more: inspect it again"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import queue
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,18 +14,18 @@ from ...stdlib import os, signal, threading, time
 from ...wire import payload
 from ...wire.codec import Parcel, at_rank_for_control, encode
 from ...wire.faults import Faults
-from ...wire.inspect import Pixels, Refusal, ValueSummary
+from ...wire.inspect import Refusal
 from ...wire.messages import (
     Blueprint,
     Describe,
     Done,
     Interrupt,
     Leave,
-    Look,
     Probe,
     RankState,
     Release,
     Reply,
+    Request,
     Stacks,
     StackText,
 )
@@ -36,15 +34,13 @@ from ..groups.groups import Groups
 from ..linux_process import main_thread_sleeps, signal_own_group
 from .interrupts import Interrupts
 from .memory import MemoryMeter
+from .requests import Handlers
 from .shell import RankShell
 from .stack_inspection.activity import Activity, Stop, Waited, look_at_main_thread
 from .stack_inspection.stacks import format_stacks
 from .stdin import Asker
 from .threads import start_thread
 from .value_reducer import refusal
-
-if TYPE_CHECKING:
-    from ..inspect.handler import Looker
 
 # How long an interrupted run may unwind before its collectives are cut; how long a handler of the
 # user's for SIGINT may take, and the description of a failure; when an interrupt that Python has
@@ -67,7 +63,7 @@ class ControlThread:
         asker: takes what the user types.
         device: where the rank computes.
         meter: how much memory the rank has.
-        looker: gives what answers the notebook's looks.
+        handlers: those of the features.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class ControlThread:
         asker: Asker,
         device: torch.device,
         meter: MemoryMeter,
-        looker: Callable[[], Looker],
+        handlers: Handlers,
     ) -> None:
         self._channel = channel
         self._lock = threading.Lock()
@@ -89,7 +85,7 @@ class ControlThread:
         self._asker = asker
         self._device = device
         self._meter = meter
-        self._looker = looker
+        self._handlers = handlers
         self._faults = Faults("a rank's control thread", _write)
         self._last_stop: tuple[int, Stop | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
@@ -163,8 +159,8 @@ class ControlThread:
                 self._answer(Parcel(Blueprint(verb.request, self._groups.blueprint())))
             case Probe():
                 self._answer(Parcel(self._state(verb.request)))
-            case Look():  # beside: statistics may take their time
-                if not start_thread(self._answer_look, verb):
+            case Request():  # beside: statistics may take their time
+                if not start_thread(self._answer_query, verb):
                     pickled, _ = payload.dumps(Refusal("RuntimeError", _NO_THREAD), "the answer")
                     self._answer(Parcel(Done(verb.run, pickled)))
             case Leave():
@@ -174,9 +170,9 @@ class ControlThread:
         with self._lock:
             self._channel.send(encode([parcel]))
 
-    def _answer_look(self, verb: Look) -> None:
+    def _answer_query(self, verb: Request) -> None:
         try:
-            self._answer(self._look(verb))
+            self._answer(self._query(verb))
         except BaseException as error:
             self._take(error)
 
@@ -304,20 +300,10 @@ class ControlThread:
             return 0
         return torch.cuda.memory_reserved(self._device)
 
-    def _look(self, verb: Look) -> Parcel[Done]:
-        """Answer in any case; as beside the main thread, which may begin something at any
-        moment.
-        """
-        num_begun = self._interrupts.num_begun
-        was_idle = self._interrupts.running < 0
+    def _query(self, verb: Request) -> Parcel[Done]:
+        """The answer, in any case."""
         try:
-            answer = self._looker().answer(verb.subject, is_beside=True)
-            if (
-                was_idle
-                and self._interrupts.num_begun == num_begun
-                and isinstance(answer, ValueSummary | Pixels)
-            ):
-                answer = dataclasses.replace(answer, is_torn=False)  # nothing ran meanwhile
+            answer = self._handlers.find(verb.body).handle_beside(verb.body)
             pickled, buffers = payload.dumps(answer, "the answer")
         except BaseException as error:
             pickled, buffers = payload.dumps(refusal(error), "the answer")

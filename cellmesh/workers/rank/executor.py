@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
@@ -11,57 +11,40 @@ import msgspec
 from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Frame, Parcel, make_parcel
-from ...wire.inspect import Refusal
 from ...wire.messages import (
-    BeginProfile,
-    Check,
-    Checkpoint,
-    Compare,
     Done,
-    EndProfile,
     FromFrontEnd,
-    GatherNames,
     GatherParts,
-    GatherTensor,
     Heal,
-    Look,
     PostMortem,
     PullNames,
     PushNames,
     PushParts,
+    Request,
     RunCall,
     RunCell,
     SetMesh,
-    SurveyNames,
-    Sync,
     Timing,
     Work,
     interrupted_unbegun,
 )
 from ...wire.segments import MIN_BYTES
-from ..groups import model_reset
-from ..groups.groups import Groups
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..trace.recorder import name_of
 from .child_processes import end_children
 from .failures import Failures
 from .features import load
 from .interpreter_state import remember_error
-from .interrupts import Interrupts
 from .late_binding import bind_missing_names
 from .memory import MemoryMeter
+from .requests import Handlers, Packed, RankContext
 from .runs import RunRecord, RunTracker
-from .segment_link import SegmentLink
-from .shell import RankShell
 from .streams import Pump
 from .value_reducer import reduce_for_notebook
 
 if TYPE_CHECKING:
-    from ..checkpoint.saving import Checkpoints
     from ..comms.hub import Comms
-    from ..inspect.handler import Looker
     from ..trace.timing import Stopwatch
-    from ..trace.torch_profiler import CellProfiler
 
 
 # What Python begins with; user code may set one that neither a heal nor a description gets along
@@ -109,16 +92,13 @@ class Executor:
     """Executes work, one piece after another.
 
     Args:
-        shell: runs cells; its namespace is the rank's.
-        groups: the rank's process groups.
+        context: the rank's shell, groups, interrupts and segments.
+        handlers: answer the requests of features.
         pump: takes answers, after all output.
         tracker: has the record of the run that executes.
-        interrupts: told which run may be interrupted.
-        failures: tells of runs that failed.
-        meter: told of cells.
-        looker: gives what answers the notebook's looks.
+        failures: describes runs that failed.
+        meter: measures the memory of cells.
         comms: the widgets that user code has made; None where there can be none.
-        segments: takes large values in and gives them out.
         needs_groups: the rank replaces one that died, and has no process groups before the first
             `Heal`.
         bars: the progress bars of user code.
@@ -126,35 +106,45 @@ class Executor:
 
     def __init__(
         self,
-        shell: RankShell,
-        groups: Groups,
+        context: RankContext,
+        handlers: Handlers,
         pump: Pump,
         tracker: RunTracker,
-        interrupts: Interrupts,
         failures: Failures,
         meter: MemoryMeter,
-        looker: Callable[[], Looker],
         comms: Comms | None,
-        segments: SegmentLink,
         needs_groups: bool,
         bars: Bars | None = None,
     ) -> None:
-        self._shell = shell
-        self._namespace: dict[str, Any] = shell.user_ns
-        self._groups = groups
-        self._ledger = groups.ledger
+        self._context = context
+        self._shell = context.shell
+        self._namespace: dict[str, Any] = context.shell.user_ns
+        self._groups = context.groups
+        self._ledger = context.groups.ledger
+        self._interrupts = context.interrupts
+        self._segments = context.segments
+        self._handlers = handlers
         self._pump = pump
         self._tracker = tracker
-        self._interrupts = interrupts
         self._failures = failures
         self._meter = meter
-        self._looker = looker
         self._comms = comms
-        self._segments = segments
         self._needs_groups = needs_groups
         self._bars = bars if bars is not None else _NoBars()
-        self._checkpoints: Checkpoints | None = None
-        self._profiler: CellProfiler | None = None
+        # Each returns the answer, an error that was caught, or None for a plain `Done`.
+        self._table: Mapping[type, Callable[[Any, tuple[Frame, ...]], Any]] = {
+            RunCell: self._cell,
+            RunCall: self._call,
+            PushNames: self._push,
+            PushParts: self._push_parts,
+            PullNames: self._pull,
+            GatherParts: self._pull_part,
+            SetMesh: self._set_mesh,
+            Heal: self._heal,
+            PostMortem: self._debug,
+            Request: self._request,
+            FromFrontEnd: self._tell_widget,
+        }
         self._timing: Timing | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
@@ -178,7 +168,7 @@ class Executor:
         try:
             try:
                 self._interrupts.begin(work.run)
-                outcome = self._perform(work, buffers)
+                outcome = self._table[type(work)](work, buffers)
             finally:
                 self._interrupts.running = -1  # nothing is left to be interrupted from here on
         except BaseException as error:  # also KeyboardInterrupt and SystemExit: the rank stays
@@ -213,7 +203,7 @@ class Executor:
             if issubclass(type(error), KeyboardInterrupt):
                 end_children(work.run)
             answer = self._failures.describe(work.run, error)
-            self._look_after_failure()
+            self._context.look_after_failure()
         finally:
             self._interrupts.end()
         return answer
@@ -254,81 +244,56 @@ class Executor:
         for callbacks in self._shell.events.callbacks.values():
             callbacks.clear()  # what they show and send is the rank's
 
-    def _perform(
-        self, work: Work, buffers: tuple[Frame, ...]
-    ) -> Parcel[Done] | BaseException | None:
-        """Do it; the answer, an error that was caught, or None for the plain `Done`."""
-        match work:
-            case RunCall():
-                function, args, kwargs = payload.loads(work.payload, buffers, self._segments)
-                bind_missing_names((function, args, kwargs), self._namespace)
-                record = RunRecord(
-                    work.run, name_of(function), 0, work.lead, work.audience, time.monotonic()
-                )
-                self._tracker.records.append(record)
-                try:
-                    result = function(*args, **kwargs)
-                    if hasattr(type(result), "__await__"):
-                        result = self._shell.loop_runner(_await(result))
-                finally:
-                    record.end_s = time.monotonic()
-                return None if result is None else self._value(work.run, result, "the result")
-            case RunCell():
-                return self._run_timed(work) if work.is_timed else self._run_cell(work)
-            case PushNames():
-                names = payload.loads(work.payload, buffers, self._segments)
-                self._shell.user_ns.update(names)
-                bind_missing_names(names, self._shell.user_ns)
-                return Parcel(Done(work.run))
-            case PushParts():
-                names = payload.loads(work.payload, buffers, self._segments)
-                parts = load("values.shards").own_parts(names, work, self._groups)
-                self._shell.user_ns.update(parts)
-                return Parcel(Done(work.run))
-            case GatherParts():
-                part = load("values.shards").give_part(self._evaluate(work.expression))
-                return self._value(work.run, part, work.expression)
-            case PullNames():
-                return self._value(work.run, self._evaluate(work.expression), work.expression)
-            case SetMesh():
-                mesh = self._groups.build_mesh(work.mesh_dim_names, work.mesh_shape)
-                self._shell.user_ns["mesh"] = mesh
-                return Parcel(Done(work.run))
-            case Heal():
-                return Parcel(Done(work.run, notes=self._heal(work)))
-            case Check() | Compare() | GatherTensor() | Sync() | SurveyNames() | GatherNames():
-                return self._look_after_replicas(work, buffers)
-            case Checkpoint():
-                return self._value(work.run, self._keep(work), work.path)
-            case PostMortem():
-                load("rank.debugger").post_mortem()
-                return Parcel(Done(work.run))
-            case BeginProfile() | EndProfile():
-                return self._profile(work)
-            case Look():
-                return self._look(work)
-            case FromFrontEnd():
-                (self._comms or load("comms.hub").Comms).receive(work, buffers)
-                return Parcel(Done(work.run))
-        raise AssertionError(work)
-
-    def _look(self, work: Look) -> Parcel[Done]:
-        answer = self._looker().answer(work.subject, False)
-        # An expression that was run may have stopped inside a collective, or in the middle of a
-        # step.
-        if isinstance(answer, Refusal) and getattr(work.subject, "runs", False):
-            self._look_after_failure()
-        return self._value(work.run, answer, "the answer")
-
-    def _look_after_failure(self) -> None:
+    def _call(self, work: RunCall, buffers: tuple[Frame, ...]) -> Parcel[Done] | None:
+        function, args, kwargs = payload.loads(work.payload, buffers, self._segments)
+        bind_missing_names((function, args, kwargs), self._namespace)
+        record = RunRecord(
+            work.run, name_of(function), 0, work.lead, work.audience, time.monotonic()
+        )
+        self._tracker.records.append(record)
         try:
-            is_dirty = model_reset.look_after_failure()
-        except BaseException:  # an interrupt, since code of a model's does not end
-            is_dirty = True
-        if is_dirty:
-            self._groups.mark_broken()
+            result = function(*args, **kwargs)
+            if hasattr(type(result), "__await__"):
+                result = self._shell.loop_runner(_await(result))
+        finally:
+            record.end_s = time.monotonic()
+        return None if result is None else self._value(work.run, result, "the result")
 
-    def _run_timed(self, work: RunCell) -> BaseException | None:
+    def _push(self, work: PushNames, buffers: tuple[Frame, ...]) -> None:
+        names = payload.loads(work.payload, buffers, self._segments)
+        self._namespace.update(names)
+        bind_missing_names(names, self._namespace)
+
+    def _push_parts(self, work: PushParts, buffers: tuple[Frame, ...]) -> None:
+        names = payload.loads(work.payload, buffers, self._segments)
+        self._namespace.update(load("values.shards").own_parts(names, work, self._groups))
+
+    def _pull(self, work: PullNames, buffers: tuple[Frame, ...]) -> Parcel[Done]:
+        return self._value(work.run, self._evaluate(work.expression), work.expression)
+
+    def _pull_part(self, work: GatherParts, buffers: tuple[Frame, ...]) -> Parcel[Done]:
+        part = load("values.shards").give_part(self._evaluate(work.expression))
+        return self._value(work.run, part, work.expression)
+
+    def _set_mesh(self, work: SetMesh, buffers: tuple[Frame, ...]) -> None:
+        mesh = self._groups.build_mesh(work.mesh_dim_names, work.mesh_shape)
+        self._namespace["mesh"] = mesh
+
+    def _debug(self, work: PostMortem, buffers: tuple[Frame, ...]) -> None:
+        load("rank.debugger").post_mortem()
+
+    def _tell_widget(self, work: FromFrontEnd, buffers: tuple[Frame, ...]) -> None:
+        (self._comms or load("comms.hub").Comms).receive(work, buffers)
+
+    def _request(self, work: Request, buffers: tuple[Frame, ...]) -> Parcel[Done]:
+        answer = self._handlers.find(work.body).handle(work.body, buffers)
+        if type(answer) is Packed:
+            return Parcel(Done(work.run, answer.pickled), tuple(answer.buffers))
+        return self._value(work.run, answer, getattr(work.body, "path", "") or "the answer")
+
+    def _cell(self, work: RunCell, buffers: tuple[Frame, ...]) -> BaseException | None:
+        if not work.is_timed:
+            return self._run_cell(work)
         stopwatch: Stopwatch = load("trace.timing").Stopwatch(self._groups)
         stopwatch.start()
         try:
@@ -345,8 +310,8 @@ class Executor:
         if work.argv is not None:
             before, sys.argv = getattr(sys, "argv", [PROGRAM]), [PROGRAM, *work.argv]
         try:
-            if self._profiler is not None:
-                self._profiler.start()
+            if self._context.observer is not None:
+                self._context.observer.start()
             error = self._shell.run_source(
                 work.source, work.transformed, work.is_async, work.execution_count, work.quiet
             )
@@ -356,77 +321,24 @@ class Executor:
                 error.add_note('`%%dist --argv "--lr 0.1"` gives a cell arguments')
             return error
         finally:
-            if self._profiler is not None:
-                self._profiler.stop()
+            if self._context.observer is not None:
+                self._context.observer.stop()
             if work.argv is not None:
                 sys.argv = before
             record.end_s = time.monotonic()
             self._meter.end()
 
-    def _profile(self, work: BeginProfile | EndProfile) -> Parcel[Done]:
-        profiling = load("trace.torch_profiler")
-        profiler, self._profiler = self._profiler, None
-        if isinstance(work, BeginProfile):
-            self._profiler = profiling.CellProfiler(self._groups, self._groups.placement.device)
-            return Parcel(Done(work.run))
-        found = (
-            None if profiler is None else profiler.collect(work.trace_path, work.max_trace_bytes)
-        )
-        return self._value(work.run, found, "the profile")
-
-    def _heal(self, work: Heal) -> tuple[str, ...]:
+    def _heal(self, work: Heal, buffers: tuple[Frame, ...]) -> Parcel[Done]:
         if self._needs_groups:
             self._needs_groups = False
-            self._shell.user_ns["mesh"] = self._groups.rejoin(
+            self._namespace["mesh"] = self._groups.rejoin(
                 work.blueprint, work.mesh_dim_names, work.mesh_shape
             )
-        return self._groups.heal(work.generation, frozenset(work.ranks), work.store_port or None)
-
-    def _look_after_replicas(self, work: Any, buffers: tuple[Frame, ...]) -> Parcel[Done]:
-        replicas, copying, syncing = (
-            load(f"replicas.{name}") for name in ("checking", "copying", "syncing")
-        )
-        namespace = self._shell.user_ns
-        match work:
-            case Check():
-                return self._value(
-                    work.run, replicas.check(namespace, work.expression), "the digests"
-                )
-            case Compare():
-                theirs = payload.loads(work.payload, buffers, self._segments)
-                found = replicas.compare(namespace, work.expression, work.path, theirs)
-                return self._value(work.run, found, work.path)
-            case GatherTensor():
-                return self._value(
-                    work.run, replicas.find_tensor(namespace, work.expression, work.path), work.path
-                )
-            case Sync():
-                report = syncing.sync(namespace, work.expression, work.source)
-                return self._value(work.run, report, "the report")
-            case SurveyNames():
-                return self._value(work.run, copying.survey(namespace), "the names")
-            case GatherNames():
-                pickled, out_of_band = copying.gather(namespace, work.names)
-                return Parcel(Done(work.run, pickled), tuple(out_of_band))
-        raise AssertionError(work)
-
-    def _keep(self, work: Checkpoint) -> Any:
-        if self._checkpoints is None:
-            self._checkpoints = load("checkpoint.saving").Checkpoints(self._shell.user_ns)
-        match work.action:
-            case "check_save":
-                return self._checkpoints.check_save(work.names, work.path)
-            case "save":
-                return self._checkpoints.save(work.names, work.path, work.waits)
-            case "check_load":
-                return self._checkpoints.check_load(work.names, work.path)
-            case "load":
-                return self._checkpoints.load(work.names, work.path)
-            case "finish":
-                return self._checkpoints.finish()
+        ranks, port = frozenset(work.ranks), work.store_port or None
+        return Parcel(Done(work.run, notes=self._groups.heal(work.generation, ranks, port)))
 
     def _evaluate(self, expression: str) -> Any:
-        return eval(compile(expression.strip(), "<expression>", "eval"), self._shell.user_ns)
+        return eval(compile(expression.strip(), "<expression>", "eval"), self._namespace)
 
     def _value(self, run: int, value: Any, name: str) -> Parcel[Done]:
         if value is None:

@@ -8,10 +8,8 @@ module that cannot be imported is reported where its feature is used, by name.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -75,17 +73,6 @@ def late(module: str, function: str) -> Callable[..., Any]:
         return getattr(load(module), function)(*args, **kwargs)
 
     return call
-
-
-def once(make: Callable[[], T]) -> Callable[[], T]:
-    """Make an object when it is first asked for, on whichever thread."""
-    lock, cached = threading.Lock(), functools.cache(make)
-
-    def get() -> T:
-        with lock:
-            return cached()
-
-    return get
 
 
 def load_or_say(module: str, libraries: Iterable[str]) -> Any:

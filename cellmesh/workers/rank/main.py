@@ -47,10 +47,11 @@ from .control import ControlThread
 from .cuda_context import find_lost_context, report_lost_context
 from .executor import Executor
 from .failures import Failures
-from .features import late, load, load_or_say, once
+from .features import late, load_or_say
 from .forked import guard_forks
 from .interrupts import Interrupts
 from .memory import MemoryMeter
+from .requests import Handlers, RankContext
 from .runs import RunTracker
 from .segment_link import SegmentLink
 from .shell import RankShell, Show
@@ -151,9 +152,10 @@ def run_rank(
         Spans(tracker),
     )
     meter = MemoryMeter(placement.device)
-    looker = once(lambda: load("inspect.handler").Looker(shell, groups.spans))
+    context = RankContext(shell, groups, interrupts, SegmentLink(segments), placement.device)
+    handlers = Handlers(context)
     control_thread = ControlThread(
-        Channel(control), shell, groups, interrupts, asker, placement.device, meter, looker
+        Channel(control), shell, groups, interrupts, asker, placement.device, meter, handlers
     )
     control_thread.start()
     shell.user_ns.update(
@@ -175,16 +177,13 @@ def run_rank(
     shell.stopped_by = lambda: control_thread.kind_of_stop(interrupts.running)
     raise_as_stops(shell.stopped_by)
     executor = Executor(
-        shell,
-        groups,
+        context,
+        handlers,
         pump,
         tracker,
-        interrupts,
         Failures(shell, groups, control_thread.stop_of),
         meter,
-        looker,
         comms,
-        SegmentLink(segments),
         needs_groups=options.rejoin,
         bars=meters,
     )

@@ -32,12 +32,12 @@ from cellmesh.wire.inspect import (
     Sample,
     ValueSummary,
 )
-from cellmesh.wire.messages import Look
+from cellmesh.wire.messages import Request
 from cellmesh.workers.groups import model_reset
-from cellmesh.workers.inspect.handler import Looker
+from cellmesh.workers.inspect.handler import InspectHandler, Looker
 from cellmesh.workers.rank.control import ControlThread
-from cellmesh.workers.rank.executor import Executor
 from cellmesh.workers.rank.failures import Failures
+from cellmesh.workers.rank.requests import RankContext
 from cellmesh.workers.rank.shell import RankShell
 
 RAN: list[str] = []
@@ -337,19 +337,37 @@ def test_the_user_interrupts_what_is_run_for_a_look() -> None:
         looker_of(raise_=raise_).answer(Overview("raise_(KeyboardInterrupt())", runs=True), False)
 
 
+class FakeHandlers:
+    """One handler for all requests."""
+
+    def __init__(self, handler: Any) -> None:
+        self.handler = handler
+
+    def find(self, request: Any) -> Any:
+        return self.handler
+
+
+def handler_of(looker: Any, **context: Any) -> InspectHandler:
+    """A handler whose queries `looker` answers."""
+    shell = SimpleNamespace(user_ns={})
+    groups = SimpleNamespace(spans=None, **context.pop("groups", {}))
+    parts = {"interrupts": None, "segments": None, "device": None, **context}
+    handler = InspectHandler(RankContext(cast(Any, shell), cast(Any, groups), **cast(Any, parts)))
+    handler._looker = looker
+    return handler
+
+
 @pytest.mark.parametrize("answer", [raise_, lambda error: threading.Lock()])
 def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
     asked: list[bool] = []
 
     class Odd:
-        def answer(self, subject: Any, is_beside: bool) -> Any:
-            asked.append(is_beside)
+        def handle_beside(self, request: Any) -> Any:
+            asked.append(True)
             return answer(KeyboardInterrupt("odd"))  # raised, or in what cannot be pickled
 
-    parts = cast(
-        Any, [None, None, None, SimpleNamespace(running=-1, num_begun=0), None, None, None, Odd]
-    )
-    done = ControlThread(*parts)._look(Look(7, Overview("x")))
+    parts = cast(Any, [None] * 3 + [SimpleNamespace()] + [None] * 3 + [FakeHandlers(Odd())])
+    done = ControlThread(*parts)._query(Request(7, Overview("x")))
     assert done.verb.run == 7
     assert isinstance(payload.loads(done.verb.payload, done.buffers), Refusal)
     assert asked == [True]
@@ -363,13 +381,13 @@ def test_only_what_was_looked_at_while_something_ran_is_torn(
 ) -> None:
     class Slow:
         def answer(self, subject: Any, is_beside: bool) -> Any:
+            assert is_beside
             interrupts.num_begun += begun
             return looker_of(x=torch.ones(1)).answer(subject, is_beside)
 
     interrupts = SimpleNamespace(running=running, num_begun=5)
-    parts = cast(Any, [None, None, None, interrupts, None, None, None, Slow])
-    done = ControlThread(*parts)._look(Look(7, Overview("x")))
-    assert payload.loads(cast(Any, done.verb.payload), done.buffers).is_torn is is_torn
+    handler = handler_of(Slow(), interrupts=interrupts)
+    assert handler.handle_beside(Overview("x")).is_torn is is_torn
 
 
 @pytest.mark.parametrize(("runs", "is_dirty"), [(True, True), (True, False), (False, True)])
@@ -378,14 +396,11 @@ def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_h
 ) -> None:
     monkeypatch.setattr(model_reset, "look_after_failure", lambda: is_dirty)
     broken: list[bool] = []
-    groups = SimpleNamespace(mark_broken=lambda: broken.append(True), ledger=None)
-    looker = looker_of(raise_=raise_)
-    shell = SimpleNamespace(user_ns={})
-    parts = cast(
-        Any, [shell, groups, None, None, None, None, None, lambda: looker, None, None, False]
+    handler = handler_of(
+        looker_of(raise_=raise_), groups={"mark_broken": lambda: broken.append(True)}
     )
-    done = Executor(*parts)._look(Look(7, Overview("raise_(ValueError())", runs=runs)))
-    assert isinstance(payload.loads(cast(Any, done.verb.payload), done.buffers), Refusal)
+    answer = handler.handle(Overview("raise_(ValueError())", runs=runs), ())
+    assert isinstance(answer, Refusal)
     assert broken == [True] * (runs and is_dirty)
 
 

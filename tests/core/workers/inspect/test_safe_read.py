@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.wire.inspect import (
-    AnySubject,
+    AnyRequest,
     Digests,
     Element,
     Gradients,
@@ -78,10 +78,10 @@ def test_so_have_the_pieces_of_any_tensor(value: torch.Tensor, size: int) -> Non
     assert torch.equal(torch.cat(found), value.reshape(-1))
 
 
-def subjects(path: str, rows: int, cols: int) -> list[AnySubject]:
+def subjects(path: str, rows: int, cols: int) -> list[AnyRequest]:
     count = rows * cols
     parts = ((0, count // 3), (count // 2, count))
-    pictures: list[AnySubject] = [
+    pictures: list[AnyRequest] = [
         Picture("x", path, (), dims, (0, sizes[0]), (1, sizes[1]), *sides, reduction, most)
         for dims, sizes in (((0, 1), (rows, cols)), ((1, 0), (cols, rows)))
         for sides, most in (((9999, 9999), 1 << 26), ((7, 13), 1 << 26))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cellmesh.wire.inspect import (
-    AnySubject,
+    AnyRequest,
     Digests,
     Element,
     Gradients,
@@ -23,7 +23,7 @@ from cellmesh.wire.inspect import (
 from cellmesh.workers.inspect.handler import Looker
 
 PARTS = ((0, 3), (4, 6))
-PICTURES: list[AnySubject] = [
+PICTURES: list[AnyRequest] = [
     Picture("x", "", (), (0, 1), (0, 2), (0, 3), side, side, reduction)
     for side in (1, 9)
     for reduction in ("mean", "absmax", "stride")
@@ -37,7 +37,7 @@ def test_what_was_looked_at_can_still_be_resized(dtype: torch.dtype, is_beside: 
     one = torch.tensor(3).to(dtype)
     model = torch.nn.Linear(3, 2)
     model(torch.ones(3)).sum().backward()
-    subjects: list[AnySubject] = [
+    subjects: list[AnyRequest] = [
         Overview("x"),
         Histogram("x", "", 0.0, 5.0, 3),
         *PICTURES,

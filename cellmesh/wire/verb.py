@@ -1,0 +1,45 @@
+"""What every message is made of: the bases of verbs and requests, and pickled values."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class Verb(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=True):
+    """Base of all messages."""
+
+
+class Pickled(msgspec.Struct, frozen=True, array_like=True):
+    """A pickle (protocol 5); its large buffers follow the header as frames of their own.
+
+    `is_mapped`: they are in a segment, which the one frame names (`wire/segments.py`), and the
+    stream is the last of them where it is empty here.
+    """
+
+    stream: bytes
+    num_buffers: int = 0
+    is_mapped: bool = False
+
+
+class WorkVerb(Verb, frozen=True):
+    """Base of what ranks do for a run; the class says of which kind it is.
+
+    Class attributes:
+        is_cell: it is a notebook's cell.
+        is_user_code: it runs code of the user's, whose tracebacks are shown as ranks raise.
+        is_query: it takes a moment, makes no rank busy, and answers a failure by its value.
+        fills: it may give a rank what a user's namespace holds (`Relay`).
+        needs_room: it waits while too much is under way.
+    """
+
+    is_cell: ClassVar[bool] = False
+    is_user_code: ClassVar[bool] = False
+    is_query: ClassVar[bool] = False
+    fills: ClassVar[bool] = False
+    needs_room: ClassVar[bool] = True
+
+
+class FeatureRequest(WorkVerb, frozen=True):
+    """Base of what a feature of the controller asks its counterpart on a rank; see `Request`."""

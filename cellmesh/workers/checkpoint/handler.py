@@ -1,0 +1,51 @@
+"""Answers what ranks are asked of checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...wire.checkpoint import (
+    AnyRequest,
+    CheckLoad,
+    CheckSave,
+    FinishSave,
+    LoadNames,
+    SaveNames,
+)
+from ...wire.codec import Frame
+from .saving import Checkpoints
+
+if TYPE_CHECKING:
+    from ..rank.requests import RankContext
+
+
+class CheckpointHandler:
+    """Answers for one rank.
+
+    Args:
+        context: the rank's.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._checkpoints = Checkpoints(context.shell.user_ns)
+
+    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
+        """See `rank.requests.Handler`."""
+        match request:
+            case CheckSave(names, path):
+                return self._checkpoints.check_save(names, path)
+            case SaveNames(names, path, waits):
+                return self._checkpoints.save(names, path, waits)
+            case CheckLoad(names, path):
+                return self._checkpoints.check_load(names, path)
+            case LoadNames(names, path):
+                return self._checkpoints.load(names, path)
+            case FinishSave():
+                return self._checkpoints.finish()
+
+    def handle_beside(self, request: AnyRequest) -> Any:
+        """Nothing of this is answered beside the main thread."""
+        raise NotImplementedError(request)
+
+
+make_handler = CheckpointHandler

@@ -1,0 +1,59 @@
+"""Answers what ranks are asked of replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...wire import payload
+from ...wire.codec import Frame
+from ...wire.replicas import (
+    AnyRequest,
+    Check,
+    Compare,
+    GatherNames,
+    GatherTensor,
+    SurveyNames,
+    Sync,
+)
+from ..rank.requests import Packed
+from . import checking, copying, syncing
+
+if TYPE_CHECKING:
+    from ..rank.requests import RankContext
+
+
+class ReplicaHandler:
+    """Answers for one rank.
+
+    Args:
+        context: the rank's.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._namespace = context.shell.user_ns
+        self._segments = context.segments
+
+    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
+        """See `rank.requests.Handler`."""
+        namespace = self._namespace
+        match request:
+            case Check():
+                return checking.check(namespace, request.expression)
+            case Compare():
+                theirs = payload.loads(request.payload, buffers, self._segments)
+                return checking.compare(namespace, request.expression, request.path, theirs)
+            case GatherTensor():
+                return checking.find_tensor(namespace, request.expression, request.path)
+            case Sync():
+                return syncing.sync(namespace, request.expression, request.source)
+            case SurveyNames():
+                return copying.survey(namespace)
+            case GatherNames():
+                return Packed(*copying.gather(namespace, request.names))
+
+    def handle_beside(self, request: AnyRequest) -> Any:
+        """Nothing of this is answered beside the main thread."""
+        raise NotImplementedError(request)
+
+
+make_handler = ReplicaHandler

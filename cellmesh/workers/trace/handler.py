@@ -1,0 +1,41 @@
+"""Answers what ranks are asked of profiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...wire.codec import Frame
+from ...wire.profile import AnyRequest, BeginProfile, RankProfile
+from .torch_profiler import CellProfiler
+
+if TYPE_CHECKING:
+    from ..rank.requests import RankContext
+
+
+class ProfileHandler:
+    """Answers for one rank.
+
+    Args:
+        context: the rank's.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._profiler: CellProfiler | None = None
+
+    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> RankProfile | None:
+        """See `rank.requests.Handler`."""
+        profiler, self._profiler = self._profiler, None
+        if isinstance(request, BeginProfile):
+            self._profiler = CellProfiler(self._context.groups, self._context.device)
+        self._context.observer = self._profiler
+        if profiler is None or isinstance(request, BeginProfile):
+            return None
+        return profiler.collect(request.trace_path, request.max_trace_bytes)
+
+    def handle_beside(self, request: AnyRequest) -> Any:
+        """Nothing of this is answered beside the main thread."""
+        raise NotImplementedError(request)
+
+
+make_handler = ProfileHandler
