@@ -300,7 +300,7 @@ class Gradient(msgspec.Struct, frozen=True):
     grad: TensorSummary | None = None
 
 
-# ---------------------------------------------------------------- names and code
+# ---------------------------------------------------------------- names
 
 
 class Names(Query, frozen=True):
@@ -310,28 +310,6 @@ class Names(Query, frozen=True):
 
     pattern: str = "*"
     max_names: int = 1000
-
-
-class Complete(Query, frozen=True):
-    """What could stand at `cursor` (in characters) in `code`. Answer: `Completions`.
-
-    `users_only`: of names, those that the user has bound, and no builtins or keywords.
-    """
-
-    code: str
-    cursor: int
-    users_only: bool = False
-
-
-class Explain(Query, frozen=True):
-    """What ``obj?`` (`detail` 0) and ``obj??`` (1) show of an expression of names, attributes and
-    indices.
-
-    Answer: str, with ANSI colours; "" if there is no such thing, or only code could tell.
-    """
-
-    name: str
-    detail: int = 0
 
 
 @dataclass(frozen=True)
@@ -347,21 +325,6 @@ class Bound:
 def alphabetically(name: str) -> tuple[str, str]:
     """By which names are sorted."""
     return name.lower(), name
-
-
-@dataclass(frozen=True)
-class Completions:
-    """What could replace ``code[begin:end]``: texts, and what each is (``function``, ``instance``,
-    ...).
-
-    `is_whole`: nothing else can stand there, as after the dot of something that is known.
-    """
-
-    begin: int
-    end: int
-    texts: tuple[str, ...]
-    kinds: tuple[str, ...]
-    is_whole: bool = False
 
 
 # ---------------------------------------------------------------- time
@@ -391,4 +354,4 @@ class Refusal:
 
 # What is asked of an expression's value.
 OfValue = Overview | Histogram | Picture | Element | Gradients | Digests | Sample
-AnyRequest = OfValue | Forget | Names | Complete | Explain | History
+AnyRequest = OfValue | Forget | Names | History

@@ -23,14 +23,20 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from . import checkpoint, inspect, profile, replicas
+from . import checkpoint, completion, inspect, profile, replicas
 from .verb import FeatureRequest as FeatureRequest
 from .verb import Pickled as Pickled
 from .verb import Verb as Verb
 from .verb import WorkVerb as WorkVerb
 
 # What features ask: a feature adds its union here, and its handler to those of the ranks.
-AnyRequest = inspect.AnyRequest | replicas.AnyRequest | checkpoint.AnyRequest | profile.AnyRequest
+AnyRequest = (
+    inspect.AnyRequest
+    | completion.AnyRequest
+    | replicas.AnyRequest
+    | checkpoint.AnyRequest
+    | profile.AnyRequest
+)
 
 PROTOCOL = 8
 

@@ -9,7 +9,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.inspect.query import look, look_at_one
 from cellmesh.magics.render.who import names_table
-from cellmesh.wire.inspect import Complete, Explain
+from cellmesh.wire.completion import Complete, Explain
 
 from .conftest import Recorder
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...stdlib import time
-from ...wire.inspect import AnyRequest, Refusal
+from ...wire.inspect import Query, Refusal
 from ...wire.messages import Channel
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class QueryResult:
 
 def look(
     ranks: RankSet,
-    subject: AnyRequest,
+    subject: Query,
     *,
     is_beside: bool = False,
     takes_turn: bool = False,
@@ -95,7 +95,7 @@ def look(
     return looked
 
 
-def look_at_one(ranks: RankSet, subject: AnyRequest, timeout_s: float) -> Any | None:
+def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
     """Ask one rank, at once: the lowest that is idle, else the lowest that is busy.
 
     Args:

@@ -16,7 +16,7 @@ from IPython.utils.tokenutil import token_at_cursor
 from ...controller.inspect.query import look_at_one
 from ...controller.ranks import Ranks
 from ...errors import CellmeshError
-from ...wire.inspect import Explain
+from ...wire.completion import Explain
 from ..auto import CellForRanks
 from .hooks import give_back
 

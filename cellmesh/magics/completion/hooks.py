@@ -20,7 +20,7 @@ from ...controller.mesh import Mesh
 from ...controller.ranks import Ranks
 from ...controller.session.start import living_meshes
 from ...errors import CellmeshError
-from ...wire.inspect import Complete, Completions
+from ...wire.completion import Complete, Completions
 from ..auto import CellForRanks
 from .options import Sources, complete_line
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from ...wire.inspect import Complete, Completions
+from ...wire.completion import Complete, Completions
 from ..inspect.names import users_names
 from ..inspect.static_eval import Unknown
 from ..rank.shell import RankShell

@@ -15,7 +15,7 @@ from IPython.core.oinspect import OInfo, find_file
 from IPython.utils.path import compress_user
 from torch import nn
 
-from ...wire.inspect import Explain
+from ...wire.completion import Explain
 from ..inspect.safe_repr import quiet_text
 from ..inspect.static_eval import Unknown, in_classes
 from ..rank.shell import RankShell

@@ -12,11 +12,9 @@ import torch
 from ...wire.codec import Frame
 from ...wire.inspect import (
     AnyRequest,
-    Complete,
     Counts,
     Digests,
     Element,
-    Explain,
     Forget,
     Gradients,
     Histogram,
@@ -85,15 +83,7 @@ class Looker:
             return refusal(error)
 
     def _answer(self, subject: AnyRequest, is_beside: bool) -> Any:
-        match subject:  # these have to be quick, also the first time
-            case Complete():
-                from ..completion import complete as completing
-
-                return completing.complete(self.shell, subject)
-            case Explain():
-                from ..completion import help
-
-                return help.explain(self.shell, subject)
+        match subject:
             case Names():
                 with reading(is_beside=True) as read:  # a busy rank is asked, too
                     return names(self.shell, subject, read)

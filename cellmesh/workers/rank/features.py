@@ -26,6 +26,7 @@ PREIMPORTED = (
     "comms.hub",
     "rank.debugger",
     "inspect.handler",
+    "completion.handler",
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
-from ...wire import checkpoint, inspect, profile, replicas
+from ...wire import checkpoint, completion, inspect, profile, replicas
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -26,6 +26,7 @@ _MODULES: Mapping[type, str] = {
     request: module
     for union, module in (
         (inspect.AnyRequest, "inspect.handler"),
+        (completion.AnyRequest, "completion.handler"),
         (replicas.AnyRequest, "replicas.handler"),
         (checkpoint.AnyRequest, "checkpoint.handler"),
         (profile.AnyRequest, "trace.handler"),

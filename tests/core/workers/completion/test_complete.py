@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from cellmesh.wire.inspect import Complete, Completions
+from cellmesh.wire.completion import Complete, Completions
 from cellmesh.workers.completion.complete import complete
 
 

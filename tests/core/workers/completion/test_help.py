@@ -12,7 +12,7 @@ import torch
 from IPython.core.oinspect import Inspector
 from torch import nn
 
-from cellmesh.wire.inspect import Explain
+from cellmesh.wire.completion import Explain
 from cellmesh.workers.completion.help import explain
 
 
