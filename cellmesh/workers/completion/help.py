@@ -1,27 +1,39 @@
-"""The help for a name, by a rank's own namespace."""
+"""The help for a name, by a rank's own namespace.
+
+IPython's inspector asks an object for its help: by `getdoc`, ``__len__``, ``__repr__``,
+``__signature__``, .... Here the same facts are read from what the object and its classes hold, and
+IPython formats them.
+"""
 
 from __future__ import annotations
 
 import ast
-import copy
+import collections
+import functools
+import inspect
 import linecache
-import math
-import os
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
-from IPython.core.oinspect import OInfo, find_file
+from IPython.core.oinspect import InfoDict, _render_signature
 from IPython.utils.path import compress_user
 from torch import nn
 
 from ...wire.completion import Explain
-from ..inspect.safe_repr import quiet_text
+from ..inspect.safe_repr import full_name_of, name_of, quiet_text
 from ..inspect.static_eval import Unknown, in_classes
 from ..rank.shell import RankShell
-from ..static_lookup import held_by, vars_of
-from .inference import InstanceOf, attribute, find_name, is_property, resolve
-from .instances import facts_of, is_pythons
+from ..static_lookup import classes_of, held_by, vars_of
+from .inference import C_FUNCTIONS, InstanceOf, attribute, find_name, is_property, resolve
+from .members import called
+
+_SIZED = (str, bytes, range, list, tuple, dict, set, frozenset, collections.deque)
+_FUNCTIONS = (types.FunctionType, types.MethodType, *C_FUNCTIONS)
+_OF_C = (*C_FUNCTIONS, types.GetSetDescriptorType)
+_MODULES_OF_ANNOTATIONS = ("builtins", "types", "typing")
+_MAX_SUBCLASSES = 10
 
 
 def explain(shell: RankShell, subject: Explain) -> str:
@@ -30,56 +42,11 @@ def explain(shell: RankShell, subject: Explain) -> str:
         found = _find(subject.name, shell.user_ns)
     except Unknown:
         return ""
-    info = OInfo(
-        ismagic=False, isalias=False, found=True, namespace="ranks", parent=None, obj=found
-    )
-    inspector = _quiet(shell.inspector, _text_of(found))
-    source = _source_of_class(found) if subject.detail else ""
-    if is_pythons(found):
-        bundle = inspector._get_info(found, subject.name, info=info, detail_level=subject.detail)
-        text = _name_cell(str(bundle["text/plain"]), found, shell)
-    else:
-        facts = facts_of(found, subject.name, _text_of(found), bool(subject.detail))
-        fields = inspector._make_info_unformatted(None, facts, None, subject.detail, ())
-        text = str(inspector.format_mime(fields)["text/plain"])
-    return f"{text.rstrip()}\nSource:\n{source}\n" if source else text
-
-
-def _quiet(inspector: Any, text: str) -> Any:
-    """An inspector that tells this text of its object, and does not ask it for one.
-
-    A tensor's text reads its elements, which may be freed meanwhile; others' is code of the user's.
-    """
-    quiet = copy.copy(inspector)
-    quiet.str_detail_level = math.inf
-    tell = quiet.info
-    quiet.info = lambda *args, **fields: {**tell(*args, **fields), "string_form": text}
-    return quiet
-
-
-def _text_of(found: Any) -> str:
-    return (
-        str(found)
-        if issubclass(type(found), nn.Module) and _is_torchs(found)
-        else quiet_text(found)
-    )
-
-
-def _is_torchs(module: Any) -> bool:
-    """Whether a module, and all in it, are of torch's classes: their texts are, too, and read no
-    elements.
-    """
-    parts = held_by(module).get("_modules") or {}
-    return type(module).__module__.startswith("torch.") and all(
-        part is None or _is_torchs(part) for part in list(parts.values())
-    )
-
-
-def _name_cell(text: str, found: Any, shell: RankShell) -> str:
-    """What was typed into a cell has no file that one could open."""
-    file = find_file(found) or ""
-    cell = shell.cell_of(file) or shell.cell_of(os.path.basename(file))
-    return text.replace(compress_user(file), f"In[{cell}]") if cell else text
+    facts = dict.fromkeys(InfoDict.__annotations__) | _facts(found, subject, shell)
+    function = found if type(found) in _FUNCTIONS else None
+    inspector: Any = shell.inspector
+    fields = inspector._make_info_unformatted(function, facts, None, subject.detail, ())
+    return str(inspector.format_mime(fields)["text/plain"])
 
 
 def _find(name: str, namespace: Mapping[str, Any]) -> Any:
@@ -99,21 +66,198 @@ def _find(name: str, namespace: Mapping[str, Any]) -> Any:
     return known.type if isinstance(known, InstanceOf) else known.value
 
 
-def _source_of_class(found: Any) -> str:
-    """The source of a class made in a cell, or of an instance's, which `inspect` does not find."""
+def _facts(found: Any, subject: Explain, shell: RankShell) -> dict[str, Any]:
+    """What IPython's inspector shows of an object."""
+    kind = type(found)
+    is_class = issubclass(kind, type)
+    function = _function_of(found)
+    source = _source_of(found, function) if subject.detail else None
+    signature = _signature_of(found, subject.name)
+    init = in_classes(found if is_class else kind, "__init__")
+    has_init = type(init) is types.FunctionType and kind not in _FUNCTIONS
+    own_doc = _text(_own_doc(found))
+    kind_doc = None if is_class or kind in _FUNCTIONS else _doc_of(kind)
+    file = _file_of(found, function)
+    cell = shell.cell_of(file)
+    return {
+        "name": subject.name,
+        "found": True,
+        "isclass": is_class,
+        "isalias": False,
+        "ismagic": False,
+        "namespace": "ranks",
+        "type_name": name_of(kind),
+        "string_form": _text_of(found),
+        "length": str(len(found)) if kind in _SIZED else None,
+        "file": f"In[{cell}]" if cell else compress_user(file) or None,
+        "source": source,
+        "definition": None if is_class else signature,
+        "init_definition": signature if is_class else None,
+        "docstring": None if source else own_doc or kind_doc or "<no docstring>",
+        "class_docstring": kind_doc if own_doc and own_doc != kind_doc else None,
+        "init_docstring": _text(init.__doc__) if has_init else None,
+        "subclasses": _subclasses_of(found) if is_class else None,
+    }
+
+
+def _function_of(found: Any) -> types.FunctionType | None:
+    """The function of Python's that an object is, or whose call or value it stands for."""
+    kind = type(found)
+    if kind is property:
+        found = found.fget
+    elif kind is functools.cached_property:
+        found = found.func
+    elif kind in (staticmethod, classmethod):
+        found = found.__func__
+    return called(found)
+
+
+def _text_of(found: Any) -> str:
+    is_module = issubclass(type(found), nn.Module)
+    return str(found) if is_module and _is_torchs(found) else quiet_text(found)
+
+
+def _is_torchs(module: Any) -> bool:
+    """Whether a module, and all in it, are of torch's classes: their texts are, too, and read no
+    elements.
+    """
+    parts = held_by(module).get("_modules") or {}
+    return type(module).__module__.startswith("torch.") and all(
+        part is None or _is_torchs(part) for part in list(parts.values())
+    )
+
+
+# ---------------------------------------------------------------- docstrings
+
+
+def _own_doc(found: Any) -> Any:
+    kind = type(found)
+    if issubclass(kind, type):
+        return _doc_of(found)
+    if kind in _FUNCTIONS or kind in _OF_C or kind is property:
+        return found.__doc__
+    return held_by(found).get("__doc__")
+
+
+def _doc_of(kind: type) -> str | None:
+    docs = (_text(vars_of(each).get("__doc__")) for each in classes_of(kind) if each is not object)
+    return next(filter(None, docs), None)
+
+
+def _text(doc: Any) -> str | None:
+    return inspect.cleandoc(doc) if type(doc) is str else None
+
+
+def _subclasses_of(kind: type) -> str:
+    subclasses: list[type] = type.__subclasses__(kind)
+    names = [name_of(each) for each in subclasses[:_MAX_SUBCLASSES]]
+    return ", ".join([*names, "..."] if len(subclasses) > _MAX_SUBCLASSES else names)
+
+
+# ---------------------------------------------------------------- signatures
+
+
+class _Shown(str):
+    """A text that stands in a signature for a value."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _signature_of(found: Any, name: str) -> str | None:
+    """How it is called."""
+    asked: Any = found if type(found) in C_FUNCTIONS else called(found)
+    own = held_by(asked).get("__signature__")
+    if asked is None or (own is not None and type(own) is not inspect.Signature):
+        return None
+    try:
+        signature = inspect.signature(asked, follow_wrapped=False)
+    except (ValueError, TypeError):  # C code that says nothing of it
+        return None
+    parameters = [_shown(each) for each in signature.parameters.values()]
+    if parameters and parameters[0].name in ("self", "cls", "_cls"):
+        del parameters[0]
+    returned = _annotation(signature.return_annotation)
+    return _render_signature(inspect.Signature(parameters, return_annotation=returned), name)
+
+
+def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter whose default and annotation can be written without code of theirs."""
+    default = parameter.default
+    if default is not inspect.Parameter.empty:
+        default = _Shown(quiet_text(default))
+    return parameter.replace(default=default, annotation=_annotation(parameter.annotation))
+
+
+def _annotation(annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    if issubclass(type(annotation), type):
+        return _Shown(full_name_of(annotation))
+    if vars_of(type(annotation)).get("__module__") in _MODULES_OF_ANNOTATIONS:
+        return _Shown(inspect.formatannotation(annotation))
+    return _Shown(quiet_text(annotation))
+
+
+# ---------------------------------------------------------------- sources
+
+
+def _file_of(found: Any, function: types.FunctionType | None) -> str:
+    if function is not None and not issubclass(type(found), type | nn.Module):
+        return function.__code__.co_filename
+    if issubclass(type(found), types.ModuleType):
+        file = held_by(found).get("__file__")
+        return file if type(file) is str else ""
     kind = found if issubclass(type(found), type) else type(found)
-    if kind.__module__ != "__main__":
-        return ""
-    functions = [item for item in vars_of(kind).values() if type(item) is types.FunctionType]
-    for function in functions:
-        lines = linecache.getlines(function.__code__.co_filename)
+    return next(iter(_places_of(kind)), "")
+
+
+def _source_of(found: Any, function: types.FunctionType | None) -> str | None:
+    """The source of a function, or of a class, or of an instance's."""
+    kind = found if issubclass(type(found), type) else type(found)
+    if function is None or issubclass(type(found), type | nn.Module):
+        return _source_of_class(kind)
+    linecache.checkcache(function.__code__.co_filename)
+    try:
+        return inspect.getsource(function.__code__).rstrip()
+    except (OSError, TypeError):
+        return None
+
+
+def _places_of(kind: type) -> dict[str, list[int]]:
+    """The files that a class may be in, and the lines there that are a part of it."""
+    module = vars_of(kind).get("__module__")
+    places: dict[str, list[int]] = {}
+    if type(module) is not str:
+        return places
+    for function in list(vars_of(kind).values()):
+        if (
+            type(function) is types.FunctionType
+            and function.__globals__.get("__name__") == module  # none that a decorator put there
+        ):
+            code = function.__code__
+            places.setdefault(code.co_filename, []).append(code.co_firstlineno)
+    places.pop("<string>", None)  # of a dataclass
+    file = held_by(sys.modules.get(module)).get("__file__")
+    if not places and type(file) is str and file.endswith(".py"):
+        places[file] = []
+    return places
+
+
+def _source_of_class(kind: type) -> str | None:
+    """Also of a class made in a cell, which `inspect` does not find, or whose metaclass would run
+    code.
+    """
+    for file, lines in _places_of(kind).items():
+        text = linecache.getlines(file)
         try:
-            tree = ast.parse("".join(lines))
+            tree = ast.parse("".join(text))
         except SyntaxError:
             continue
         for node in (each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)):
-            is_it = node.name == kind.__name__
-            if is_it and node.lineno <= function.__code__.co_firstlineno <= (node.end_lineno or 0):
+            end = node.end_lineno or 0
+            is_there = not lines or any(node.lineno <= line <= end for line in lines)
+            if node.name == name_of(kind) and is_there:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                return "".join(lines[first - 1 : node.end_lineno]).rstrip("\n")
-    return ""
+                return "".join(text[first - 1 : end]).rstrip("\n")
+    return None

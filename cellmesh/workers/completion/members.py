@@ -78,17 +78,26 @@ def keys(owner: Known) -> list[str | int]:
     return [key for key in found if type(key) in (str, int)]
 
 
-def parameters(function: Known) -> list[str]:
+def parameters(owner: Known) -> list[str]:
     """The names of the arguments that a call takes."""
-    value: Any = function.value if isinstance(function, Value) else None
-    kind = type(value)
-    try:
-        if issubclass(kind, type):
-            value = in_classes(value, "__init__")
-        elif issubclass(kind, torch.nn.Module):
-            value = in_classes(kind, "forward")
-    except Unknown:
+    function = called(owner.value) if isinstance(owner, Value) else None
+    if function is None:
         return []
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return [name for name in names[code.co_posonlyargcount :] if name not in ("self", "cls")]
+
+
+def called(value: Any) -> types.FunctionType | None:
+    """The function of Python's that a call of something runs, without its wrappers."""
+    kind = type(value)
+    if issubclass(kind, type):
+        makers = (_in_classes(value, name) for name in ("__init__", "__new__"))
+        value = next((each for each in makers if type(each) is types.FunctionType), None)
+    elif issubclass(kind, torch.nn.Module):
+        value = _in_classes(kind, "forward")
+    elif kind not in _ROUTINES:
+        value = _in_classes(kind, "__call__")
     for _ in range(_MAX_WRAPPERS):
         if type(value) is types.MethodType:
             value = value.__func__
@@ -96,11 +105,16 @@ def parameters(function: Known) -> list[str]:
         if wrapped is None:
             break
         value = wrapped
-    if type(value) is not types.FunctionType:
-        return []
-    code = value.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return [name for name in names[code.co_posonlyargcount :] if name not in ("self", "cls")]
+    return value if type(value) is types.FunctionType else None
+
+
+def _in_classes(kind: type, name: str) -> Any:
+    """What a class has under a name; of a static method, its function."""
+    try:
+        found = in_classes(kind, name)
+    except Unknown:
+        return None
+    return found.__func__ if type(found) is staticmethod else found
 
 
 def kind_of(value: Any) -> str:

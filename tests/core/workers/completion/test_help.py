@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from types import SimpleNamespace
@@ -106,11 +107,11 @@ def wrapping(*args: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [
-        (Asking(), ["What answers by code.", "(step, *more, scale=2.0, **others)", "Asking"]),
-        (OfMeta, ["Of a metaclass.", "(size)"]),
+        (Asking(), ["What answers by code.", "scale: 'object' = 2.0", "Asking"]),
+        (OfMeta, ["Of a metaclass.", "(size: 'int')"]),
         (OfMeta(3), ["Of a metaclass.", "Make one."]),
         (Lazy("lazy", "Its text."), ["Its text.", "Lazy"]),
-        (defaulted, ["Has a default.", "(step, value=<Asking>)"]),
+        (defaulted, ["Has a default.", "value: 'object' = <Asking>"]),
         (wrapping, ["A wrapped one.", "(rows: 'list[int]', last: 'int | None' = None)"]),
         (nn.Linear, ["in_features", "Applies an affine"]),
         (nn.Linear(2, 3), ["Linear(in_features=2", "Applies an affine"]),
@@ -131,6 +132,60 @@ def test_help_asks_no_code_of_the_users(value: Any, wanted: list[str], detail: i
         assert "class Linear(Module)" in told
     elif value is defaulted or value is wrapping:
         assert f"def {'defaulted' if value is defaulted else 'wrapped'}(" in told
+
+
+@dataclasses.dataclass
+class Point:
+    """Where something is."""
+
+    east: int
+
+
+class Sized(nn.Module):
+    """A module of the user's."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Go forward."""
+        return x
+
+    @property
+    def size(self) -> int:
+        """How large."""
+        RAN.append("size")
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        (
+            "x",
+            ["x(x: 'torch.Tensor', scale: 'float' = 1.0)", "A module of the user's"],
+        ),
+        ("x.forward", ["Signature: x.forward(x: 'torch.Tensor'", "Go forward.", "test_help.py"]),
+        ("x.size", ["How large.", "test_help.py"]),
+        ("tensor", ["String form: Tensor[3, 4]"]),
+        ("tensor.shape", ["Returns the size of"]),
+        ("Point", ["Init signature: Point(east: 'int')", "Where something is.", "test_help.py"]),
+        ("Point?", ["class Point:", "east: int"]),
+        ("x?", ["class Sized(nn.Module):"]),
+        ("x.size?", ["def size(self)"]),
+        ("len", ["Signature: len(obj, /)"]),
+        ("nn", ["File:", "__init__.py"]),
+        ("nn.Module?", ["class Module:"]),
+    ],
+)
+def test_help_says_how_something_is_called_and_where_it_stands(
+    name: str, wanted: list[str]
+) -> None:
+    names = {"x": Sized(), "tensor": torch.ones(3, 4), "Point": Point, "nn": nn}
+    shell: Any = SimpleNamespace(
+        user_ns=names, inspector=Inspector(theme_name="nocolor"), cell_of=lambda file: None
+    )
+    RAN.clear()
+    told = explain(shell, Explain(name.rstrip("?"), name.count("?")))
+    assert RAN == []
+    assert [part for part in wanted if part not in told] == [], told
 
 
 def freed() -> torch.Tensor:
