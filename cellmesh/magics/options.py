@@ -13,6 +13,7 @@ import click
 
 from ..controller.options import BACKENDS
 from ..errors import MeshUsageError
+from .completion import meanings
 from .completion.meanings import Rank, Text
 
 
@@ -21,10 +22,12 @@ def _command(name: str, summary: str, example: str, *params: click.Parameter) ->
     return click.Command(name, params=list(params), help=help_text, add_help_option=False)
 
 
-_RANKS = click.Option(["--ranks"], type=Text("ranks"), metavar="SET", help="Ranks, like 0,2-3.")
+_RANKS = click.Option(
+    ["--ranks"], type=Text(meanings.rank_set), metavar="SET", help="Ranks, like 0,2-3."
+)
 _AT = click.Option(
     ["--at"],
-    type=Text("coordinate"),
+    type=Text(meanings.coordinate),
     metavar="COORD",
     help="A mesh coordinate, like tp=0 or dp=1,tp=0.",
 )
@@ -51,7 +54,7 @@ COMMANDS = {
             ),
             click.Option(
                 ["--backend"],
-                type=Text("words", BACKENDS),
+                type=Text(meanings.words(*BACKENDS)),
                 metavar="NAME",
                 help="auto, gloo or nccl.",
             ),
@@ -111,7 +114,7 @@ COMMANDS = {
             _AT,
             click.Option(
                 ["-o", "--output", "trace"],
-                type=Text("file"),
+                type=Text(meanings.file),
                 metavar="FILE",
                 help="Write one Chrome trace, for chrome://tracing or "
                 "Perfetto: a process for each rank.",
@@ -136,13 +139,13 @@ COMMANDS = {
             "dist_mesh",
             "Give `mesh` on every rank other dims; without dims, show them.",
             "  %dist_mesh dp=2 tp=4",
-            click.Argument(["dims"], nargs=-1, type=Text("dims")),
+            click.Argument(["dims"], nargs=-1, type=Text(meanings.dims)),
         ),
         _command(
             "dist_push",
             "Copy values of the notebook to the ranks, under the same names.",
             "  %dist_push batch lr",
-            click.Argument(["names"], nargs=-1, required=True, type=Text("notebook's names")),
+            click.Argument(["names"], nargs=-1, required=True, type=Text(meanings.notebooks_names)),
             click.Option(
                 ["--shard"], type=int, metavar="DIM", help="Give each rank a part, along this dim."
             ),
@@ -157,7 +160,7 @@ COMMANDS = {
             "dist_pull",
             "Bring a value from the ranks into the notebook.",
             "  %dist_pull loss --all",
-            click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
+            click.Argument(["expression"], nargs=-1, required=True, type=Text(meanings.expression)),
             click.Option(["--rank"], type=Rank(), help="Whose; 0 by default."),
             click.Option(
                 ["--all"], is_flag=True, help="All ranks' values, as Results (rank -> value)."
@@ -182,7 +185,7 @@ COMMANDS = {
             "Describe a value on every rank: shape, dtype, placements, statistics, replicas equal "
             "or not.",
             "  %dist_inspect model.weight",
-            click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
+            click.Argument(["expression"], nargs=-1, required=True, type=Text(meanings.expression)),
             _RANKS,
             click.Option(["--watch"], is_flag=True, help="Look again after each cell."),
             click.Option(
@@ -199,7 +202,7 @@ COMMANDS = {
             "dist_who",
             "Show the ranks' names: types, shapes, sizes, and where they differ between ranks.",
             "  %dist_who",
-            click.Argument(["pattern"], required=False, type=Text("names")),
+            click.Argument(["pattern"], required=False, type=Text(meanings.names)),
             _RANKS,
         ),
         _command(
@@ -222,7 +225,7 @@ COMMANDS = {
             ),
             click.Option(
                 ["-o", "--output", "trace"],
-                type=Text("file"),
+                type=Text(meanings.file),
                 metavar="FILE",
                 help="Write a Chrome trace as well.",
             ),
@@ -233,7 +236,7 @@ COMMANDS = {
             "Plot numbers that ranks report with `cellmesh.log(loss=..., step=...)`, also while a "
             "cell runs.",
             "  %dist_plot loss",
-            click.Argument(["names"], nargs=-1, required=True, type=Text("numbers")),
+            click.Argument(["names"], nargs=-1, required=True, type=Text(meanings.numbers)),
             click.Option(
                 ["--mean"], is_flag=True, help="The ranks' mean, and a band from least to most."
             ),
@@ -256,7 +259,7 @@ COMMANDS = {
             "dist_logs",
             "Show the end of all that ranks have printed, also what was too much for the notebook.",
             "  %dist_logs 3 --lines 200",
-            click.Argument(["ranks"], required=False, type=Text("ranks")),
+            click.Argument(["ranks"], required=False, type=Text(meanings.rank_set)),
             click.Option(
                 ["--lines"], type=click.IntRange(1), default=50, show_default=True, help="How much."
             ),
@@ -283,7 +286,7 @@ COMMANDS = {
             "dist_stacks",
             "Show where every rank is: its Python stack, also while it is blocked.",
             "  %dist_stacks 3",
-            click.Argument(["ranks"], required=False, type=Text("ranks")),
+            click.Argument(["ranks"], required=False, type=Text(meanings.rank_set)),
             click.Option(
                 ["--all", "all_threads"], is_flag=True, help="All threads, not only the main one."
             ),
@@ -296,14 +299,14 @@ COMMANDS = {
             "Check that what should be equal on ranks is: parameters, buffers, optimizers, RNG "
             "state.",
             "  %dist_check model",
-            click.Argument(["expression"], nargs=-1, type=Text("expression")),
+            click.Argument(["expression"], nargs=-1, type=Text(meanings.expression)),
             _RANKS,
         ),
         _command(
             "dist_sync",
             "Make replicas equal again.",
             "  %dist_sync model --from 0",
-            click.Argument(["expression"], nargs=-1, required=True, type=Text("expression")),
+            click.Argument(["expression"], nargs=-1, required=True, type=Text(meanings.expression)),
             click.Option(
                 ["--from", "source"],
                 type=Rank(),
@@ -326,7 +329,7 @@ COMMANDS = {
             "dist_export",
             "Write what ran on the ranks, in its order, as a script for torchrun.",
             "  %dist_export train.py",
-            click.Argument(["path"], metavar="FILE", type=Text("file")),
+            click.Argument(["path"], metavar="FILE", type=Text(meanings.file)),
             click.Option(["--force"], is_flag=True, help="Overwrite the file."),
             click.Option(
                 ["--locals", "with_locals"],
@@ -344,7 +347,7 @@ COMMANDS = {
                 nargs=-1,
                 required=True,
                 metavar="NAME... PATH",
-                type=Text("names and file"),
+                type=Text(meanings.names_and_file),
             ),
             click.Option(
                 ["--async", "is_async"],
@@ -362,7 +365,7 @@ COMMANDS = {
                 nargs=-1,
                 required=True,
                 metavar="[NAME...] PATH",
-                type=Text("names and file"),
+                type=Text(meanings.names_and_file),
             ),
             _RANKS,
         ),
@@ -371,7 +374,7 @@ COMMANDS = {
             "Open the debugger where a rank's last exception was raised.",
             "  %dist_debug --ranks 3",
             click.Argument(
-                ["ranks_argument"], required=False, metavar="[RANKS]", type=Text("ranks")
+                ["ranks_argument"], required=False, metavar="[RANKS]", type=Text(meanings.rank_set)
             ),
             _RANKS,
         ),
@@ -379,7 +382,7 @@ COMMANDS = {
             "dist_attach",
             "Find a living mesh again, after this kernel or another one has left it.",
             "  %dist_attach",
-            click.Argument(["name"], required=False, type=Text("meshes")),
+            click.Argument(["name"], required=False, type=Text(meanings.meshes)),
             click.Option(["--steal"], is_flag=True, help="Take it from who holds it."),
         ),
         _command(

@@ -22,7 +22,8 @@ from ...controller.session.start import living_meshes
 from ...errors import CellmeshError
 from ...wire.completion import Complete, Completions
 from ..auto import CellForRanks
-from .options import Sources, complete_line
+from .meanings import Choices, Sources
+from .options import complete_line
 
 _WAIT_S = 0.15
 # The notebook's own matchers that tell of names in its own process.
@@ -166,15 +167,16 @@ class CellCompletion:
             ),
         )
 
-    def _on_ranks(self, typed: str, names_only: bool) -> tuple[str, tuple[str, ...]]:
+    def _on_ranks(self, typed: str, names_only: bool) -> Choices:
         mesh = self._mesh()
         found = None
         if mesh is not None and not (names_only and not (typed.isidentifier() or not typed)):
             with contextlib.suppress(CellmeshError, UnicodeError):
-                found = look_at_one(
-                    mesh.rank_set, Complete(typed, len(typed), users_only=True), _WAIT_S
-                )
-        return (typed[found.begin :], found.texts) if found is not None else (typed, ())
+                subject = Complete(typed, len(typed), users_only=True)
+                found = look_at_one(mesh.rank_set, subject, _WAIT_S)
+        if found is None:
+            return Choices(typed, ())
+        return Choices(typed[found.begin :], found.texts)
 
 
 def give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:

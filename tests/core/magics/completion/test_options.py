@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.magics.completion.options import Choices, Sources, complete_line
+from cellmesh.magics.completion.meanings import Choices, Sources
+from cellmesh.magics.completion.options import complete_line
 from cellmesh.magics.options import COMMANDS
 
 
-def on_ranks(typed: str, names_only: bool) -> tuple[str, tuple[str, ...]]:
+def on_ranks(typed: str, names_only: bool) -> Choices:
     if typed.startswith("model."):
-        return typed.removeprefix("model."), () if names_only else ("layers", "weight")
-    return typed, tuple(name for name in ("loss", "model") if name.startswith(typed))
+        return Choices(typed.removeprefix("model."), () if names_only else ("layers", "weight"))
+    return Choices(typed, tuple(name for name in ("loss", "model") if name.startswith(typed)))
 
 
 SOURCES = Sources(
@@ -27,7 +28,9 @@ SOURCES = Sources(
     meshes=lambda: ["mesh-1", "mesh-2"],
     numbers=lambda: ["accuracy", "loss"],
 )
-NO_MESH = Sources(0, {}, lambda typed, _: (typed, ()), lambda: ["batch"], lambda: [], lambda: [])
+NO_MESH = Sources(
+    0, {}, lambda typed, _: Choices(typed, ()), lambda: ["batch"], lambda: [], lambda: []
+)
 
 
 def texts(line: str, sources: Sources = SOURCES) -> tuple[str, ...]:
