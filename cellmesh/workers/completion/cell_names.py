@@ -47,82 +47,55 @@ def names_in(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[dict
     if tree is None:
         found = {def_ or name: "instance" for def_, name in _BINDS.findall(above)}
         return found, lambda name: find_name(name, namespace)
-    binder = _Binder(above.count("\n") + 1)
-    binder.visit(tree)
-    return binder.kinds, _Scope(binder, namespace).look_up
+    kinds, values = _bindings(tree, above.count("\n") + 1)
+    return kinds, _Scope(values, namespace).look_up
 
 
-class _Binder(ast.NodeVisitor):
-    """Collects the names that code binds.
+def _bindings(tree: ast.AST, line: int) -> tuple[dict[str, str], dict[str, ast.AST]]:
+    """The names that code binds: what kind each is, and what stands above a line for its value."""
+    kinds: dict[str, str] = {}
+    values: dict[str, ast.AST] = {}
 
-    Args:
-        line: values are kept of what stands above it.
-    """
+    def keep(name: str, value: ast.stmt | ast.expr) -> None:
+        if value.lineno < line:
+            values[name] = value
 
-    def __init__(self, line: int) -> None:
-        self._line = line
-        self.kinds: dict[str, str] = {}
-        self.values: dict[str, ast.AST] = {}
+    for node in sorted(ast.walk(tree), key=lambda each: getattr(each, "lineno", 0)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                kinds.setdefault(name, "instance")
+            case ast.arg(arg=name):
+                kinds.setdefault(name, "param")
+                if node.annotation is not None and node.lineno <= line:
+                    values[name] = node
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                kinds[name] = "function"
+                keep(name, node)
+            case ast.ClassDef(name=name):
+                kinds[name] = "class"
+                keep(name, node)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                for name in {_bound_by(alias) for alias in aliases} - {"*"}:
+                    kinds[name] = "module" if isinstance(node, ast.Import) else "instance"
+                    keep(name, node)
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        keep(target.id, value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                keep(name, value)
+    return kinds, values
 
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            self.kinds.setdefault(node.id, "instance")
 
-    def visit_arg(self, node: ast.arg) -> None:
-        self.kinds.setdefault(node.arg, "param")
-        if node.annotation is not None and node.lineno <= self._line:
-            self.values[node.arg] = node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._define(node, "function")
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._define(node, "function")
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._define(node, "class")
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self.generic_visit(node)
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                self._keep(target.id, node.value)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self.generic_visit(node)
-        if isinstance(node.target, ast.Name) and node.value is not None:
-            self._keep(node.target.id, node.value)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            name = alias.asname or alias.name.partition(".")[0]
-            self.kinds[name] = "module"
-            self._keep(name, node)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        for alias in node.names:
-            if alias.name != "*":
-                name = alias.asname or alias.name
-                self.kinds.setdefault(name, "instance")
-                self._keep(name, node)
-
-    def _define(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, kind: str
-    ) -> None:
-        self.kinds[node.name] = kind
-        self._keep(node.name, node)
-        self.generic_visit(node)
-
-    def _keep(self, name: str, node: ast.AST) -> None:
-        if getattr(node, "lineno", 0) < self._line:
-            self.values[name] = node
+def _bound_by(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
 
 
 class _Scope:
     """What names stand for in a cell: by its own lines, else on the rank."""
 
-    def __init__(self, binder: _Binder, namespace: Mapping[str, Any]) -> None:
-        self._values = binder.values
+    def __init__(self, values: Mapping[str, ast.AST], namespace: Mapping[str, Any]) -> None:
+        self._values = values
         self._namespace = namespace
         self._visiting: set[str] = set()
 
