@@ -31,7 +31,7 @@ from .members import called
 
 _SIZED = (str, bytes, range, list, tuple, dict, set, frozenset, collections.deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, *C_FUNCTIONS)
-_OF_C = (*C_FUNCTIONS, types.GetSetDescriptorType)
+_DOCUMENTED = (*_FUNCTIONS, types.GetSetDescriptorType, property)
 _MODULES_OF_ANNOTATIONS = ("builtins", "types", "typing")
 _MAX_SUBCLASSES = 10
 
@@ -101,15 +101,15 @@ def _facts(found: Any, subject: Explain, shell: RankShell) -> dict[str, Any]:
 
 
 def _function_of(found: Any) -> types.FunctionType | None:
-    """The function of Python's that an object is, or whose call or value it stands for."""
+    """The function of Python's that an object is, or that a property or a method stands for."""
     kind = type(found)
     if kind is property:
-        found = found.fget
-    elif kind is functools.cached_property:
-        found = found.func
-    elif kind in (staticmethod, classmethod):
-        found = found.__func__
-    return called(found)
+        return called(found.fget)
+    if kind is functools.cached_property:
+        return called(found.func)
+    if kind in (staticmethod, classmethod):
+        return called(found.__func__)
+    return called(found) if kind in _FUNCTIONS else None
 
 
 def _text_of(found: Any) -> str:
@@ -134,7 +134,7 @@ def _own_doc(found: Any) -> Any:
     kind = type(found)
     if issubclass(kind, type):
         return _doc_of(found)
-    if kind in _FUNCTIONS or kind in _OF_C or kind is property:
+    if kind in _DOCUMENTED:
         return found.__doc__
     return held_by(found).get("__doc__")
 
@@ -203,7 +203,7 @@ def _annotation(annotation: Any) -> Any:
 
 
 def _file_of(found: Any, function: types.FunctionType | None) -> str:
-    if function is not None and not issubclass(type(found), type | nn.Module):
+    if function is not None:
         return function.__code__.co_filename
     if issubclass(type(found), types.ModuleType):
         file = held_by(found).get("__file__")
@@ -214,9 +214,8 @@ def _file_of(found: Any, function: types.FunctionType | None) -> str:
 
 def _source_of(found: Any, function: types.FunctionType | None) -> str | None:
     """The source of a function, or of a class, or of an instance's."""
-    kind = found if issubclass(type(found), type) else type(found)
-    if function is None or issubclass(type(found), type | nn.Module):
-        return _source_of_class(kind)
+    if function is None:
+        return _source_of_class(found if issubclass(type(found), type) else type(found))
     linecache.checkcache(function.__code__.co_filename)
     try:
         return inspect.getsource(function.__code__).rstrip()

@@ -170,6 +170,7 @@ class Sized(nn.Module):
         ("Point?", ["class Point:", "east: int"]),
         ("x?", ["class Sized(nn.Module):"]),
         ("x.size?", ["def size(self)"]),
+        ("asking?", ["class Asking:", "def getdoc"]),
         ("len", ["Signature: len(obj, /)"]),
         ("nn", ["File:", "__init__.py"]),
         ("nn.Module?", ["class Module:"]),
@@ -178,7 +179,7 @@ class Sized(nn.Module):
 def test_help_says_how_something_is_called_and_where_it_stands(
     name: str, wanted: list[str]
 ) -> None:
-    names = {"x": Sized(), "tensor": torch.ones(3, 4), "Point": Point, "nn": nn}
+    names = {"x": Sized(), "tensor": torch.ones(3, 4), "Point": Point, "nn": nn, "asking": Asking()}
     shell: Any = SimpleNamespace(
         user_ns=names, inspector=Inspector(theme_name="nocolor"), cell_of=lambda file: None
     )
