@@ -1,4 +1,4 @@
-"""The ``cellmesh`` command: what is running here, how to end it, and what this machine can run."""
+"""The ``cellmesh`` command: what is running here, how to end it, and what keeps it from running."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
 from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
-from .doctor.doctor import examine
-from .doctor.findings import format_bytes, plural
+from .doctor.checks import examine
 from .kill import PATIENCE_S, end_mesh, end_waiting, sweep
 from .meshes import Found, find_meshes, find_waiting, memory_bytes
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress
+from .text import format_bytes, plural
 
 
 class _Commands(click.Group):
@@ -221,10 +221,10 @@ def _stop(mesh: Found, timeout_s: float) -> None:
 def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json: bool) -> None:
     """Check what this machine can run, and how to mend it.
 
-    Looks at Python, torch and its backends, GPUs, cores, memory, limits, the runtime directory and
-    the network, and starts a mesh of 2 ranks. Nothing is changed, but that what is left of a mesh
-    whose agent was killed is ended. The exit code is 1 if there is a problem, else 0; a warning is
-    no problem.
+    Looks for what makes the start of a mesh fail or a mesh slow: packages, torch and its backends,
+    GPUs, cores, memory, limits, the runtime directory and the loopback, and starts a mesh of 2
+    ranks. Nothing is changed, but that what is left of a mesh whose agent was killed is ended. The
+    exit code is 1 if there is a problem, else 0; a warning is no problem.
 
     \b
     Examples:
@@ -232,7 +232,7 @@ def doctor(ctx: click.Context, num_ranks: int | None, no_start: bool, wants_json
       cellmesh doctor -n 64           is there enough for 64 ranks?
       cellmesh doctor --json --no-start
     """
-    from .doctor.gather import gather
+    from .doctor.facts import gather
 
     end_dead_meshes(runtime_root())
     try:

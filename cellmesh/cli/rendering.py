@@ -14,8 +14,9 @@ from typing import Any
 import click
 import msgspec
 
-from .doctor.findings import Finding, Status, format_bytes, format_seconds, plural
+from .doctor.checks import Finding, Status
 from .meshes import Found
+from .text import format_bytes, format_seconds, plural
 
 _MAX_WIDTH = 110
 _STYLES: dict[Status, dict[str, Any]] = {

@@ -21,7 +21,6 @@ import msgspec
 import pytest
 
 import cellmesh as cm
-from cellmesh.cli.doctor.gather import run_probe
 from cellmesh.wire.host import Place
 from cellmesh.wire.ticket import (
     Ticket,
@@ -326,26 +325,11 @@ def test_doctor_finds_too_low_a_limit_and_says_so_by_its_exit_code(runtime_dir: 
     lines = done.stdout.splitlines()
     [files] = [i for i, line in enumerate(lines) if line.startswith("problem  open files")]
     assert "100 a process: enough for about 3 ranks, and 8 are wanted" in lines[files]
-    assert lines[files + 1].strip().startswith("mend: let the administrator raise `nofile`")
+    assert lines[files + 1].strip().startswith("mend: `ulimit -n 4096` before")
     [directory] = [line for line in lines if line.startswith("problem  runtime directory")]
-    assert "mode 0755" in directory
+    assert "must belong to you alone" in directory
     assert "a real mesh" not in done.stdout
     assert "problems" in lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("code", "timeout_s", "error"),
-    [
-        ("import os; os.kill(os.getpid(), 4)", 60, "was killed by SIGILL"),
-        ("raise SystemExit('libtorch is broken')", 60, "exited with code 1. libtorch is broken"),
-        ("print('no JSON')", 60, "exited with code 0"),
-        ("import select; select.select([], [], [], 60)", 1, "has not ended after 1 s"),
-    ],
-)
-def test_a_torch_that_crashes_or_hangs_is_told(code: str, timeout_s: float, error: str) -> None:
-    probe = run_probe([sys.executable, "-c", code], timeout_s)
-    assert probe.torch is None
-    assert error in probe.error
 
 
 # ---- the command itself

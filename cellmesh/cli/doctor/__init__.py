@@ -1,1 +1,0 @@
-"""``cellmesh doctor``: what this machine can run."""

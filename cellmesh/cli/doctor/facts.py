@@ -1,174 +1,201 @@
-"""What `doctor` knows of this machine: plain values, so that its checks are functions of them."""
+"""What `doctor` reads of this machine: plain values, so that its checks are functions of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.metadata
+import os
+import platform
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
+import psutil
+from packaging.requirements import Requirement
 
-from .probe import Probe
+from ...errors import HostError
+from ...wire.cgroups import Quota, read_quota
+from ...wire.ticket import make_directory, remove_directory, runtime_root
+from ..meshes import filesystem_of
+from .probe import Probe, run_probe
+from .smoke_test import Trial, try_mesh
 
 
-class System(msgspec.Struct, frozen=True):
-    """Operating system and interpreter.
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the checks look at; a limit of None is none.
 
     Attributes:
-        name: ``Linux``.
-        release: of the kernel.
-        python: the interpreter's version.
-        executable: the interpreter.
-        packages: package -> version; those missing are not in it.
+        num_ranks: how many ranks are meant to run here.
+        unmet: requirement of cellmesh (``torch>=2.11``) that is not met -> why.
         missing_calls: system calls that do not work here -> why.
-    """
-
-    name: str
-    release: str
-    python: tuple[int, int, int]
-    executable: str
-    packages: Mapping[str, str]
-    missing_calls: Mapping[str, str]
-
-
-class Hardware(msgspec.Struct, frozen=True):
-    """Cores, memory, shared memory.
-
-    Attributes:
-        num_cores: logical cores of the machine.
-        num_usable_cores: those that this process may run on.
-        quota_cores: how many cores' time the cgroup grants; None for no limit.
+        num_usable_cores: logical cores that this process may run on.
+        quota_cores: how many cores' time the cgroup grants.
+        omp_num_threads: the environment's OMP_NUM_THREADS, 0 if unset or no number.
         available_bytes: memory that can be had without swapping, the cgroup's limit observed.
         total_bytes: memory of the machine or the cgroup.
-        shm_bytes: size of /dev/shm.
-        shm_free_bytes: what is free of it.
         shm_error: why /dev/shm cannot be written.
-        omp_num_threads: the environment's OMP_NUM_THREADS, 0 if unset or no number.
+        open_files: RLIMIT_NOFILE, soft.
+        tasks: processes and threads still to be had (RLIMIT_NPROC and the cgroup's pids.max).
+        runtime_path: the directory in which each mesh makes its own.
+        runtime_error: why a mesh cannot make its directory or socket there.
+        loopback_error: why a TCP connection over 127.0.0.1 fails.
+        trial: None if no mesh was started.
     """
 
+    num_ranks: int
+    probe: Probe
+    python: str
+    executable: str
+    unmet: Mapping[str, str]
+    missing_calls: Mapping[str, str]
     num_cores: int
     num_usable_cores: int
     quota_cores: float | None
+    omp_num_threads: int
     available_bytes: int
     total_bytes: int
     shm_bytes: int
     shm_free_bytes: int
     shm_error: str
-    omp_num_threads: int
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """Limits of a process started from here; None for no limit.
-
-    Attributes:
-        open_files: RLIMIT_NOFILE, soft.
-        open_files_hard: RLIMIT_NOFILE, hard: what ``ulimit -n`` may raise it to.
-        tasks: processes and threads still to be had (RLIMIT_NPROC and the cgroup's pids.max).
-        address_space_bytes: RLIMIT_AS.
-    """
-
     open_files: int | None
-    open_files_hard: int | None
     tasks: int | None
-    address_space_bytes: int | None
-
-
-class RuntimeDirectory(msgspec.Struct, frozen=True):
-    """Where meshes have their directories.
-
-    Attributes:
-        path: the directory.
-        exists: whether it is there yet.
-        owned: whether it is ours.
-        mode: its permission bits.
-        filesystem: type of its file system.
-        free_bytes: space left there.
-        error: why a socket cannot be bound in it (or, if it is not there, where it would be made).
-        socket_bytes: length of the address of a mesh's socket.
-    """
-
-    path: str
-    exists: bool
-    owned: bool
-    mode: int
-    filesystem: str
-    free_bytes: int
-    error: str
-    socket_bytes: int
-
-
-class Network(msgspec.Struct, frozen=True):
-    """What ranks need to reach each other on this host.
-
-    Attributes:
-        loopback_error: why a TCP connection over 127.0.0.1 fails.
-        hostname: the host's name.
-        addresses: what it resolves to.
-        hostname_error: why it does not resolve, or why its address cannot be bound.
-        hostname_s: how long resolving took, in seconds.
-        interfaces: this host's network interfaces.
-        chosen: variable (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``) -> its value, where set.
-    """
-
+    runtime_path: str
+    runtime_filesystem: str
+    runtime_free_bytes: int
+    runtime_error: str
     loopback_error: str
-    hostname: str
-    addresses: tuple[str, ...]
-    hostname_error: str
-    hostname_s: float
-    interfaces: tuple[str, ...]
-    chosen: Mapping[str, str]
-
-
-class Meshes(msgspec.Struct, frozen=True):
-    """Meshes found.
-
-    Attributes:
-        running: names of the living.
-        stale: names of those of which only a directory or lost processes are left.
-        strange: directories that are no mesh's -> why.
-    """
-
-    running: tuple[str, ...]
-    stale: tuple[str, ...]
-    strange: Mapping[str, str]
-
-
-class Trial(msgspec.Struct, frozen=True):
-    """A mesh that was started, used and stopped.
-
-    Attributes:
-        num_ranks: of how many ranks.
-        backend: what ``dist.get_backend()`` said.
-        start_s: seconds until every rank had answered.
-        collective_s: seconds an all_reduce took, the first one not counted.
-        stop_s: seconds until all had ended.
-        error: what went wrong.
-        leftovers: what was still there after the stop.
-    """
-
-    num_ranks: int
-    backend: str = ""
-    start_s: float = 0.0
-    collective_s: float = 0.0
-    stop_s: float = 0.0
-    error: str = ""
-    leftovers: tuple[str, ...] = ()
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """All that the checks look at.
-
-    Attributes:
-        num_ranks: how many ranks are meant to run here.
-        kernels: Jupyter kernels by name -> the interpreter that they start.
-        trial: None if none was made.
-    """
-
-    num_ranks: int
-    system: System
-    probe: Probe
-    hardware: Hardware
-    limits: Limits
-    runtime: RuntimeDirectory
-    network: Network
-    kernels: Mapping[str, str]
-    meshes: Meshes
     trial: Trial | None = None
+
+
+def gather(num_ranks: int | None, wants_trial: bool, report: Callable[[str], None]) -> Facts:
+    """Look at this machine. Takes as long as importing torch.
+
+    Args:
+        num_ranks: how many ranks are meant to run here; None for one a GPU, or one a core.
+        wants_trial: whether to start a mesh, if torch can be imported.
+        report: called with what is being looked at.
+    """
+    report("importing torch in a process of its own")
+    probe = run_probe()
+    report("looking at the machine")
+    num_usable_cores = len(os.sched_getaffinity(0))
+    num_gpus = probe.torch.num_gpus if probe.torch is not None else 0
+    quota = read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    memory, shm_error = psutil.virtual_memory(), _why_fails(_try_shm)
+    shm = os.statvfs("/" if shm_error else "/dev/shm")
+    omp_num_threads = os.environ.get("OMP_NUM_THREADS", "")
+    root = runtime_root()
+    runtime_error = _why_fails(lambda: _try_runtime(root))
+    nearest = next(path for path in (root, *root.parents) if path.exists())
+    facts = Facts(
+        num_ranks=num_ranks or max(2, num_gpus or num_usable_cores),
+        probe=probe,
+        python=platform.python_version(),
+        executable=sys.executable,
+        unmet=_find_unmet(),
+        missing_calls=_find_missing_calls(),
+        num_cores=os.cpu_count() or 1,
+        num_usable_cores=num_usable_cores,
+        quota_cores=quota.cores,
+        omp_num_threads=int(omp_num_threads) if omp_num_threads.isdecimal() else 0,
+        available_bytes=_tighter(memory.available, quota.free_bytes),
+        total_bytes=_tighter(memory.total, quota.memory_bytes),
+        shm_bytes=shm.f_blocks * shm.f_frsize,
+        shm_free_bytes=shm.f_bavail * shm.f_frsize,
+        shm_error=shm_error,
+        open_files=_finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        tasks=_count_free_tasks(quota),
+        runtime_path=str(root),
+        runtime_filesystem=filesystem_of(nearest),
+        runtime_free_bytes=psutil.disk_usage(str(nearest)).free,
+        runtime_error=runtime_error,
+        loopback_error=_why_fails(_try_loopback),
+    )
+    if not wants_trial or probe.torch is None:
+        return facts
+    report("starting a mesh")
+    return msgspec.structs.replace(facts, trial=try_mesh())
+
+
+def _find_unmet() -> dict[str, str]:
+    """The package's requirements that are not met; none where it runs without being installed."""
+    unmet = {}
+    try:
+        requirements = map(Requirement, importlib.metadata.requires("cellmesh") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    for requirement in requirements:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            unmet[str(requirement)] = "not installed"
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            unmet[str(requirement)] = f"{version} is installed"
+    return unmet
+
+
+def _find_missing_calls() -> dict[str, str]:
+    """System calls that this kernel, or a sandbox around this process, refuses."""
+    calls: dict[str, Callable[[], None]] = {
+        "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
+        "memfd_create": lambda: os.close(os.memfd_create("cellmesh-doctor")),
+    }
+    return {name: why for name, call in calls.items() if (why := _why_fails(call))}
+
+
+def _try_shm() -> None:
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.write(b"\0")
+
+
+def _try_loopback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=2).close()
+
+
+def _try_runtime(root: Path) -> None:
+    """Make a mesh's directory, as a start does, and bind a socket in it."""
+    directory = make_directory(root, f"doctor-{os.getpid()}")
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(directory / "agent.sock"))
+    finally:
+        remove_directory(directory)
+
+
+def _why_fails(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except HostError as error:
+        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _count_free_tasks(quota: Quota) -> int | None:
+    limit = _finite(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    if limit is None or os.getuid() == 0:  # root is not held to it
+        return quota.free_tasks
+    num_tasks = 0
+    for process in psutil.process_iter():
+        try:
+            if process.uids().real == os.getuid():
+                num_tasks += process.num_threads()
+        except psutil.Error:
+            continue
+    return _tighter(max(0, limit - num_tasks), quota.free_tasks)
+
+
+def _tighter(number: int, limit: int | None) -> int:
+    return number if limit is None else min(number, limit)
+
+
+def _finite(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -1,38 +1,22 @@
-"""What can only be learnt by importing torch or asking the GPU's driver; runs in a process of its
-own.
+"""What is learnt only by importing torch or asking the GPU's driver, in a process of its own.
 
 Both may hang or crash where an installation is broken, and neither is to leave a trace in the
-process that asks. The process prints one `Probe` as JSON.
+process that asks. The probe's process prints one `Probe` as JSON.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 
-# NVML's constants (nvml.h).
-_NAME_BYTES = 96
-_EXCLUSIVE_PROCESS = 3
-
-
-class Gpu(msgspec.Struct, frozen=True):
-    """One GPU of this machine, as its driver knows it.
-
-    Attributes:
-        name: the product.
-        total_bytes: its memory.
-        free_bytes: how much of that is free.
-        exclusive: whether it takes only one process at a time (compute mode EXCLUSIVE_PROCESS).
-    """
-
-    name: str
-    total_bytes: int
-    free_bytes: int
-    exclusive: bool = False
+_COMMAND = (sys.executable, "-m", __name__)
+_PROBE_S = 180.0
 
 
 class Driver(msgspec.Struct, frozen=True):
@@ -41,13 +25,15 @@ class Driver(msgspec.Struct, frozen=True):
     Attributes:
         version: "" where there is no driver.
         cuda: the newest CUDA that it runs, (major, minor).
-        gpus: all GPUs, whatever CUDA_VISIBLE_DEVICES says.
+        gpus: names of all GPUs, whatever CUDA_VISIBLE_DEVICES says.
+        exclusive: whether one takes only one process at a time (compute mode EXCLUSIVE_PROCESS).
         error: what NVML says where it does not work.
     """
 
     version: str = ""
     cuda: tuple[int, int] = (0, 0)
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[str, ...] = ()
+    exclusive: bool = False
     error: str = ""
 
 
@@ -55,24 +41,19 @@ class Torch(msgspec.Struct, frozen=True):
     """The installed torch.
 
     Attributes:
-        version: of torch.
         import_s: how long the import took, in seconds.
-        num_threads: threads of the process after it.
-        has_distributed: whether torch.distributed is there.
-        has_gloo: whether gloo is.
-        has_nccl: whether NCCL is.
-        nccl: NCCL's version.
+        num_threads: threads of the process after the import.
+        has_gloo: whether torch.distributed is there, with gloo.
+        nccl: NCCL's version, empty where torch is built without it.
         cuda: the CUDA that torch was built with, "" for none.
-        num_gpus: GPUs that it may use (CUDA_VISIBLE_DEVICES).
+        num_gpus: GPUs that torch may use (CUDA_VISIBLE_DEVICES).
         initialized_cuda: whether the import set CUDA up, which spoils forks.
     """
 
     version: str
     import_s: float
     num_threads: int
-    has_distributed: bool
     has_gloo: bool
-    has_nccl: bool
     nccl: tuple[int, ...]
     cuda: str
     num_gpus: int
@@ -80,12 +61,11 @@ class Torch(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What the process found.
+    """What the probe's process found.
 
     Attributes:
         torch: None where it could not be imported.
         error: why it could not.
-        driver: the GPU's side.
     """
 
     torch: Torch | None
@@ -93,22 +73,49 @@ class Probe(msgspec.Struct, frozen=True):
     driver: Driver
 
 
-def probe_torch() -> Torch:
+def run_probe(command: Sequence[str] = _COMMAND, timeout_s: float = _PROBE_S) -> Probe:
+    """Run the probe's process.
+
+    Args:
+        command: starts it.
+        timeout_s: how long it may take, in seconds.
+    """
+    # As the agent starts the zygote: OpenBLAS starts its threads when numpy is imported, unless
+    # these variables forbid it.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return Probe(None, f"import torch has not ended after {timeout_s:.0f} s", Driver())
+    try:
+        return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else b"", type=Probe)
+    except msgspec.MsgspecError:
+        code = done.returncode
+        killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        ending = f"{killed or f'exited with code {code}'}. {last}".strip()
+        return Probe(None, f"the process that imported torch {ending}", Driver())
+
+
+def _probe_torch() -> Torch:
     """Import torch and look at it; CUDA is left alone."""
     started_at = time.perf_counter()
     import torch
     import torch.distributed as dist
 
     import_s = time.perf_counter() - started_at
-    num_threads = len(os.listdir("/proc/self/task"))
     has_nccl = dist.is_available() and dist.is_nccl_available()
     return Torch(
         version=str(torch.__version__),
         import_s=import_s,
-        num_threads=num_threads,
-        has_distributed=dist.is_available(),
+        num_threads=len(os.listdir("/proc/self/task")),
         has_gloo=dist.is_available() and dist.is_gloo_available(),
-        has_nccl=has_nccl,
         nccl=tuple(torch.cuda.nccl.version()) if has_nccl else (),  # type: ignore[no-untyped-call]
         cuda=torch.version.cuda or "",
         # By NVML, as the zygote counts them.
@@ -117,83 +124,46 @@ def probe_torch() -> Torch:
     )
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
-class _NvmlError(Exception):
-    pass
-
-
-def probe_driver(library: str = "libnvidia-ml.so.1") -> Driver:
-    """Ask NVML, which needs no CUDA.
-
-    Args:
-        library: NVML's shared library.
-    """
+def _probe_driver() -> Driver:
+    """Ask NVML, which needs no CUDA."""
     try:
-        nvml = ctypes.CDLL(library)
-    except OSError:
+        import pynvml
+    except ImportError:
         return Driver()
     try:
-        _call(nvml, "nvmlInit_v2")
-        return _read_driver(nvml)
-    except _NvmlError as error:
+        pynvml.nvmlInit()
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        gpus = [*map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))]
+        return Driver(
+            version=pynvml.nvmlSystemGetDriverVersion(),
+            cuda=(cuda // 1000, cuda % 1000 // 10),
+            gpus=tuple(map(pynvml.nvmlDeviceGetName, gpus)),
+            exclusive=any(map(_is_exclusive, gpus)),
+        )
+    except pynvml.NVMLError_LibraryNotFound:
+        return Driver()
+    except pynvml.NVMLError as error:
         return Driver(error=str(error))
 
 
-def _call(nvml: ctypes.CDLL, name: str, *args: object) -> None:
+def _is_exclusive(gpu: object) -> bool:
+    import pynvml
+
     try:
-        status = getattr(nvml, name)(*args)
-    except AttributeError:
-        raise _NvmlError(f"the driver is too old: it has no {name}") from None
-    if status != 0:
-        nvml.nvmlErrorString.restype = ctypes.c_char_p
-        raise _NvmlError(f"{name}: {nvml.nvmlErrorString(status).decode(errors='replace')}")
-
-
-def _read_driver(nvml: ctypes.CDLL) -> Driver:
-    text = ctypes.create_string_buffer(_NAME_BYTES)
-    number = ctypes.c_int()
-    count = ctypes.c_uint()
-    _call(nvml, "nvmlSystemGetDriverVersion", text, _NAME_BYTES)
-    version = text.value.decode(errors="replace")
-    _call(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(number))
-    _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
-    gpus = []
-    for index in range(count.value):
-        device, memory, mode = ctypes.c_void_p(), _Memory(), ctypes.c_int()
-        _call(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
-        _call(nvml, "nvmlDeviceGetName", device, text, _NAME_BYTES)
-        _call(nvml, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        try:
-            _call(nvml, "nvmlDeviceGetComputeMode", device, ctypes.byref(mode))
-        except _NvmlError:  # a slice of a GPU has none
-            mode.value = 0
-        gpus.append(
-            Gpu(
-                name=text.value.decode(errors="replace"),
-                total_bytes=memory.total,
-                free_bytes=memory.free,
-                exclusive=mode.value == _EXCLUSIVE_PROCESS,
-            )
-        )
-    cuda = (number.value // 1000, number.value % 1000 // 10)
-    return Driver(version=version, cuda=cuda, gpus=tuple(gpus))
+        mode: int = pynvml.nvmlDeviceGetComputeMode(gpu)
+    except pynvml.NVMLError:  # a slice of a GPU has none
+        return False
+    return mode == int(pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
 
 
 def main() -> None:
     """Probe, and print the `Probe`."""
     torch, error = None, ""
     try:
-        torch = probe_torch()
-    except Exception as exc:  # whatever a broken installation raises is what is to be told
+        torch = _probe_torch()
+    except Exception as exc:  # whatever a broken installation raises is the finding
         error = f"{type(exc).__name__}: {exc}"
-    sys.stdout.buffer.write(msgspec.json.encode(Probe(torch, error, probe_driver())) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(Probe(torch, error, _probe_driver())) + b"\n")
     sys.stdout.flush()
 
 
