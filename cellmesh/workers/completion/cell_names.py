@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ..inspect.static_eval import Unknown
-from .inference import Known, Lookup, Value, annotated, attribute, find_name, resolve
+from .inference import Known, Lookup, Value, annotated, attribute, find_name, loaded, resolve
 
 # Lines of IPython's own, and what stands in for them.
 _NO_PYTHON = re.compile(r"^([ \t]*)[%!?].*$|^([ \t]*).*\?$", re.MULTILINE)
@@ -118,10 +117,10 @@ class _Scope:
             case ast.Import(names=aliases):
                 full = next(a.name for a in aliases if name in (a.asname, a.name.partition(".")[0]))
                 is_whole = any(name == a.asname for a in aliases)
-                return _loaded(full if is_whole else full.partition(".")[0])
+                return loaded(full if is_whole else full.partition(".")[0])
             case ast.ImportFrom(module=str(module), names=aliases, level=0):
                 return attribute(
-                    _loaded(module), next(a.name for a in aliases if name in (a.asname, a.name))
+                    loaded(module), next(a.name for a in aliases if name in (a.asname, a.name))
                 )
             case ast.arg(annotation=ast.expr() as annotation):
                 known = resolve(annotation, self.look_up)
@@ -129,10 +128,3 @@ class _Scope:
             case ast.expr():
                 return resolve(node, self.look_up)
         raise Unknown
-
-
-def _loaded(name: str) -> Known:
-    module = sys.modules.get(name)
-    if module is None:
-        raise Unknown
-    return Value(module)

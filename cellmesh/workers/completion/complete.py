@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import keyword
 import pkgutil
-import sys
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..rank.shell import RankShell
 from ..static_lookup import held_by
 from .cell_names import names_in
 from .cursor import Spot, find_spot
-from .inference import Known, Lookup, Value, resolve
+from .inference import Known, Lookup, Value, loaded, resolve
 from .members import keys, kind_of, members, parameters
 
 _MAX_TEXTS = 5000
@@ -65,10 +64,10 @@ def _candidates(
                 return found, True
             return {**found, **_names(kinds, namespace)}, False  # an index may be any expression
         case "member":
-            module = _module(spot.expression)
+            module = loaded(spot.expression)
             return {**_submodules(module), **members(module)}, True
         case "module" if spot.expression:
-            return _submodules(_module(spot.expression)), True
+            return _submodules(loaded(spot.expression)), True
         case "name":
             found = _names(kinds, namespace)
             if spot.call:
@@ -90,12 +89,6 @@ def _arguments(function: str, lookup: Lookup) -> list[str]:
         return parameters(resolve(function, lookup))
     except Unknown:
         return []
-
-
-def _module(name: str) -> Known:
-    if name not in sys.modules:
-        raise Unknown
-    return Value(sys.modules[name])
 
 
 def _submodules(module: Known) -> dict[str, str]:

@@ -112,10 +112,7 @@ def attribute(owner: Known, name: str) -> Known:
         held = held_by(value)
         if name in held:
             return Value(held[name])
-        submodule = sys.modules.get(f"{held.get('__name__')}.{name}")
-        if submodule is None:
-            raise Unknown
-        return Value(submodule)
+        return loaded(f"{held.get('__name__')}.{name}")
     if issubclass(type(value), type):
         return _plain(in_classes(value, name), None)
     for box in boxes(value):
@@ -237,6 +234,18 @@ def annotated(annotation: Any, namespace: Mapping[str, Any]) -> InstanceOf:
     if not isinstance(origin, type) or origin is type(None):
         raise Unknown
     return InstanceOf(origin)
+
+
+def loaded(name: str) -> Value:
+    """A module that has been imported.
+
+    Raises:
+        Unknown: it has not.
+    """
+    module = sys.modules.get(name)
+    if module is None:
+        raise Unknown
+    return Value(module)
 
 
 def find_name(name: str, namespace: Mapping[str, Any]) -> Known:
