@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import collections
+import collections.abc
 import functools
 import inspect
 import linecache
 import sys
 import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +34,9 @@ from .members import called
 _SIZED = (str, bytes, range, list, tuple, dict, set, frozenset, collections.deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, *C_FUNCTIONS)
 _DOCUMENTED = (*_FUNCTIONS, types.GetSetDescriptorType, property)
-_MODULES_OF_ANNOTATIONS = ("builtins", "types", "typing")
+_MODULES_OF_METACLASSES = ("", "abc", "enum", "torch")
+_CALLABLE = type(collections.abc.Callable[[], None])
+_LITERALS = (str, int, bool, type(None), type(...))
 _MAX_SUBCLASSES = 10
 
 
@@ -194,9 +198,22 @@ def _annotation(annotation: Any) -> Any:
         return annotation
     if issubclass(type(annotation), type):
         return _Shown(full_name_of(annotation))
-    if vars_of(type(annotation)).get("__module__") in _MODULES_OF_ANNOTATIONS:
+    if _is_quiet(annotation):
         return _Shown(inspect.formatannotation(annotation))
     return _Shown(quiet_text(annotation))
+
+
+def _is_quiet(annotation: Any) -> bool:
+    """Whether writing an annotation runs no code of the user's; `Annotated` may hold anything."""
+    kind = type(annotation)
+    module = full_name_of(kind).rpartition(".")[0].partition(".")[0]  # "" of the builtins
+    if issubclass(kind, type):
+        return module in _MODULES_OF_METACLASSES
+    if kind is list:
+        return all(map(_is_quiet, annotation))
+    if module in ("types", "typing") or kind is _CALLABLE:
+        return all(map(_is_quiet, typing.get_args(annotation)))
+    return kind in _LITERALS
 
 
 # ---------------------------------------------------------------- sources

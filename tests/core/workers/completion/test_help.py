@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -187,6 +189,33 @@ def test_help_says_how_something_is_called_and_where_it_stands(
     told = explain(shell, Explain(name.rstrip("?"), name.count("?")))
     assert RAN == []
     assert [part for part in wanted if part not in told] == [], told
+
+
+def annotated(first, second, third, *, fourth) -> None:  # type: ignore[no-untyped-def]
+    """Has annotations that are no texts."""
+
+
+annotated.__annotations__ = {
+    "first": Annotated[int, Asking()],
+    "second": list[OfMeta],
+    "third": tuple[torch.Tensor, ...] | None,
+    "fourth": Callable[[int], list[str]],
+}
+
+
+def test_help_writes_annotations_without_code_of_theirs() -> None:
+    shell: Any = SimpleNamespace(
+        user_ns={"x": annotated},
+        inspector=Inspector(theme_name="nocolor"),
+        cell_of=lambda file: None,
+    )
+    RAN.clear()
+    told = explain(shell, Explain("x"))
+    assert RAN == []
+    assert "first: <_AnnotatedAlias>" in told
+    assert "second: <GenericAlias>" in told
+    assert "third: tuple[torch.Tensor, ...] | None" in told
+    assert re.search(r"fourth: [\w.]*Callable\[\[int\], list\[str\]\]", told)
 
 
 def freed() -> torch.Tensor:
