@@ -4,11 +4,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import mean
 
+from ...wire.intervals import covered, cut_out
 from .profile import Lateness, Match, add_up_lateness, describe_lateness, find_straggler
 
 
@@ -158,7 +159,7 @@ class History:
         blocked = [
             (one.wait_ns, one.end_ns) for one in self.of(rank, cell.run) if one.wait_ns is not None
         ]
-        return _without(begin, end, blocked)
+        return cut_out([(begin, end)], blocked)
 
     def times(self, cell: Cell) -> CellTimes:
         """Where the time of a cell went."""
@@ -209,25 +210,3 @@ class History:
     def __repr__(self) -> str:
         titles = ", ".join(cell.title for cell in self.cells) or "no cell"
         return f"<timeline of {titles} on {len(self.ranks)} ranks>"
-
-
-def covered(intervals: Iterable[tuple[int, int]]) -> int:
-    """How much time intervals cover, where they overlap once."""
-    total, reached = 0, -1
-    for begin, end in sorted(intervals):
-        total += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
-
-
-def _without(begin: int, end: int, holes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    left = []
-    for hole, its_end in sorted(holes):
-        if its_end <= hole:
-            continue
-        if hole > begin:
-            left.append((begin, min(hole, end)))
-        begin = max(begin, its_end)
-    if begin < end:
-        left.append((begin, end))
-    return left

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...controller.trace.profile import OperatorByRank, Profile, find_waits
+from ...wire.intervals import covered
 from .tables import Table
 from .timeline import format_time, timeline_of
 
@@ -102,9 +103,9 @@ def rank_table(profile: Profile) -> Table:
             (
                 str(rank),
                 format_time(one.end_ns - one.start_ns),
-                format_time(_covered(((start, start + took) for start, took in one.busy))),
-                format_time(_covered(spans)),
-                format_time(_covered(waiting)),
+                format_time(covered(((start, start + took) for start, took in one.busy))),
+                format_time(covered(spans)),
+                format_time(covered(waiting)),
                 str(lateness[rank].num_last),
                 str(one.num_collectives),
             )
@@ -119,12 +120,3 @@ def rank_table(profile: Profile) -> Table:
         "of",
     )
     return Table(headers, rows)
-
-
-def _covered(intervals: Iterable[tuple[int, int]]) -> int:
-    """How much time intervals cover, where they overlap once."""
-    total, reached = 0, -1
-    for start, end in sorted(intervals):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total

@@ -30,7 +30,6 @@ from ...wire.messages import (
 )
 from ...wire.segments import MIN_BYTES
 from ..linux_process import PROGRAM, flush_c_stdio
-from ..trace.recorder import name_of
 from .child_processes import end_children
 from .failures import Failures
 from .features import load
@@ -38,7 +37,7 @@ from .interpreter_state import remember_error
 from .late_binding import bind_missing_names
 from .memory import MemoryMeter
 from .requests import Handlers, Packed, RankContext
-from .runs import RunRecord, RunTracker
+from .runs import RunRecord, RunTracker, name_of
 from .streams import Pump
 from .value_reducer import reduce_for_notebook
 
@@ -294,7 +293,7 @@ class Executor:
     def _cell(self, work: RunCell, buffers: tuple[Frame, ...]) -> BaseException | None:
         if not work.is_timed:
             return self._run_cell(work)
-        stopwatch: Stopwatch = load("trace.timing").Stopwatch(self._groups)
+        stopwatch: Stopwatch = load("trace.timing").Stopwatch(self._groups.spans)
         stopwatch.start()
         try:
             return self._run_cell(work)

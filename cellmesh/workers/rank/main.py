@@ -149,7 +149,7 @@ def run_rank(
         placement,
         options.master_port,
         options.incarnation,
-        Spans(tracker),
+        Spans(tracker.records),
     )
     meter = MemoryMeter(placement.device)
     context = RankContext(shell, groups, interrupts, SegmentLink(segments), placement.device)

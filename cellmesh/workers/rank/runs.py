@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from ...stdlib import threading
 
 # How many of the last cells and calls are remembered.
 MAX_RUNS = 1_000
+_MAX_NAME = 80
 
 _run_of_context: contextvars.ContextVar[int] = contextvars.ContextVar("cellmesh_run")
 
@@ -85,3 +87,11 @@ class RunTracker:
             start(thread)
 
         threading.Thread.start = start_in_run  # type: ignore[method-assign, assignment]
+
+
+def name_of(function: Any) -> str:
+    """What a called function is called."""
+    name = getattr(function, "__qualname__", None)
+    known = name if isinstance(name, str) else type(function).__name__
+    known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # in HTML a tag
+    return known[-_MAX_NAME:] or "a call"

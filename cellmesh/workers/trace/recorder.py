@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 import struct
 from array import array
+from collections import deque
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...stdlib import time
 from ...wire.inspect import History
 from ...wire.trace import CellSpan, Operations, Past, What
-from ..rank.runs import RunTracker
+
+if TYPE_CHECKING:
+    from ..rank.runs import RunRecord
 
 # How many operations are kept.
 CAPACITY = 20_000
 _CHUNK = 1_000  # by how many the ring grows
-_MAX_NAME = 80
 _NAN = math.nan
 _NO_RUN = -1
 # Sequence, peer, run, begin, end, wait.
@@ -36,19 +39,26 @@ class Spans:
     Operations are begun by one thread at a time: the main thread, or autograd's while that waits.
 
     Args:
-        tracker: has the cells and calls.
+        cells: the last cells and calls, the newest last; another thread may add to them.
 
     Attributes:
         is_on: whether operations are noted.
+        before_overwriting: called each time that the ring is full and begins at its start again.
     """
 
-    def __init__(self, tracker: RunTracker | None = None) -> None:
+    def __init__(self, cells: deque[RunRecord] | None = None) -> None:
         self.is_on = True
+        self.before_overwriting: Callable[[], None] | None = None
         self._since_s = time.monotonic()
-        self._tracker = tracker if tracker is not None else RunTracker()
+        self._cells: deque[RunRecord] = deque() if cells is None else cells
         self._num_begun = 0
         self._what: list[What | None] = []
         self._numbers = bytearray()
+
+    @property
+    def num_begun(self) -> int:
+        """How many operations have been begun: the number of the next one."""
+        return self._num_begun
 
     # Operations.
 
@@ -67,9 +77,11 @@ class Spans:
         slot = number % CAPACITY
         if slot >= len(self._what):
             self._grow()
+        elif slot == 0 and self.before_overwriting is not None:
+            self.before_overwriting()
         self._what[slot] = what
         wait_s = at_s if is_waited_for else _NAN
-        cells = self._tracker.records
+        cells = self._cells
         run = cells[-1].run if cells and cells[-1].end_s is None else _NO_RUN
         _write(self._numbers, slot * _SIZE, sequence, peer, run, at_s, _NAN, wait_s)
         self._num_begun = number + 1  # last of all: who reads meanwhile does not see a half of it
@@ -110,12 +122,26 @@ class Spans:
 
     # Reading them.
 
+    def begun_since(self, first: int) -> list[tuple[What, float, float]]:
+        """Operations from a number on, as far as they are kept: what, begin and end (NaN: none).
+
+        For the thread that begins operations.
+        """
+        found = []
+        for number in range(max(first, self._num_begun - CAPACITY), self._num_begun):
+            slot = number % CAPACITY
+            what = self._what[slot]
+            _, _, _, begin_s, end_s, _ = _RECORD.unpack_from(self._numbers, slot * _SIZE)
+            if what is not None:
+                found.append((what, begin_s, end_s))
+        return found
+
     def past(self, subject: History) -> Past:
         """The last cells and their operations."""
         now_s = time.monotonic()
         cells = [
             CellSpan(cell.run, cell.name, cell.execution_count, cell.begin_s, cell.end_s)
-            for cell in self._tracker.copy_records()[-subject.num_cells :]
+            for cell in _copy(self._cells)[-subject.num_cells :]
         ]
         begun = self._num_begun
         first = max(0, begun - CAPACITY)
@@ -168,9 +194,9 @@ def _pack(whats: list[What | None], columns: list[list[Any]]) -> Operations:
     )
 
 
-def name_of(function: Any) -> str:
-    """What a called function is called."""
-    name = getattr(function, "__qualname__", None)
-    known = name if isinstance(name, str) else type(function).__name__
-    known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # in HTML a tag
-    return known[-_MAX_NAME:] or "a call"
+def _copy(cells: deque[RunRecord]) -> list[RunRecord]:
+    while True:
+        try:
+            return list(cells)
+        except RuntimeError:  # the main thread has begun one while they were copied
+            continue

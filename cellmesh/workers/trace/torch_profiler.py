@@ -5,21 +5,22 @@ Imported when a cell is profiled, and not before.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ...wire.intervals import cut_out, join
 from ...wire.profile import Collective, OperatorKind, OperatorTime, RankProfile
-from ..groups.groups import Groups
-from ..groups.ledger import Ledger
+
+if TYPE_CHECKING:
+    from .recorder import Spans
 
 _MAX_OPERATORS = 100  # of each kind
 _MAX_COLLECTIVES = 5_000
@@ -63,33 +64,21 @@ class Begun:
     ranks: tuple[int, ...]
 
 
-class _WatchedLedger(Ledger):
-    """Notes each operation that is begun; a ledger is one while a cell is profiled."""
-
-    begun: list[Begun]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "last" and value is not None and value[3] is None:
-            label, group = value[0], value[1]
-            self.begun.append(Begun(label, time.time_ns(), group.group_name, group._ranks))
-        super().__setattr__(name, value)
-
-
 class CellProfiler:
     """Profiles one cell.
 
     Args:
-        groups: the rank's process groups.
+        recorder: of the rank's collectives.
         device: where the rank computes.
     """
 
-    def __init__(self, groups: Groups, device: torch.device) -> None:
-        self._ledger = groups.ledger
+    def __init__(self, recorder: Spans, device: torch.device) -> None:
+        self._recorder = recorder
+        self._first = 0
         self._activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
-        self._begun: list[Begun] = []
         self._start_ns = self._end_ns = 0
         self._is_running = False
         self._problem = ""
@@ -115,14 +104,12 @@ class CellProfiler:
             self._problem = f"torch.profiler did not start: {error}"
             return
         self._profile, self._is_running = made, True
-        self._ledger.__class__ = _WatchedLedger
-        self._ledger.begun = self._begun  # type: ignore[attr-defined]
+        self._first = self._recorder.num_begun
         self._start_ns = time.time_ns()
 
     def stop(self) -> None:
         """The cell has ended, well or not."""
         self._end_ns = self._end_ns or time.time_ns()
-        self._ledger.__class__ = Ledger
         if not self._is_running:
             return
         if not torch._C._autograd._profiler_enabled():
@@ -148,7 +135,7 @@ class CellProfiler:
         if self._profile is None:
             return RankProfile(start_ns=self._start_ns, end_ns=self._end_ns, problem=self._problem)
         events = read_events(self._profile)
-        collectives = find_collectives(events, self._begun)
+        collectives = find_collectives(events, self._begun())
         resolution_ns = (self._end_ns - self._start_ns) // _MAX_BUSY
         return RankProfile(
             start_ns=self._start_ns,
@@ -160,6 +147,13 @@ class CellProfiler:
             num_events=len(events),
             **self._export(trace_path, max_trace_bytes),
         )
+
+    def _begun(self) -> list[Begun]:
+        since_1970_ns = time.time_ns() - time.monotonic_ns()
+        return [
+            Begun(what.name, since_1970_ns + round(begin_s * 1e9), what.group, what.members)
+            for what, begin_s, _ in self._recorder.begun_since(self._first)
+        ]
 
     def _export(self, trace_path: str, max_trace_bytes: int) -> dict[str, Any]:
         if not trace_path:
@@ -275,30 +269,8 @@ def find_busy(events: Sequence[Event], resolution_ns: int) -> tuple[tuple[int, i
             )
     found: list[tuple[int, int]] = []
     for thread, intervals in computed.items():
-        holes = merge_intervals(communicated.get(thread, ()), 0) if thread != -1 else ()
-        found += _cut_out(merge_intervals(intervals, 0), holes)
-    return merge_intervals(found, resolution_ns)
-
-
-def _cut_out(
-    whole: Iterable[tuple[int, int]], holes: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """What is left of (start, duration) outside of others, as (start, end)."""
-    left = []
-    first = 0
-    for start, duration in whole:
-        end = start + duration
-        while first < len(holes) and sum(holes[first]) <= start:
-            first += 1
-        for hole, length in itertools.islice(holes, first, None):
-            if hole >= end:
-                break
-            if hole > start:
-                left.append((start, hole))
-            start = max(start, hole + length)
-        if start < end:
-            left.append((start, end))
-    return left
+        found += cut_out(intervals, communicated.get(thread, ()) if thread != -1 else ())
+    return tuple((begin, end - begin) for begin, end in join(found, resolution_ns))
 
 
 def _kind_of(event: Event) -> OperatorKind:
@@ -364,24 +336,3 @@ def _unstack(on_thread: list[Event]) -> list[tuple[Event, int]]:
             self_ns[parent] -= min(event.end_ns, on_thread[parent].end_ns) - event.start_ns
         open_ones.append(index)
     return list(zip(on_thread, self_ns, strict=True))
-
-
-def merge_intervals(
-    intervals: Iterable[tuple[int, int]], resolution_ns: int
-) -> tuple[tuple[int, int], ...]:
-    """Join intervals that overlap or are closer than the resolution.
-
-    Args:
-        intervals: (start, end).
-        resolution_ns: gaps up to this are closed.
-
-    Returns:
-        (start, duration), in order.
-    """
-    joined: list[list[int]] = []
-    for start, end in sorted(intervals):
-        if joined and start - joined[-1][1] <= resolution_ns:
-            joined[-1][1] = max(joined[-1][1], end)
-        else:
-            joined.append([start, end])
-    return tuple((start, end - start) for start, end in joined)

@@ -14,9 +14,10 @@ from typing import Any
 import traitlets
 
 from ....controller.ranks import Ranks
-from ....controller.trace.match import History, covered
+from ....controller.trace.match import History
 from ....controller.trace.timeline import lanes_of
 from ....errors import CellmeshError
+from ....wire.intervals import covered
 from ....wire.ranks import describe_ranks
 from ...render.tables import Table
 from ...render.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -20,7 +19,6 @@ from cellmesh.workers.trace.torch_profiler import (
     alike,
     find_busy,
     find_collectives,
-    merge_intervals,
     self_times,
 )
 
@@ -144,17 +142,6 @@ def test_busy_is_what_a_clock_would_see(
     expected -= {t for start, took in communicated for t in range(start, start + took)}
     found = find_busy(sorted(events, key=lambda event: event.start_ns), 0)
     assert {t for start, took in found for t in range(start, start + took)} == expected
-
-
-@given(intervals=_INTERVALS, resolution=st.integers(0, 10))
-def test_merged_intervals_lie_apart_and_cover_what_they_were(
-    intervals: list[tuple[int, int]], resolution: int
-) -> None:
-    merged = merge_intervals([(start, start + took) for start, took in intervals], resolution)
-    for (start, took), (after, _) in itertools.pairwise(merged):
-        assert after - (start + took) > resolution
-    for start, took in intervals:
-        assert any(begin <= start and start + took <= begin + length for begin, length in merged)
 
 
 # ---- traces

@@ -6,7 +6,6 @@ import pytest
 
 from cellmesh.magics.render.timings import describe_timings, find_straggler
 from cellmesh.wire.messages import Timing
-from cellmesh.workers.trace.timing import add_up
 
 
 def test_equal_times_are_one_line() -> None:
@@ -29,21 +28,3 @@ def test_the_straggler_is_the_one_that_waits_least() -> None:
 )
 def test_there_may_be_no_straggler(own: list[float]) -> None:
     assert find_straggler({rank: Timing(seconds, 0.0) for rank, seconds in enumerate(own)}) is None
-
-
-@pytest.mark.parametrize(
-    ("spans", "total"),
-    [
-        ([], 0.0),
-        ([(1.0, 2.0), (3.0, 4.0)], 2.0),
-        ([(1.0, 3.0), (2.0, 4.0)], 3.0),
-        ([(1.0, 4.0), (2.0, 3.0)], 3.0),
-        ([(9.0, None)], 1.0),
-        ([(9.0, 12.0)], 1.0),
-    ],
-    ids=["none", "apart", "overlapping", "one in another", "under way", "ended later"],
-)
-def test_times_in_collectives_count_once(
-    spans: list[tuple[float, float | None]], total: float
-) -> None:
-    assert add_up(spans, now=10.0) == total

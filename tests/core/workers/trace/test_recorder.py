@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any
 
 import pytest
 from torch.futures import Future
 
 from cellmesh.wire.inspect import History
 from cellmesh.wire.trace import Past, What
-from cellmesh.workers.rank.runs import MAX_RUNS, RunRecord
+from cellmesh.workers.rank.runs import MAX_RUNS, RunRecord, RunTracker
 from cellmesh.workers.trace import recorder as module
-from cellmesh.workers.trace.recorder import CAPACITY, Spans, name_of
+from cellmesh.workers.trace.recorder import CAPACITY, Spans
 
 REDUCE, BARRIER = What("all_reduce", "0", (), 0), What("barrier", "1", (0, 2), 3)
 
@@ -24,11 +23,11 @@ def begin(spans: Spans, sequence: int = 1, what: What = REDUCE, is_sync: bool = 
 
 
 def begin_cell(spans: Spans, run: int, name: str, execution_count: int) -> None:
-    spans._tracker.records.append(RunRecord(run, name, execution_count, 0, 0, time.monotonic()))
+    spans._cells.append(RunRecord(run, name, execution_count, 0, 0, time.monotonic()))
 
 
 def end_cell(spans: Spans) -> None:
-    spans._tracker.records[-1].end_s = time.monotonic()
+    spans._cells[-1].end_s = time.monotonic()
 
 
 def past(spans: Spans, **options: int) -> Past:
@@ -152,7 +151,7 @@ def test_what_is_older_than_the_cells_is_not_missed() -> None:
 
 
 def test_only_the_last_cells_are_told_and_what_ran_between_them_is_not() -> None:
-    spans = Spans()
+    spans = Spans(RunTracker().records)
     for run in range(MAX_RUNS + 5):
         begin_cell(spans, run, f"call{run}", 0)
         begin(spans, run + 1)
@@ -197,16 +196,3 @@ def test_it_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         has_read.set()
         writer.join()
-
-
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (test_nothing_has_run, "test_nothing_has_run"),
-        (Spans.wait, "Spans.wait"),
-        (Spans(), "Spans"),
-        (lambda: 0, "lambda"),
-    ],
-)
-def test_calls_have_the_name_of_their_function(function: Any, name: str) -> None:
-    assert name_of(function) == name
