@@ -15,7 +15,7 @@ from .comms.inbox import Letter
 from .core.effects import Change
 from .live_views import LiveViews
 from .metrics import Metrics
-from .output.cell import Displays
+from .output.displays import Displays
 from .run import Run
 from .values.pool import SegmentPool
 

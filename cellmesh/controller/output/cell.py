@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ...wire.ranks import describe_ranks, group_ranks
 from ..progress.bars import Bars
 from ..progress.drawing import as_html, as_lines
 from .cell_record import Entry, Record
 from .clear_output import Pane
+from .displays import Displays, Place, Publish
 from .figure_row import FigureRow, is_figure
 from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
@@ -21,69 +20,10 @@ from .plain import as_remark, as_text, is_textual, join_streams
 from .rank_tabs import switch
 
 _STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
-Publish = Callable[[str, dict[str, Any]], None]
-_MAX_RECORDS = 16
 # When a rank clears, others' output is shown again: always if it is little, else until that comes
 # to so much.
 _SMALL_BYTES = 40_000
 _MAX_AGAIN_BYTES = 1_000_000
-# Of so many displays, each rank's counted, it is known where they are; then those are forgotten
-# that have not changed for longest.
-_MAX_PLACES = 10_000
-
-
-class Widgets(Protocol):
-    """The ranks' widgets that the front end knows."""
-
-    def is_open(self, model_id: str) -> bool:
-        """Whether it knows this one."""
-
-    def shown(self, model_id: str, publish: Publish, display_id: str, text: str) -> None:
-        """One is displayed; without it, this text would be."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank's display is shown.
-
-    Attributes:
-        display_id: ours.
-        leader: the lowest of its ranks, which it follows.
-    """
-
-    display_id: str
-    leader: int
-
-
-@dataclass
-class Displays:
-    """The displays of a mesh that can be updated, also from a later cell.
-
-    Attributes:
-        places: a rank's own id, as (rank, id) -> where it is shown.
-        widgets: None where there are none.
-        has_tabs: whether cells whose ranks show different things get a switch between ranks.
-        records: what the newest cells have shown, for output that comes after a cell's end.
-    """
-
-    places: dict[tuple[int, str], Place] = field(default_factory=dict)
-    widgets: Widgets | None = None
-    has_tabs: bool = True
-    records: collections.deque[Record] = field(default_factory=collections.deque)
-
-    def put(self, rank: int, theirs: str, place: Place) -> None:
-        """A rank's display is shown here, or has changed."""
-        self.places.pop((rank, theirs), None)
-        self.places[rank, theirs] = place  # last
-        if len(self.places) > _MAX_PLACES:
-            del self.places[next(iter(self.places))]
-
-    def keep(self, record: Record) -> None:
-        """A run has ended; of those that have, only the newest are remembered."""
-        if record not in self.records:
-            self.records.append(record)
-        while len(self.records) > _MAX_RECORDS:
-            self.records.popleft().switch_off()
 
 
 class CellSink:
@@ -174,20 +114,19 @@ class CellSink:
         text = switch(self._record.by_rank(), identity)
         if not text or text == self._tabs:
             return
-        kind = "update_display_data" if self._tabs_id else "display_data"
-        self._tabs_id, self._tabs = identity, text
         # Without text: in a console, where it would have nothing to switch, it is not shown.
-        content = {
-            "data": {"text/html": text},
-            "metadata": {},
-            "transient": {"display_id": identity},
-        }
-        self._publish(kind, content)
+        self._put({"data": {"text/html": text}, "metadata": {}}, identity, not self._tabs_id)
+        self._tabs_id, self._tabs = identity, text
 
     def _publish(self, kind: str, content: dict[str, Any]) -> None:
         if kind != "update_display_data":
             self._row = None  # the next figure stands below this
         self._send(kind, content)
+
+    def _put(self, content: dict[str, Any], display_id: str, is_new: bool) -> None:
+        """Display a bundle under an id of ours, or update what stands there."""
+        kind = "display_data" if is_new else "update_display_data"
+        self._publish(kind, _with_id(content, display_id))
 
     def _flush(self, texts: list[tuple[str, str]]) -> None:
         self._write(texts)
@@ -217,10 +156,9 @@ class CellSink:
         content = {
             "data": {"text/plain": "\n".join(as_lines(bars)), "text/html": as_html(bars)},
             "metadata": {},
-            "transient": {"display_id": display_id},
         }
-        self._publish("display_data" if is_new else "update_display_data", content)
-        entry = Entry(ranks, None, display_id, content)
+        self._put(content, display_id, is_new)
+        entry = Entry(ranks, None, display_id, _with_id(content, display_id))
         self._record.add(entry) if is_new else self._record.replace(entry)
 
     def _show_live(self, live: Live) -> None:
@@ -236,15 +174,9 @@ class CellSink:
         """Show a text, in place of what has this id; gives the id under which it can be
         replaced.
         """
-        kind = "update_display_data" if display_id else "display_data"
-        display_id = display_id or uuid.uuid4().hex
-        content = {
-            "data": {"text/plain": text},
-            "metadata": {},
-            "transient": {"display_id": display_id},
-        }
-        self._publish(kind, content)
-        return "" if final else display_id
+        identity = display_id or uuid.uuid4().hex
+        self._put({"data": {"text/plain": text}, "metadata": {}}, identity, not display_id)
+        return "" if final else identity
 
     def _show_rich(self, block: Block, rich: Rich) -> None:
         if rich.kind == "clear":
@@ -273,7 +205,7 @@ class CellSink:
         if not has_room(content):
             self._publish("display_data", heading(ranks, ""))
         if display_id:
-            content = {**content, "transient": {"display_id": display_id}}
+            content = _with_id(content, display_id)
         self._publish("display_data", labelled(content, ranks))
 
     def _show_figure(self, ranks: Ranks, content: dict[str, Any]) -> None:
@@ -305,8 +237,7 @@ class CellSink:
             remark = f"({describe_ranks(others)} {verb} one, too: {first})"
         display_id = uuid.uuid4().hex
         said = heading(ranks[:1], remark)
-        content = {**content, "transient": {"display_id": display_id}}
-        for each, identity in ((said, ""), (content, display_id)):
+        for each, identity in ((said, ""), (_with_id(content, display_id), display_id)):
             self._publish("display_data", each)
             self._record.add(Entry(ranks, None, identity, each, model_id))
         widgets.shown(model_id, self._publish, display_id, text)
@@ -325,9 +256,7 @@ class CellSink:
                 shown[rank] = place
         for place, ranks in group_ranks(shown).items():
             if place.leader in ranks:
-                bundle = labelled(content, ranks)
-                transient = {"display_id": place.display_id}
-                self._publish("update_display_data", {**bundle, "transient": transient})
+                self._put(labelled(content, ranks), place.display_id, is_new=False)
                 self._record.replace(Entry(ranks, _as_display(block.item), place.display_id))
 
     # ---- clearing
@@ -409,9 +338,9 @@ class CellSink:
             self._status_id = self._redraw("", self._status, False)
 
     def _draw_pane(self) -> None:
-        kind = "update_display_data" if self._pane_id else "display_data"
+        is_new = not self._pane_id
         self._pane_id = self._pane_id or uuid.uuid4().hex
-        self._publish(kind, {**self._pane.content(), "transient": {"display_id": self._pane_id}})
+        self._put(self._pane.content(), self._pane_id, is_new)
 
     def _forget_places(self) -> None:
         """What would be redrawn in place is not there any more."""
@@ -428,6 +357,10 @@ def _live_text(live: Live, gone: Iterable[int] = ()) -> str:
     return "\n".join(
         f"{label(ranks)} {line}" for ranks, line in compact([each for each in lines if each[0]])
     )
+
+
+def _with_id(content: dict[str, Any], display_id: str) -> dict[str, Any]:
+    return {**content, "transient": {"display_id": display_id}}
 
 
 def _as_display(item: Any) -> Rich:

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TextIO
 from ..progress.bars import Bars
 from ..progress.console import ConsoleBars
 from .cell import CellSink as CellSink
-from .cell import Displays as Displays
-from .cell import Publish as Publish
+from .displays import Displays as Displays
+from .displays import Publish as Publish
 from .fold import Block, Live, Trace
 from .live_lines import compact
 from .mime_bundle import label as label

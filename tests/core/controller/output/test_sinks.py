@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.output import cell as cell_sink
+from cellmesh.controller.output import displays as displays_module
 from cellmesh.controller.output.cell import _STAYS
 from cellmesh.controller.output.fold import (
     VIEW_MIME,
@@ -425,7 +425,7 @@ def test_an_update_of_displays_shown_apart_reaches_each_under_its_own_rank() -> 
 
 
 def test_displays_that_no_longer_change_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell_sink, "_MAX_PLACES", 4)
+    monkeypatch.setattr(displays_module, "_MAX_PLACES", 4)
     front, displays = Recorder(), Displays()
     sink = CellSink(front, displays)
     sink.show([rich(0, 1, ids=("old", "old"), plain="old")])
