@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
@@ -29,20 +28,27 @@ _KILL_S = 2.0
 _MAX_ROUNDS = 4
 
 
-def end_mesh(ticket: Ticket, patience_s: float = PATIENCE_S) -> Literal["ended", "killed"]:
-    """End a mesh: SIGTERM to its agent, SIGKILL to what does not end, and its directory removed.
-    Blocks.
+def end(found: Found, patience_s: float = PATIENCE_S) -> bool:
+    """End a mesh, or a zygote that waits for a notebook's next mesh. Blocks.
+
+    SIGTERM goes to a mesh's agent or to the zygote, SIGKILL to what does not end; a mesh's
+    directory is removed.
 
     Args:
-        ticket: its ticket.
-        patience_s: how long the agent may take before it is killed, in seconds.
+        found: as `find_meshes` or `find_waiting` gives.
+        patience_s: how long the agent or zygote may take before it is killed, in seconds.
 
     Returns:
-        Whether the agent ended everything by itself.
+        Whether it ended everything by itself.
 
     Raises:
-        HostError: something of it is still there.
+        HostError: a process or the directory is still there.
     """
+    return (_end_waiting if found.state == "waiting" else _end_mesh)(found, patience_s)
+
+
+def _end_mesh(found: Found, patience_s: float) -> bool:
+    ticket = found.ticket
     orderly = True
     for _ in range(_MAX_ROUNDS):  # what is killed may have forked in between
         with _watched(ticket) as pidfds:
@@ -60,16 +66,10 @@ def end_mesh(ticket: Ticket, patience_s: float = PATIENCE_S) -> Literal["ended",
         raise HostError(
             f"{ticket.directory} cannot be removed: `rm -r {ticket.directory}` says why"
         )
-    return "ended" if orderly else "killed"
+    return orderly
 
 
-def end_waiting(found: Found, patience_s: float = PATIENCE_S) -> Literal["ended", "killed"]:
-    """End a zygote that waits for a notebook's next mesh: SIGTERM, then SIGKILL. Blocks.
-
-    Args:
-        found: as `find_waiting` gives.
-        patience_s: how long it may take before it is killed, in seconds.
-    """
+def _end_waiting(found: Found, patience_s: float) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(found.pids[0])
         if process.create_time() == found.ticket.created_at:  # else the number is another's by now
@@ -78,8 +78,8 @@ def end_waiting(found: Found, patience_s: float = PATIENCE_S) -> Literal["ended"
                 process.wait(patience_s)
             except psutil.TimeoutExpired:
                 process.kill()
-                return "killed"
-    return "ended"
+                return False
+    return True
 
 
 def sweep(found: Found) -> bool:
@@ -90,7 +90,7 @@ def sweep(found: Found) -> bool:
         HostError: something of it is still there.
     """
     if found.state == "leftover" and is_dead(found.ticket):
-        return end_mesh(found.ticket) == "killed"
+        return not end(found)
     return found.state == "stale" and remove_own_directory(found.ticket)
 
 
@@ -113,9 +113,7 @@ def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> 
 
 @contextlib.contextmanager
 def _watched(ticket: Ticket) -> Iterator[dict[int, int]]:
-    """The mesh's processes, pid -> pidfd; a pidfd means one process, whatever its number means
-    later.
-    """
+    """The mesh's processes, pid -> pidfd."""
     pidfds: dict[int, int] = {}
     try:
         for pid in processes_of(ticket):

@@ -18,7 +18,7 @@ from ..wire.marks import end_dead_meshes
 from ..wire.segments import held_bytes
 from ..wire.ticket import find_strange, runtime_root
 from .doctor.checks import examine
-from .kill import PATIENCE_S, end_mesh, end_waiting, sweep
+from .kill import PATIENCE_S, end, sweep
 from .meshes import Found, find_meshes, find_waiting, memory_bytes
 from .rendering import as_json, echo_findings, echo_meshes, echo_progress
 from .text import format_bytes, plural
@@ -192,16 +192,12 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     if sweep(mesh):
         click.echo(f"removed what was left of {name}; nothing of it was running")
         return
-    memory = memory_bytes(mesh.pids)
+    what = f"{plural(mesh.ticket.num_ranks, 'rank')}, {plural(len(mesh.pids), 'process')}"
     if mesh.state == "waiting":
-        how = "stopped" if end_waiting(mesh, timeout_s) == "ended" else "killed"
-        click.echo(f"{how} {name}: it waited for the next mesh, {format_bytes(memory)}")
-        return
-    how = "stopped" if end_mesh(mesh.ticket, timeout_s) == "ended" else "killed"
-    click.echo(
-        f"{how} {name}: {plural(mesh.ticket.num_ranks, 'rank')}, "
-        f"{plural(len(mesh.pids), 'process')}, {format_bytes(memory)}"
-    )
+        what = "it waited for the next mesh"
+    memory = format_bytes(memory_bytes(mesh.pids))
+    how = "stopped" if end(mesh, timeout_s) else "killed"
+    click.echo(f"{how} {name}: {what}, {memory}")
 
 
 @main.command()
