@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types core venv compat bench faults soak gpu gpu-wheels clean
+.PHONY: demo test check lint types core docs venv compat bench faults soak gpu gpu-wheels clean
 
 venv: $(VENV)/.installed
 
@@ -27,6 +27,10 @@ types: venv
 
 core: venv
 	$(BIN)/python -m pytest tests/core tests/pair
+
+# The API reference, from docstrings; what they lack is an error.
+docs: venv
+	$(BIN)/python -m docs.reference build/docs
 
 # PYTHONS=3.13 tries that one only.
 compat: venv

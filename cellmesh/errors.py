@@ -140,6 +140,7 @@ class RankFailure(CellmeshError, ExceptionGroup[Exception]):
         super().__init__(self.message, self.exceptions)
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:  # type: ignore[override]
+        """A plain group of some of the exceptions, as ``except*`` asks for."""
         return ExceptionGroup(self.message, list(excs))
 
     def __str__(self) -> str:

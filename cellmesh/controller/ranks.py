@@ -132,8 +132,8 @@ class Ranks:
 
         Args:
             source: Python, with IPython's magics if wanted.
-            argv: what `sys.argv` has behind the program's name while it runs: ``"--lr 0.1"``, or a
-                list.
+            argv: what follows the program's name in ``sys.argv`` while it runs: ``"--lr 0.1"``, or
+                a list.
 
         Raises:
             RankFailure: it raised on some ranks.
