@@ -1,14 +1,37 @@
-"""Joins the ranks' traces into one, in Chrome's format. Pure."""
+"""Writes traces in Chrome's format: of the ring's history, and of torch.profiler's. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from .match import Cell, History, Operation, lanes_of
+
 # Rows that torch adds about itself.
 _PSEUDO = frozenset({"Spans", "Traces", ""})
+# Threads of a rank's process in a history's trace; collectives that overlap have more of the last.
+_CELLS, _COMPUTE, _COLLECTIVES = 0, 1, 2
+
+
+def trace_of(history: History) -> bytes:
+    """A trace in which each rank is a process; times count from the first cell's begin.
+
+    Returns:
+        JSON for ``chrome://tracing`` or Perfetto.
+    """
+    titles = {cell.run: cell.title for cell in history.cells}
+    events: list[dict[str, Any]] = []
+    for rank in history.ranks:
+        operations = history.operations.get(rank, ())
+        lanes = lanes_of(operations)
+        events += _name_lanes(rank, max(lanes, default=0) + 1)
+        for cell in history.cells:
+            events += _of_cell(history, rank, cell)
+        for one, lane in zip(operations, lanes, strict=True):
+            events += _of_operation(rank, _COLLECTIVES + lane, one, titles[one.run])
+    return _encode(events)
 
 
 def merge_traces(traces: Mapping[int, bytes]) -> bytes:
@@ -38,8 +61,7 @@ def merge_traces(traces: Mapping[int, bytes]) -> bytes:
     ids: dict[Any, int] = {}
     for rank, (base, events) in loaded.items():
         merged += _of_rank(rank, events, base, origin, ids)
-    header = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": origin}
-    return msgspec.json.encode({**header, "traceEvents": merged})
+    return _encode(merged, baseTimeNanoseconds=origin)
 
 
 def _load(rank: int, trace: bytes) -> tuple[int, list[dict[str, Any]]]:
@@ -81,14 +103,13 @@ def _of_rank(
             copy["id"] = ids.setdefault((rank, event.get("cat"), event["id"]), len(ids) + 1)
         made.append(copy)
     used = {event["tid"] for event in made}
-    header = [about(rank, 0, "process_name", name=f"rank {rank}")]
-    header.append(about(rank, 0, "process_sort_index", sort_index=rank))
+    header = _name_process(rank)
     for place, thread in threads.items():
         if thread in used:
             name = "main" if place[0] == place[1] else names.get(thread, f"thread {place[1]}")
-            header.append(about(rank, thread, "thread_name", name=name))
+            header.append(_about(rank, thread, "thread_name", name=name))
             order = -1 if name == "main" else thread
-            header.append(about(rank, thread, "thread_sort_index", sort_index=order))
+            header.append(_about(rank, thread, "thread_sort_index", sort_index=order))
     return header + made
 
 
@@ -96,6 +117,73 @@ def _thread_name(place: tuple[Any, Any], name: str) -> str:
     return name or f"thread {place[1]}"
 
 
-def about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
+def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
     """An event that names a process or a thread, or says where it stands."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _name_process(rank: int) -> list[dict[str, Any]]:
+    return [
+        _about(rank, 0, "process_name", name=f"rank {rank}"),
+        _about(rank, 0, "process_sort_index", sort_index=rank),
+    ]
+
+
+def _encode(events: Sequence[dict[str, Any]], **header: int) -> bytes:
+    return msgspec.json.encode(
+        {"schemaVersion": 1, "displayTimeUnit": "ms", **header, "traceEvents": events}
+    )
+
+
+def _name_lanes(rank: int, num_lanes: int) -> list[dict[str, Any]]:
+    names = ["cells", "compute", "collectives", *["collectives, overlapping"] * (num_lanes - 1)]
+    return [
+        *_name_process(rank),
+        *(_about(rank, thread, "thread_name", name=name) for thread, name in enumerate(names)),
+        *(
+            _about(rank, thread, "thread_sort_index", sort_index=thread)
+            for thread in range(len(names))
+        ),
+    ]
+
+
+def _of_cell(history: History, rank: int, cell: Cell) -> Iterable[dict[str, Any]]:
+    if rank not in cell.by_rank:
+        return
+    yield _event(rank, _CELLS, cell.title, "cell", *cell.by_rank[rank])
+    for begin, end in history.computing(rank, cell):
+        yield _event(rank, _COMPUTE, "compute", "compute", begin, end, cell=cell.title)
+
+
+def _of_operation(rank: int, thread: int, one: Operation, cell: str) -> Iterable[dict[str, Any]]:
+    ranks: Sequence[int] | str = list(one.members) or "all"
+    yield _event(
+        rank,
+        thread,
+        one.name,
+        "message" if one.is_message else "collective",
+        one.start_ns,
+        one.end_ns,
+        cell=cell,
+        group=one.group,
+        ranks=ranks,
+        waited_us=one.waited_ns / 1000,
+    )
+    if one.waited_ns:
+        end_ns = one.start_ns + one.waited_ns
+        yield _event(rank, thread, f"waits for rank {one.last}", "wait", one.start_ns, end_ns)
+
+
+def _event(
+    rank: int, thread: int, name: str, category: str, begin_ns: int, end_ns: int, **args: Any
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": rank,
+        "tid": thread,
+        "ts": begin_ns / 1000,
+        "dur": (end_ns - begin_ns) / 1000,
+        "args": args,
+    }

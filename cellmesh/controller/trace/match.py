@@ -4,13 +4,13 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import mean
 
 from ...wire.intervals import covered, cut_out
-from .profile import Lateness, Match, add_up_lateness, describe_lateness, find_straggler
+from .lateness import Lateness, Match, add_up_lateness, describe_lateness, find_straggler
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,19 @@ class Operation:
     def is_message(self) -> bool:
         """Whether it is one of two ranks only."""
         return self.name in ("send", "recv")
+
+
+def lanes_of(operations: Iterable[Operation]) -> list[int]:
+    """A lane for each operation, so that those of one lane do not overlap."""
+    ends: list[int] = []
+    lanes = []
+    for one in operations:
+        lane = next((lane for lane, end in enumerate(ends) if end <= one.start_ns), len(ends))
+        if lane == len(ends):
+            ends.append(0)
+        ends[lane] = one.end_ns
+        lanes.append(lane)
+    return lanes
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from ...wire.inspect import Refusal
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.trace import Past
+from .lateness import Match, add_up_waits
 from .match import Cell, History, Operation
-from .profile import Match, add_up_waits
 
 # Time between cells is drawn this long at most, as a part of the time in cells.
 _GAP = 0.02

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...controller.trace.profile import OperatorByRank, Profile, find_waits
+from ...controller.trace.lateness import find_waits
+from ...controller.trace.profile import OperatorByRank, Profile
 from ...wire.intervals import covered
 from .tables import Table
 from .timeline import format_time, timeline_of

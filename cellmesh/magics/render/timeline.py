@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...controller.trace.lateness import find_waits
 from ...controller.trace.match import History
-from ...controller.trace.profile import Profile, find_waits
+from ...controller.trace.profile import Profile
 from ...wire.ranks import format_ranks
 
 # Of collectives, those that took longest first.

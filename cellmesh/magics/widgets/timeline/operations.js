@@ -1,4 +1,4 @@
-// What the timeline holds: numbers of each rank, unpacked; times as texts; a Chrome trace of it all.
+// What the timeline holds: numbers of each rank, unpacked; times as texts; downloads.
 
 const OPERATION = 10, COMPUTING = 4; // numbers of each
 
@@ -48,8 +48,8 @@ function unpack(model) {
   const numbers = floats(model.get("operations"));
   for (let at = 0; at < numbers.length; at += OPERATION) {
     const [row, kind, cell, begin, end, waited, last, wait, isOpen, lane] = numbers.subarray(at, at + OPERATION);
-    const { name, group, members, ranks } = about.kinds[kind];
-    const one = { name, group, members, ranks, cell, begin, end, waited, last, wait, isOpen: isOpen === 1, lane };
+    const { name, group, ranks } = about.kinds[kind];
+    const one = { name, group, ranks, cell, begin, end, waited, last, wait, isOpen: isOpen === 1, lane };
     rows[row].operations.push(one);
     rows[row].longest = Math.max(rows[row].longest, end - begin);
   }
@@ -72,40 +72,8 @@ function firstFrom(spans, time) {
   return low;
 }
 
-// ---- the trace
-
-const nameRow = (pid, tid, name, args) => ({ ph: "M", name, pid, tid, ts: 0, args });
-
-function traceOf({ about, rows }) {
-  const events = [];
-  for (const { rank, operations, computing } of rows) {
-    const lanes = operations.reduce((most, one) => Math.max(most, one.lane + 1), 1);
-    const threads = ["cells", "compute", "collectives", ...Array(lanes - 1).fill("collectives, overlapping")];
-    events.push(nameRow(rank, 0, "process_name", { name: `rank ${rank}` }), nameRow(rank, 0, "process_sort_index", { sort_index: rank }));
-    threads.forEach((name, tid) => {
-      events.push(nameRow(rank, tid, "thread_name", { name }), nameRow(rank, tid, "thread_sort_index", { sort_index: tid }));
-    });
-    const add = (tid, name, cat, begin, end, cell, args = {}) => {
-      const ts = begin + cell.shift; // what lay between cells is in it again
-      events.push({ ph: "X", name, cat, pid: rank, tid, ts, dur: end - begin, args: { cell: cell.title, ...args } });
-    };
-    for (const cell of about.cells) {
-      const own = cell.by_rank.find(([other]) => other === rank);
-      if (own) add(0, cell.title, "cell", own[1] - cell.shift, own[2] - cell.shift, cell);
-    }
-    for (const { cell, begin, end } of computing) add(1, "compute", "compute", begin, end, about.cells[cell]);
-    for (const one of operations) {
-      const cell = about.cells[one.cell], isMessage = one.name === "send" || one.name === "recv";
-      const args = { group: one.group, ranks: one.members.length ? one.members : "all", waited_us: one.waited };
-      add(2 + one.lane, one.name, isMessage ? "message" : "collective", one.begin, one.end, cell, args);
-      if (one.waited > 0) add(2 + one.lane, `waits for rank ${one.last}`, "wait", one.begin, one.begin + one.waited, cell);
-    }
-  }
-  return JSON.stringify({ schemaVersion: 1, displayTimeUnit: "ms", traceEvents: events });
-}
-
-function download(text, name) {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+function download(content, name) {
+  const url = URL.createObjectURL(new Blob([content], { type: "application/json" }));
   const link = make("a", { href: url, download: name });
   document.body.append(link); // Firefox follows no link that is not in the page
   link.click();

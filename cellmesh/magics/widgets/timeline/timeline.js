@@ -36,12 +36,25 @@ function render({ model, el }) {
     model.send({ action: "update" });
     setTimeout(() => { update.disabled = Boolean(model.get("ended")); }, 1000);
   });
+  let unanswered = 0;
+  const exportTrace = () => {
+    clearTimeout(unanswered);
+    unanswered = setTimeout(() => { problem.textContent = "The kernel has not sent the trace yet: it is busy, or has ended."; }, 3000);
+    model.send({ action: "trace" });
+  };
+  const receive = (message, buffers) => {
+    if (!unanswered) return; // another view of this widget has asked
+    clearTimeout(unanswered);
+    unanswered = 0;
+    complain();
+    download(buffers[0], message.trace);
+  };
   const whole = () => chart.show(0, chart.length);
   const bar = make("div", { class: "cm-bar" },
     button("−", "zoom out", () => chart.zoom(2)), button("+", "zoom in", () => chart.zoom(0.5)),
     button("◂", "earlier", () => chart.move(-0.5)), button("▸", "later", () => chart.move(0.5)),
     button("All", "show all of it", whole), range, make("span", { class: "cm-gap" }), ended, update,
-    button("Export trace", "download it as a Chrome trace, for chrome://tracing or Perfetto", () => download(traceOf(chart.data), "timeline.json")));
+    button("Export trace", "download it as a Chrome trace, for chrome://tracing or Perfetto", exportTrace));
   root.append(bar, legend, chart.frame, problem, words, tables);
   el.append(root);
 
@@ -79,7 +92,7 @@ function render({ model, el }) {
     cancelAnimationFrame(due); // the traits of one update come one by one
     due = requestAnimationFrame(load);
   };
-  const handlers = { "change:about": reload, "change:operations": reload, "change:computing": reload, "change:ended": end, "change:problem": complain };
+  const handlers = { "change:about": reload, "change:operations": reload, "change:computing": reload, "change:ended": end, "change:problem": complain, "msg:custom": receive };
   for (const [event, handler] of Object.entries(handlers)) model.on(event, handler);
   const resized = new ResizeObserver(() => chart.redraw());
   resized.observe(root);
@@ -89,6 +102,7 @@ function render({ model, el }) {
   end();
   complain();
   return () => {
+    clearTimeout(unanswered);
     resized.disconnect();
     themed.disconnect();
     for (const [event, handler] of Object.entries(handlers)) model.off(event, handler);

@@ -14,8 +14,8 @@ from typing import Any
 import traitlets
 
 from ....controller.ranks import Ranks
-from ....controller.trace.match import History
-from ....controller.trace.timeline import lanes_of
+from ....controller.trace.chrome import trace_of
+from ....controller.trace.match import History, lanes_of
 from ....errors import CellmeshError
 from ....wire.intervals import covered
 from ....wire.ranks import describe_ranks
@@ -77,11 +77,14 @@ class LiveTimeline:
         ranks.rank_set.session.beside.shown.add("timelines", self.view)
 
     def handle(self, content: dict[str, Any]) -> None:
-        """The user wants to see what is so now. Does not wait: other widgets are heard on the same
-        thread.
+        """Ask the ranks again, or send the trace, as the front end wants.
+
+        Does not wait for ranks: messages of other widgets are read on the same thread.
         """
         if content.get("action") == "update":
             self._worker.do(self._update, "update")
+        elif content.get("action") == "trace":
+            self.widget.send({"trace": "timeline.json"}, [trace_of(self._history)])
 
     def _update(self) -> None:
         if self.widget.ended:
@@ -213,10 +216,6 @@ def pack(history: History, notes: list[str]) -> dict[str, Any]:
                 "title": cell.title,
                 "begin": (cell.begin_ns - cell.shift_ns) / 1e3,
                 "end": (cell.end_ns - cell.shift_ns) / 1e3,
-                "shift": cell.shift_ns / 1e3,
-                "by_rank": [
-                    [rank, begin / 1e3, end / 1e3] for rank, (begin, end) in cell.by_rank.items()
-                ],
             }
             for cell in history.cells
         ],
@@ -224,7 +223,6 @@ def pack(history: History, notes: list[str]) -> dict[str, Any]:
             {
                 "name": name,
                 "group": group,
-                "members": list(members),
                 "ranks": _describe_members(members),
             }
             for name, group, members in kinds

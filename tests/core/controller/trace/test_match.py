@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.trace.match import History, Operation
+from cellmesh.controller.trace.chrome import trace_of
+from cellmesh.controller.trace.match import History, Operation, lanes_of
 from cellmesh.controller.trace.model import match, merge
-from cellmesh.controller.trace.timeline import lanes_of, trace_of
 from cellmesh.wire.inspect import Refusal
 from cellmesh.wire.trace import CellSpan, Operations, Past, What
 

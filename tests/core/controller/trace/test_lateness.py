@@ -1,0 +1,62 @@
+"""Who came last to collectives, and how long others waited for it."""
+
+from __future__ import annotations
+
+from cellmesh.controller.trace.lateness import find_lateness, find_waits
+from cellmesh.controller.trace.profile import Profile
+from cellmesh.wire.profile import Collective, RankProfile
+
+
+def all_reduce(start: int, end: int, ranks: tuple[int, ...] = (), group: str = "0") -> Collective:
+    return Collective("all_reduce", start, end - start, ranks, group)
+
+
+def test_the_last_to_come_is_who_the_others_waited_for() -> None:
+    collectives = {
+        0: [all_reduce(0, 110), all_reduce(200, 205)],
+        1: [all_reduce(100, 112), all_reduce(201, 205)],
+        2: [all_reduce(40, 111), all_reduce(202, 206)],
+    }
+    lateness = find_lateness(collectives)
+    assert [
+        (one.num_last, round(one.awaited_s * 1e9), round(one.waited_s * 1e9))
+        for one in lateness.values()
+    ] == [
+        (0, 0, 102),
+        (1, 160, 1),
+        (1, 3, 60),
+    ]
+    assert find_waits(collectives) == {0: [100, 2], 1: [0, 1], 2: [60, 0]}
+
+
+def test_collectives_are_matched_within_their_group() -> None:
+    collectives = {
+        0: [all_reduce(0, 50, (0, 1), "1")],
+        1: [all_reduce(40, 50, (0, 1), "1")],
+        2: [all_reduce(500, 510, (2, 3), "2")],
+        3: [all_reduce(505, 510, (2, 3), "2")],
+    }
+    assert find_waits(collectives) == {0: [40], 1: [0], 2: [5], 3: [0]}
+
+
+def test_who_never_came_is_told() -> None:
+    collectives = {0: [all_reduce(0, 1000)], 1: [], 2: [all_reduce(10, 1000)]}
+    lateness = find_lateness(collectives)
+    assert (lateness[1].num_missed, lateness[1].num_last) == (1, 0)
+    assert find_waits(collectives) == {0: [1000], 1: [], 2: [990]}
+    profile = Profile(
+        {
+            rank: RankProfile(start_ns=0, end_ns=1000, collectives=tuple(c))
+            for rank, c in collectives.items()
+        }
+    )
+    assert profile.describe_lateness() == "rank 1 never came to 1 collective that others waited in"
+
+
+def test_messages_and_unknown_groups_that_some_lack_are_matched_with_nothing() -> None:
+    collectives = {
+        0: [Collective("send", 0, 10, (), "0"), Collective("all_reduce", 0, 10)],
+        1: [Collective("recv", 5, 10, (), "0")],
+    }
+    assert find_waits(collectives) == {0: [0, 0], 1: [0]}
+    assert all(one.num_last == one.num_missed == 0 for one in find_lateness(collectives).values())
