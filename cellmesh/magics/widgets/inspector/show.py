@@ -11,6 +11,7 @@ from ....controller.inspect.inspection import Inspection
 from ....controller.inspect.source import InspectionSource
 from ....controller.options import ranks_at
 from ....controller.output.sinks import cell_publisher
+from ....controller.rank_set import RankSet
 from ....controller.ranks import Ranks
 from ...options import Given
 from .inspector import Inspector
@@ -21,11 +22,11 @@ _FOLLOW = "--follow needs a notebook: in a terminal, --watch prints it again aft
 def inspect_value(ranks: Ranks, expression: str, options: Given) -> Any:
     """What ``%dist_inspect`` shows: the widget, or text in a terminal."""
     chosen = {name: options[name] for name in ("grads", "watch", "follow")}
-    return show_inspection(ranks, ranks.inspect(expression), **chosen)
+    return show_inspection(ranks.rank_set, ranks.inspect(expression), **chosen)
 
 
 def show_inspection(
-    ranks: Ranks,
+    ranks: RankSet,
     inspection: Inspection,
     *,
     grads: bool = False,
@@ -37,11 +38,11 @@ def show_inspection(
     Returns:
         What shows itself in the cell; in a terminal, as text.
     """
-    session, is_terminal = ranks.rank_set.session, cell_publisher() is None
+    session, is_terminal = ranks.session, cell_publisher() is None
     shell = get_ipython()
     events = shell.events if shell is not None else None
     inspector = Inspector(
-        InspectionSource(ranks.rank_set, inspection.expression, inspection),
+        InspectionSource(ranks, inspection.expression, inspection),
         coordinates_of(session.dims, ranks.ranks),
         inspection=inspection,
         grads=grads,
