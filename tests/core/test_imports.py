@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,10 +39,23 @@ ENTRIES = [
 ]
 
 
-def imported_by(path: Path) -> Iterator[str]:
-    """Full names of what a module of ours imports, wherever in it."""
+def imported_by(path: Path, is_run: bool = False) -> Iterator[str]:
+    """Full names of what a module of ours imports, wherever in it.
+
+    Args:
+        path: the module.
+        is_run: leave out what is imported for type checkers only.
+    """
     package = ("cellmesh", *path.relative_to(PACKAGE).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    skipped = {
+        part
+        for node in ast.walk(tree)
+        if is_run and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for part in ast.walk(statement)
+    }
+    for node in (each for each in ast.walk(tree) if each not in skipped):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -67,6 +81,44 @@ def test_imports_point_one_way(path: Path) -> None:
     assert part in ALLOWED, f"{part} is new: say here what it may import"
     ours = {part_of(name) for name in imported_by(path) if name.partition(".")[0] == "cellmesh"}
     assert ours - {part} <= ALLOWED[part]
+
+
+def name_of(path: Path) -> str:
+    """The full name of a module of ours."""
+    name = ".".join(("cellmesh", *path.relative_to(PACKAGE).with_suffix("").parts))
+    return name.removesuffix(".__init__")
+
+
+def imports_of_modules() -> dict[str, set[str]]:
+    """Module -> the modules of ours that it imports when it runs, wherever in it."""
+    names = {name_of(path) for path in MODULES}
+
+    def module_of(imported: str) -> str:  # `from ..package import module`, or a name in a module
+        return imported if imported in names else imported.rpartition(".")[0]
+
+    return {
+        name_of(path): {module_of(name) for name in imported_by(path, is_run=True)}
+        & names - {name_of(path)}
+        for path in MODULES
+    }
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graphlib.TopologicalSorter(imports_of_modules()).prepare()  # raises a CycleError
+
+
+def test_no_two_folders_import_each_other() -> None:
+    folder_of = {name_of(path): name_of(path.parent / "__init__.py") for path in MODULES}
+    pairs = {
+        (folder_of[name], folder_of[other])
+        for name, imported in imports_of_modules().items()
+        for other in imported
+    }
+    assert not [
+        (one, other)
+        for one, other in pairs
+        if one < other and (other, one) in pairs and not other.startswith(f"{one}.")
+    ]
 
 
 def test_the_parts_are_those_of_the_package() -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import CommKind, DisplayKind, FromFrontEnd, StreamName, ToFrontEnd
 from ..rank.after_import import AfterImport
-from ..rank.runs import RunTracker
 from ..rank.streams import DISPLAY_BOUND, Pump, RankStream
+from ..run_tracker import RunTracker
 from .coalescing import Updates, pack
 
 if TYPE_CHECKING:

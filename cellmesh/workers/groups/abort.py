@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ...stdlib import os, select, socket, threading, time
-from ..rank.threads import start_thread
+from ..threads import start_thread
 
 # A descriptor and the inode behind it: the number alone may have come to mean something else.
 Sockets = Mapping[int, int]

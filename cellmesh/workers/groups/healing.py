@@ -23,7 +23,7 @@ from torch.futures import Future
 from ...errors import GroupDown
 from ...wire.messages import GroupCount
 from ...wire.trace import What
-from ..rank.threads import start_thread
+from ..threads import start_thread
 from . import abort as cutting
 from .blueprint import GroupPlan
 from .ledger import Ledger, has_ended_well

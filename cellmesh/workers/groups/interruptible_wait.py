@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from ...errors import GroupDown
 from ...stdlib import time
-from ..rank.threads import start_thread
+from ..threads import start_thread
 from .store import Waits
 
 _STEP_S = 0.02

@@ -19,9 +19,9 @@ from typing import Any
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.messages import Bar, BarState
-from ..rank.exceptions import chain_of, traceback_of
+from ..exceptions import chain_of, traceback_of
 from ..rank.stack_inspection.thread_stacks import module_of
-from ..rank.threads import start_thread
+from ..threads import start_thread
 
 GATHER_S = 0.1
 # So many bars are opened at once, and so many a second, without having to wait for the others.

@@ -32,6 +32,7 @@ from ...wire.messages import (
 from ...wire.stream import Channel
 from ..groups.groups import Groups
 from ..linux_process import main_thread_sleeps, signal_own_group
+from ..threads import start_thread
 from .interrupts import Interrupts
 from .memory import MemoryMeter
 from .requests import Handlers
@@ -39,7 +40,6 @@ from .shell import RankShell
 from .stack_inspection.activity import Activity, Stop, Waited, look_at_main_thread
 from .stack_inspection.stacks import format_stacks
 from .stdin import Asker
-from .threads import start_thread
 from .value_reducer import refusal
 
 # How long an interrupted run may unwind before its collectives are cut; how long a handler of the

@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.debugger import Pdb
 
 from ...errors import CellmeshError
-from .exceptions import traceback_of
+from ..exceptions import traceback_of
 from .interpreter_state import stop_tracing
 from .stack_inspection.thread_stacks import is_machinery, stack_of, user_part
 

@@ -30,6 +30,7 @@ from ...wire.messages import (
 )
 from ...wire.segments import MIN_BYTES
 from ..linux_process import PROGRAM, flush_c_stdio
+from ..run_tracker import RunRecord, RunTracker, name_of
 from .child_processes import end_children
 from .failures import Failures
 from .features import load
@@ -37,7 +38,6 @@ from .interpreter_state import remember_error
 from .late_binding import bind_missing_names
 from .memory import MemoryMeter
 from .requests import Handlers, Packed, RankContext
-from .runs import RunRecord, RunTracker, name_of
 from .streams import Pump
 from .value_reducer import reduce_for_notebook
 

@@ -17,9 +17,9 @@ from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Parcel
 from ...wire.messages import Failed
+from ..exceptions import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from ..groups.groups import Groups
 from ..groups.peer_loss import lost_its_peers
-from .exceptions import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .shell import RankShell
 from .stack_inspection.activity import Stop, Waited, describe_interruption, describe_release
 from .value_reducer import reduce_for_notebook

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 from ...stdlib import os, threading
-from .exceptions import args_of
+from ..exceptions import args_of
 
 End = Callable[[BaseException | None], NoReturn]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bdb import BdbQuit
 
-from .exceptions import traceback_of
+from ..exceptions import traceback_of
 
 
 def stop_tracing() -> None:

@@ -40,6 +40,8 @@ from ..groups.peer_loss import raise_as_stops
 from ..groups.rpc import let_waits_be_interrupted
 from ..linux_process import die_with, name_command, name_process
 from ..metrics import Reporter
+from ..run_tracker import RunTracker
+from ..threads import bound_switch_interval
 from ..trace.recorder import Spans
 from .child_processes import follow_children
 from .compile_cache import build_whole_files
@@ -52,13 +54,11 @@ from .forked import guard_forks
 from .interrupts import Interrupts
 from .memory import MemoryMeter
 from .requests import Handlers, RankContext
-from .runs import RunTracker
 from .segment_link import SegmentLink
 from .shell import RankShell, Show
 from .stdin import Asker
 from .stdout import Log
 from .streams import Pump, RankStream
-from .threads import bound_switch_interval
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):

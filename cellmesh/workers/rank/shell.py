@@ -31,7 +31,7 @@ from traitlets.config import Config
 from ...errors import CellmeshError
 from ...wire import sources
 from ...wire.messages import DisplayKind
-from .exceptions import plain_traceback, traceback_of
+from ..exceptions import plain_traceback, traceback_of
 from .features import load
 from .interpreter_state import remember_error, stop_tracing
 from .stack_inspection.thread_stacks import is_machinery

@@ -13,7 +13,7 @@ from typing import Any
 from ...stdlib import os, threading
 from ...wire.codec import Parcel
 from ...wire.messages import Ask, AskEnded
-from .runs import RunTracker
+from ..run_tracker import RunTracker
 from .shell import RankShell
 
 # How often a thread that asks looks whether the run that it belongs to is still there.

@@ -19,7 +19,7 @@ from typing import Any
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.messages import Display, Done, Failed, StreamName, ToFrontEnd
-from .runs import RunTracker
+from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 
 # How long text is gathered before it is sent, so that a loop of prints makes few messages.

@@ -10,7 +10,7 @@ import torch
 
 from ...errors import UnpicklableError
 from ...wire.inspect import Refusal
-from .exceptions import name_of, text_of
+from ..exceptions import name_of, text_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

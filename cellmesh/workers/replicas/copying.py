@@ -31,8 +31,8 @@ from ...errors import CellmeshError, UnpicklableError
 from ...wire import payload
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
+from ..exceptions import text_of
 from ..inspect.cpu_memory import memory_of
-from ..rank.exceptions import text_of
 from ..rank.value_reducer import is_dtensor
 from . import arriving
 

@@ -20,7 +20,7 @@ from ...wire.inspect import History
 from ...wire.trace import CellSpan, Operations, Past, What
 
 if TYPE_CHECKING:
-    from ..rank.runs import RunRecord
+    from ..run_tracker import RunRecord
 
 # How many operations are kept.
 CAPACITY = 20_000

@@ -7,7 +7,7 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..exceptions import traceback_of
+from ...exceptions import traceback_of
 from ..shell import RankShell
 from .calls import call_of, is_user_code, waits_for_work
 from .thread_stacks import stack_of_main_thread

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.workers.rank.runs import RunTracker, name_of
+from cellmesh.workers.run_tracker import RunTracker, name_of
 
 
 @pytest.mark.parametrize(

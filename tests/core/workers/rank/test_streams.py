@@ -14,9 +14,9 @@ import pytest
 
 from cellmesh.wire.codec import Parcel, at_agent_from_rank, encode
 from cellmesh.wire.messages import Display, DisplayKind, Done, Output, Skipped
-from cellmesh.workers.rank.runs import RunTracker
 from cellmesh.workers.rank.stdout import Log
 from cellmesh.workers.rank.streams import DISPLAY_BYTES, Pump, RankStream
+from cellmesh.workers.run_tracker import RunTracker
 
 WAIT_S = 10.0
 

@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from cellmesh.wire.inspect import History
 from cellmesh.wire.trace import Past, What
-from cellmesh.workers.rank.runs import MAX_RUNS, RunRecord, RunTracker
+from cellmesh.workers.run_tracker import MAX_RUNS, RunRecord, RunTracker
 from cellmesh.workers.trace import recorder as module
 from cellmesh.workers.trace.recorder import CAPACITY, Spans
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ...stdlib import threading
+from ..stdlib import threading
 
 # How many of the last cells and calls are remembered.
 MAX_RUNS = 1_000
