@@ -67,6 +67,8 @@ class Fault:
     needs_cgroup: bool = False
 
 
+FLOOD = "x" * 60  # in every line of the flood that ranks print
+
 DOINGS = (
     Doing("idle"),
     Doing(
@@ -122,7 +124,7 @@ DOINGS = (
         "flood",
         "number = 0\n"
         "while not is_open():\n"
-        "    print(number, 'x' * 60)\n    number += 1\n"
+        f"    print(number, {FLOOD!r})\n    number += 1\n"
         "    if number == 500:\n        reach('flood')",
         waits_for_gate=True,
     ),

@@ -20,6 +20,8 @@ from cellmesh.controller.output.fold import Block, Line, Live, Trace
 from cellmesh.workers.rank.stack_inspection.thread_stacks import stacks_of_threads
 from tests.conftest import processes_named, processes_of
 
+from .rows import FLOOD
+
 _DIAGNOSIS_S = 20.0
 # gdb reads the symbols of torch.
 _GDB_S = 120.0
@@ -178,11 +180,12 @@ def _threads_in_c(pid: int) -> str:
 
 
 class Shown:
-    """A sink that remembers what was shown, and when."""
+    """A sink that remembers what was shown, and when; of a flood, the number of its lines."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.texts: list[str] = []
+        self.num_flood_lines = 0
         self.first_trace_at: float | None = None
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
@@ -191,13 +194,11 @@ class Shown:
                 if isinstance(block, Block) and isinstance(block.item, Trace):
                     self.first_trace_at = self.first_trace_at or time.time()
                     self.texts.append(block.item.traceback)
-                # A flood is not kept: what is waited for are single lines.
-                elif (
-                    isinstance(block, Block)
-                    and isinstance(block.item, Line)
-                    and len(self.texts) < 10_000
-                ):
-                    self.texts.append(block.item.text)
+                elif isinstance(block, Block) and isinstance(block.item, Line):
+                    if FLOOD in block.item.text:
+                        self.num_flood_lines += 1
+                    else:
+                        self.texts.append(block.item.text)
             self._changed.notify_all()
 
     def note(self, text: str) -> None:
@@ -214,4 +215,7 @@ class Shown:
             if not self._changed.wait_for(
                 lambda: any(part in text for text in self.texts), timeout_s
             ):
-                raise Stuck(f"{part!r} was not shown within {timeout_s} s: {self.texts[-20:]}")
+                raise Stuck(
+                    f"{part!r} was not shown within {timeout_s} s: {self.texts[-20:]} and "
+                    f"{self.num_flood_lines} lines of a flood"
+                )

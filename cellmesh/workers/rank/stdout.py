@@ -35,24 +35,25 @@ class _Hidden:
 
     num_lines: int = 0
     num_bytes: int = 0
-    tail: collections.deque[tuple[StreamName, str]] = field(
+    tail: collections.deque[str] = field(
         default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
     )
 
 
 class Gate:
-    """A token bucket over text; what does not pass is counted, and its last lines are kept.
+    """A token bucket over each stream; what does not pass is counted, and its last lines are kept.
 
     A line costs its length and `LINE_BYTES`: to a front end, many short lines are as bad as few
-    long ones.
+    long ones. The streams have a bucket each, so that a flood of stdout hides no traceback that a
+    thread or a library writes to stderr.
 
     Args:
         now: seconds, any clock that does not run backwards.
-        burst_bytes: how much passes at once.
-        bytes_per_s: how much passes in the long run.
+        burst_bytes: how much of a stream passes at once.
+        bytes_per_s: how much of a stream passes in the long run.
 
     Attributes:
-        hides: run -> what of its output is not shown.
+        hides: (run, stream) -> what of its output is not shown.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class Gate:
     ) -> None:
         self._burst = float(burst_bytes)
         self._rate = float(bytes_per_s)
-        self._tokens = self._burst
+        self._tokens: dict[StreamName, float] = {"stdout": self._burst, "stderr": self._burst}
         self._filled_at = now
-        self.hides: dict[int, _Hidden] = {}
+        self.hides: dict[tuple[int, StreamName], _Hidden] = {}
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
         """Take text in.
@@ -76,66 +77,59 @@ class Gate:
         Returns:
             What to show.
         """
-        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
+        earned = (now - self._filled_at) * self._rate
+        self._tokens = {
+            name: min(self._burst, tokens + earned) for name, tokens in self._tokens.items()
+        }
         self._filled_at = now
         shown: list[Output | Skipped] = []
-        if run not in self.hides:
-            if _cost(text) <= self._tokens:
-                self._tokens -= _cost(text)
+        if (run, stream) not in self.hides:
+            if _cost(text) <= self._tokens[stream]:
+                self._tokens[stream] -= _cost(text)
                 return [Output(run, stream, text)]
-            cut = self._affordable(text)
-            self._tokens = 0.0
+            cut = _affordable(text, int(self._tokens[stream]))
+            self._tokens[stream] = 0.0
             if cut:
                 shown.append(Output(run, stream, text[:cut]))
             text = text[cut:]
         self._hide(run, stream, text)
-        if self._tokens >= SAMPLE_BYTES:
-            shown += self._show_hidden(run)
+        if self._tokens[stream] >= SAMPLE_BYTES:
+            shown += self._show_hidden(run, stream)
         return shown
 
     def close(self) -> list[Output | Skipped]:
         """Show the notes and the last lines of what is hidden; call it when a run ends."""
-        return [verb for run in list(self.hides) for verb in self._show_hidden(run)]
-
-    def _affordable(self, text: str) -> int:
-        """How many characters of a text that is too long may pass; whole lines, if any."""
-        left, at = int(self._tokens), 0
-        while (end := text.find("\n", at, at + left + 1)) >= 0:
-            line_cost = _cost(text[at : end + 1])
-            if line_cost > left:
-                return at
-            left -= line_cost
-            at = end + 1
-        return at or len(text[:left].encode(errors="replace")[:left].decode(errors="ignore"))
+        return [verb for key in list(self.hides) for verb in self._show_hidden(*key)]
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
-        hidden = self.hides.setdefault(run, _Hidden())
+        hidden = self.hides.setdefault((run, stream), _Hidden())
         hidden.num_lines += text.count("\n")
         hidden.num_bytes += _num_bytes(text)
-        for line in text[-(2 * SAMPLE_BYTES) :].splitlines(keepends=True):
-            hidden.tail.append((stream, line))
+        hidden.tail.extend(text[-(2 * SAMPLE_BYTES) :].splitlines(keepends=True))
 
-    def _show_hidden(self, run: int) -> list[Output | Skipped]:
-        hidden = self.hides.pop(run)
-        tail: list[Output] = []
-        left = SAMPLE_BYTES
-        for stream, line in reversed(hidden.tail):
-            line = (
-                line[-left:].encode(errors="replace")[-left:].decode(errors="ignore")
-                if left
-                else ""
-            )
-            if not line:
-                break
-            left -= _num_bytes(line)
-            if tail and tail[0].stream == stream:
-                tail[0] = Output(run, stream, line + tail[0].text)
-            else:
-                tail.insert(0, Output(run, stream, line))
-        self._tokens = max(0.0, self._tokens - sum(_cost(output.text) for output in tail))
-        num_bytes = hidden.num_bytes - sum(_num_bytes(output.text) for output in tail)
-        num_lines = hidden.num_lines - sum(output.text.count("\n") for output in tail)
-        return [*([Skipped(run, max(0, num_lines), num_bytes)] if num_bytes > 0 else []), *tail]
+    def _show_hidden(self, run: int, stream: StreamName) -> list[Output | Skipped]:
+        hidden = self.hides.pop((run, stream))
+        encoded = "".join(hidden.tail).encode(errors="replace")
+        tail = encoded[-SAMPLE_BYTES:].decode(errors="ignore")
+        self._tokens[stream] = max(0.0, self._tokens[stream] - _cost(tail))
+        num_bytes = hidden.num_bytes - _num_bytes(tail)
+        num_lines = max(0, hidden.num_lines - tail.count("\n"))
+        return [
+            *([Skipped(run, num_lines, num_bytes)] if num_bytes > 0 else []),
+            *([Output(run, stream, tail)] if tail else []),
+        ]
+
+
+def _affordable(text: str, left: int) -> int:
+    """How many characters of a text that is too long may pass; whole lines, if any."""
+    at = 0
+    while (end := text.find("\n", at, at + left + 1)) >= 0:
+        line_cost = _cost(text[at : end + 1])
+        if line_cost > left:
+            return at
+        left -= line_cost
+        at = end + 1
+    return at or len(text[:left].encode(errors="replace")[:left].decode(errors="ignore"))
 
 
 def _num_bytes(text: str) -> int:
