@@ -69,6 +69,10 @@ class Connection:
         """One of the descriptors was ready."""
         self._may_have_news[number == self._numbers[1]] = True
 
+    def has_news(self) -> bool:
+        """Whether `hear` may find something to read: a message, or news of the connection."""
+        return True in self._may_have_news
+
     def is_readable(self) -> bool:
         """Whether a message has arrived; to be asked after a message was sent, as that hides its
         coming.

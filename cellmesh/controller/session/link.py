@@ -5,6 +5,7 @@ to.
 from __future__ import annotations
 
 import collections
+import math
 import os
 import sys
 import threading
@@ -30,7 +31,7 @@ from .turns import Turns, forked_from
 _MAX_ENDED = 256
 
 # Before what has just failed is tried again because it is still due.
-_PAUSE_MS = 100
+_PAUSE_S = 0.1
 
 Command = Callable[[Core, float], Sequence[Effect]]
 
@@ -85,6 +86,7 @@ class Link:
         self._agent_has_ended = False
         self._closing = False
         self._connection: Connection | None = None  # made by the link's thread
+        self._due = -math.inf  # when the loop must look around at the latest
         self._turns = Turns(self._step_guarded, self._is_over, self._note_ready)
         self.serve, self.check_may_wait = self._turns.serve, self._turns.check_may_wait
         self._faults, self._num_faults = Faults("the notebook's link to the mesh", _warn), 0
@@ -154,7 +156,9 @@ class Link:
             with self._lock:
                 self._commands.append(lambda core, now: rest)
         due = self._core.deadline()
-        is_early = due is not None and due < self._turns.looks_up_at
+        is_early = due is not None and due < self._due
+        if due is not None and is_early:
+            self._due = due
         if self._commands or connection.is_readable() or is_early:
             self._turns.rouse()
 
@@ -235,21 +239,30 @@ class Link:
             self._connection.note_ready(number)
         return number != self._agent
 
-    def _step_guarded(self) -> int | None:
-        """Do what is to be done; for how many milliseconds there is no more unless something
-        happens.
+    def _step_guarded(self) -> float:
+        """Do what is to be done; return when the loop must look around at the latest.
+
+        Of a call that was sent at once, the caller begins to wait before there is an answer:
+        nothing is to be done then but to poll.
         """
         connection = self._connection
         assert connection is not None
         self._turns.inside = threading.get_ident()
         try:
-            self._step(connection)
-            return self._timeout_ms(connection)
+            if (
+                self._commands
+                or self._agent_has_ended
+                or connection.has_news()
+                or time.monotonic() >= self._due
+            ):
+                self._step(connection)
+                self._due = self._next_deadline(connection)
         except Exception as error:
             self._faults.take(error)
-            return _PAUSE_MS
+            self._due = time.monotonic() + _PAUSE_S
         finally:
             self._turns.inside = 0
+        return self._due
 
     def _step(self, connection: Connection) -> None:
         """Do what is to be done, until there is nothing to read."""
@@ -320,7 +333,7 @@ class Link:
             self._runs[run.number] = run
             self._printers[run.number] = run.printer
 
-    def _timeout_ms(self, connection: Connection) -> int | None:
+    def _next_deadline(self, connection: Connection) -> float:
         due, num_faults = self._core.deadline(), self._faults.num
         at = connection.deadline()
         due = at if due is None or (at is not None and at < due) else due
@@ -328,9 +341,9 @@ class Link:
             at = printer.deadline()
             due = at if due is None or (at is not None and at < due) else due
         if due is None:
-            return None
-        least, self._num_faults = _PAUSE_MS if num_faults != self._num_faults else 0, num_faults
-        return max(least, int((due - time.monotonic()) * 1000 + 1))
+            return math.inf
+        has_failed, self._num_faults = num_faults != self._num_faults, num_faults
+        return max(due, time.monotonic() + _PAUSE_S) if has_failed else due
 
     def _carry_out(self, effects: Sequence[Effect], connection: Connection, now: float) -> None:
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]

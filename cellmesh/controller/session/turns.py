@@ -30,8 +30,8 @@ class Turns:
     """Gives the loop to one thread at a time.
 
     Args:
-        step: does what is to be done, until nothing is left to read; gives for how many
-            milliseconds there is no more, unless something happens. Called with `turn` held.
+        step: does what is to be done, until nothing is left to read; returns when it must be
+            called again at the latest, by `time.monotonic`. Called with `turn` held.
         is_over: whether the loop is to end.
         note_ready: told of a descriptor that is ready; whether it is to be polled on.
 
@@ -41,12 +41,11 @@ class Turns:
         pid: the process that has the loop.
         inside: the thread that is within a step of the loop, where callbacks are called; 0 if none
             is.
-        looks_up_at: when the thread that polls looks around at the latest, by `time.monotonic`.
     """
 
     def __init__(
         self,
-        step: Callable[[], int | None],
+        step: Callable[[], float],
         is_over: Callable[[], bool],
         note_ready: Callable[[int], bool],
     ) -> None:
@@ -54,7 +53,6 @@ class Turns:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock, self.turn = threading.Lock(), threading.Lock()
         self.signals = HeldSignals(self.rouse)
-        self.looks_up_at = math.inf
         self._polls: tuple[select.poll, select.poll] | None = (
             None  # of a waiter and of the loop's own thread
         )
@@ -156,9 +154,9 @@ class Turns:
         while not self._is_over():
             if self._may_go_on():
                 with self.turn:
-                    timeout_ms = self._step()
+                    due = self._step()
                 if not (self._is_taken or self._is_over()):
-                    self._poll(polls[1], timeout_ms)
+                    self._poll(polls[1], due)
         with self._lock:  # who asks from here on sees that it is over
             self._polls = None
         self.rouse()
@@ -198,14 +196,14 @@ class Turns:
                 if self.signals.has_noted:  # the loop's own thread is still showing something
                     return
             try:
-                timeout_ms = self._step()
+                due = self._step()
             finally:
                 self.turn.release()
-            now = time.monotonic()
-            if has_news() or self.signals.has_noted or now >= until or self._is_over():
+            if has_news() or self.signals.has_noted or self._is_over():
                 return
-            left_ms = int((until - now) * 1000 + 1)
-            self._poll(poll, left_ms if timeout_ms is None else min(left_ms, timeout_ms))
+            if time.monotonic() >= until:
+                return
+            self._poll(poll, min(due, until))
 
     def _leave(self) -> None:
         self._left_at = time.monotonic()
@@ -216,10 +214,10 @@ class Turns:
         elif self._sleeps:
             self._go_on.set()
 
-    def _poll(self, poll: select.poll, timeout_ms: int | None) -> None:
-        """Wait until something happens."""
-        self.looks_up_at = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        for number, _ in poll.poll(timeout_ms):
+    def _poll(self, poll: select.poll, until: float) -> None:
+        """Wait until something happens, or until a time by `time.monotonic`."""
+        left_s = until - time.monotonic()
+        for number, _ in poll.poll(None if left_s == math.inf else max(0, int(left_s * 1000 + 1))):
             if number == self._wake:
                 with contextlib.suppress(BlockingIOError):  # another thread has read it
                     os.eventfd_read(number)
