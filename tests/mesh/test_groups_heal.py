@@ -82,17 +82,17 @@ def test_counts_tell_what_was_begun_since_the_last_heal() -> None:
     def count(rank: Rank) -> None:
         groups = rank.groups
         dist.barrier()
-        groups.mark()
-        assert groups.counts_since_mark() == ()
+        groups.ledger.mark()
+        assert groups.ledger.counts_since_mark() == ()
         tensor = torch.ones(1)
         if rank.rank == 0:
             dist.send(tensor, 2)
         if rank.rank == 2:
             dist.recv(tensor)
-        assert groups.counts_since_mark() == ()
+        assert groups.ledger.counts_since_mark() == ()
         dist.all_reduce(tensor)
         dist.all_reduce(tensor, group=rank.mesh.get_group("tp"))
-        assert [(one.name, one.num_collectives) for one in groups.counts_since_mark()] == [
+        assert [(one.name, one.num_collectives) for one in groups.ledger.counts_since_mark()] == [
             ("0", 2),
             (rank.mesh.get_group("tp").group_name, 1),
         ]
@@ -101,7 +101,7 @@ def test_counts_tell_what_was_begun_since_the_last_heal() -> None:
         assert world.num_collectives == 2
         assert world.num_sent == (((2, 1),) if rank.rank == 0 else ())
         assert world.num_received == (((0, 1),) if rank.rank == 2 else ())
-        assert groups.current() is None
+        assert groups.ledger.current() is None
         groups.heal(1, ALL)
         assert {one.num_collectives for one in groups.counts()} == {0}
 
@@ -121,7 +121,7 @@ def test_what_a_rank_waits_in_is_known() -> None:
 
         def look() -> None:
             done = threading.Event()
-            while (operation := rank.groups.current()) is None or done.wait(0.1):
+            while (operation := rank.groups.ledger.current()) is None or done.wait(0.1):
                 done.wait(0.01)
             seen.append(operation)
             rank.tell("waits")
@@ -133,7 +133,7 @@ def test_what_a_rank_waits_in_is_known() -> None:
         with pytest.raises(RuntimeError):
             dist.all_gather([torch.zeros(1)] * 4, torch.ones(1))
         thread.join()
-        assert rank.groups.current() is None
+        assert rank.groups.ledger.current() is None
         rank.groups.heal(1, ALL)
         assert seen[0].group == "0"
         return str(seen[0].name)
@@ -160,13 +160,13 @@ def test_an_operation_that_is_waited_for_is_known_after_later_ones_have_ended() 
             work.wait()
             dist.all_reduce(torch.ones(1), group=dp)
         if rank.rank == 0:
-            operation = groups.current()
+            operation = groups.ledger.current()
             assert operation is not None
             assert (operation.name, operation.group) == ("all_reduce", tp.group_name)
             rank.tell("looked")
         work.wait()
-        assert groups.current() is None
-        groups.mark()
+        assert groups.ledger.current() is None
+        groups.ledger.mark()
         assert not groups.ledger.earlier  # it holds on to tensors
 
     with World(4, DIMS) as world:

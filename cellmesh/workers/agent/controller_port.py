@@ -190,7 +190,7 @@ class Attachment:
                     self._hear(self._decoder.decode(frames))
                 if self._spool:
                     self._flush()
-                if self._unheard or self._spool.ahead:
+                if self._unheard or self._spool.given.ahead:
                     self._bound_ranks()
                 if is_new:
                     return
@@ -340,7 +340,9 @@ class Attachment:
         unheard: Collection[int] = ()
         if self._identity is not None:
             is_full = self._spool.num_bytes > MAX_ANSWER_BYTES
-            unheard = range(self._ticket.num_ranks) if is_full else frozenset(self._spool.ahead)
+            unheard = (
+                range(self._ticket.num_ranks) if is_full else frozenset(self._spool.given.ahead)
+            )
         if unheard != self._unheard:
             self._unheard = unheard
             self._bound(unheard)

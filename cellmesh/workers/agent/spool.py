@@ -4,7 +4,7 @@ As long as a controller is attached and keeps up, what ranks say passes through 
 waits here: while nobody is attached, and while a controller is too slow. Output is bounded, and the
 oldest dropped first; answers are kept, as runs wait for them. Of runs in flight, also what an
 earlier controller has taken in is kept, so that another one can have them whole. Answers are
-bounded, too: while a controller is attached, ranks are not read (`num_bytes`, `ahead`); while none
+bounded, too: while a controller is attached, ranks are not read (`num_bytes`, `given`); while none
 is, values that are too large are left out.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ...wire.bounds import MAX_ANSWER_BYTES, may_wait_for
+from ...wire.bounds import MAX_ANSWER_BYTES
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import (
     AgentFault,
@@ -42,6 +42,7 @@ from ...wire.messages import (
 )
 from ...wire.segments import SegmentFrame
 from ...wire.standin import stand_in
+from .given_answers import GivenAnswers
 
 MAX_OUTPUT_BYTES = 64 << 20
 # What one message may hold of what has waited.
@@ -90,9 +91,7 @@ class Spool:
 
     Attributes:
         num_bytes: of what waits and may not be dropped.
-        ahead: the ranks of which too many values are kept, of runs that others have not ended; but
-            for those that another rank may wait for. The one that is furthest behind is never among
-            them.
+        given: which ranks have given so much that they are not read.
         num_dropped_bytes: of output, since nobody was attached.
         next_run: above every run that was seen.
     """
@@ -110,13 +109,7 @@ class Spool:
         self._output_bytes = 0
         self._answer_bytes = 0
         self.num_bytes = 0
-        self.ahead: set[int] = set()
-        self._given_bytes: collections.Counter[int] = (
-            collections.Counter()
-        )  # rank -> in runs in flight
-        self._waits: dict[
-            int, RankState
-        ] = {}  # of ranks that waited for others when they last told
+        self.given = GivenAnswers(max_answer_bytes)
         self._kept_bytes = 0  # of answers in flights
         self._bars: dict[BarKey, int] = {}  # entries that a bar's next word replaces
         self._skipped: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -172,7 +165,7 @@ class Spool:
                     for rank in verb.ranks:
                         self._flights[inner.run].asks.pop(rank, None)
                 elif type(inner) is RankState:
-                    self._note_state(verb.ranks, inner)
+                    self.given.note_state(verb.ranks, inner)
             elif type(verb) is Died:
                 for run in list(self._flights):
                     if verb.rank in self._flights[run].waiting:
@@ -304,56 +297,21 @@ class Spool:
         flight.waiting.difference_update(ranks)
         for rank in ranks:
             flight.asks.pop(rank, None)
-            if self._waits and self._waits.pop(rank, None) is not None:  # it goes on
-                self._find_ahead()
+        self.given.note_going_on(ranks)
         if flight.waiting:
             light = _lighten(parcel, self._max_answer_bytes - self._kept_bytes)
             self._kept_bytes += size_of(light)
-            self._count_given(ranks, size_of(parcel))
+            self.given.count(ranks, size_of(parcel))
             flight.answers.append((light, ranks, size_of(parcel)))
             return
         del self._flights[run]
         for light, givers, num_bytes in flight.answers:
             self._kept_bytes -= size_of(light)
-            self._count_given(givers, -num_bytes)
-
-    def _count_given(self, ranks: Iterable[int], num_bytes: int) -> None:
-        """These ranks have given so much in runs that others have not ended; less, once they
-        have.
-        """
-        for rank in ranks:
-            self._given_bytes[rank] += num_bytes
-            if self._given_bytes[rank] > self._max_answer_bytes:
-                if not self._is_awaited(rank):
-                    self.ahead.add(rank)
-            else:
-                self.ahead.discard(rank)
-
-    def _note_state(self, ranks: Iterable[int], state: RankState) -> None:
-        for rank in ranks:
-            if state.collective:
-                self._waits[rank] = state
-            else:
-                self._waits.pop(rank, None)
-        self._find_ahead()
-
-    def _is_awaited(self, rank: int) -> bool:
-        """Whether another rank may wait for what this one does next."""
-        return any(
-            may_wait_for(state, (rank,)) for other, state in self._waits.items() if other != rank
-        )
-
-    def _find_ahead(self) -> None:
-        too_much = (
-            rank for rank, given in self._given_bytes.items() if given > self._max_answer_bytes
-        )
-        self.ahead = {rank for rank in too_much if not self._is_awaited(rank)}
+            self.given.count(givers, -num_bytes)
 
     def _forget_answers(self) -> None:
         self._kept_bytes = 0
-        self._given_bytes.clear()
-        self._waits.clear()
-        self.ahead.clear()
+        self.given = GivenAnswers(self._max_answer_bytes)
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
         """What of this is kept while nobody is attached."""

@@ -41,7 +41,7 @@ from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
 from .rank_record import RankRecord
 
-# How long ranks may take to run their exit handlers before they are killed.
+# How long ranks may run their exit handlers before they are killed.
 LEAVE_S = 1.0
 # A rank's last words travel slower than the news of its death.
 LAST_WORDS_S = 0.05
@@ -53,7 +53,6 @@ MAX_ZYGOTES_LOST = 2
 MAX_STARTS_LOST = 2
 # Why a rank ended that `Supervisor.kill` ended.
 KILLED = "did not stop when interrupted: killed"
-
 
 State = Literal["starting", "ready", "restarting", "stopping", "ended"]
 
@@ -103,13 +102,12 @@ class Supervisor:
         if self._state != "starting":
             return []
         if self._backend == "nccl" and num_gpus < len(self._ranks):
-            return self._fail_start(
-                "user",
+            instead = f"Start {num_gpus} ranks, or use" if num_gpus else "Use"
+            text = (
                 f"--backend nccl needs a GPU for each rank: {len(self._ranks)} ranks, {num_gpus} "
-                "GPUs here. "
-                + (f"Start {num_gpus} ranks, or use" if num_gpus else "Use")
-                + " --backend gloo",
+                f"GPUs here. {instead} --backend gloo"
             )
+            return self._fail_start("user", text)
         if self._incarnation and not self._unforked:
             return []
         fork = self._fork_missing() if self._unforked else self._fork_all()
@@ -117,9 +115,7 @@ class Supervisor:
 
     def zygote_failed(self, text: str) -> list[Action]:
         """An import failed in the zygote."""
-        return (
-            self._fail_respawn(text) if self._state == "ready" else self._fail_start("user", text)
-        )
+        return self._fail(text, "user")
 
     def zygote_ended(self, reason: str, last_output: str) -> list[Action]:
         """The zygote's process ended; living ranks do without it, and another can fork what is
@@ -135,15 +131,11 @@ class Supervisor:
             return self._start_over(text)
         if self._num_zygotes_lost <= MAX_ZYGOTES_LOST:
             return [self._fork_missing()]
-        return (
-            self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
-        )
+        return self._fail(text)
 
     def fork_failed(self, text: str) -> list[Action]:
         """The ranks could not be forked."""
-        return (
-            self._fail_respawn(text) if self._state == "ready" else self._fail_start("host", text)
-        )
+        return self._fail(text)
 
     def store_ended(self, reason: str) -> list[Action]:
         """The c10d store's process ended; there may be a new one already (`store_port`)."""
@@ -156,9 +148,7 @@ class Supervisor:
         for rank, pid in pids.items():
             self._ranks[rank].pid = pid
         self._unforked.difference_update(pids)
-        if self._state in ("stopping", "ended"):
-            return [KillRanks(tuple(pids))]
-        return []
+        return [KillRanks(tuple(pids))] if self._state in ("stopping", "ended") else []
 
     def rank_ended(self, rank: int, reason: str, last_output: str, now: float) -> list[Action]:
         """A rank's process ended and was reaped."""
@@ -198,9 +188,8 @@ class Supervisor:
             return self._note_respawned() if rank in self._respawning else self._note_ready()
         elif kind is RankUnready:
             text = f"rank {rank} could not start: {verb.text}"
-            if self._state == "starting":
-                return self._fail_start("host", text)
-            return self._fail_respawn(text) if rank in self._respawning else []
+            is_new = self._state == "starting" or rank in self._respawning
+            return self._fail(text) if is_new else []
         self._merger.add(rank, parcel, now)
         return []
 
@@ -242,9 +231,8 @@ class Supervisor:
         """Fork these ranks anew; those among them that live are left alone."""
         if self._state != "ready":
             return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self._state}"))])]
-        wanted = {
-            rank for rank in ranks if rank in self._ranks and self._ranks[rank].phase == "dead"
-        }
+        wanted = {rank for rank, state in self._ranks.items() if state.phase == "dead"}
+        wanted.intersection_update(ranks)
         if not wanted or self._respawn_failure is not None:
             return [Up([Parcel(RespawnFailed(tuple(ranks), "none of them is dead, or not yet"))])]
         told = [died for _, died in self._endings if died.rank in wanted]
@@ -292,20 +280,18 @@ class Supervisor:
         if now >= self._respawn_until:
             is_last = self._respawn_failure is not None  # what was killed hangs in the kernel
             self._respawn_until = now + LEAVE_S
-            actions += self._fail_respawn(
-                f"the ranks were not ready after {RESPAWN_S:.0f} s", is_last
-            )
+            text = f"the ranks were not ready after {RESPAWN_S:.0f} s"
+            actions += self._fail_respawn(text, is_last)
         return actions
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest; None: not before something happens."""
-        due = self._merger.deadline()
-        due = math.inf if due is None else due
-        if self._endings:
-            due = min(due, *(at for at, _ in self._endings))
+        times = [self._respawn_until, *[at for at, _ in self._endings]]
+        if (merged_at := self._merger.deadline()) is not None:
+            times.append(merged_at)
         if self._state == "stopping" and self._kill_at is not None:
-            due = min(due, self._kill_at)
-        due = min(due, self._respawn_until)
+            times.append(self._kill_at)
+        due = min(times)
         return due if due < math.inf else None
 
     # ---- what there is to see
@@ -363,11 +349,8 @@ class Supervisor:
         # They meet under keys of their incarnation: one that is forked later cannot join those that
         # wait.
         self._num_starts_lost += 1
-        return (
-            self._fail_start("host", text)
-            if self._num_starts_lost > MAX_STARTS_LOST
-            else self.restart()
-        )
+        is_last = self._num_starts_lost > MAX_STARTS_LOST
+        return self._fail_start("host", text) if is_last else self.restart()
 
     def _fork_missing(self) -> Fork:
         return Fork(tuple(sorted(self._unforked)), self._incarnation, rejoin=bool(self._respawning))
@@ -376,11 +359,13 @@ class Supervisor:
         phases = {self._ranks[rank].phase for rank in self._respawning}
         if phases != {"idle"} or self._respawn_failure is not None:
             return []
-        ranks = self._respawning
+        infos = tuple(info for info in self.report({}) if info.rank in self._respawning)
         self._forget_respawn()
-        return [
-            Up([Parcel(Respawned(tuple(info for info in self.report({}) if info.rank in ranks)))])
-        ]
+        return [Up([Parcel(Respawned(infos))])]
+
+    def _fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
+        """Give up what cannot be forked: new ranks of a mesh that is ready, else the start."""
+        return self._fail_respawn(text) if self._state == "ready" else self._fail_start(fault, text)
 
     def _fail_respawn(self, text: str, is_last: bool = False) -> list[Action]:
         """Give up: what has been forked is killed, and when that is gone (or at last) the failure
@@ -420,8 +405,8 @@ class Supervisor:
         self._state, self._reason = "stopping", "the start failed"
         self._kill_at = None
         living = self._living()
-        actions: list[Action] = [Up([Parcel(StartFailed(fault, text.strip()))])]
-        return [*actions, KillRanks(living)] if living else [*actions, *self._end_if_empty()]
+        failed = Up([Parcel(StartFailed(fault, text.strip()))])
+        return [failed, KillRanks(living)] if living else [failed, *self._end_if_empty()]
 
     def _end_if_empty(self) -> list[Action]:
         if self._living():

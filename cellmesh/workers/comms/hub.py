@@ -24,7 +24,8 @@ from ..run_tracker import RunTracker
 from .coalescing import Updates, pack
 
 if TYPE_CHECKING:
-    from ..rank.shell import RankShell, Show
+    from ..rank.displays import Show
+    from ..rank.shell import RankShell
     from .rank_comm import RankComm
 
 VIEW = b"application/vnd.jupyter.widget-view+json"

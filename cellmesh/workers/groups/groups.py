@@ -40,10 +40,9 @@ from .heal_rendezvous import Meeting
 from .healing import HealableGroup
 from .init_process_group import DefaultGroup, torch_init_process_group
 from .interruptible_wait import Patience
-from .ledger import Ledger, Operation
+from .ledger import Ledger
 from .model_reset import Survey, note_comm_hooks
-from .placement import Placement as Placement
-from .placement import choose_placement as choose_placement
+from .placement import Placement
 from .rendezvous import Rendezvous
 from .store import MeshStore
 
@@ -66,6 +65,7 @@ class Groups:
 
     Attributes:
         ledger: what they have begun.
+        rendezvous: where ranks meet in ``init_process_group``.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Groups:
         self._patience = Patience(self._store.waits)
         self.ledger = Ledger(self._patience, spans=spans or Spans())
         self._books = Books()
-        self._rendezvous = Rendezvous(self._store, self._prefix, rank, world_size)
+        self.rendezvous = Rendezvous(self._store, self._prefix, rank, world_size)
         self._default = DefaultGroup(
-            self._books, self._rendezvous, placement.backend, rank, world_size
+            self._books, self.rendezvous, placement.backend, rank, world_size
         )
         self._groups: list[weakref.ref[HealableGroup]] = []
         self._plans: list[GroupPlan] = []
@@ -137,7 +137,7 @@ class Groups:
         """What ``_new_process_group_helper`` does, with its arguments by name."""
         if self._is_replaying:
             return self._replay_group(asked)
-        session = None if self._default.is_the_meshs else self._rendezvous.session
+        session = None if self._default.is_the_meshs else self.rendezvous.session
         if session is not None and not asked["global_ranks_in_group"]:
             # Names differ from those of the mesh's groups, and of an earlier program's.
             count = session.number * _GROUPS_A_PROGRAM
@@ -160,7 +160,7 @@ class Groups:
     def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
         """The mesh's ranks of a group's members; () for the mesh's default group."""
         ranks = tuple(asked["global_ranks_in_group"])
-        session = None if self._default.is_the_meshs else self._rendezvous.session
+        session = None if self._default.is_the_meshs else self.rendezvous.session
         if session is None:
             return ranks
         return tuple(session.members[rank] for rank in ranks) or session.members
@@ -232,47 +232,9 @@ class Groups:
             )
         return sum(group.cut() for group in groups)
 
-    @property
-    def spans(self) -> Spans:
-        """What the rank did lately."""
-        return self.ledger.spans
-
-    def missing(self) -> str:
-        """Which ranks have not called the ``init_process_group`` that this rank waits in, in
-        words.
-        """
-        return self._rendezvous.missing()
-
     def counts(self) -> tuple[GroupCount, ...]:
         """What this rank has begun on each group since it was made or healed."""
         return tuple(group.count() for group in self._living())
-
-    def mark(self) -> None:
-        """Begin to count anew for `counts_since_mark`. Main thread."""
-        touched = self.ledger.touched
-        if touched:
-            for group in touched:
-                group.is_touched = False
-                group.forget_backward()
-            self.ledger.touched = []
-            self.ledger.drop_ended()
-
-    def counts_since_mark(self) -> tuple[GroupCount, ...]:
-        """The groups on which collectives were begun since `mark`, without messages. Main
-        thread.
-        """
-        touched = self.ledger.touched
-        if not touched:
-            return ()
-        return tuple(group.count(with_messages=False) for group in touched)
-
-    def current(self) -> Operation | None:
-        """An operation of the main thread that has not ended: the one begun last, or the oldest."""
-        return self.ledger.current()
-
-    def last_operation(self) -> Operation | None:
-        """The operation that the main thread has begun last, whether it has ended or not."""
-        return self.ledger.last_begun()
 
     def blueprint(self) -> bytes:
         """All that a new rank needs to make these groups (see `rejoin`)."""
@@ -282,12 +244,8 @@ class Groups:
 
     def _living(self) -> list[HealableGroup]:
         """The groups that have been made and not been destroyed, oldest first."""
-        found = [
-            group
-            for group in (reference() for reference in list(self._groups))
-            if group is not None
-        ]
-        return [group for group in found if not group.is_destroyed]
+        found = [reference() for reference in list(self._groups)]
+        return [group for group in found if group is not None and not group.is_destroyed]
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
         """In a rank without groups: make those of a living rank, without connections, which `heal`
@@ -356,7 +314,7 @@ class Groups:
 
     def _heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
         rpc.forget_gatherings()
-        self.ledger.generation = self._rendezvous.generation = generation
+        self.ledger.generation = self.rendezvous.generation = generation
         self.ledger.spans.end_all()  # what was cut has no other end
         prefix = f"{self._prefix}/{generation:x}"
         gc.collect()  # ranks would differ in models that nobody holds any more
@@ -368,7 +326,7 @@ class Groups:
                 group.timeouts = timeouts_of(group.inner)
             group.take_down("it is being healed")
         self.ledger.forget_operations()
-        self.mark()
+        self.ledger.mark()
         c10d._world.pg_coalesce_state.clear()  # an interrupted batch would swallow what comes next
         meeting = Meeting(self._store, prefix, self.rank, participants)
         old_keys, self._keys = self._keys, meeting.keys

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import Work
 
 from ...stdlib import threading
+from ...wire.messages import GroupCount
 from ..trace.recorder import Spans
 from .abort import Drain
 from .interruptible_wait import Patience
@@ -52,7 +53,7 @@ class Ledger:
         drain: keeps connections that were cut.
         spans: what the rank did lately; told of each operation's begin and end.
         generation: of the groups; 0 until they are healed.
-        touched: the groups that have begun collectives since `Groups.mark`.
+        touched: the groups that have begun collectives since `mark`.
         last: the last operation of the main thread.
         earlier: those of its operations that were under way when others were begun, oldest first:
             the last one may fail or end while an earlier one is waited for.
@@ -90,6 +91,21 @@ class Ledger:
             self.last = None
         self.earlier = deque((one for one in self.earlier if one[1] is not group), _MAX_EARLIER)
 
+    def mark(self) -> None:
+        """Count from zero for `counts_since_mark`. Main thread."""
+        if self.touched:
+            for group in self.touched:
+                group.is_touched = False
+                group.forget_backward()
+            self.touched = []
+            self.drop_ended()
+
+    def counts_since_mark(self) -> tuple[GroupCount, ...]:
+        """The groups on which collectives were begun since `mark`, without messages. Main
+        thread.
+        """
+        return tuple([group.count(with_messages=False) for group in self.touched])
+
     def forget_operations(self) -> None:
         """All operations have ended, or nobody waits for them any more."""
         self.last = None
@@ -113,7 +129,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def rebuilding(self) -> Iterator[None]:
-        """Groups are connected anew meanwhile."""
+        """Note that groups are being connected again."""
         self.is_rebuilding = True
         try:
             yield

@@ -139,7 +139,7 @@ class InspectHandler:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._looker = Looker(context.shell, context.groups.spans)
+        self._looker = Looker(context.shell, context.groups.ledger.spans)
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
         """See `rank.requests.Handler`."""

@@ -250,12 +250,12 @@ class ControlThread:
 
     def _waits(self, seen: Activity) -> Waited | None:
         """What the main thread waits in, None if in no collective."""
-        operation = self._groups.current()
+        operation = self._groups.ledger.current()
         if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
             name = operation.name if seen.collective in ("", "wait") else seen.collective
             return Waited(name, operation.group, time.monotonic() - operation.since)
         if seen.collective:  # a group is being made, a store waited for
-            name = " ".join(filter(None, (seen.collective, self._groups.missing())))
+            name = " ".join(filter(None, (seen.collective, self._groups.rendezvous.missing())))
             return Waited(name, "", self._since_seen(seen))
         return None
 
@@ -266,7 +266,7 @@ class ControlThread:
         nothing.
         """
         now = time.monotonic()
-        operation = self._groups.last_operation()
+        operation = self._groups.ledger.last_begun()
         place = (self._interrupts.running, seen, operation.since if operation is not None else 0.0)
         if self._seen != place:
             self._seen, self._seen_since = place, now

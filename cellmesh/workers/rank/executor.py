@@ -162,7 +162,7 @@ class Executor:
             _allow_recursion()
         self._tracker.enter(work.run)
         if self._ledger.touched:
-            self._groups.mark()
+            self._groups.ledger.mark()
         outcome: Parcel[Done] | BaseException | None
         try:
             try:
@@ -179,7 +179,7 @@ class Executor:
                 self._bars.end_run(work.run, None)
             answer = outcome if outcome is not None else make_parcel((Done(work.run), ()))
             if self._ledger.touched:
-                counts = self._groups.counts_since_mark()
+                counts = self._groups.ledger.counts_since_mark()
                 answer = Parcel(msgspec.structs.replace(answer.verb, counts=counts), answer.buffers)
         if self._timing is not None:
             answer = Parcel(
@@ -293,7 +293,7 @@ class Executor:
     def _cell(self, work: RunCell, buffers: tuple[Frame, ...]) -> BaseException | None:
         if not work.is_timed:
             return self._run_cell(work)
-        stopwatch: Stopwatch = load("trace.timing").Stopwatch(self._groups.spans)
+        stopwatch: Stopwatch = load("trace.timing").Stopwatch(self._groups.ledger.spans)
         stopwatch.start()
         try:
             return self._run_cell(work)

@@ -123,7 +123,7 @@ class Failures:
         """What is told of a rank that was freed, as others would not come."""
         stop = self._stop_of(run)
         waited = stop.waited if stop is not None else Waited()
-        operation = self._groups.last_operation()
+        operation = self._groups.ledger.last_begun()
         if error.__cause__ is not None and operation is not None and not waited.collective:
             waited = Waited(operation.name, operation.group, time.monotonic() - operation.since)
         text = (

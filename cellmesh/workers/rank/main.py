@@ -35,8 +35,9 @@ from ...wire.messages import (
     ToMainThread,
 )
 from ...wire.stream import Channel
-from ..groups.groups import Groups, choose_placement
+from ..groups.groups import Groups
 from ..groups.peer_loss import raise_as_stops
+from ..groups.placement import choose_placement
 from ..groups.rpc import let_waits_be_interrupted
 from ..linux_process import die_with, name_command, name_process
 from ..metrics import Reporter
@@ -47,6 +48,7 @@ from .child_processes import follow_children
 from .compile_cache import build_whole_files
 from .control import ControlThread
 from .cuda_context import find_lost_context, report_lost_context
+from .displays import Show
 from .executor import Executor
 from .failures import Failures
 from .features import late, load_or_say
@@ -55,7 +57,7 @@ from .interrupts import Interrupts
 from .memory import MemoryMeter
 from .requests import Handlers, RankContext
 from .segment_link import SegmentLink
-from .shell import RankShell, Show
+from .shell import RankShell
 from .stdin import Asker
 from .stdout import Log
 from .streams import Pump, RankStream

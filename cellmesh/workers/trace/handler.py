@@ -27,7 +27,7 @@ class ProfileHandler:
         """See `rank.requests.Handler`."""
         profiler, self._profiler = self._profiler, None
         if isinstance(request, BeginProfile):
-            self._profiler = CellProfiler(self._context.groups.spans, self._context.device)
+            self._profiler = CellProfiler(self._context.groups.ledger.spans, self._context.device)
         self._context.observer = self._profiler
         if profiler is None or isinstance(request, BeginProfile):
             return None

@@ -290,14 +290,14 @@ def test_a_rank_is_ahead_while_too_much_of_it_waits_for_the_answers_of_others() 
     for run in range(1, 5):
         begin(spool, run, 0, 1, 2)
         spool.acked([large(run, 4_000)])
-    assert spool.ahead == {0}
+    assert spool.given.ahead == {0}
     assert spool._kept_bytes < 12_000  # of what an attached controller has, to be given to another
     spool.acked([say((1,), Done(1)), Parcel(Died(2, "was killed by SIGKILL", ""))])
-    assert spool.ahead == {0}
+    assert spool.given.ahead == {0}
     spool.acked([say((1,), Done(2))])
-    assert spool.ahead == set()
+    assert spool.given.ahead == set()
     spool.acked([say((1,), Done(run)) for run in (3, 4)])
-    assert not +spool._given_bytes
+    assert not +spool.given._num_bytes
     assert not spool._kept_bytes
     assert not spool.runs()
 
@@ -323,12 +323,12 @@ def test_a_rank_that_another_may_wait_for_is_not_ahead(
         begin(spool, run, 0, 1, 2)
         spool.acked([large(run, 4_000)])
     spool.acked([say((1,), state)])
-    assert spool.ahead == ahead
+    assert spool.given.ahead == ahead
     begin(spool, 5, 0, 1, 2)
     spool.acked([large(5, 4_000)])
-    assert spool.ahead == ahead
+    assert spool.given.ahead == ahead
     spool.acked([say((1,), Done(1))])  # it goes on
-    assert spool.ahead == {0}
+    assert spool.given.ahead == {0}
 
 
 def test_a_controller_that_is_attached_gets_every_value() -> None:

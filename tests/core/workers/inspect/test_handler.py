@@ -350,7 +350,7 @@ class FakeHandlers:
 def handler_of(looker: Any, **context: Any) -> InspectHandler:
     """A handler whose queries `looker` answers."""
     shell = SimpleNamespace(user_ns={})
-    groups = SimpleNamespace(spans=None, **context.pop("groups", {}))
+    groups = SimpleNamespace(ledger=SimpleNamespace(spans=None), **context.pop("groups", {}))
     parts = {"interrupts": None, "segments": None, "device": None, **context}
     handler = InspectHandler(RankContext(cast(Any, shell), cast(Any, groups), **cast(Any, parts)))
     handler._looker = looker

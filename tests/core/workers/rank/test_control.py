@@ -24,7 +24,8 @@ class Clocked:
         self.last: Operation | None = None
         monkeypatch.setattr(control.time, "monotonic", lambda: self.now)
         groups = SimpleNamespace(
-            current=lambda: None, last_operation=lambda: self.last, missing=lambda: ""
+            ledger=SimpleNamespace(current=lambda: None, last_begun=lambda: self.last),
+            rendezvous=SimpleNamespace(missing=lambda: ""),
         )
         device = torch.device("cpu")
         parts = cast(

@@ -1,0 +1,66 @@
+"""Which ranks have given so many values that the agent stops reading from them; pure."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+
+from ...wire.bounds import may_wait_for
+from ...wire.messages import RankState
+
+
+class GivenAnswers:
+    """Counts what ranks have given in runs that other ranks have not ended.
+
+    Args:
+        limit_bytes: how much a rank may give before it is not read.
+
+    Attributes:
+        ahead: the ranks that are not read: those beyond the limit, but for those that another rank
+            may wait for. The rank that is furthest behind is never among them.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._num_bytes: collections.Counter[int] = collections.Counter()
+        # Of ranks that waited for others when they were last asked.
+        self._waits: dict[int, RankState] = {}
+        self.ahead: set[int] = set()
+
+    def count(self, ranks: Iterable[int], num_bytes: int) -> None:
+        """Note that ranks have given so much; less than zero once all ranks have ended the run."""
+        for rank in ranks:
+            self._num_bytes[rank] += num_bytes
+            if self._num_bytes[rank] <= self._limit_bytes:
+                self.ahead.discard(rank)
+            elif not self._is_awaited(rank):
+                self.ahead.add(rank)
+
+    def note_state(self, ranks: Iterable[int], state: RankState) -> None:
+        """Note whether ranks wait in a collective."""
+        for rank in ranks:
+            if state.collective:
+                self._waits[rank] = state
+            else:
+                self._waits.pop(rank, None)
+        self._find_ahead()
+
+    def note_going_on(self, ranks: Iterable[int]) -> None:
+        """Note that ranks have answered, and so do not wait any more."""
+        if waiting := self._waits.keys() & set(ranks):
+            for rank in waiting:
+                del self._waits[rank]
+            self._find_ahead()
+
+    def _is_awaited(self, rank: int) -> bool:
+        """Whether another rank may wait for what this rank does next."""
+        return any(
+            may_wait_for(state, (rank,)) for other, state in self._waits.items() if other != rank
+        )
+
+    def _find_ahead(self) -> None:
+        self.ahead = {
+            rank
+            for rank, num_bytes in self._num_bytes.items()
+            if num_bytes > self._limit_bytes and not self._is_awaited(rank)
+        }
