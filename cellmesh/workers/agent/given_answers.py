@@ -18,13 +18,13 @@ class GivenAnswers:
     Attributes:
         ahead: the ranks that are not read: those beyond the limit, but for those that another rank
             may wait for. The rank that is furthest behind is never among them.
+        waits: the states of ranks that waited for others when they were last asked.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._num_bytes: collections.Counter[int] = collections.Counter()
-        # Of ranks that waited for others when they were last asked.
-        self._waits: dict[int, RankState] = {}
+        self.waits: dict[int, RankState] = {}
         self.ahead: set[int] = set()
 
     def count(self, ranks: Iterable[int], num_bytes: int) -> None:
@@ -40,22 +40,22 @@ class GivenAnswers:
         """Note whether ranks wait in a collective."""
         for rank in ranks:
             if state.collective:
-                self._waits[rank] = state
+                self.waits[rank] = state
             else:
-                self._waits.pop(rank, None)
+                self.waits.pop(rank, None)
         self._find_ahead()
 
     def note_going_on(self, ranks: Iterable[int]) -> None:
         """Note that ranks have answered, and so do not wait any more."""
-        if waiting := self._waits.keys() & set(ranks):
+        if waiting := self.waits.keys() & set(ranks):
             for rank in waiting:
-                del self._waits[rank]
+                del self.waits[rank]
             self._find_ahead()
 
     def _is_awaited(self, rank: int) -> bool:
         """Whether another rank may wait for what this rank does next."""
         return any(
-            may_wait_for(state, (rank,)) for other, state in self._waits.items() if other != rank
+            may_wait_for(state, (rank,)) for other, state in self.waits.items() if other != rank
         )
 
     def _find_ahead(self) -> None:

@@ -297,7 +297,8 @@ class Spool:
         flight.waiting.difference_update(ranks)
         for rank in ranks:
             flight.asks.pop(rank, None)
-        self.given.note_going_on(ranks)
+        if self.given.waits:
+            self.given.note_going_on(ranks)
         if flight.waiting:
             light = _lighten(parcel, self._max_answer_bytes - self._kept_bytes)
             self._kept_bytes += size_of(light)

@@ -286,12 +286,12 @@ class Supervisor:
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest; None: not before something happens."""
-        times = [self._respawn_until, *[at for at, _ in self._endings]]
-        if (merged_at := self._merger.deadline()) is not None:
-            times.append(merged_at)
+        due = self._merger.deadline()
+        due = self._respawn_until if due is None else min(due, self._respawn_until)
+        if self._endings:
+            due = min(due, *(at for at, _ in self._endings))
         if self._state == "stopping" and self._kill_at is not None:
-            times.append(self._kill_at)
-        due = min(times)
+            due = min(due, self._kill_at)
         return due if due < math.inf else None
 
     # ---- what there is to see
