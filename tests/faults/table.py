@@ -23,7 +23,7 @@ from .striking import can_limit_memory
 
 Pair = tuple[Fault, Doing]
 
-# Deaths that are no work of their own: from these it is measured how soon one is told.
+# Faults that end a process: how soon the notebook reports each of them is measured.
 KILLS = ("os._exit", "SIGKILL", "SIGSEGV", "segmentation fault")
 
 
@@ -130,7 +130,7 @@ def describe(results: Sequence[Result], took_s: float) -> str:
     stops = sorted(result.report_s for result in results if result.outcome == "stopped")
     lines = [f"{describe_machine()}: {len(results)} cells in {took_s:.0f} s, {len(failed)} failed."]
     for what, times in (
-        ("Deaths told", deaths),
+        ("Deaths reported", deaths),
         ("Runs stopped", stops),
         ("Heals with a new rank, nothing copied,", heals),
     ):
