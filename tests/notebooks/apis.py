@@ -96,28 +96,25 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
     yield "<!-- Written by `python -m tests.notebooks.apis --write`; a test compares. -->"
     yield ""
     yield (
-        f"The APIs of the [Distributed Overview]({OVERVIEW_URL}), as last updated on "
-        f"{OVERVIEW_DATE}, of the pages that it links to, and of the tutorials beside it, with "
-        "the notebooks whose code uses them."
+        f"This page lists the APIs of the [Distributed Overview]({OVERVIEW_URL}) (updated on "
+        f"{OVERVIEW_DATE}), of the pages that the overview links to, and of the tutorials, each "
+        "with the notebooks that use it."
     )
     yield ""
-    yield "- **CPU, gloo**: on 2 to 8 ranks of one machine."
-    yield "  - *run*: in a cell that the tests execute, and that does not fail."
+    yield "- **CPU, gloo**: on 2 to 8 ranks on one machine."
+    yield "  - *run*: the tests execute a cell that uses the API, and the cell succeeds."
     yield (
-        "  - *run, with a part of the notebook's own*: torch "
-        "refuses it; the notebook adds what it lacks."
+        "  - *run, with a part of the notebook's own*: torch alone "
+        "does not support it on a CPU; the notebook adds the missing part."
     )
-    yield "  - *refused here*: a notebook tries it, and shows the error."
-    yield "  - *needs a GPU*: it is in the notebook for GPUs only, and has not been run."
-    yield (
-        "- **GPU, NCCL**: the notebooks are written for GPUs too; "
-        "we have not run them on GPUs so far."
-    )
+    yield "  - *refused here*: a notebook shows the error that torch raises."
+    yield "  - *needs a GPU*: in a cell for GPUs only, which has not been run."
+    yield ("- **GPU, NCCL**: the notebooks support GPUs, but have not been run on GPUs yet.")
     yield ""
     yield (
-        "What a cell uses is read from its code, through its imports; a method counts by its "
-        "name, in a notebook that uses something else of its section. Code in a `try` that "
-        "catches errors does not count as run."
+        "The page is generated from the notebooks' code: names are resolved through imports. A "
+        "method counts by its name, in a notebook that also uses a function or class of the same "
+        "section. Code in a `try` that catches errors does not count as run."
     )
     found = {api: where(api, section, notebooks) for section in SECTIONS for api in section.apis}
     best = {api: max(uses.values(), default=None) for api, uses in found.items()}
@@ -125,7 +122,7 @@ def _lines(notebooks: Mapping[str, Uses]) -> Iterator[str]:
     num_run = sum(how is How.RUN for how in best.values())
     yield ""
     yield f"{len(found)} APIs; {num_shown} are in notebooks, {num_run} of them run on CPU."
-    yield "What else torch.distributed has for others to use is [at the end](#left-out)."
+    yield "[The last section](#left-out) lists the other public names of torch.distributed."
     for section in SECTIONS:
         yield ""
         yield f"## {section.title}"
@@ -154,8 +151,8 @@ def _lines_of_left_out() -> Iterator[str]:
     yield "## Left out"
     yield ""
     yield (
-        "Each public name of these modules is above or here; a "
-        "test compares with the installed torch:"
+        "A test checks that each public name of these modules of the installed torch is listed "
+        "on this page:"
     )
     yield ", ".join(f"`{module.removeprefix('torch.')}`" for module in PUBLIC_MODULES) + "."
     yield ""

@@ -65,10 +65,10 @@ _DCP = f"{_DIST}.checkpoint"
 _RPC = f"{_DIST}.rpc"
 _PP = f"{_DIST}.pipelining"
 
-_BY_THE_MESH = "the mesh does it: ranks come with their groups, and take them along"
+_BY_THE_MESH = "cellmesh does it when ranks start and stop"
 _LIKE_A_HOOK = "registered like allreduce_hook"
 _WITH_STATE = "registered with a state, like post_localSGD_hook"
-_PARTS = "a part of the machinery, for those who write their own"
+_PARTS = "for code that extends the API"
 _FUNCTIONS = f"{_DIST}._functional_collectives"
 
 SECTIONS = (
@@ -78,7 +78,7 @@ SECTIONS = (
         (
             Api(_DDP),
             *_methods(_DDP, "no_sync"),
-            *_names(_DDP, "join", "Join does it, for more than DDP"),
+            *_names(_DDP, "join", "`Join` (below) covers it, also for other classes"),
             *_methods(_DDP, "register_comm_hook"),
             Api("torch.nn.SyncBatchNorm"),
             Api("torch.utils.data.DistributedSampler"),
@@ -112,15 +112,17 @@ SECTIONS = (
         f"{DOCS}/distributed.fsdp.fully_shard.html",
         (
             *_names(f"{_DIST}.fsdp", "fully_shard MixedPrecisionPolicy CPUOffloadPolicy"),
-            *_names(f"{_DIST}.fsdp", "FSDPModule", "the class that `fully_shard` gives a module"),
+            *_names(f"{_DIST}.fsdp", "FSDPModule", "the class of a module after `fully_shard`"),
             *_names(f"{_DIST}.fsdp", "OffloadPolicy", "the base class of CPUOffloadPolicy"),
             *_methods(
-                f"{_DIST}.fsdp.FSDPModule", "unshard reshard", "FSDP2 calls it round each layer"
+                f"{_DIST}.fsdp.FSDPModule",
+                "unshard reshard",
+                "FSDP2 calls it before and after each layer",
             ),
             *_methods(
                 f"{_DIST}.fsdp.FSDPModule",
                 "set_requires_gradient_sync",
-                "accumulates gradients without communication; the notebooks do that with DDP only",
+                "gradient accumulation without communication; the notebooks show it for DDP only",
             ),
             *_methods(
                 f"{_DIST}.fsdp.FSDPModule",
@@ -133,7 +135,7 @@ SECTIONS = (
             *_names(
                 f"{_DIST}.fsdp",
                 "DataParallelMeshDims",
-                "for DTensors on all of the mesh; the notebooks give `fully_shard` a part of it",
+                "for DTensors on the whole mesh; the notebooks pass a submesh to `fully_shard`",
             ),
             *_names(f"{_DIST}.fsdp", "FullyShardedDataParallel", "FSDP1, superseded by FSDP2"),
         ),
@@ -148,7 +150,9 @@ SECTIONS = (
             ),
             *_names(f"{_DTENSOR}.parallel", "loss_parallel"),
             *_names(
-                f"{_DTENSOR}.parallel", "PrepareModuleInputOutput", "the two before it, in one"
+                f"{_DTENSOR}.parallel",
+                "PrepareModuleInputOutput",
+                "PrepareModuleInput and PrepareModuleOutput in one",
             ),
             *_names(f"{_DTENSOR}.parallel", "ParallelStyle", _PARTS),
         ),
@@ -159,12 +163,12 @@ SECTIONS = (
         (
             *_names(_PP, "pipeline SplitPoint PipelineStage ScheduleGPipe Schedule1F1B"),
             *_names(_PP, "ScheduleInterleaved1F1B"),
-            *_names(_PP, "pipe_split", "SplitPoint does it from outside of the model"),
+            *_names(_PP, "pipe_split", "the notebooks split with SplitPoint, outside of the model"),
             *_names(_PP, "build_stage Pipe", _PARTS),
             *_names(
                 _PP,
                 "ScheduleLoopedBFS ScheduleInterleavedZeroBubble",
-                "given the stages that ScheduleInterleaved1F1B is given, in another order of steps",
+                "takes the same stages as ScheduleInterleaved1F1B, in another order of steps",
             ),
             *_names(
                 _PP,
@@ -185,7 +189,9 @@ SECTIONS = (
             *_names(_DTENSOR, "Placement", "the base class of Shard, Replicate and Partial"),
             *_names(f"{_DTENSOR}.debug", "CommDebugMode"),
             *_names(
-                f"{_DTENSOR}.debug", "visualize_sharding", "the pictures of notebook 03 show more"
+                f"{_DTENSOR}.debug",
+                "visualize_sharding",
+                "notebook 03 draws more detailed pictures",
             ),
             *_names(f"{_DTENSOR}.experimental", "local_map implicit_replication"),
             *_names(f"{_DTENSOR}.experimental", "register_sharding", _PARTS),
@@ -222,7 +228,7 @@ SECTIONS = (
             *_names(
                 _DIST,
                 "get_rank get_world_size is_initialized get_node_local_rank",
-                "`rank`, `world_size` and `local_rank` are there on every rank",
+                "cellmesh defines `rank`, `world_size` and `local_rank` on every rank",
             ),
             *_names(_DIST, "get_group_rank get_global_rank group"),
             *_names(_DIST, "get_default_backend_for_device is_backend_available"),
@@ -231,11 +237,11 @@ SECTIONS = (
             *_names(
                 _DIST,
                 "Backend",
-                "the type of `get_backend()`, and where one's own backend is registered",
+                "the type of `get_backend()`, and the registry of custom backends",
             ),
             *_names(_DIST, "is_torchelastic_launched", "for scripts under torchrun"),
             *_names(_DIST, "new_subgroups"),
-            *_names(_DIST, "new_subgroups_by_enumeration", "new_group in a loop"),
+            *_names(_DIST, "new_subgroups_by_enumeration", "equivalent to `new_group` in a loop"),
             *_names(_DIST, "split_group"),
             *_names(_DIST, "shrink_group", "NCCL only"),
             *_names(_DIST, "TCPStore FileStore HashStore PrefixStore", _BY_THE_MESH),
@@ -261,7 +267,7 @@ SECTIONS = (
             *_names(
                 _DIST,
                 "all_gather_single reduce_scatter_single",
-                "new names, in torch 2.13, of all_gather_into_tensor and reduce_scatter_tensor",
+                "names in torch 2.13 for all_gather_into_tensor and reduce_scatter_tensor",
             ),
         ),
     ),
@@ -296,17 +302,21 @@ SECTIONS = (
             *_names(
                 f"{_DCP}.state_dict",
                 "get_model_state_dict get_optimizer_state_dict",
-                "`get_state_dict` gives both",
+                "the notebooks use `get_state_dict`, which returns both",
             ),
             *_names(
                 f"{_DCP}.state_dict",
                 "set_model_state_dict set_optimizer_state_dict",
-                "`set_state_dict` sets both",
+                "the notebooks use `set_state_dict`, which sets both",
             ),
             *_names(
-                f"{_DCP}.stateful", "Stateful", "for classes of your own that know how to be saved"
+                f"{_DCP}.stateful",
+                "Stateful",
+                "for your own classes that define how they are saved",
             ),
-            *_names(_DCP, "FileSystemReader FileSystemWriter", "save and load make them of a path"),
+            *_names(
+                _DCP, "FileSystemReader FileSystemWriter", "`save` and `load` make them from a path"
+            ),
             *_names(
                 f"{_DCP}.format_utils",
                 "dcp_to_torch_save torch_save_to_dcp",
@@ -335,7 +345,7 @@ SECTIONS = (
         f"{DOCS}/rpc.html",
         (
             *_names(_RPC, "init_rpc shutdown rpc_sync rpc_async remote RRef get_worker_info"),
-            *_names(_RPC, "TensorPipeRpcBackendOptions", "its defaults are used"),
+            *_names(_RPC, "TensorPipeRpcBackendOptions", "the notebooks use the defaults"),
             *_names(f"{_RPC}.functions", "async_execution"),
             *_names(f"{_DIST}.autograd", "context backward get_gradients"),
             *_names(f"{_DIST}.optim", "DistributedOptimizer"),

@@ -68,12 +68,12 @@ def _out(reason: str, module: str, names: str) -> LeftOut:
 
 _EXCEPTIONS = "exceptions"
 _TYPES = "types, enumerations and constants: arguments, results or annotations"
-_OWN_BACKEND = "for those who write a backend"
+_OWN_BACKEND = "for authors of backends"
 _DEPRECATED = "deprecated"
 _FSDP1 = "arguments of FSDP1, which FSDP2 supersedes"
-_PRIVATE = "exported, but for torch's own use and not documented"
-_OWN_STORAGE = "parts of DCP, for those who write a planner, a stager or a storage of their own"
-_HUGGING_FACE = "checkpoints in safetensors files, with a package that torch does not bring"
+_PRIVATE = "exported, but undocumented and for torch's own use"
+_OWN_STORAGE = "parts of DCP, for authors of planners, stagers and storages"
+_HUGGING_FACE = "checkpoints in safetensors files, which need another package"
 
 LEFT_OUT = (
     _out("whether torch was built with it", _DIST, "is_available"),
@@ -102,7 +102,7 @@ LEFT_OUT = (
     _out(_OWN_BACKEND, _DIST, "BroadcastOptions GatherOptions ReduceOptions ReduceScatterOptions"),
     _out(_OWN_BACKEND, _DIST, "ScatterOptions BackendConfig get_backend_config supports_complex"),
     _out(
-        "how the processes of a launcher find each other",
+        "how a launcher's processes find each other",
         _DIST,
         "rendezvous register_rendezvous_handler",
     ),
