@@ -5,13 +5,13 @@ displays.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..wire.codec import Parcel
-from ..wire.messages import Died, Freed, Logged, ToFrontEnd
-from .comms.hub import RankComms
-from .comms.inbox import Letter
+from ..wire.comms import ToFrontEnd
+from ..wire.messages import Died, Freed, Logged
+from .comms import FrontEndMessage, RankComms, States
 from .core.effects import Change
 from .live_views import LiveViews
 from .metrics import Metrics
@@ -27,7 +27,8 @@ class Beside:
     """What a mesh has beside its runs; used on any thread.
 
     Args:
-        send_letter: passes what the front end told a widget on to its rank.
+        send_to_widget: passes what the front end says to a widget on to its rank.
+        ask_widgets: asks ranks for the states of their widgets.
         why_ended: once there is no mesh any more, tells why.
         name: the mesh's.
 
@@ -42,14 +43,15 @@ class Beside:
 
     def __init__(
         self,
-        send_letter: Callable[[int, Letter], Run[Any]],
+        send_to_widget: Callable[[FrontEndMessage], Run[Any]],
+        ask_widgets: Callable[[Sequence[int]], Mapping[int, States]],
         why_ended: Callable[[], str],
         name: str,
     ) -> None:
         self._why_ended = why_ended
         self.displays = Displays()
         self.metrics = Metrics()
-        self.comms = RankComms(send_letter)
+        self.comms = RankComms(send_to_widget, ask_widgets)
         self.displays.widgets = self.comms
         self.shown = LiveViews()
         self.segments = SegmentPool(name)
@@ -64,10 +66,6 @@ class Beside:
         else:
             self.comms.take(run, ranks, parcel)
 
-    def precede(self, ranks: Sequence[int]) -> None:
-        """Work goes to these ranks: what was said to their widgets goes before it."""
-        self.comms.hurry(ranks)
-
     def follow(self, run: Run[Any], fills: bool) -> None:
         """A run is about to begin (`fills`: see `Relay`)."""
         if fills:
@@ -80,10 +78,15 @@ class Beside:
         if isinstance(change.cause, Died):
             rank, reason = change.cause.rank, change.cause.reason
             self.segments.rank_ended(rank)
-            self.comms.close({rank}, f"rank {rank} {reason}: its widgets are no more")
+            self.comms.close(
+                {rank}, f"rank {rank} {reason}: its widgets stay as they look, and change no more"
+            )
         if change.state == "restarting":
             self.segments.clear()
-            self.comms.close(None, "the mesh was restarted: this widget is no more")
+            self.comms.close(
+                None,
+                "the mesh was restarted: its ranks' widgets stay as they look, and change no more",
+            )
         if change.state == "ended":
             self.end()
 
@@ -91,6 +94,8 @@ class Beside:
         """The mesh has ended, or this notebook has left it."""
         self.segments.clear()
         self.comms.close(
-            None, "the mesh has ended, or this notebook has left it: the widget stands still"
+            None,
+            "the mesh has ended, or this notebook has left it: its ranks' widgets stay as they "
+            "look, and change no more",
         )
         self.shown.end(self._why_ended())

@@ -23,7 +23,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from . import checkpoint, completion, inspect, profile, replicas
+from . import checkpoint, comms, completion, inspect, profile, replicas
+from .comms import FromFrontEnd, ToFrontEnd
 from .verb import FeatureRequest as FeatureRequest
 from .verb import Pickled as Pickled
 from .verb import Verb as Verb
@@ -36,6 +37,7 @@ AnyRequest = (
     | replicas.AnyRequest
     | checkpoint.AnyRequest
     | profile.AnyRequest
+    | comms.AnyRequest
 )
 
 PROTOCOL = 8
@@ -43,7 +45,6 @@ PROTOCOL = 8
 Channel = Literal["work", "control"]
 StreamName = Literal["stdout", "stderr"]
 DisplayKind = Literal["display", "update", "result", "clear"]
-CommKind = Literal["open", "message", "close"]
 BarState = Literal["open", "done", "failed", "stopped", "removed"]
 Phase = Literal["starting", "idle", "running", "dead"]
 
@@ -313,21 +314,6 @@ class Request(WorkVerb, frozen=True):
 
     run: int
     body: AnyRequest
-
-
-class FromFrontEnd(WorkVerb, frozen=True):
-    """A message of the front end's to a comm (a widget) that the rank has opened.
-
-    `content` is JSON, ``{"data", "metadata"}``; the message's binary buffers follow as frames.
-    """
-
-    needs_room: ClassVar[bool] = False
-
-    run: int
-    comm: str
-    kind: CommKind
-    content: bytes
-    num_buffers: int = 0
 
 
 class Leave(Verb, frozen=True):
@@ -612,20 +598,6 @@ class Bar(Verb, frozen=True):
     note: str = ""
     state: BarState = "open"
     num_outer: int = 0
-
-
-class ToFrontEnd(Verb, frozen=True):
-    """A message of a comm (a widget) of the rank's to the front end; see `FromFrontEnd`.
-
-    `run` made the comm; where `kind` is ``open``, `content` has ``"target_name"`` and
-    ``"target_module"``, too.
-    """
-
-    run: int
-    comm: str
-    kind: CommKind
-    content: bytes
-    num_buffers: int = 0
 
 
 FromRank = (

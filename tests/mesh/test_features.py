@@ -16,8 +16,10 @@ from cellmesh.workers.rank import features
 from tests.conftest import check_nothing_left
 
 WORKERS = Path(features.__file__).parents[1]
-FOLDERS = ("checkpoint", "comms", "completion", "inspect", "progress", "replicas", "values")
+FOLDERS = ("checkpoint", "completion", "inspect", "progress", "replicas", "values")
 MODULES = (
+    "comms",
+    "output_widget",
     "rank.debugger",
     "trace.timing",
     "trace.torch_profiler",
@@ -67,7 +69,7 @@ USES = {
     "trace.timing": "mesh.submit_cell('pass', timed=True).result()",
     "rank.debugger": "mesh.cell('breakpoint()')",
     "progress.tqdm_bars": "mesh.cell('import rich.progress')",
-    "comms.hub": "mesh.cell('import comm')",
+    "comms": "mesh.cell('import comm')",
 }
 
 

@@ -222,10 +222,7 @@ class CellSink:
         too.
         """
         widgets, data = self._displays.widgets, content["data"]
-        model_id, text = (
-            str(data[VIEW_MIME].get("model_id", "")),
-            str(data.get("text/plain", class_name)),
-        )
+        model_id = str(data[VIEW_MIME].get("model_id", ""))
         if widgets is None or not widgets.is_open(model_id):
             first = f"`%%dist --ranks {ranks[0]}` shows rank {ranks[0]}'s"
             self._publish("display_data", heading(ranks, f"{class_name} (not shown; {first})"))
@@ -240,7 +237,6 @@ class CellSink:
         for each, identity in ((said, ""), (_with_id(content, display_id), display_id)):
             self._publish("display_data", each)
             self._record.add(Entry(ranks, None, identity, each, model_id))
-        widgets.shown(model_id, self._publish, display_id, text)
 
     def _is_open(self, model_id: str) -> bool:
         widgets = self._displays.widgets

@@ -23,9 +23,6 @@ class Widgets(Protocol):
     def is_open(self, model_id: str) -> bool:
         """Whether it knows this one."""
 
-    def shown(self, model_id: str, publish: Publish, display_id: str, text: str) -> None:
-        """One is displayed; without it, this text would be."""
-
 
 @dataclass(frozen=True)
 class Place:

@@ -21,9 +21,9 @@ from typing import Any
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.bounds import COUNTED_BYTES, MAX_RUNS, may_wait_for
+from ...wire.comms import FromFrontEnd, WidgetStates
 from ...wire.messages import (
     Detached,
-    FromFrontEnd,
     HostReport,
     LogText,
     MeshReady,
@@ -35,12 +35,14 @@ from ...wire.messages import (
 from ...wire.messages import Progress as ProgressVerb
 from ...wire.ticket import Ticket, remove_directory
 from ..beside import Beside
-from ..comms.inbox import Letter, letter_verb
+from ..comms import FrontEndMessage, States
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..failure_summary import refuse_dead
+from ..inspect.query import look
 from ..kernel import call_at_shutdown, is_terminal
 from ..output.printer import Printer
 from ..output.sinks import CellSink, ConsoleSink, Sink
+from ..rank_set import RankSet
 from ..run import Run
 from ..work_item import WorkItem
 from .ending import End, describe_end, explain_start, reason_of, refuse_use
@@ -91,7 +93,9 @@ class Session:
         )
         self._started_at = time.monotonic() if started_at is None else started_at
         self.start_s = 0.0
-        self.beside = Beside(self._send_letter, lambda: self.ending, ticket.name)
+        self.beside = Beside(
+            self._send_to_widget, self._ask_widgets, lambda: self.ending, ticket.name
+        )
         self._on_progress = on_progress
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -186,8 +190,6 @@ class Session:
         if is_full and item.kind.needs_room:
             self.make_room(item.ranks, item.num_bytes)
         self._check_usable(item.ranks)
-        if item.channel == "work" and type(item.verb) is not FromFrontEnd:
-            self.beside.precede(item.ranks)
         run = self.catalog.new_run(item, printer)
         parcel = item.relay(run.number)
         try:
@@ -234,16 +236,22 @@ class Session:
                 if any(may_wait_for(state, idle) for state in self.states(all_ranks).values()):
                     return
 
-    def _send_letter(self, rank: int, letter: Letter) -> Run[Any]:
-        """Pass what the front end told a widget on to its rank."""
-        printer = Printer((rank,), CellSink(letter.publish, self.beside.displays))
-        verb, buffers = letter_verb(letter)
-        run = self.start_run(
-            WorkItem(verb, FromFrontEnd, (rank,), buffers, "a widget's callback"), printer
-        )
+    def _send_to_widget(self, message: FrontEndMessage) -> Run[Any]:
+        """Pass what the front end says to a widget on to its rank."""
+        ranks = (message.rank,)
+        printer = Printer(ranks, CellSink(message.publish, self.beside.displays))
+        item = WorkItem(message.verb, FromFrontEnd, ranks, message.buffers, "a widget's callback")
+        run = self.start_run(item, printer)
         # A callback that waits for ranks which have nothing to do is to be released.
         self.wait_for(run.number)
         return run
+
+    def _ask_widgets(self, ranks: Sequence[int]) -> Mapping[int, States]:
+        """Ask ranks for the states of their widgets, for a page that waits four seconds."""
+        try:
+            return look(RankSet(self, ranks), WidgetStates(), timeout_s=3.0).answers
+        except NoMeshError:
+            return {}
 
     def wait_for(self, number: int) -> None:
         """The caller waits for a run, which is not on all ranks, and does nothing else."""

@@ -19,6 +19,7 @@ import msgspec
 
 from ...wire.bounds import MAX_ANSWER_BYTES
 from ...wire.codec import Frame, Parcel
+from ...wire.comms import ToFrontEnd
 from ...wire.messages import (
     AgentFault,
     Ask,
@@ -38,7 +39,6 @@ from ...wire.messages import (
     StartFailed,
     Stopped,
     StoreDied,
-    ToFrontEnd,
 )
 from ...wire.segments import SegmentFrame
 from ...wire.standin import stand_in

@@ -11,9 +11,9 @@ import msgspec
 from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Frame, Parcel, make_parcel
+from ...wire.comms import FromFrontEnd
 from ...wire.messages import (
     Done,
-    FromFrontEnd,
     GatherParts,
     Heal,
     PostMortem,
@@ -42,7 +42,7 @@ from .streams import Pump
 from .value_reducer import reduce_for_notebook
 
 if TYPE_CHECKING:
-    from ..comms.hub import Comms
+    from ..comms import Comms
     from ..trace.timing import Stopwatch
 
 
@@ -282,7 +282,7 @@ class Executor:
         load("rank.debugger").post_mortem()
 
     def _tell_widget(self, work: FromFrontEnd, buffers: tuple[Frame, ...]) -> None:
-        (self._comms or load("comms.hub").Comms).receive(work, buffers)
+        (self._comms or load("comms").Comms).receive(work, buffers)
 
     def _request(self, work: Request, buffers: tuple[Frame, ...]) -> Parcel[Done]:
         answer = self._handlers.find(work.body).handle(work.body, buffers)

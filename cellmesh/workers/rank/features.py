@@ -23,7 +23,7 @@ T = TypeVar("T")
 # are used.
 PREIMPORTED = (
     "progress.hooks",
-    "comms.hub",
+    "comms",
     "rank.debugger",
     "inspect.handler",
     "completion.handler",

@@ -121,8 +121,8 @@ def run_rank(
     sys.stdout = RankStream("stdout", pump, tracker)
     sys.stderr = RankStream("stderr", pump, tracker)
     show, comms = _shower(pump, tracker), None
-    if hub := load_or_say("comms.hub", ("comm",)):
-        comms = hub.Comms(shell, pump, tracker, interrupts, options.rank)
+    if widgets := load_or_say("comms", ("comm",)):
+        comms = widgets.Comms(shell, pump, tracker, interrupts, options.rank)
     shell.connect(comms.showing(show) if comms is not None else show)
     asker = Asker(pump.send, tracker)
     asker.install(shell)

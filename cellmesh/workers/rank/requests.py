@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
-from ...wire import checkpoint, completion, inspect, profile, replicas
+from ...wire import checkpoint, comms, completion, inspect, profile, replicas
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -30,8 +30,9 @@ _MODULES: Mapping[type, str] = {
         (replicas.AnyRequest, "replicas.handler"),
         (checkpoint.AnyRequest, "checkpoint.handler"),
         (profile.AnyRequest, "trace.handler"),
+        (comms.AnyRequest, "comms"),
     )
-    for request in get_args(union)
+    for request in get_args(union) or (union,)
 }
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
-from ...wire.messages import Display, Done, Failed, StreamName, ToFrontEnd
+from ...wire.comms import ToFrontEnd
+from ...wire.messages import Display, Done, Failed, StreamName
 from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 

@@ -1,0 +1,296 @@
+"""The widgets of ranks in the notebook: messages of their comms are passed on, both ways and in
+order.
+
+What a rank says goes to the front end at once. What the front end says goes to the rank as work. A
+page that is loaded again asks the kernel for all widgets: the ranks are asked for theirs.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CellmeshError
+from ..wire.codec import Frame, Parcel
+from ..wire.comms import CommKind, FromFrontEnd, ToFrontEnd
+from .output.packed import unpack
+from .output.sinks import Publish, cell_publisher
+from .run import Run
+
+# So many comms of ranks are open at most: front ends have trouble with fewer.
+MAX_OPEN = 10_000
+# So many messages wait for a busy rank; those that follow are dropped.
+MAX_WAITING = 1000
+# So long the kernel waits for a rank to take a value, as it would for a callback of its own: until
+# then a front end holds back all but the newest position of a slider.
+TURN_S = 0.5
+# Of how many runs it is known which cell began them.
+_MAX_CELLS = 512
+_CONTROL = "jupyter.widget.control"
+_TYPES = {"open": "comm_open", "message": "comm_msg", "close": "comm_close"}
+_NO = ("no", "n", "false", "off", "0", "0.0")
+
+
+@dataclass(frozen=True)
+class FrontEndMessage:
+    """What the front end says to a rank's comm.
+
+    Attributes:
+        rank: which rank.
+        verb, buffers: the message.
+        publish: shows what its callback prints, in the cell that made the comm.
+    """
+
+    rank: int
+    verb: FromFrontEnd
+    buffers: Sequence[Frame]
+    publish: Publish
+
+
+# Model id -> state and paths of binary values as JSON, and those values.
+States = Mapping[str, tuple[str, Sequence[Frame]]]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A cell of the notebook's: its kernel, the message that it answers, its output area."""
+
+    kernel: Any
+    parent: Mapping[str, Any]
+    publish: Publish
+
+
+@dataclass(eq=False)
+class _NotebookComm:
+    """What the kernel's comm manager has in place of a comm on a rank."""
+
+    comm_id: str
+    target_name: str
+    rank: int
+    cell: _Cell
+    hear: Callable[[_NotebookComm, CommKind, dict[str, Any]], None]
+
+    def handle_msg(self, message: dict[str, Any]) -> None:
+        """The front end says something."""
+        self.hear(self, "message", message)
+
+    def handle_close(self, message: dict[str, Any]) -> None:
+        """The front end has closed it."""
+        self.hear(self, "close", message)
+
+    def say(
+        self,
+        kind: CommKind,
+        content: Mapping[str, Any],
+        buffers: Sequence[Frame] = (),
+        parent: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send to the front end, from any thread, as an answer to its cell or another message."""
+        body = {key: value for key, value in content.items() if key != "metadata"}
+        self.cell.kernel.session.send(
+            self.cell.kernel.iopub_socket,
+            _TYPES[kind],
+            {"data": {}, **body, "comm_id": self.comm_id},
+            metadata=content.get("metadata") or {},
+            parent=parent or self.cell.parent,
+            ident=f"comm-{self.comm_id}".encode(),
+            buffers=[memoryview(buffer) for buffer in buffers],
+        )
+
+
+class RankComms:
+    """The comms of one mesh's ranks; used on any thread.
+
+    Args:
+        send: passes a message on to a rank.
+        ask: asks these ranks for the states of their widgets; leaves out who does not answer.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[FrontEndMessage], Run[Any]],
+        ask: Callable[[Sequence[int]], Mapping[int, States]],
+    ) -> None:
+        self._number = 1 + secrets.randbits(48)
+        self._send, self._ask = send, ask
+        self._lock = threading.RLock()
+        self._cells: collections.OrderedDict[int, _Cell] = collections.OrderedDict()
+        self._last_cell: _Cell | None = None
+        self._open: dict[str, _NotebookComm] = {}
+        self._callbacks: dict[int, int] = {}  # run -> rank
+        self._is_full = False
+        self._answers_pages = False
+
+    @property
+    def audience(self) -> int:
+        """The number by which ranks know for whom a widget is open; 0 where none can be shown."""
+        return self._number if "ipykernel" in sys.modules else 0
+
+    def began(self, run: int) -> None:
+        """The calling cell begins a run, which may make widgets."""
+        cell = self._last_cell = _calling_cell(self._last_cell)
+        if cell is not None:
+            with self._lock:
+                self._cells[run] = cell
+                if len(self._cells) > _MAX_CELLS:
+                    self._cells.popitem(last=False)
+
+    def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[ToFrontEnd]) -> None:
+        """A rank's comm says something; called in the link's loop."""
+        verb, buffers = parcel
+        content = unpack(verb.content)
+        found = self._open.get(verb.comm)
+        if found is None and verb.kind == "open":
+            # Of an old run's thread it is no longer known which cell it was.
+            found = self._add(ranks[0], self._cells.get(run, self._last_cell), verb, content)
+        elif found is not None and (found.rank != ranks[0] or verb.kind == "open"):
+            return
+        if found is not None:
+            if verb.kind == "close":
+                self._forget(found)
+            found.say(verb.kind, content, buffers)
+
+    def is_open(self, model_id: str) -> bool:
+        """Whether the front end knows a widget."""
+        return model_id in self._open
+
+    def running(self, ranks: Container[int]) -> tuple[int, ...]:
+        """The runs of callbacks that have not ended on some ranks, newest first."""
+        with self._lock:
+            return tuple(run for run, rank in reversed(self._callbacks.items()) if rank in ranks)
+
+    def close(self, ranks: Container[int] | None, why: str) -> None:
+        """These ranks (None: all) are gone, or not ours any more: their widgets stay as they look,
+        and each cell that made some says why.
+        """
+        with self._lock:
+            gone = [comm for comm in self._open.values() if ranks is None or comm.rank in ranks]
+            for comm in gone:
+                self._forget(comm)
+        for cell in {id(comm.cell): comm.cell for comm in gone}.values():
+            with contextlib.suppress(Exception):  # the kernel ends: nobody is there to read it
+                _note(cell, why)
+
+    def _add(
+        self, rank: int, cell: _Cell | None, verb: ToFrontEnd, content: Mapping[str, Any]
+    ) -> _NotebookComm | None:
+        if cell is None:
+            return None
+        if len(self._open) >= MAX_OPEN:
+            self._note_once(
+                cell,
+                f"ranks have more than {MAX_OPEN:,} widgets open: those that follow are not shown",
+            )
+            return None
+        import comm
+
+        added = _NotebookComm(verb.comm, content.get("target_name", ""), rank, cell, self._hear)
+        with self._lock:
+            self._open[verb.comm] = added
+        manager = comm.get_comm_manager()
+        manager.register_comm(added)  # type: ignore[arg-type]
+        if added.target_name == "jupyter.widget" and not self._answers_pages:
+            self._answers_pages = True
+            import ipywidgets  # type: ignore[import-untyped]  # noqa: F401  # has the first answer
+
+            own = manager.targets[_CONTROL]
+            manager.register_target(_CONTROL, lambda asked, said: self._answer(own, asked, said))
+        return added
+
+    def _forget(self, known: _NotebookComm) -> None:
+        self._open.pop(known.comm_id, None)
+        sys.modules["comm"].get_comm_manager().comms.pop(known.comm_id, None)
+
+    def _note_once(self, cell: _Cell, text: str) -> None:
+        if not self._is_full:
+            self._is_full = True
+            _note(cell, text)
+
+    def _hear(self, known: _NotebookComm, kind: CommKind, message: dict[str, Any]) -> None:
+        """The front end says something to a comm; on one of the kernel's threads."""
+        data = message["content"].get("data", {})
+        buffers = [memoryview(buffer) for buffer in message.get("buffers", ())]
+        method = data.get("method")
+        if kind == "close":
+            self._forget(known)
+        elif method == "request_state":
+            packed, found = self._ask([known.rank]).get(known.rank, {}).get(known.comm_id, ("", ()))
+            if packed:
+                content = {"data": {"method": "update", **json.loads(packed)}}
+                known.say("message", content, found, parent=message)
+            return
+        elif method == "update" and not buffers and _echoes():
+            # The kernel confirms a value itself: the rank may be busy.
+            known.say("message", {"data": {**data, "method": "echo_update"}}, parent=message)
+        if sum(rank == known.rank for rank in self._callbacks.values()) >= MAX_WAITING:
+            text = f"rank {known.rank} is busy, and its widgets are sent too many messages"
+            self._note_once(known.cell, text)
+            return
+        said = {"data": data, "metadata": message.get("metadata", {})}
+        verb = FromFrontEnd(
+            0, known.comm_id, kind, json.dumps(said, default=str).encode(), len(buffers)
+        )
+        try:
+            run = self._send(FrontEndMessage(known.rank, verb, buffers, known.cell.publish))
+        except CellmeshError:  # the rank is dead, or the mesh has ended: that is said elsewhere
+            return
+        self._callbacks[run.number] = known.rank
+        run.on_end(lambda: self._callbacks.__delitem__(run.number))
+        if method == "update":
+            run.wait(TURN_S)
+
+    def _answer(self, own: Callable[[Any, Any], None], asked: Any, opening: Any) -> None:
+        """A page that is loaded again asks for all widgets: the kernel's own are known, ranks'
+        are added.
+        """
+        send = asked.send
+
+        def send_all(data: Any = None, metadata: Any = None, buffers: Any = None) -> None:
+            if data and data.get("method") == "update_states":
+                paths, more = list(data.get("buffer_paths", ())), list(buffers or ())
+                ranks = sorted({each.rank for each in self._open.values()})
+                for rank, states in (self._ask(ranks) if ranks else {}).items():
+                    for model_id, (packed, theirs) in states.items():
+                        if self.is_open(model_id) and self._open[model_id].rank == rank:
+                            described = json.loads(packed)
+                            data["states"][model_id] = _as_entry(described["state"])
+                            for path in described["buffer_paths"]:
+                                paths.append([model_id, "state", *path])
+                            more += theirs
+                data, buffers = {**data, "buffer_paths": paths}, more
+            send(data, metadata, buffers)
+
+        asked.send = send_all
+        own(asked, opening)
+
+
+def _as_entry(state: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("model_name", "model_module", "model_module_version")
+    return {**{name: state.get(f"_{name}", "") for name in names}, "state": state}
+
+
+def _echoes() -> bool:
+    return os.environ.get("JUPYTER_WIDGETS_ECHO", "1").lower() not in _NO
+
+
+def _calling_cell(last: _Cell | None) -> _Cell | None:
+    """The cell that asks, which often is the one that asked last; None outside of a kernel."""
+    if last is not None and last.kernel.get_parent() is last.parent:
+        return last
+    publish = cell_publisher()
+    if publish is None:
+        return None
+    kernel: Any = sys.modules["IPython"].get_ipython().kernel
+    return _Cell(kernel, kernel.get_parent(), publish)
+
+
+def _note(cell: _Cell, text: str) -> None:
+    cell.publish("stream", {"name": "stderr", "text": text + "\n"})

@@ -1,1 +1,0 @@
-"""Widgets that are made on ranks, in the notebook."""

@@ -1,1 +1,0 @@
-"""Widgets that user code makes on a rank."""
