@@ -1,4 +1,4 @@
-"""What a supervisor has its agent do."""
+"""The actions that a `Supervisor` returns, and that the agent carries out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...wire.messages import Channel
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Fork these ranks; if there is no zygote to do it, start one, and say so when it is ready.
+    """Fork these ranks; without a zygote, start one first, which reports when it can fork.
 
     Attributes:
         ranks: which.
@@ -32,13 +32,13 @@ class KillRanks(msgspec.Struct, frozen=True):
 
 
 class AskToLeave(msgspec.Struct, frozen=True):
-    """Tell these ranks to end by themselves."""
+    """Ask these ranks to exit."""
 
     ranks: tuple[int, ...]
 
 
 class ToRanks(msgspec.Struct, frozen=True):
-    """Pass frames on."""
+    """Write frames to the sockets of ranks."""
 
     ranks: tuple[int, ...]
     channel: Channel
@@ -46,13 +46,13 @@ class ToRanks(msgspec.Struct, frozen=True):
 
 
 class Up(msgspec.Struct, frozen=True):
-    """Tell the controller."""
+    """Send a verb to the controller."""
 
     parcels: Sequence[Parcel[Any]]
 
 
 class End(msgspec.Struct, frozen=True):
-    """Everything has ended: tidy up and exit."""
+    """Every process of the mesh has ended: the agent removes its files and exits."""
 
     reason: str
 
@@ -61,7 +61,7 @@ Action = Fork | KillRanks | AskToLeave | ToRanks | Up | End
 
 
 def join_relays(actions: Sequence[Action]) -> list[Action]:
-    """Make one message of what goes to the same ranks in a row."""
+    """Join consecutive `ToRanks` to the same ranks into one message."""
     if len(actions) < 2:
         return list(actions)
     joined: list[Action] = []

@@ -1,4 +1,5 @@
-"""The agent: one process a host that supervises its ranks; the shell round `supervisor.Supervisor`.
+"""The agent: one process per host that supervises its ranks; carries out what
+`supervisor.Supervisor` decides.
 
 It relays between controller and ranks, joins equal answers, watches every process through its
 pidfd, reads the ranks' descriptors 1 and 2, keeps what nobody is there to hear, and ends everything
@@ -114,7 +115,7 @@ class Agent:
             self._faults.guard(self._attachment.serve)
 
     def tell_failure(self, error: Exception) -> None:
-        """Tell the controller why the mesh ends, when it is our own fault."""
+        """Report to the controller an error of the agent itself, which ends the mesh."""
         self._attachment.send(
             [Parcel(Stopped(f"the agent failed: {type(error).__name__}: {error}"))]
         )

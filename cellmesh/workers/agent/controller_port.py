@@ -1,4 +1,4 @@
-"""Who holds the mesh: one controller at a time, and nobody for as long as the lease lasts.
+"""The agent's connection to its controller: at most one at a time; without one, the lease runs.
 
 The shell round `Spool` and `Reliable`: the agent's socket for controllers, greetings, the lease.
 """
@@ -117,7 +117,7 @@ class Attachment:
         self.may_be_readable = True
 
     def serve(self) -> None:
-        """Hear what has arrived; call it while the socket `may_be_readable`."""
+        """Handle the messages that have arrived; call it while the socket `may_be_readable`."""
         self.may_be_readable = False
         for _ in range(_MAX_MESSAGES):
             if not transport.readable(self._socket):
@@ -132,7 +132,7 @@ class Attachment:
         self.may_be_readable = True
 
     def send(self, parcels: Message) -> None:
-        """Say something to the controller, now or when there is one."""
+        """Send a verb to the controller, or keep it until a controller attaches."""
         if self._identity is None or self._spool or self._reliable.kept_bytes > WINDOW_BYTES:
             self._spool.add(parcels)
             self._flush()
@@ -141,7 +141,7 @@ class Attachment:
             self._transmit(parcels)
 
     def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
-        """The controller sends ranks something."""
+        """Note a run that the controller sends to ranks."""
         self._spool.begin(order)
         if order.channel == "work" or order.run >= 0 or not self._spool.has_asks():
             return
@@ -149,15 +149,15 @@ class Attachment:
             self._spool.replied(order.ranks)
 
     def forget_runs(self) -> None:
-        """All ranks are replaced."""
+        """Forget the runs of ranks that are being replaced."""
         self._spool.forget_runs()
 
     def detach(self) -> None:
-        """The controller leaves."""
+        """Detach the controller, at its own request."""
         self._dismiss("it was detached")
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Act on time-outs that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
         if self._lease_ends is not None and now >= self._lease_ends:
@@ -165,17 +165,17 @@ class Attachment:
             self._abandon(self._why_left)
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest; None: not before something happens."""
+        """The time at which `tick` must be called; None if no time-out runs."""
         return self._lease_ends if self._identity is None else self._reliable.ack_at
 
     def is_awaiting_first(self, now: float) -> bool:
-        """Whether who starts the mesh, and lives, has yet to say hello, and should within
-        moments.
+        """Whether the living process that starts the mesh has not yet sent its first message, and
+        should soon.
         """
         return self._is_attached and self._identity is None and now - self._since < _HELLO_S
 
     def close(self) -> None:
-        """Send what is to be sent, and close the socket."""
+        """Send the queued messages, and close the socket."""
         self._flush(everything=True)
         self._socket.close(linger=500)
         self._socket.context.term()
@@ -334,8 +334,8 @@ class Attachment:
             self._transmit(self._spool.take())
 
     def _bound_ranks(self) -> None:
-        """Hear no rank while the controller takes nothing in, and none that is too far ahead of
-        others.
+        """Stop reading ranks: all of them while the controller does not read, else those with too
+        many results that other ranks have yet to catch up with.
         """
         unheard: Collection[int] = ()
         if self._identity is not None:

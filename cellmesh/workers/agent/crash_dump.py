@@ -1,4 +1,4 @@
-"""What a user needs of the stacks that faulthandler writes when a rank crashes."""
+"""Shortens the stacks that faulthandler writes when a rank crashes to the user's part."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def without_own_frames(lines: Sequence[str], package: str = _PACKAGE) -> list[st
 
 
 def _num_users(frames: Sequence[str], package: str) -> int:
-    """How many of the frames, from the innermost on, there are up to the last that is not the
-    runtime's.
-    """
+    """Number of frames, from the innermost up to the outermost one of user code."""
     num = len(frames)
     while num and _is_runtimes(frames[num - 1], package):
         num -= 1

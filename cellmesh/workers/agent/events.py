@@ -47,19 +47,17 @@ class Events:
         self._epoll.register(number, select.EPOLLIN)
 
     def want(self, number: int, read: bool, write: bool) -> None:
-        """Whether the handler is called when the descriptor, if it is watched, can be read, or
-        written.
-        """
+        """Choose whether to watch a descriptor for reading and for writing."""
         if number in self._handlers:
             self._epoll.modify(number, read * select.EPOLLIN | write * select.EPOLLOUT)
 
     def remove(self, number: int) -> None:
-        """Watch a descriptor no longer; call it before closing. Unknown ones are passed over."""
+        """Stop watching a descriptor, before it is closed. Unknown descriptors are ignored."""
         if self._handlers.pop(number, None) is not None:
             self._epoll.unregister(number)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until something happens or the time is over, and call the handlers concerned."""
+        """Wait for events or until a time-out, and call their handlers."""
         ready = self._epoll.poll(timeout_s, _MAX_EVENTS)
         if len(ready) > 1:
             ready.sort(key=self._order)
@@ -72,9 +70,7 @@ class Events:
                     self._faults.take(error)
 
     def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
-        """Call back once, when a process has ended; a child is then to be reaped by the
-        callback.
-        """
+        """Call back once, when a process has ended; the callback must reap a child."""
         try:
             number = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -85,7 +81,7 @@ class Events:
     def watch_signals(
         self, numbers: tuple[signal.Signals, ...], caught: Callable[[], None]
     ) -> None:
-        """Call back when one of these signals comes. Main thread only."""
+        """Call back when one of these signals arrives. Main thread only."""
         number = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         for name in numbers:
             signal.signal(name, lambda *_: os.eventfd_write(number, 1))

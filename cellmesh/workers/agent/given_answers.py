@@ -1,4 +1,4 @@
-"""Which ranks have given so many values that the agent stops reading from them; pure."""
+"""Finds ranks whose results fill the agent's memory, so that it stops reading from them; pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...wire.messages import RankState
 
 
 class GivenAnswers:
-    """Counts what ranks have given in runs that other ranks have not ended.
+    """Counts the bytes of results in runs that some of their ranks have not ended yet.
 
     Args:
         limit_bytes: how much a rank may give before it is not read.
@@ -28,7 +28,7 @@ class GivenAnswers:
         self.ahead: set[int] = set()
 
     def count(self, ranks: Iterable[int], num_bytes: int) -> None:
-        """Note that ranks have given so much; less than zero once all ranks have ended the run."""
+        """Add bytes of results to ranks; a negative number once all ranks have ended the run."""
         for rank in ranks:
             self._num_bytes[rank] += num_bytes
             if self._num_bytes[rank] <= self._limit_bytes:
@@ -46,14 +46,14 @@ class GivenAnswers:
         self._find_ahead()
 
     def note_going_on(self, ranks: Iterable[int]) -> None:
-        """Note that ranks have answered, and so do not wait any more."""
+        """Note that ranks have ended a run, and so no longer wait in a collective."""
         if waiting := self.waits.keys() & set(ranks):
             for rank in waiting:
                 del self.waits[rank]
             self._find_ahead()
 
     def _is_awaited(self, rank: int) -> bool:
-        """Whether another rank may wait for what this rank does next."""
+        """Whether another rank may wait in a collective for this rank's next run."""
         return any(
             may_wait_for(state, (rank,)) for other, state in self.waits.items() if other != rank
         )

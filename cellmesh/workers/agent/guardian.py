@@ -1,4 +1,5 @@
-"""The guardian: the agent's parent, which ends what is left of a mesh when the agent could not.
+"""The guardian: the agent's parent, which ends the mesh's remaining processes after the agent's
+death.
 
 When the agent is killed, its ranks end with it. Processes that user code has started in sessions of
 their own become children of the guardian, a subreaper, even if they have removed the mesh's mark.

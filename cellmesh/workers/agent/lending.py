@@ -1,5 +1,5 @@
-"""Segments under way: the agent has each open itself, so that none is lost with the process that
-wrote it.
+"""Segments on their way to or from ranks: the agent opens each, so that none is lost when its
+writer dies.
 
 What a controller lends to ranks stays open until the run has ended on all of them; what a rank
 gives to the controller until that has acknowledged the message, as the frame is kept until then.
@@ -21,7 +21,7 @@ from .rank_link import RankLink
 
 
 class Lending:
-    """The segments of one agent.
+    """The segments that one agent keeps open.
 
     Attributes:
         lent: run -> the segment that it took along, and the ranks that have not ended it.
@@ -33,7 +33,7 @@ class Lending:
     def lend(
         self, order: Relay, frames: Sequence[Frame], living: Container[int]
     ) -> tuple[Frame, ...]:
-        """Open the segment that goes along with work.
+        """Open the segment that a piece of work refers to.
 
         Args:
             order: the controller's.
@@ -54,7 +54,7 @@ class Lending:
         return (*frames[:-1], frame)
 
     def note(self, rank: int, parcel: Parcel[Any], link: RankLink | None) -> Parcel[Any]:
-        """A rank has said something: it may be the end of a run, or the value of one.
+        """Note a message of a rank, which may end a run or have a value in a segment.
 
         Args:
             rank: which.
@@ -85,7 +85,7 @@ class Lending:
         return Parcel(msgspec.structs.replace(verb, payload=lost))
 
     def forget(self, rank: int) -> None:
-        """A rank has ended: it will end no run."""
+        """Release the segments of a rank whose process has ended."""
         for run in list(self.lent):
             self._end(run, rank)
 

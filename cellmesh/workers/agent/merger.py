@@ -1,4 +1,4 @@
-"""Joins what ranks say alike, so that eight equal answers travel as one message.
+"""Joins equal messages of ranks, so that eight equal answers travel as one message.
 
 How far a progress bar is may wait, for the bars of other ranks and for its own next word: they
 travel ten times a second at most, whatever the number of ranks.
@@ -27,7 +27,7 @@ class _Slot:
 
 @dataclass
 class Merger:
-    """Gathers verbs from ranks; each rank's own order is kept.
+    """Gathers messages of ranks, and keeps each rank's order.
 
     Call `expect` for every run that is passed to ranks: once all have answered nothing waits any
     longer.
@@ -45,15 +45,15 @@ class Merger:
     _urgent: bool = False
 
     def expect(self, run: int, num_ranks: int) -> None:
-        """This many ranks will answer this run."""
+        """Expect answers to a run from this many ranks."""
         self._expected[run] = num_ranks
 
     def forget(self, run: int, num_ranks: int = 1) -> None:
-        """This many ranks will never answer this run."""
+        """Expect answers to a run from this many ranks less: they have died."""
         self._count_down(run, num_ranks)
 
     def add(self, rank: int, parcel: Parcel[Any], now: float) -> None:
-        """Take in what a rank said."""
+        """Add a message of a rank."""
         verb, buffers = parcel
         kind = type(verb)
         if kind is Bar:
@@ -81,13 +81,13 @@ class Merger:
         self._slots.append(_Slot(verb, [rank], buffers))
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """A rank will say no more: how far its bars have come waits no longer."""
+        """Note that a rank has ended, and release its progress bars' states."""
         if rank in self._bars:
             self._oldest = now if self._oldest is None else self._oldest
             self._let_bars_go(rank)
 
     def deadline(self) -> float | None:
-        """When `take` will give something, if nothing more comes; None if nothing waits."""
+        """The time at which `take` must be called; None if nothing waits."""
         if self._oldest is None or (
             self._bars_due is not None and self._bars_due < self._oldest + HOLD_S
         ):
@@ -95,7 +95,7 @@ class Merger:
         return self._oldest + HOLD_S
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
-        """What is to be sent now: all that waits, or nothing."""
+        """The messages to send now: all that wait, or none."""
         if self._bars_due is not None and now >= self._bars_due:
             for rank in list(self._bars):  # behind what their ranks have said before
                 self._let_bars_go(rank)
@@ -116,7 +116,7 @@ class Merger:
             self._bars_due = now + HOLD_BARS_S
 
     def _let_bars_go(self, rank: int) -> None:
-        """A rank says something else: how far its bars have come goes before."""
+        """Release a rank's progress bars before its next message of another kind."""
         for bar in self._bars.pop(rank, {}).values():
             self._last_of_rank[rank] = len(self._slots)
             self._slots.append(_Slot(bar, [rank], ()))

@@ -1,4 +1,5 @@
-"""Whether a process ended for want of memory: what the kernel counts, and what the process said.
+"""Whether a process ended because memory ran out, from the kernel's counters and the process's last
+lines.
 
 The kernel's out-of-memory killer sends SIGKILL, as anybody may; it counts what it has killed, for
 each control group (version 1 and 2) and for the host.
@@ -26,7 +27,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class Group:
-    """A control group that bounds memory.
+    """A control group with a memory limit.
 
     Attributes:
         directory: its files.
@@ -40,7 +41,7 @@ class Group:
 
 
 class OomWatch:
-    """Tells whether the kernel killed a process for want of memory.
+    """Detects that the kernel killed a process because memory ran out.
 
     Args:
         root: where control groups are mounted.
@@ -55,15 +56,15 @@ class OomWatch:
         self._host_kills = self._count_host_kills()
 
     def watch(self, pid: int) -> None:
-        """A process has begun: its group is noted, which may not be known once it has ended."""
+        """Note the control group of a new process, which cannot be read after its end."""
         group = self._find_group(pid)
         if group is not None:
             self._directories[pid] = group.directory
             self._counts.setdefault(group.directory, group.num_kills)
 
     def was_killed(self, pid: int) -> tuple[bool, int | None]:
-        """Whether the kernel has killed, for want of memory, since it was last asked, where this
-        process was.
+        """Whether the kernel's out-of-memory killer has struck in the process's control group since
+        the last call.
 
         Args:
             pid: a process that SIGKILL has ended, not reaped yet; ask once.
@@ -127,8 +128,8 @@ def parse_address_limit(limits: str) -> int | None:
 
 
 def explain_cuts(mapped: Mapping[str, int]) -> str:
-    """Of the files that an ended rank had mapped, those that are shorter now: reading them ends a
-    process.
+    """Name the files that are shorter than when the ended rank mapped them, which explains a
+    SIGBUS.
 
     Args:
         mapped: path -> its length when it was mapped.
@@ -145,7 +146,7 @@ def explain_cuts(mapped: Mapping[str, int]) -> str:
 
 
 def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
-    """What to add to the news that SIGKILL ended a process which had too much memory."""
+    """Text for the report of a death by SIGKILL that lack of memory caused."""
     held = f"it held {_format(held_bytes)}"
     if limit_bytes is not None:
         held += f", and its control group may use {_format(limit_bytes)}"
@@ -153,8 +154,8 @@ def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
 
 
 def explain_refusal(last_output: str, held_bytes: int, address_limit_bytes: int | None) -> str:
-    """What to add to the news of a death, where the last words tell that memory was refused; else
-    "".
+    """Text for the report of a death after a failed allocation, according to the process's last
+    lines; else "".
     """
     if not any(refusal in last_output for refusal in _REFUSALS):
         return ""
@@ -171,8 +172,8 @@ def _format(num_bytes: int) -> str:
 
 
 def _candidates(root: Path, membership: str) -> Iterator[Path]:
-    """Where the group of a process may be, by ``/proc/PID/cgroup``; in a container only its top is
-    seen.
+    """Possible directories of a process's control group, from ``/proc/PID/cgroup``; in a container
+    only the top is visible.
     """
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)

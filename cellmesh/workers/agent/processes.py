@@ -49,7 +49,7 @@ _MAX_ZYGOTES, _ZYGOTES_S = 3, 60.0
 
 
 class _Replacements:
-    """How often something may be replaced of our own accord."""
+    """Limits how often the agent replaces a process without being asked."""
 
     def __init__(self, most: int, within_s: float) -> None:
         self._times: collections.deque[float] = collections.deque(maxlen=most)
@@ -178,7 +178,7 @@ class Family:
         linux_process.kill([pids[rank] for rank in ranks if rank in pids])
 
     def send(self, ranks: Sequence[int], channel: Channel, frames: Sequence[Frame]) -> None:
-        """Pass a message on to ranks."""
+        """Write a message to ranks' sockets."""
         packed = pack(frames)
         for rank in ranks:
             link = self._links.get(rank)
@@ -186,7 +186,7 @@ class Family:
                 link.send(channel, packed)
 
     def hear(self, unheard: Collection[int]) -> None:
-        """Read what ranks say, but for these, of which too much waits already."""
+        """Read from all ranks except these, whose messages fill the agent's memory."""
         self._unheard = unheard
         for rank, link in self._links.items():
             link.hear(rank not in unheard)
@@ -204,7 +204,7 @@ class Family:
         return self._ticket.logs / f"rank{rank}.log"
 
     def reap_orphans(self) -> None:
-        """Collect what ranks started and left to us when they ended."""
+        """Reap orphaned processes that ended ranks had started."""
         linux_process.reap_children_except(self._children)
 
     def end(self) -> None:
@@ -239,9 +239,7 @@ class Family:
                 self._faults.take(error)
 
     def _rank_broke(self, rank: int, error: Exception | None) -> None:
-        """A rank's connection is broken: user code wrote into its sockets (`error`) or closed
-        them.
-        """
+        """Kill a rank whose sockets user code has written into (`error`) or closed."""
         pid = self._supervisor.pids().get(rank, 0)
         if error is not None:
             why = f"wrote into its connection to the agent what is no message ({error})"
@@ -255,9 +253,7 @@ class Family:
         self._act(self._supervisor.kill((rank,), f"{why}: killed"))
 
     def _is_start_lost(self) -> bool:
-        """Whether a process that ranks need to start has begun to end: the store, a rank, or the
-        zygote.
-        """
+        """Whether a process that starting ranks need (store, rank, or zygote) has begun to end."""
         needed = [self._store_pid, *self._supervisor.pids().values()]
         if self._zygote is not None and self._supervisor.has_unforked:
             needed.append(self._zygote.pid)
@@ -279,7 +275,9 @@ class Family:
             marks.end_carriers(marks.value_of(self._ticket.mark, pid))
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
-        """Hear, end and collect what is left of a rank; how it ended, and its last lines."""
+        """Read a dead rank's last messages, kill its remaining processes, reap it; returns how it
+        ended, and its last lines.
+        """
         link = self._links.get(rank)
         if link is not None:
             self._faults.guard(link.finish)
@@ -301,7 +299,7 @@ class Family:
         return reason, "\n".join(without_own_frames(lines)[-_LAST_LINES:])
 
     def _reap_rank(self, pid: int, output: str, mapped: Mapping[str, int]) -> str:
-        """Collect a rank; how it ended, in words, and whether for want of memory."""
+        """Reap a rank; returns how it ended, in words, and whether memory ran out."""
         self._children.discard(pid)
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         was_killed = end is not None and (end.si_code, end.si_status) == (
@@ -323,7 +321,7 @@ class Family:
         self._events.watch_process(pid, ended)
 
     def _reap(self, pid: int) -> str:
-        """Collect an ended child; how it ended, in words."""
+        """Reap an ended child; returns how it ended, in words."""
         self._children.discard(pid)
         return linux_process.describe_end(os.waitpid(pid, 0)[1])
 
@@ -409,5 +407,5 @@ class Family:
 
 
 def _new_process(rank: int, pid: int) -> str:
-    """The line in a log from which on it is another process's."""
+    """The line in a log that marks the start of another process."""
     return f"cellmesh: rank {rank} is process {pid} from here"

@@ -25,7 +25,7 @@ _MAX_NEWS_BYTES = 8 * 1024
 
 @dataclass(frozen=True)
 class Hearing:
-    """Who is told what a rank says.
+    """Callbacks for a rank's text and messages.
 
     Attributes:
         text: what came through its descriptor 1 or 2.
@@ -73,7 +73,7 @@ class RankLink:
         self.theirs = ()
 
     def start(self) -> None:
-        """Listen to the rank."""
+        """Begin to read from the rank."""
         for stream, number in self._reads.items():
             os.set_blocking(number, False)
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -87,13 +87,13 @@ class RankLink:
         self._events.add(self._segments.fileno(), Order.SOCKET, self._hear_segments)
 
     def send(self, channel: Channel, packed: Sequence[Frame]) -> None:
-        """Send what `wire.stream.pack` gave, or queue what the rank is too slow to take."""
+        """Send what `wire.stream.pack` returned; queue what the socket does not take now."""
         queued = self._channels.get(channel)
         if queued is not None and not queued.send_packed(packed):
             self._want(queued, True)
 
     def hear(self, is_heard: bool) -> None:
-        """Whether to read answers and displays; where not, the rank waits once its socket is
+        """Choose whether to read answers and displays; if not, the rank blocks once its socket is
         full.
         """
         if is_heard != self._is_heard:
@@ -103,15 +103,13 @@ class RankLink:
             self._events.want(self._segments.fileno(), is_heard, False)
 
     def take_given(self, run: int) -> Memfd | None:
-        """The segment that the rank has given as the value of a run, once; None if there is
-        none.
-        """
+        """Remove and return the segment with the value of a run; None if there is none."""
         if run not in self._given:
             self._hear_segments(select.EPOLLIN)
         return self._given.pop(run, None)
 
     def finish(self) -> None:
-        """The rank has ended: hear its last words, then close everything."""
+        """Read the last messages of a rank that has ended, then close its sockets and pipes."""
         for stream in list(self._reads):
             while self._reads.get(stream) is not None and self._read_pipe(stream, None, 0):
                 pass
@@ -121,7 +119,7 @@ class RankLink:
         self.close()
 
     def close(self) -> None:
-        """Close everything, whatever there may be to hear."""
+        """Close all sockets and pipes without reading them."""
         for stream in list(self._reads):
             self._close_pipe(stream)
         for channel in self._channels.values():
@@ -136,7 +134,7 @@ class RankLink:
     def _read_pipe(
         self, stream: StreamName, decoder: codecs.IncrementalDecoder | None, event: int
     ) -> bool:
-        """Read once; whether there may be more."""
+        """Read a pipe once; returns whether more may follow."""
         try:
             data = os.read(self._reads[stream], _PIPE_BYTES)
         except BlockingIOError:
@@ -187,8 +185,8 @@ class RankLink:
             self._hearing.broken(None)
 
     def _want(self, channel: QueuedChannel, write: bool) -> None:
-        """Have `_serve` called for what there is to read, where that is heard, or when one can
-        write.
+        """Watch a channel for reading, if this rank is read, and for writing, if messages are
+        queued.
         """
         is_heard = self._is_heard or channel is not self._channels.get("work")
         self._events.want(channel.connection.fileno(), is_heard, write)

@@ -43,18 +43,18 @@ class RankRecord:
 
     @property
     def alive(self) -> bool:
-        """Whether it has a process."""
+        """Whether the rank has a process."""
         return self.pid > 0
 
     def take(self, run: int, fills: bool) -> None:
-        """Work is passed to it."""
+        """Note a run that is sent to the rank."""
         self.runs.append(run)
         self.phase = "running"
         if fills:
             self.filling.add(run)
 
     def answer(self, run: int, went_well: bool) -> None:
-        """It has ended work."""
+        """Note a run that the rank has ended."""
         if self.runs and self.runs[0] == run:
             self.last_run = self.runs.popleft()
             self.phase = "running" if self.runs else "idle"
@@ -63,13 +63,13 @@ class RankRecord:
         self.filling.discard(run)
 
     def end(self, reason: str, last_output: str) -> None:
-        """Its process has ended."""
+        """Note the end of the rank's process."""
         self.pid, self.phase, self.ending, self.last_output = 0, "dead", reason, last_output
         self.runs.clear()
         self.filling.clear()
 
     def renew(self, alone: bool = False) -> None:
-        """Another process is to take its place; `alone`: among others that live on."""
+        """Prepare for a new process of this rank; `alone`: the other ranks live on."""
         self.predecessor_ending = self.ending if alone else ""
         self.last_output = self.last_output if alone else ""
         self.phase, self.ending, self.last_run, self.why_killed = "starting", "", -1, ""
@@ -77,7 +77,7 @@ class RankRecord:
         self.filling.clear()
 
     def info(self, rank: int, host: str, rss_bytes: int, cpu_s: float = 0.0) -> RankInfo:
-        """As others see it."""
+        """The record as it is sent to controllers."""
         return RankInfo(
             rank=rank,
             pid=self.pid,

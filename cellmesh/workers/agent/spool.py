@@ -1,4 +1,4 @@
-"""What an agent has to say and no controller has taken in yet; pure.
+"""Messages for the controller that no controller has acknowledged yet; pure.
 
 As long as a controller is attached and keeps up, what ranks say passes through at once. Else it
 waits here: while nobody is attached, and while a controller is too slow. Output is bounded, and the
@@ -70,7 +70,7 @@ BarKey = tuple[tuple[int, ...], int, int]
 
 @dataclass
 class _Flight:
-    """A run, and what a controller has taken in of its answers."""
+    """A run, and the part of its answers that a controller has acknowledged."""
 
     info: RunInfo
     waiting: set[int]
@@ -83,7 +83,7 @@ class _Flight:
 
 
 class Spool:
-    """Keeps what was said, in order, and the runs in flight.
+    """Keeps messages of ranks in order, and the runs in flight.
 
     Args:
         max_output_bytes: bound on output that waits.
@@ -121,7 +121,7 @@ class Spool:
     # ---- runs
 
     def begin(self, order: Relay) -> None:
-        """A run is passed to ranks."""
+        """Note a run that is sent to ranks."""
         if order.run < 0 or order.run >= _FIRST_OWN_RUN:
             return
         self.next_run = max(self.next_run, order.run + 1)
@@ -130,26 +130,26 @@ class Spool:
             self._flights[order.run] = _Flight(info, set(order.ranks))
 
     def forget_runs(self) -> None:
-        """All ranks are replaced: nobody waits for what they ran."""
+        """Forget the runs of ranks that are being replaced."""
         self._flights.clear()
         self._forget_answers()
 
     def replied(self, ranks: Iterable[int]) -> None:
-        """These ranks no longer wait for what they have asked."""
+        """Note that the user has answered these ranks' requests for input."""
         for flight in self._flights.values():
             for rank in ranks:
                 flight.asks.pop(rank, None)
 
     def has_asks(self) -> bool:
-        """Whether a rank waits for an answer, as far as is known here."""
+        """Whether a rank waits for input of the user."""
         return any(flight.asks for flight in self._flights.values())
 
     def runs(self) -> tuple[RunInfo, ...]:
-        """The runs of which a controller has not taken in every answer, oldest first."""
+        """The runs with answers that no controller has acknowledged, oldest first."""
         return tuple(flight.info for _, flight in sorted(self._flights.items()))
 
     def acked(self, parcels: Iterable[Parcel[Any]]) -> None:
-        """A controller has taken these in."""
+        """Note that a controller has acknowledged these messages."""
         for parcel in parcels:
             verb = parcel.verb
             if type(verb) is Ranked:
@@ -177,7 +177,7 @@ class Spool:
         return bool(self._entries) or bool(self._skipped)
 
     def add(self, parcels: Iterable[Parcel[Any]]) -> None:
-        """Keep what cannot be sent now."""
+        """Keep messages that cannot be sent now."""
         for parcel in parcels:
             if not self._is_attended:
                 kept = self._fit_for_others(parcel)
@@ -197,7 +197,7 @@ class Spool:
             self._drop_oldest_output()
 
     def take(self, max_bytes: int = CHUNK_BYTES) -> list[Parcel[Any]]:
-        """The oldest of what waits, to be sent as one message."""
+        """Remove and return the oldest messages, to be sent as one."""
         taken: list[Parcel[Any]] = [
             Parcel(Ranked(ranks, Skipped(run, num_lines, num_bytes)))
             for (ranks, run), (num_lines, num_bytes) in self._skipped.items()
@@ -221,7 +221,7 @@ class Spool:
     # ---- who attends
 
     def leave(self, unacked: Iterable[Sequence[Parcel[Any]]]) -> None:
-        """Nobody is attached any more.
+        """Switch to the bounds that hold while no controller is attached.
 
         Args:
             unacked: the messages that were sent and not taken in, oldest first.
@@ -233,7 +233,7 @@ class Spool:
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
-        """Somebody attaches: what it is told first goes before what waits.
+        """Prepare for a controller that attaches: put the current state before the kept messages.
 
         Args:
             state: the mesh's.
@@ -266,9 +266,7 @@ class Spool:
     # ---- inside
 
     def _note_bar(self, parcel: Parcel[Any]) -> None:
-        """A controller knows how far a bar is; as long as it goes on, another one will want to
-        know.
-        """
+        """Note the last state of a bar that a controller has received, for the next controller."""
         bar: Bar = parcel.verb.verb
         flight = self._flights.get(bar.run)
         if flight is None:
@@ -279,7 +277,7 @@ class Spool:
                 flight.bars[(rank, bar.bar)] = Parcel(Ranked((rank,), bar))
 
     def _replace_bar(self, parcel: Parcel[Any]) -> bool:
-        """Whether a bar's earlier word waits, and this one has taken its place."""
+        """Replace an earlier state of the same bar in the queue; returns whether there was one."""
         key = _bar_key(parcel)
         if key in self._bars:
             self._entries[self._bars[key]] = parcel
@@ -315,7 +313,7 @@ class Spool:
         self.given = GivenAnswers(self._max_answer_bytes)
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
-        """What of this is kept while nobody is attached."""
+        """The part of a message that is kept while no controller is attached; None if nothing."""
         verb: Any = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
         if type(verb) not in _LASTING:
             return None
@@ -384,7 +382,7 @@ def _is_output(verb: Any) -> bool:
 
 
 def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
-    """An answer, without its value where that is too large."""
+    """Replace the value of an answer by one that raises when loaded, if the value is too large."""
     size = size_of(parcel)
     if size <= max_bytes or type(parcel.verb) is Died or parcel.verb.verb.payload is None:
         return parcel

@@ -96,7 +96,9 @@ class Supervisor:
         return bool(self._unforked)
 
     def zygote_ready(self, num_gpus: int) -> list[Action]:
-        """Torch is imported: fork what is to be forked, unless what was asked for cannot work."""
+        """Fork the waiting ranks after the zygote has imported torch, unless the request cannot be
+        met.
+        """
         if self._state == "ready":
             return [self._fork_missing()] if self._unforked else []
         if self._state != "starting":
@@ -118,9 +120,7 @@ class Supervisor:
         return self._fail(text, "user")
 
     def zygote_ended(self, reason: str, last_output: str) -> list[Action]:
-        """The zygote's process ended; living ranks do without it, and another can fork what is
-        missing.
-        """
+        """Handle the zygote's death: living ranks continue, and a new zygote forks missing ones."""
         text = f"the zygote {reason}\n{last_output}".strip()
         self._num_zygotes_lost += 1
         if self._incarnation == 0:
@@ -134,24 +134,26 @@ class Supervisor:
         return self._fail(text)
 
     def fork_failed(self, text: str) -> list[Action]:
-        """The ranks could not be forked."""
+        """Handle a failed fork of ranks."""
         return self._fail(text)
 
     def store_ended(self, reason: str) -> list[Action]:
-        """The c10d store's process ended; there may be a new one already (`store_port`)."""
+        """Handle the death of the c10d store; `store_port` is that of its successor, if there is
+        one.
+        """
         if self._state == "starting" and self._living():
             return self._start_over(f"the store {reason} while ranks started")
         return [Up([Parcel(StoreDied(reason, self.store_port))])] if self._state == "ready" else []
 
     def forked(self, pids: dict[int, int]) -> list[Action]:
-        """These ranks (rank -> pid) have processes now."""
+        """Note the processes of newly forked ranks (rank -> pid)."""
         for rank, pid in pids.items():
             self._ranks[rank].pid = pid
         self._unforked.difference_update(pids)
         return [KillRanks(tuple(pids))] if self._state in ("stopping", "ended") else []
 
     def rank_ended(self, rank: int, reason: str, last_output: str, now: float) -> list[Action]:
-        """A rank's process ended and was reaped."""
+        """Handle the end of a rank's process, which has been reaped."""
         state = self._ranks[rank]
         reason = state.why_killed or reason
         self._close_gate(rank, now)
@@ -175,7 +177,7 @@ class Supervisor:
     # ---- what ranks say
 
     def from_rank(self, rank: int, parcel: Parcel[Any], now: float) -> list[Action]:
-        """A rank said something."""
+        """Handle a message of a rank."""
         state = self._ranks[rank]
         verb = parcel.verb
         kind = type(verb)
@@ -194,7 +196,7 @@ class Supervisor:
         return []
 
     def from_pipe(self, rank: int, stream: StreamName, text: str, now: float) -> list[Action]:
-        """Something came through a rank's descriptor 1 or 2."""
+        """Handle text from a rank's descriptor 1 or 2."""
         state = self._ranks[rank]
         run = state.runs[0] if state.runs else state.last_run
         for verb in state.gate.admit(run, stream, text, now):
@@ -204,7 +206,7 @@ class Supervisor:
     # ---- what the controller says
 
     def relay(self, order: Relay, frames: Sequence[Frame]) -> list[Action]:
-        """Pass work or control messages on to the ranks that live."""
+        """Send work or control messages to the living ones of some ranks."""
         is_work, ranks = order.run >= 0 and order.channel == "work", []
         for rank in order.ranks:
             state = self._ranks.get(rank)
@@ -228,7 +230,7 @@ class Supervisor:
         return [KillRanks(living)] if living else [self._fork_all()]
 
     def respawn(self, ranks: Sequence[int], now: float) -> list[Action]:
-        """Fork these ranks anew; those among them that live are left alone."""
+        """Fork those of these ranks that are dead."""
         if self._state != "ready":
             return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self._state}"))])]
         wanted = {rank for rank, state in self._ranks.items() if state.phase == "dead"}
@@ -247,14 +249,14 @@ class Supervisor:
         return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
 
     def kill(self, ranks: Sequence[int], why: str = KILLED) -> list[Action]:
-        """End these ranks, which do not stop by themselves or can be spoken to no longer."""
+        """Kill these ranks, which do not stop or do not answer."""
         living = tuple(rank for rank in ranks if rank in self._ranks and self._ranks[rank].alive)
         for rank in living:
             self._ranks[rank].why_killed = why
         return [KillRanks(living)] if living else []
 
     def stop(self, reason: str, now: float) -> list[Action]:
-        """End everything."""
+        """End the mesh."""
         if self._state in ("stopping", "ended"):
             return []
         self._state, self._reason = "stopping", reason
@@ -266,7 +268,7 @@ class Supervisor:
     # ---- time
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due."""
+        """Act on time-outs that have passed."""
         actions: list[Action] = []
         merged: list[Parcel[Any]] = [*self._merger.take(now)]
         if self._endings:
@@ -285,7 +287,7 @@ class Supervisor:
         return actions
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest; None: not before something happens."""
+        """The time at which `tick` must be called; None if no time-out runs."""
         due = self._merger.deadline()
         due = self._respawn_until if due is None else min(due, self._respawn_until)
         if self._endings:
@@ -298,17 +300,17 @@ class Supervisor:
 
     @property
     def state(self) -> State:
-        """Where in its life the mesh is."""
+        """The state of the mesh."""
         return self._state
 
     def progress(self) -> Parcel[Any]:
-        """What to tell a controller that has just come."""
+        """The progress of the start, for a controller that attaches."""
         if self._state == "ready":
             return Parcel(MeshReady(self.report({}), self.store_port))
         return Parcel(Progress("process group" if self._incarnation else "importing torch", 0))
 
     def deaths(self) -> list[Died]:
-        """Of the ranks that are dead, as far as that has been told."""
+        """The deaths that have been reported, of ranks that are still dead."""
         to_come = {died.rank for _, died in self._endings}
         return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
@@ -323,7 +325,7 @@ class Supervisor:
         )
 
     def pids(self) -> dict[int, int]:
-        """rank -> pid of the living."""
+        """rank -> pid, of living ranks."""
         return {rank: state.pid for rank, state in self._ranks.items() if state.alive}
 
     # ---- inside
@@ -343,8 +345,8 @@ class Supervisor:
         return self._fork_missing()
 
     def _start_over(self, text: str) -> list[Action]:
-        """What ranks need to become ready has ended: all are replaced, unless that is the first
-        start.
+        """Replace all ranks after the death of a process that starting ranks need; in the first
+        start, fail.
         """
         # They meet under keys of their incarnation: one that is forked later cannot join those that
         # wait.
@@ -364,12 +366,12 @@ class Supervisor:
         return [Up([Parcel(Respawned(infos))])]
 
     def _fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
-        """Give up what cannot be forked: new ranks of a mesh that is ready, else the start."""
+        """Give up ranks that cannot be forked: respawned ones of a ready mesh, else the start."""
         return self._fail_respawn(text) if self._state == "ready" else self._fail_start(fault, text)
 
     def _fail_respawn(self, text: str, is_last: bool = False) -> list[Action]:
-        """Give up: what has been forked is killed, and when that is gone (or at last) the failure
-        is told.
+        """Give up a respawn: kill the ranks forked so far, and report the failure when they have
+        ended.
         """
         if not self._respawning:
             return []

@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: start it, have it fork."""
+"""The agent's connection to the zygote: starts it, and asks it to fork."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class ZygoteClient:
         self.problem = ""
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when it has something to say."""
+        """The descriptor that becomes readable when the zygote has sent a message."""
         return self._socket.fileno()
 
     def receive(self) -> Reply | None:
-        """What it says of its own accord; None when it has gone."""
+        """An unsolicited message of the zygote; None when it has ended."""
         try:
             data = self._socket.recv(_MAX_MESSAGE_BYTES)
         except OSError:  # it went without reading what was sent to it
@@ -101,7 +101,7 @@ class ZygoteClient:
         return pids
 
     def close(self) -> None:
-        """Close the socketpair; the zygote takes that for the agent's end."""
+        """Close the socketpair, upon which the zygote exits."""
         self._socket.close()
 
     def _tell(self, message: Any, descriptors: Sequence[int]) -> bool:
@@ -112,7 +112,7 @@ class ZygoteClient:
         return True
 
     def _ask(self, message: Any, descriptors: Sequence[int]) -> list[int]:
-        """Ask for forks and wait for the answer: nothing could be done before it."""
+        """Ask for forks and wait for the answer, without which the agent has nothing to do."""
         if not self._tell(message, descriptors):
             return []
         self._socket.settimeout(_FORK_S)

@@ -1,4 +1,4 @@
-"""A rank's part of what is pushed in parts, and what it gives when a value is gathered."""
+"""What a rank keeps of a pushed value, and what it returns for a gathered one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def own_parts(names: Mapping[str, Any], work: PushParts, groups: Groups) -> dict
 
 
 def give_part(value: Any) -> Part:
-    """What this rank gives when a value is gathered.
+    """This rank's part of a value that is being gathered.
 
     Raises:
         MeshUsageError: it is a DTensor whose parts are no parts of the whole.
@@ -92,9 +92,7 @@ def give_part(value: Any) -> Part:
 
 
 def _settle(value: Any) -> Any:
-    """A tensor whose memory is what it says: not to be conjugated or negated when read, and no
-    graph.
-    """
+    """Resolve lazy conjugation and negation of a tensor, and detach it."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return value.detach().resolve_conj().resolve_neg()
     return value
@@ -111,7 +109,7 @@ def _map(split: Callable[[str, Any], Any], name: str, value: Any) -> Any:
 
 
 def _check(name: str, whole: Any, dim: int | None, least: int) -> None:
-    """What the notebook checks of values whose shapes it knows, for those in files."""
+    """Check shapes of values in files, as the notebook does for values that it holds."""
     numpy = sys.modules.get("numpy")
     if not isinstance(whole, torch.Tensor) and (
         numpy is None or not isinstance(whole, numpy.ndarray)
@@ -151,7 +149,7 @@ def _distribute(
 
 
 def _cut(whole: Any, box: Box, device: torch.device) -> Any:
-    """A part of a whole, contiguous; of a mapped one without a copy where that can be."""
+    """A contiguous part of a tensor; a view of a mapped one where possible."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(whole, numpy.ndarray):
         return numpy.ascontiguousarray(whole[tuple(slice(start, start + n) for start, n in box)])
