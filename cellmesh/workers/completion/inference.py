@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import re
 import sys
@@ -19,7 +20,8 @@ from typing import Any
 
 import torch
 
-from ..inspect.static_eval import SLOTS, Unknown, boxes, in_classes, item
+from ..inspect import static_eval
+from ..inspect.static_eval import Unknown, boxes, in_classes
 from ..static_lookup import has, held_by
 
 
@@ -108,17 +110,17 @@ def attribute(owner: Known, name: str) -> Known:
     if isinstance(owner, InstanceOf):
         return _of_class(owner.type, name)
     value = owner.value
-    if issubclass(type(value), types.ModuleType):
-        held = held_by(value)
-        if name in held:
-            return Value(held[name])
-        return loaded(f"{held.get('__name__')}.{name}")
     if issubclass(type(value), type):
-        return _plain(in_classes(value, name), None)
-    for box in boxes(value):
+        return _plain(in_classes(value, name))
+    if not issubclass(type(value), torch.Tensor):  # of a tensor, the type says enough
+        with contextlib.suppress(Unknown, AttributeError):
+            return Value(static_eval.attribute(value, name))
+    if issubclass(type(value), types.ModuleType):
+        return loaded(f"{held_by(value).get('__name__')}.{name}")
+    for box in boxes(value):  # what code gives is likely what the object holds
         if name in box:
             return Value(box[name])
-    return _of_class(type(value), name, value)
+    return _of_class(type(value), name)
 
 
 def is_property(kind: type, name: str) -> bool:
@@ -130,15 +132,15 @@ def is_property(kind: type, name: str) -> bool:
     return found in (property, functools.cached_property, types.GetSetDescriptorType)
 
 
-def _of_class(kind: type, name: str, instance: Any = None) -> Known:
+def _of_class(kind: type, name: str) -> Known:
     """What an instance of a class has from the class."""
     if issubclass(kind, torch.Tensor) and name in _OF_TENSORS:
         return InstanceOf(_OF_TENSORS[name])
-    return _plain(in_classes(kind, name), instance)
+    return _plain(in_classes(kind, name))
 
 
-def _plain(found: Any, instance: Any) -> Known:
-    """What an attribute of a class comes to on one of its instances; None: on the class itself."""
+def _plain(found: Any) -> Known:
+    """What an attribute of a class comes to."""
     kind = type(found)
     if kind in (staticmethod, classmethod):
         return Value(found.__func__)
@@ -146,11 +148,6 @@ def _plain(found: Any, instance: Any) -> Known:
         return _annotated(found.fget)
     if kind is functools.cached_property:
         return _annotated(found.func)
-    if instance is not None and kind in SLOTS:
-        try:
-            return Value(kind.__get__(found, instance, type(instance)))
-        except AttributeError as e:  # a slot that is empty
-            raise Unknown from e
     if kind in (types.FunctionType, *C_FUNCTIONS) or not has(kind, "__get__"):
         return Value(found)
     raise Unknown
@@ -169,22 +166,14 @@ def _item(owner: Known, index: ast.expr, lookup: Lookup) -> Known:
         raise Unknown
     if isinstance(index, ast.Slice):
         return InstanceOf(kind)
-    key = _key(index, lookup)
     try:
-        return Value(item(owner.value, key))
+        key = static_eval.index_of(index, lambda node: _value_of(resolve(node, lookup)))
+        return Value(static_eval.item(owner.value, key))
     except (LookupError, TypeError) as e:
         raise Unknown from e
 
 
-def _key(index: ast.expr, lookup: Lookup) -> Any:
-    match index:
-        case ast.Constant(value=key):
-            return key
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as number)):
-            return -number
-        case ast.Tuple(elts=parts):
-            return tuple(_key(part, lookup) for part in parts)
-    known = resolve(index, lookup)
+def _value_of(known: Known) -> Any:
     if isinstance(known, Value):
         return known.value
     raise Unknown
@@ -226,8 +215,7 @@ def annotated(annotation: Any, namespace: Mapping[str, Any]) -> InstanceOf:
             raise Unknown from e
         while isinstance(node, ast.BinOp | ast.Subscript):  # int | None, list[int]
             node = node.left if isinstance(node, ast.BinOp) else node.value
-        known = resolve(node, lambda name: find_name(name, namespace))
-        annotation = known.value if isinstance(known, Value) else None
+        annotation = _value_of(resolve(node, lambda name: find_name(name, namespace)))
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         annotation = typing.get_args(annotation)[0]
     origin = typing.get_origin(annotation) or annotation

@@ -12,7 +12,7 @@ import ast
 import builtins
 import collections
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -55,9 +55,10 @@ _OF_PLAIN_TENSORS = (
     "device",
     "ndim",
 )
-# How Python itself finds attributes. Before Python 3.13, namespaces have a lookup of their own.
+# How Python itself finds attributes: each of these has that under a lookup of its own.
 _LOOKUPS = tuple(
-    kind.__getattribute__ for kind in (object, types.ModuleType, types.SimpleNamespace)
+    kind.__getattribute__
+    for kind in (object, types.ModuleType, types.SimpleNamespace, tuple, list, dict)
 )
 _SEQUENCES = (torch.Size, list, tuple, str, bytes, range)
 
@@ -93,9 +94,10 @@ def _value(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
         case ast.Constant(value=value):
             return value
         case ast.Attribute(value=owner, attr=name):
-            return _attribute(_value(owner, namespace), name)
+            return attribute(_value(owner, namespace), name)
         case ast.Subscript(value=owner, slice=index):
-            return item(_value(owner, namespace), _index(index, namespace))
+            key = index_of(index, lambda node: _value(node, namespace))
+            return item(_value(owner, namespace), key)
     raise NeedsCode("it is more than a path of names, attributes and indices")
 
 
@@ -140,7 +142,13 @@ def in_classes(kind: type, name: str) -> Any:
     raise Unknown
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def attribute(owner: Any, name: str) -> Any:
+    """What an object has under a name.
+
+    Raises:
+        NeedsCode: the attribute's value takes code to find.
+        AttributeError: the object has no such attribute.
+    """
     kind = type(owner)
     if issubclass(kind, torch.Tensor):
         is_own = name in _OF_ANY_TENSOR or (kind in _PLAIN_TENSORS and name in _OF_PLAIN_TENSORS)
@@ -230,11 +238,20 @@ def _missing(kind: type, name: str) -> Any:
 # ---------------------------------------------------------------- indices
 
 
-def _index(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
+def index_of(node: ast.expr, evaluate: Callable[[ast.expr], Any]) -> Any:
+    """The value of what stands in an index's brackets.
+
+    Args:
+        node: that.
+        evaluate: gives the value of an expression in it.
+
+    Raises:
+        NeedsCode: to use the value as an index may run code.
+    """
     match node:
         case ast.Slice(lower=lower, upper=upper, step=step):
             ends = [
-                None if each is None else _index(each, namespace) for each in (lower, upper, step)
+                None if each is None else index_of(each, evaluate) for each in (lower, upper, step)
             ]
             if all(type(each) in (int, type(None)) for each in ends):
                 return slice(*ends)
@@ -242,8 +259,8 @@ def _index(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.Tuple(elts=parts):
-            return tuple(_index(part, namespace) for part in parts)
-    key = _value(node, namespace)
+            return tuple(index_of(part, evaluate) for part in parts)
+    key = evaluate(node)
     if type(key) in _KEYS:
         return key
     raise NeedsCode(f"an index is a {type(key).__qualname__}")
@@ -279,9 +296,9 @@ def item(owner: Any, index: Any) -> Any:
         size = held_by(owner).get("_size", 0)
         if not -size <= index < size:
             raise IndexError(f"index {index} is out of range")
-        return _attribute(owner, str(index % size))
+        return attribute(owner, str(index % size))
     if _gets_as(kind, nn.ParameterDict) and type(index) is str:
-        return _attribute(owner, index)
+        return attribute(owner, index)
     raise NeedsCode(f"indexing a {kind.__qualname__} runs its code")
 
 

@@ -140,7 +140,7 @@ def names() -> dict[str, Any]:
         "dicts['p']", "dicts.p", "optimizer.param_groups[0]['lr']",
         "optimizer.param_groups[0]['params'][0][1]", "nest['a'][1][0]", "nest[key][i]",
         "nest['b'][0, 1]",
-        "nest[None]", "nest['a'][0:1]", "ordered['a']", "makes['a']", "pair[1][0]", "config.rate",
+        "nest[None]", "nest['a'][0:1]", "ordered['a']", "makes['a']", "pair[1][0]", "pair.right[0]", "config.rate",
         "Config",
         "slotted.here", "module.inner.path", "text[0]", "size[1]", "size[0:1]", "loud.held",
         "loud.kind",
