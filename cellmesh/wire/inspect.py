@@ -59,7 +59,8 @@ class Overview(Query, frozen=True):
 
 
 class Histogram(Query, frozen=True):
-    """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: `Counts`.
+    """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: tuple
+    of a count a bin.
 
     Where `low` is `high`, elements equal to it are counted in the middle bin.
     """
@@ -247,13 +248,6 @@ class ValueSummary:
     items: tuple[TensorSummary, ...]
     num_left_out: int = 0
     is_torn: bool = False
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What `Histogram` found: a count a bin."""
-
-    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)

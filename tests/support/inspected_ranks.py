@@ -90,7 +90,7 @@ class LocalAnswers:
         low, high = min(one for one, _ in known), max(one for _, one in known)
         subject = Histogram(self.expression, path, low, high, 40)
         looked = self.look(subject, tuple(summaries), is_beside)
-        return Spread(low, high, {rank: counts.counts for rank, counts in looked.answers.items()})
+        return Spread(low, high, looked.answers)
 
     def is_busy(self) -> bool:
         return self.busy

@@ -231,7 +231,7 @@ def _spread(
         return None
     ranks = [rank for rank, summary in summaries.items() if summary.min is not None]
     result = context.look(ranks, Histogram(context.expression, path, *scale, num_bins))
-    return Spread(*scale, {rank: of.counts for rank, of in sorted(result.answers.items())})
+    return Spread(*scale, dict(sorted(result.answers.items())))
 
 
 def _measured(

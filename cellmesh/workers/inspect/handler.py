@@ -12,7 +12,6 @@ import torch
 from ...wire.codec import Frame
 from ...wire.inspect import (
     AnyRequest,
-    Counts,
     Digests,
     Element,
     Forget,
@@ -32,7 +31,7 @@ from ...wire.inspect import (
 from ..rank.shell import RankShell
 from ..rank.value_reducer import refusal
 from ..trace.recorder import Spans
-from . import downsample, gradients, overview
+from . import downsample, overview
 from .chunks import sample_of_parts
 from .digests import digests_of_parts
 from .names import names
@@ -102,11 +101,11 @@ class Looker:
                 case Element():
                     return downsample.element(value, subject, read)
                 case Gradients():
-                    return gradients.gradients(value, read)
+                    return overview.gradients(value, read)
             data = overview.data_at(value, subject.path, is_beside)
             match subject:
                 case Histogram(low=low, high=high, num_bins=num_bins):
-                    return Counts(tuple(histogram_of(data, low, high, num_bins, read)))
+                    return tuple(histogram_of(data, low, high, num_bins, read))
                 case Digests():
                     return digests_of_parts(data, subject.parts, read)
                 case Sample():

@@ -10,20 +10,20 @@ import fnmatch
 import os
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
 from ..rank.shell import RankShell
-from ..rank.value_reducer import is_dtensor
 from ..static_lookup import held_by
 from .chunks import readable
 from .digests import digest_of_bytes, digest_of_tensor
 from .safe_read import DIRECT, Reader, UnreadableError
 from .safe_repr import full_name_of, name_of, shorten
-from .shards import spell
+from .summary import describe_tensor, own_part
+from .tree import parameters_of
 
 # What a rank puts into its namespace itself; with other values, these are the user's.
 _OWN = ("rank", "local_rank", "world_size", "device", "mesh", "torch", "dist")
@@ -114,32 +114,19 @@ def _describe(name: str, value: Any, read: Reader) -> TensorSummary:
 
 
 def _tensor(name: str, value: torch.Tensor, read: Reader) -> TensorSummary:
-    local, placements = value, ""
-    if is_dtensor(value):
-        local = value._local_tensor  # `to_local` would make an autograd node
-        placements = spell(value.placements)
-    is_plain = type(local) in (torch.Tensor, torch.nn.Parameter)
-    local = local.detach() if is_plain else local
-    num_bytes = local.numel() * local.element_size()
+    summary = describe_tensor(name, value, is_read=False, has_digest=False, read=read)
+    local = own_part(value).local
     is_cheap = (
-        is_plain
-        and num_bytes <= _MAX_DIGEST_BYTES
-        and local.device.type == "cpu"
-        and not placements
+        type(local) in (torch.Tensor, torch.nn.Parameter)
+        and summary.num_bytes <= _MAX_DIGEST_BYTES
+        and summary.device == "cpu"
+        and not summary.placements
     )
-    text = _number(local, read) if is_cheap else ""
-    digest = digest_of_tensor(local, read) if is_cheap else ""
-    return TensorSummary(
-        kind=name,
-        shape=tuple(value.shape),
-        local_shape=tuple(local.shape),
-        dtype=str(value.dtype).removeprefix("torch."),
-        device=str(local.device),
-        placements=placements,
-        requires_grad=value.requires_grad,
-        num_bytes=num_bytes,
-        text=text,
-        digest=digest,
+    if not is_cheap:
+        return summary
+    local = local.detach()
+    return msgspec.structs.replace(
+        summary, text=_number(local, read), digest=digest_of_tensor(local, read)
     )
 
 
@@ -168,28 +155,13 @@ def _text(value: Any) -> tuple[str, bool]:
     if issubclass(kind, type):
         return f"({', '.join(map(name_of, type.__dict__['__bases__'].__get__(value)))})", False
     if issubclass(kind, torch.nn.Module):
-        count = sum(parameter.numel() for parameter in _parameters_in(value))
+        count = sum(parameter.numel() for _, parameter in parameters_of(value))
         return f"{count:,} parameters", False
     if kind in _PLAIN:
         return shorten(value)
     if kind in (torch.device, torch.dtype, torch.Size):
         return str(value), False
     return "", False
-
-
-def _parameters_in(module: Any) -> Iterator[torch.Tensor]:
-    """A module's parameters, each once, as its ``__dict__``s hold them."""
-    seen: set[int] = set()
-    waiting = [module]
-    while waiting:
-        held = held_by(waiting.pop())
-        for parameter in list((held.get("_parameters") or {}).values()):
-            if issubclass(type(parameter), torch.Tensor) and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield parameter
-        children = [child for child in (held.get("_modules") or {}).values() if child is not None]
-        waiting += [child for child in children if id(child) not in seen]
-        seen.update(map(id, children))
 
 
 def _bytes_in(value: Any) -> int:
@@ -202,7 +174,7 @@ def _bytes_in(value: Any) -> int:
     if issubclass(kind, bytes):
         return bytes.__len__(value)
     if issubclass(kind, torch.nn.Module):
-        return sum(map(_bytes_of, _parameters_in(value)))
+        return sum(_bytes_of(parameter) for _, parameter in parameters_of(value))
     if issubclass(kind, torch.optim.Optimizer):
         state = held_by(value).get("state")
         states = list(dict.values(state)) if isinstance(state, dict) else []
@@ -219,5 +191,5 @@ def _bytes_in(value: Any) -> int:
 def _bytes_of(value: Any) -> int:
     if not issubclass(type(value), torch.Tensor):
         return 0
-    local = value._local_tensor if is_dtensor(value) else value
+    local = own_part(value).local
     return int(local.numel() * local.element_size())

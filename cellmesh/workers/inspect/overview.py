@@ -1,4 +1,4 @@
-"""What a value is made of: a summary of each tensor in it."""
+"""What a value is made of: a summary of each tensor in it, and of each gradient."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ...wire.inspect import Overview, TensorSummary, ValueSummary
+from ...wire.inspect import Gradient, Overview, TensorSummary, ValueSummary
 from .chunks import readable
 from .safe_read import Reader, UnreadableError
-from .safe_repr import quiet_text
-from .summary import as_tensor, describe, has_own_code, kind_of, own_part
-from .tree import MAX_PLAIN, as_known, find, settings_of, walk
+from .safe_repr import full_name_of, quiet_text
+from .static_eval import keeps_grad
+from .summary import as_tensor, describe, has_own_code, own_part
+from .tree import MAX_PLAIN, as_known, find, parameters_of, settings_of, walk
 
 _NOT_READ = "not read: there is much in this value; choose it to have its numbers"
 
@@ -45,7 +46,42 @@ def overview(value: Any, subject: Overview, read: Reader) -> ValueSummary:
         if memory:
             shared.setdefault(memory, path)
     text = _text_of(value, len(items) + num_left_out)
-    return ValueSummary(kind_of(value), text, tuple(items), num_left_out, read.is_beside)
+    return ValueSummary(full_name_of(type(value)), text, tuple(items), num_left_out, read.is_beside)
+
+
+def gradients(value: Any, read: Reader) -> tuple[Gradient, ...]:
+    """The gradients of a module, an optimizer, or of the tensors in any nest that autograd follows.
+
+    Raises:
+        TypeError: there is none in it.
+    """
+    found = [_gradient(name, part, read) for name, part in _parameters(value, read.is_beside)]
+    if not found and not issubclass(type(value), nn.Module | Optimizer):
+        kind = full_name_of(type(value))
+        raise TypeError(f"{kind} has no parameters: name a module, an optimizer or a parameter")
+    return tuple(found)
+
+
+def _parameters(value: Any, is_beside: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    if issubclass(type(value), nn.Module):
+        found: Iterator[tuple[str, Any]] = parameters_of(value)
+    else:  # what it computed follows autograd, too, and has no gradient of its own
+        found = (
+            (path, part)
+            for path, part in walk(value)
+            if issubclass(type(part), torch.Tensor) and part.requires_grad and part.is_leaf
+        )
+    for path, part in found:
+        if not is_beside or not has_own_code(part):
+            yield path, part
+
+
+def _gradient(name: str, parameter: torch.Tensor, read: Reader) -> Gradient:
+    grad = parameter.grad if keeps_grad(parameter) else None
+    return Gradient(
+        describe(parameter, has_digest=False, read=read).at(name),
+        None if grad is None else describe(grad, read=read),
+    )
 
 
 def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
@@ -58,9 +94,11 @@ def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
     part = find(value, path)
     tensor = as_tensor(part)
     if tensor is None:
-        raise TypeError(f"{path or 'it'} is no tensor: {kind_of(part)}")
+        raise TypeError(f"{path or 'it'} is no tensor: {full_name_of(type(part))}")
     if is_beside and has_own_code(tensor):
-        raise TypeError(f"{kind_of(part)} has code of its own, which does not run beside a cell")
+        raise TypeError(
+            f"{full_name_of(type(part))} has code of its own, which does not run beside a cell"
+        )
     return own_part(tensor).local
 
 

@@ -14,7 +14,7 @@ from ..static_lookup import classes_of, has, vars_of
 from .chunks import layout_of, readable
 from .digests import digest_of, digest_of_bytes
 from .safe_read import DIRECT, Reader, UnreadableError
-from .safe_repr import quiet_text, whole_text
+from .safe_repr import full_name_of, quiet_text, whole_text
 from .shards import Shard, shard_of_dtensor
 from .statistics import statistics
 
@@ -24,11 +24,6 @@ _TEXT_CHARS = 200
 # Modules of numpy's masked arrays.
 MASKED = ("numpy.ma", "numpy.ma.core")
 _NO_CODE = "its class has code of its own, which does not run beside a cell"
-
-
-def kind_of(value: Any) -> str:
-    """A value's type, with its module."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def describe(
@@ -51,15 +46,15 @@ def describe(
         Python's own is described by its type. No collective is run: a DTensor is described by the
         rank's part of it. What cannot be found of an odd tensor is left out, and `note` says why.
     """
-    tensor = as_tensor(value)
+    kind, tensor = full_name_of(type(value)), as_tensor(value)
     if tensor is not None and read.is_beside and has_own_code(tensor):
-        return TensorSummary(kind=kind_of(value), note=_NO_CODE)
+        return TensorSummary(kind=kind, note=_NO_CODE)
     if tensor is not None:
         with torch.no_grad():
-            return _describe_tensor(kind_of(value), tensor, is_read, has_digest, read)
+            return describe_tensor(kind, tensor, is_read, has_digest, read)
     whole = whole_text(value)
     digest = digest_of_bytes(whole.encode(errors="replace")) if whole else ""
-    return TensorSummary(kind=kind_of(value), text=quiet_text(value), digest=digest)
+    return TensorSummary(kind=kind, text=quiet_text(value), digest=digest)
 
 
 def has_own_code(tensor: torch.Tensor) -> bool:
@@ -109,9 +104,10 @@ def own_part(value: torch.Tensor) -> Shard:
     return shard_of_dtensor(value) if is_dtensor(value) else Shard(value)
 
 
-def _describe_tensor(
+def describe_tensor(
     kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: Reader
 ) -> TensorSummary:
+    """Describe a tensor; see `describe`."""
     own = own_part(value)
     local = own.local
     notes = [own.note]

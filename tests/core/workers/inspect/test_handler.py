@@ -70,7 +70,7 @@ def test_an_expression_is_run_once_and_asked_about_often() -> None:
     answers = [looker.answer(subject, False) for subject in questions("take()", "a")]
     assert not [answer for answer in answers if isinstance(answer, Refusal)]
     assert answers[0].items[0].max == 0.0
-    assert answers[1].counts == (4, 0, 0, 0)
+    assert answers[1] == (4, 0, 0, 0)
     assert answers[3] == "0.0"
     # Also while something runs: it is no path, but its value is there.
     assert isinstance(looker.answer(questions("take()", "a")[2], True), Pixels)

@@ -191,7 +191,7 @@ def test_no_code_of_the_users_runs_and_no_value_costs_the_others_their_rows() ->
     assert told.keys() == namespace.keys()
     assert told["keys"] == "{<Living>: 1, <Living>: 2}"
     assert told["members"] == "{<Living>, <Living>}"
-    assert (told["torn"], told["z"]) == ("", "1")
+    assert (told["torn"], told["z"]) == ("<Torn>", "1")
 
 
 # ---- folding

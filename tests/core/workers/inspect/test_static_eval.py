@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from cellmesh.workers.inspect.gradients import gradients
+from cellmesh.workers.inspect.overview import gradients
 from cellmesh.workers.inspect.safe_read import DIRECT
 from cellmesh.workers.inspect.static_eval import NeedsCode, follow
 
@@ -140,8 +140,8 @@ def names() -> dict[str, Any]:
         "dicts['p']", "dicts.p", "optimizer.param_groups[0]['lr']",
         "optimizer.param_groups[0]['params'][0][1]", "nest['a'][1][0]", "nest[key][i]",
         "nest['b'][0, 1]",
-        "nest[None]", "nest['a'][0:1]", "ordered['a']", "makes['a']", "pair[1][0]", "pair.right[0]", "config.rate",
-        "Config",
+        "nest[None]", "nest['a'][0:1]", "ordered['a']", "makes['a']", "pair[1][0]",
+        "pair.right[0]", "config.rate", "Config",
         "slotted.here", "module.inner.path", "text[0]", "size[1]", "size[0:1]", "loud.held",
         "loud.kind",
         "loud_class.kind", "loud_class.__init__", "print", "3",

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from cellmesh.wire.inspect import Digests, Gradient, Histogram, Overview, Sample, ValueSummary
-from cellmesh.workers.inspect.gradients import gradients
-from cellmesh.workers.inspect.overview import overview
+from cellmesh.workers.inspect.overview import gradients, overview
 from cellmesh.workers.inspect.safe_read import DIRECT, Copier
 from cellmesh.workers.inspect.tree import find, walk
 from tests.support.inspected_ranks import ask
@@ -222,7 +221,7 @@ def test_torn_values_are_marked() -> None:
 def test_one_tensor_of_a_nest_is_looked_at_closer() -> None:
     value = {"a": [torch.arange(10.0)]}
     path = "['a'][0]"
-    assert ask(value, Histogram("x", path, 0.0, 9.0, 3)).counts == (3, 3, 4)
+    assert ask(value, Histogram("x", path, 0.0, 9.0, 3)) == (3, 3, 4)
     parts = ((0, 5), (5, 10))
     assert ask(value, Digests("x", path, parts)) == ask(torch.arange(10.0), Digests("x", "", parts))
     found = ask(value, Sample("x", path, ((2, 4),), 10))
