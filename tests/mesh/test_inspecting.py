@@ -21,8 +21,7 @@ import cellmesh as cm
 from cellmesh.controller.inspect import query as look_module
 from cellmesh.controller.inspect import source as answers_module
 from cellmesh.controller.inspect.inspection import Inspection
-from cellmesh.controller.inspect.pinned import about
-from cellmesh.controller.inspect.query import look
+from cellmesh.controller.inspect.query import about, look
 from cellmesh.controller.inspect.replica_diff import Difference
 from cellmesh.controller.inspect.source import InspectionSource, inspect
 from cellmesh.controller.trace import timeline as timeline_module

@@ -12,7 +12,7 @@ from ...wire.inspect import (
     ValueSummary,
 )
 from ...wire.ranks import describe_groups
-from .pinned import PinnedValue
+from .query import PinnedValue
 from .replica_diff import (
     Comparison,
 )

@@ -20,8 +20,7 @@ from ...wire.inspect import (
 )
 from ...wire.ranks import describe_ranks
 from .inspection import Inspection, Spread
-from .pinned import PinnedValue, about, forget_what_is_gone
-from .query import ANSWER_S, QueryResult, look
+from .query import ANSWER_S, PinnedValue, QueryResult, about, forget_what_is_gone, look
 from .replica_diff import (
     Comparison,
     Difference,
