@@ -11,7 +11,6 @@ from ..controller.source import CellSyntaxError
 from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
-from .completion.help import CellHelp
 from .completion.hooks import CellCompletion
 from .displays import Displays
 from .options import COMMANDS, describe, parse, wants_help
@@ -34,7 +33,6 @@ class Extension:
         self._completion = CellCompletion(
             shell, lambda: self.commands.mesh, self.commands.read_cell
         )
-        self._help = CellHelp(shell, self.commands.read_cell)
 
     def register(self) -> None:
         """Register the magics, auto mode's transformer, and how our errors look."""
@@ -48,7 +46,6 @@ class Extension:
         self._shell.input_transformers_cleanup.append(self._transformer)
         self._shell.events.register("post_run_cell", self.commands.recorder.close_cell)
         self._completion.install()
-        self._help.install()
         if self._shell.display_formatter is not None:
             self._displays.register(self._shell.display_formatter)
         # IPython prints exception groups whole, frames of ours and all, unless told otherwise.
@@ -58,7 +55,6 @@ class Extension:
         """Undo `register`, and stop the mesh."""
         self.commands.close()
         self._completion.remove()
-        self._help.remove()
         if self._shell.display_formatter is not None:
             self._displays.unregister(self._shell.display_formatter)
         self._shell.input_transformers_cleanup.remove(self._transformer)

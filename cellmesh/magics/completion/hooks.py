@@ -1,5 +1,5 @@
-"""Tab in a notebook: cells for the ranks complete what lives there, our magics' lines their
-options.
+"""Tab and Shift+Tab in a notebook: cells for the ranks complete and explain what lives there, our
+magics' lines complete their options.
 
 IPython's completer is asked as ever by front ends (`Completer.completions`); in its place stands a
 function that asks a rank first. What takes longer than `_WAIT_S` is not waited for: then the
@@ -20,18 +20,22 @@ from ...controller.mesh import Mesh
 from ...controller.ranks import Ranks
 from ...controller.session.start import living_meshes
 from ...errors import CellmeshError
-from ...wire.completion import Complete, Completions
+from ...wire.completion import Complete, Completions, Explain
+from ...wire.inspect import Query
 from ..auto import CellForRanks
+from .help import name_at
 from .meanings import Choices, Sources
 from .options import complete_line
 
 _WAIT_S = 0.15
+# A tooltip is not waited for as one waits for help that one has asked for by name.
+_TOOLTIP_S = 0.5
 # The notebook's own matchers that tell of names in its own process.
 _OF_NAMES = ("jedi", "python", "dict_key")
 
 
 class CellCompletion:
-    """Completes in one shell.
+    """Completes, and explains what stands at a cursor, in one shell.
 
     Args:
         shell: the notebook's.
@@ -51,6 +55,7 @@ class CellCompletion:
         self._kernel: Any = getattr(shell, "kernel", None)
         self._own: Any = None
         self._own_of_kernel: Any = None
+        self._own_help: Any = None
         self._matcher: Any = None
 
     def install(self) -> None:
@@ -68,17 +73,20 @@ class CellCompletion:
         if self._kernel is not None:
             self._own_of_kernel = self._kernel.do_complete
             self._kernel.do_complete = self._do_complete
+            self._own_help = self._kernel.do_inspect
+            self._kernel.do_inspect = self._do_inspect
 
     def remove(self) -> None:
         """Undo `install`."""
         completer = self._shell.Completer
-        give_back(completer, "completions", self._completions)
-        give_back(self._kernel, "do_complete", self._do_complete)
+        _give_back(completer, "completions", self._completions)
+        _give_back(self._kernel, "do_complete", self._do_complete)
+        _give_back(self._kernel, "do_inspect", self._do_inspect)
         with contextlib.suppress(ValueError):
             completer.custom_matchers.remove(self._matcher)
 
     def _completions(self, text: str, offset: int) -> Iterator[Completion]:
-        found, begin = self._ask(text, offset)
+        found, begin = self._complete(text, offset)
         if found is None or not found.texts:
             yield from self._own(text, offset)
             return
@@ -97,7 +105,7 @@ class CellCompletion:
         found, begin = None, 0
         if not getattr(self._kernel, "use_experimental_completions", True):
             cursor_pos = len(code) if cursor_pos is None else cursor_pos
-            found, begin = self._ask(code, cursor_pos)
+            found, begin = self._complete(code, cursor_pos)
         if found is None or not found.texts:
             return self._own_of_kernel(code, cursor_pos)
         return {
@@ -108,16 +116,36 @@ class CellCompletion:
             "metadata": {},
         }
 
-    def _ask(self, text: str, offset: int) -> tuple[Completions | None, int]:
-        """What a rank has, and where in the text its cell begins."""
+    def _do_inspect(
+        self, code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As the kernel does, of a name on the ranks."""
+
+        def explain(source: str, cursor: int) -> Explain | None:
+            name = name_at(source, cursor)
+            return Explain(name, detail_level) if name else None
+
+        text, _ = self._ask(code, cursor_pos, explain, _TOOLTIP_S)
+        if text:
+            return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
+        return self._own_help(code, cursor_pos, detail_level, *args, **kwargs)
+
+    def _complete(self, text: str, offset: int) -> tuple[Completions | None, int]:
+        return self._ask(text, offset, Complete, _WAIT_S)
+
+    def _ask(
+        self, text: str, offset: int, query: Callable[[str, int], Query | None], timeout_s: float
+    ) -> tuple[Any, int]:
+        """What a rank answers about a place in a cell, and where in the text that cell begins."""
         with contextlib.suppress(
             CellmeshError, UnicodeError
         ):  # the mesh has ended; half of a character
             read = self._read(text)
             if read is not None and offset >= read[0].begin:
                 cell, ranks = read
-                subject = Complete(cell.source, offset - cell.begin)
-                return look_at_one(ranks.rank_set, subject, _WAIT_S), cell.begin
+                subject = query(cell.source, offset - cell.begin)
+                if subject is not None:
+                    return look_at_one(ranks.rank_set, subject, timeout_s), cell.begin
         return None, 0
 
     @contextlib.contextmanager
@@ -179,7 +207,7 @@ class CellCompletion:
         return Choices(typed[found.begin :], found.texts)
 
 
-def give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
+def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
     """Let a method of an object be its own again, unless somebody else has taken our place
     since.
     """

@@ -5,7 +5,7 @@ viewers.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from ...controller.inspect.inspection import Inspection, Spread
 from ...controller.inspect.replica_diff import Comparison, compare
@@ -44,6 +44,18 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
         text.append(line)
         parts.append(f'<div style="{_SECTION}">{html.escape(line)}</div>')
     return Static("\n".join(text), f'<div class="cellmesh-inspection">{"".join(parts)}</div>')
+
+
+def label_of(expression: str, path: str) -> str:
+    """What a tensor in a value is called."""
+    if not path:
+        return expression
+    return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
+
+
+def torn_note(ranks: Collection[int]) -> str:
+    """What is said of values of ranks that ran while the values were read."""
+    return f"{describe_ranks(ranks)} ran meanwhile: values may be torn, half old and half new"
 
 
 def items_table(inspection: Inspection) -> Table:
@@ -119,12 +131,9 @@ class _One:
     def __init__(
         self, inspection: Inspection, path: str, facts: Mapping[int, TensorSummary]
     ) -> None:
-        label = inspection.expression
-        if path:
-            label += path if path.startswith("[") else f".{path}"
         comparison = inspection.comparisons.get(path) or compare(facts)
         self._facts = facts
-        self._table = facts_table(label, facts, comparison)
+        self._table = facts_table(label_of(inspection.expression, path), facts, comparison)
         self._spread = inspection.spreads.get(path)
         self._blocks = blocks_of(facts)
 
@@ -189,8 +198,5 @@ def _remarks(inspection: Inspection, is_anything_shown: bool) -> Iterator[str]:
         for rank, found in inspection.found.items():
             yield f"rank {rank}: {found.kind} {found.text}"
     if inspection.torn:
-        yield (
-            f"{describe_ranks(inspection.torn)} ran meanwhile: "
-            "values may be torn, half old and half new"
-        )
+        yield torn_note(inspection.torn)
     yield from describe_groups({rank: str(why) for rank, why in inspection.refusals.items()})

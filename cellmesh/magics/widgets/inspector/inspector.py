@@ -14,7 +14,6 @@ from typing import Any
 import traitlets
 
 from ....controller.inspect.inspection import Inspection
-from ....controller.inspect.query import QueryResult
 from ....controller.inspect.source import InspectionSource
 from ....wire.inspect import Gradients, Overview, Pixels, Refusal
 from ...render.inspections import static_of
@@ -267,7 +266,7 @@ class Inspector:
             return
         source, path, inspection = self._source, self._path, self._inspection
         if not inspection.is_one:  # of a nest, not everything has been read
-            looked = self._look(Overview(source.expression, 1, path), is_beside)
+            looked = source.look(Overview(source.expression, 1, path), None, is_beside)
             if is_beside and not looked.answers:
                 self._say(sorted({str(refusal) for refusal in looked.refusals.values()}))
                 return
@@ -283,14 +282,11 @@ class Inspector:
         self.widget.detail = {**shown, "stamp": self._stamp}
 
     def _show_gradients(self, is_beside: bool = False) -> None:
-        looked = self._look(Gradients(self._source.expression), is_beside)
+        looked = self._source.look(Gradients(self._source.expression), None, is_beside)
         self.widget.gradients = tabulate(looked, _MAX_GRADIENTS)
 
     def _say(self, notices: list[str]) -> None:
         self.widget.summary = {**self.widget.summary, "notices": notices}
-
-    def _look(self, subject: Any, is_beside: bool, ranks: list[int] | None = None) -> QueryResult:
-        return self._source.look(subject, ranks, is_beside)
 
 
 def _with_gradients(still: Static, sheet: dict[str, Any]) -> Static:

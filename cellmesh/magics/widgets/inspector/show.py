@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from IPython.core.getipython import get_ipython
 
 from ....controller.inspect.inspection import Inspection
 from ....controller.inspect.source import InspectionSource
-from ....controller.options import ranks_at
 from ....controller.output.sinks import cell_publisher
 from ....controller.rank_set import RankSet
 from ....controller.ranks import Ranks
@@ -60,13 +60,10 @@ def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, s
     """rank -> its coordinate in the mesh, as ``--at`` takes it; none in a mesh of one dim."""
     if len(dims) < 2:
         return {}
-    named = {rank: [] for rank in ranks}  # type: dict[int, list[str]]
-    for name, size in dims.items():
-        for index in range(size):
-            for rank in ranks_at(dims, {name: index}):
-                if rank in named:
-                    named[rank].append(f"{name}={index}")
-    return {rank: ",".join(parts) for rank, parts in named.items()}
+    places = itertools.product(
+        *([f"{name}={index}" for index in range(size)] for name, size in dims.items())
+    )
+    return {rank: ",".join(place) for rank, place in enumerate(places) if rank in ranks}
 
 
 class Printed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +12,9 @@ from ....controller.inspect.inspection import Inspection, Spread
 from ....controller.inspect.query import QueryResult
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
-from ....wire.ranks import describe_groups, describe_ranks, format_ranks, group_ranks
+from ....wire.ranks import describe_groups, format_ranks, group_ranks
 from ...render.drawings import blocks_of
+from ...render.inspections import label_of, torn_note
 from ...render.tables import Table
 
 # So many of a value's tensors, and of a model's gradients, are in the widget's state, and so in the
@@ -34,13 +35,6 @@ def number(value: float | None) -> float | str | None:
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
-
-
-def label_of(expression: str, path: str) -> str:
-    """What a tensor in a value is called."""
-    if not path:
-        return expression
-    return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
 
 
 def list_items(inspection: Inspection) -> list[dict[str, Any]]:
@@ -78,8 +72,7 @@ def summarise(
     if not found:
         notices = describe_groups({rank: str(why) for rank, why in inspection.refusals.items()})
     if inspection.torn:
-        who = describe_ranks(inspection.torn)
-        notices.append(f"{who} ran meanwhile: values may be torn, half old and half new")
+        notices.append(torn_note(inspection.torn))
     left_out = max((one.num_left_out for one in found.values()), default=0)
     return {
         "expression": inspection.expression,
@@ -249,11 +242,7 @@ def _gradient_row(name: str, of: Mapping[int, Gradient], num_ranks: int) -> dict
         digest = None if one.grad is None else one.grad.digest
         digests.setdefault(one.parameter.shard, set()).add(digest)
     grads = [one.grad for one in of.values() if one.grad is not None]
-    flags = []
-    if any(grad.num_nan for grad in grads):
-        flags.append("nan")
-    if any(grad.num_inf for grad in grads):
-        flags.append("inf")
+    flags = _odd_elements(grads)
     if not any(one.parameter.requires_grad for one in parts):
         flags.append("frozen")
     elif not having:
@@ -299,16 +288,20 @@ def _may_have_gradients(found: ValueSummary) -> bool:
 def _flags(
     facts: Mapping[int, TensorSummary], comparison: Comparison | None, num_ranks: int
 ) -> list[str]:
-    flags = []
-    if any(fact.num_nan for fact in facts.values()):
-        flags.append("nan")
-    if any(fact.num_inf for fact in facts.values()):
-        flags.append("inf")
+    flags = _odd_elements(facts.values())
     if comparison is not None and comparison.unequal:
         flags.append("unequal")
     if len(facts) < num_ranks:
         flags.append("missing")
     return flags
+
+
+def _odd_elements(summaries: Collection[TensorSummary]) -> list[str]:
+    counts = {
+        "nan": sum(summary.num_nan for summary in summaries),
+        "inf": sum(summary.num_inf for summary in summaries),
+    }
+    return [flag for flag, count in counts.items() if count]
 
 
 def _grouped_facts(

@@ -13,6 +13,7 @@ import torch
 from cellmesh.controller.inspect.inspection import Inspection
 from cellmesh.controller.inspect.query import QueryResult
 from cellmesh.controller.inspect.replica_diff import Comparison, compare
+from cellmesh.magics.render.inspections import label_of
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from cellmesh.magics.widgets.inspector.show import coordinates_of
 from cellmesh.magics.widgets.inspector.slices import (
@@ -26,7 +27,6 @@ from cellmesh.magics.widgets.inspector.view_model import (
     blocks,
     detail,
     gradients_table,
-    label_of,
     list_items,
     number,
     summarise,
