@@ -40,9 +40,7 @@ def notebook(browser: Browser, server: Server) -> Iterator[Notebook]:
         notebook.run("%load_ext cellmesh\n%dist_start 4", timeout_s=60)
         # A loaded machine takes its time, and what is tested here is not how long.
         notebook.run(
-            "import cellmesh.magics.completion.hooks, "
-            "cellmesh.magics.completion.help\ncellmesh.magics.completion.hooks._WAIT_S = "
-            "cellmesh.magics.completion.help._TOOLTIP_S = 10"
+            "from cellmesh.magics.completion import hooks\nhooks._WAIT_S = hooks._TOOLTIP_S = 10"
         )
         notebook.run(CELL)
         yield notebook

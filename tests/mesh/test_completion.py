@@ -282,8 +282,7 @@ def test_a_kernel_that_completes_line_by_line(notebook: Notebook) -> None:
 def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     ran = notebook.run(
         "[stopped] = [info.pid for info in mesh.report() if info.rank == 1]\n"
-        "patient_for, patient._WAIT_S = 30, 0.15\n"
-        "import cellmesh.magics.completion.hooks as completion\ncompletion._WAIT_S = 0.15\n"
+        "hooks._WAIT_S = 0.15\n"
         "print(stopped)"
     )
     stopped = int(ran.text())
@@ -292,7 +291,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> No
         assert complete(notebook, "%%dist --ranks 1\nname_in").matches == ["name_in_notebook"]
     finally:
         os.kill(stopped, signal.SIGCONT)
-        notebook.run("completion._WAIT_S = 30")
+        notebook.run("hooks._WAIT_S = 30")
     assert complete(notebook, "%%dist --ranks 1\nnet_of").matches == ["net_of_ranks"]
 
 
