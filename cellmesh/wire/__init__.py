@@ -1,1 +1,3 @@
-"""What both sides speak: messages, framing, payloads, transport, tickets."""
+"""The protocol that controller and workers share: messages, framing, payloads, transport,
+tickets.
+"""

@@ -1,5 +1,5 @@
-"""How much may be under way between a notebook and its ranks (docs/architecture.md lists every
-queue).
+"""Limits on runs and bytes in flight between a notebook and its ranks (docs/architecture.md lists
+the queues).
 """
 
 from __future__ import annotations

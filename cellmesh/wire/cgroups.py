@@ -1,5 +1,5 @@
-"""What the control group of this process allows: batch systems and containers set it, ``free``
-ignores it.
+"""The limits of this process's control group, which batch systems and containers set and ``free``
+ignores.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_quota(root: Path, membership: Path) -> Quota:
 
 
 def _each(root: Path, membership: Path, controller: str, read: Callable[[Path], T]) -> list[T]:
-    """What `read` finds in the group's directory and in those above it, where there is a limit."""
+    """The limits that `read` finds in the group's directory and in those above it."""
     found = []
     for directory in _directories(root, membership, controller):
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints (torch.distributed.checkpoint): what ranks are asked."""
+"""Requests for checkpoints (torch.distributed.checkpoint)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .verb import FeatureRequest
 
 
 class CheckSave(FeatureRequest, frozen=True):
-    """Answer why this rank cannot save names at a path, "" if it can; runs no collective."""
+    """Ask why this rank cannot save names at a path, "" if it can; runs no collective."""
 
     names: tuple[str, ...]
     path: str
 
 
 class SaveNames(FeatureRequest, frozen=True):
-    """Save names. Collective; with `waits`, answered when all is written."""
+    """Save names. Collective; with `waits`, the answer follows when all files are written."""
 
     names: tuple[str, ...]
     path: str
@@ -23,14 +23,16 @@ class SaveNames(FeatureRequest, frozen=True):
 
 
 class CheckLoad(FeatureRequest, frozen=True):
-    """Answer why this rank cannot load names from a path, "" if it can; runs no collective."""
+    """Ask why this rank cannot load names from a path, "" if it can; runs no collective."""
 
     names: tuple[str, ...]
     path: str
 
 
 class LoadNames(FeatureRequest, frozen=True):
-    """Load names, none for all that were saved, in place; answer with those loaded. Collective."""
+    """Load names in place (an empty list for all saved ones); answer with the loaded names.
+    Collective.
+    """
 
     fills: ClassVar[bool] = True
 
@@ -39,7 +41,7 @@ class LoadNames(FeatureRequest, frozen=True):
 
 
 class FinishSave(FeatureRequest, frozen=True):
-    """Answer when this rank writes nothing."""
+    """Answer once this rank's background save, if any, has ended."""
 
 
 AnyRequest = CheckSave | SaveNames | CheckLoad | LoadNames | FinishSave

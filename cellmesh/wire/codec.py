@@ -39,7 +39,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Parcel(NamedTuple, Generic[V]):
-    """A verb and the frames that came with it."""
+    """A verb and the frames that accompany it."""
 
     verb: V
     buffers: tuple[Frame, ...] = ()
@@ -53,7 +53,7 @@ make_parcel: Callable[[tuple[Any, tuple[Frame, ...]]], Parcel[Any]] = functools.
 
 
 def encode(parcels: Iterable[Parcel[Any]]) -> list[Frame]:
-    """Encode one batch.
+    """Encode a list of verbs as one message.
 
     Args:
         parcels: verbs with the buffers that belong to them.
@@ -143,25 +143,25 @@ class Codec(Generic[V]):
 
 
 def at_agent_from_controller() -> Codec[ToAgent]:
-    """Decoder of what controllers send to an agent."""
+    """Decoder of messages from controllers to an agent."""
     return Codec(ToAgent, "a controller")
 
 
 def at_agent_from_rank() -> Codec[FromRank]:
-    """Decoder of what ranks send to an agent."""
+    """Decoder of messages from ranks to an agent."""
     return Codec(FromRank, "a rank")
 
 
 def at_rank_for_work() -> Codec[ToMainThread]:
-    """Decoder of what reaches a rank's main thread."""
+    """Decoder of messages to a rank's main thread."""
     return Codec(ToMainThread, "the controller")
 
 
 def at_rank_for_control() -> Codec[Control]:
-    """Decoder of what reaches a rank's control thread."""
+    """Decoder of messages to a rank's control thread."""
     return Codec(Control, "the controller")
 
 
 def at_controller() -> Codec[ToController]:
-    """Decoder of what agents send to the controller."""
+    """Decoder of messages from agents to the controller."""
     return Codec(ToController, "the agent")

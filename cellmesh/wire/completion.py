@@ -1,4 +1,4 @@
-"""Completion and help: what a notebook asks a rank about code that is being written."""
+"""Requests for completion and help about code that the user is typing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .inspect import Query
 
 
 class Complete(Query, frozen=True):
-    """What could stand at `cursor` (in characters) in `code`. Answer: `Completions`.
+    """Ask for completions at `cursor` (in characters) in `code`. Answer: `Completions`.
 
     `users_only`: of names, those that the user has bound, and no builtins or keywords.
     """
@@ -19,8 +19,8 @@ class Complete(Query, frozen=True):
 
 
 class Explain(Query, frozen=True):
-    """What ``obj?`` (`detail` 0) and ``obj??`` (1) show of an expression of names, attributes and
-    indices.
+    """Ask for the help of ``obj?`` (`detail` 0) or ``obj??`` (1) on an expression of names,
+    attributes and indices.
 
     Answer: str, with ANSI colours; "" if there is no such thing, or only code could tell.
     """
@@ -31,8 +31,8 @@ class Explain(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Completions:
-    """What could replace ``code[begin:end]``: texts, and what each is (``function``, ``instance``,
-    ...).
+    """Replacements for ``code[begin:end]``: texts, and the kind of each (``function``,
+    ``instance``, ...).
 
     `is_whole`: nothing else can stand there, as after the dot of something that is known.
     """

@@ -1,6 +1,4 @@
-"""Exceptions of this package's own handlers: reported with their place, and the loop that called
-goes on.
-"""
+"""Catches and reports exceptions of cellmesh's own handlers, so that the calling loop continues."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _MAX_REPORTS = 3
 
 
 class Faults:
-    """Guards the handlers of one loop.
+    """Catches exceptions of the handlers of one loop.
 
     Args:
         owner: what goes on, as a report names it.
@@ -36,7 +34,7 @@ class Faults:
         )
 
     def attempt(self, function: Callable[[], T], otherwise: T) -> T:
-        """What a function returns, or `otherwise` where it raises; its exception is taken."""
+        """Return a function's result, or `otherwise` if it raises; the exception is reported."""
         try:
             return function()
         except Exception as error:
@@ -44,14 +42,16 @@ class Faults:
             return otherwise
 
     def guard(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function; an exception of it is taken."""
+        """Call a function, and report an exception that it raises."""
         try:
             function(*args)
         except Exception as error:
             self.take(error)
 
     def take(self, error: BaseException) -> None:
-        """Report an exception, unless its place has been reported often enough."""
+        """Report an exception, unless exceptions of the same line have been reported often
+        enough.
+        """
         path = tuple(
             (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
         )

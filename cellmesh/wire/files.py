@@ -1,6 +1,4 @@
-"""Values in files: the notebook sends where they are, and each rank maps the file itself,
-copy-on-write.
-"""
+"""Values in files: the notebook sends paths, and each rank maps the file itself, copy-on-write."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class FileValue:
-    """What a file holds; where it is loaded, it is that.
+    """Stands for the content of a file; unpickling it on a rank maps the file.
 
     Attributes:
         path: absolute.
@@ -50,14 +48,14 @@ class FileValue:
 
 
 class MappedFiles:
-    """Reports the files that this process maps: where one is cut short, reading it ends the
+    """Reports the files that this process maps, because reading a truncated one kills the
     process.
     """
 
     listener: Callable[[str, int], object] | None = None
 
     def note(self, path: str, num_bytes: int) -> None:
-        """A file of this length is mapped."""
+        """Report a file that is now mapped, and its length."""
         if self.listener is not None:
             self.listener(path, num_bytes)
 
@@ -66,7 +64,7 @@ mapped = MappedFiles()
 
 
 def load(path: str, key: str | None, num_bytes: int) -> Any:
-    """Map what a `FileValue` names.
+    """Map the file that a `FileValue` names.
 
     Args:
         path, key, num_bytes: its attributes.
@@ -92,7 +90,7 @@ def load(path: str, key: str | None, num_bytes: int) -> Any:
 
 
 def read_npy(path: str) -> Any:
-    """Map an array.
+    """Map an array of an ``.npy`` file.
 
     Raises:
         MeshUsageError: the file is none, or was cut short.
@@ -106,7 +104,7 @@ def read_npy(path: str) -> Any:
 
 
 def read_safetensors(path: str) -> dict[str, Any]:
-    """Read what a safetensors file holds.
+    """Map the tensors of a safetensors file.
 
     Returns:
         name -> dtype, shape and absolute offsets of each tensor.
@@ -174,7 +172,7 @@ def _as_tensor(entry: Mapping[str, Any], memory: memoryview, start: int) -> Any:
 
 
 def choose(values: Any, key: str, path: str) -> Any:
-    """A value by its key; in nests of dicts, by keys with dots between.
+    """Look up a value by its key; in nested dicts by keys joined by dots.
 
     Raises:
         MeshUsageError: there is none; says which there are.

@@ -1,5 +1,5 @@
-"""How much memory is free: asked before a large value is copied, as a process without memory is
-killed.
+"""Checks free memory before a large value is copied, as the kernel kills a process when memory runs
+out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .segments import describe_bytes
 
 
 def free_bytes() -> int:
-    """How much this process may still take, in bytes."""
+    """Bytes that this process may still allocate."""
     import psutil  # 10 ms, for what happens before a large value is sent
 
     quota = read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))

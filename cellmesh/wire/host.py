@@ -1,4 +1,5 @@
-"""What tells hosts and processes apart: a ticket may be another host's, a number another process's.
+"""Identifies hosts and processes: a ticket may be of another host, and a process number may be in
+use again.
 
 Process numbers are used again, and a home directory may be shared by hosts and containers.
 """
@@ -16,7 +17,7 @@ import msgspec
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What processes must share to see each other by number.
+    """Host, boot and PID namespace, which processes must share to address each other by number.
 
     Attributes:
         host: the host's name.
@@ -30,7 +31,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def this_place() -> Place:
-    """Where this process is."""
+    """The `Place` of this process."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -39,7 +40,7 @@ def this_place() -> Place:
 
 
 def host_name() -> str:
-    """This host's name; bytes in it that are not UTF-8 are "?", as messages carry UTF-8 only."""
+    """This host's name, with "?" for bytes that are not UTF-8, as messages contain UTF-8 only."""
     return socket.gethostname().encode(errors="replace").decode()
 
 
@@ -70,12 +71,12 @@ def started_ticks(pid: int) -> int:
 
 
 def is_process(pid: int, ticks: int) -> bool:
-    """Whether a process still is the one that `started_ticks` told of."""
+    """Whether a process number still belongs to the process that had this start time."""
     return pid > 0 and started_ticks(pid) == ticks != 0
 
 
 def own_version() -> str:
-    """The version of cellmesh that runs here."""
+    """The version of cellmesh in this process."""
     package = importlib.import_module(__name__.partition(".")[0])
     return str(package.__version__)
 
@@ -86,7 +87,7 @@ def own_package() -> str:
 
 
 def own_torch() -> str:
-    """The version of torch that is imported here, or would be; "" where there is none."""
+    """The version of torch that this process has imported or would import; "" without torch."""
     if "torch" in sys.modules:
         return str(sys.modules["torch"].__version__)
     import importlib.metadata  # 20 ms, and no agent needs it
@@ -98,7 +99,7 @@ def own_torch() -> str:
 
 
 def own_python() -> str:
-    """The version of Python that runs here."""
+    """The version of Python in this process."""
     return platform.python_version()
 
 
@@ -115,7 +116,7 @@ def same_release(version: str, other: str) -> bool:
 
 
 def format_span(seconds: float) -> str:
-    """A span of time as people say it: ``12 min``."""
+    """A duration for users: ``12 min``."""
     for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 1.95 * unit_s or (unit == "min" and seconds >= 60):
             return f"{seconds / unit_s:.0f} {unit}"

@@ -29,7 +29,7 @@ Reduction = Literal["mean", "absmax", "stride"]
 
 
 class Query(FeatureRequest, frozen=True):
-    """Base of all that can be asked about a rank's values and names."""
+    """Base of the requests about a rank's values and names."""
 
     is_query: ClassVar[bool] = True
     needs_room: ClassVar[bool] = False
@@ -39,8 +39,8 @@ class Query(FeatureRequest, frozen=True):
 
 
 class Overview(Query, frozen=True):
-    """The tensors in a value: itself, or those of a module, an optimizer or any nest. Answer:
-    `ValueSummary`.
+    """Ask for the tensors in a value: itself, or those of a module, an optimizer or a container.
+    Answer: `ValueSummary`.
 
     With a `path`, only the one there. Of a nest, statistics and digests are told until
     `max_elements` elements have been read; the `note` of the others says so: ask for those with
@@ -59,8 +59,9 @@ class Overview(Query, frozen=True):
 
 
 class Histogram(Query, frozen=True):
-    """How many finite elements of one tensor lie in equal bins of [low, high]. Answer: tuple
-    of a count a bin.
+    """Ask for the number of finite elements of one tensor in equal bins of [low, high].
+
+    Answer: tuple of a count per bin.
 
     Where `low` is `high`, elements equal to it are counted in the middle bin.
     """
@@ -74,7 +75,7 @@ class Histogram(Query, frozen=True):
 
 
 class Picture(Query, frozen=True):
-    """A part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
+    """Ask for a part of a 2-D slice of one tensor, reduced to pixels. Answer: `Pixels`.
 
     Of a DTensor, it is the rank's part that is looked at. `dims` are those of the rows and of the
     columns, in either order; -1 is a dim of size one that the tensor does not have (of a 1-D
@@ -104,7 +105,7 @@ class Picture(Query, frozen=True):
 
 
 class Element(Query, frozen=True):
-    """One element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
+    """Ask for one element of a tensor (of a DTensor: of the rank's part), as text. Answer: str.
 
     It is as short as the tensor's type can be told apart; `exactly`, for a difference: it is what
     the element is, in decimals.
@@ -118,15 +119,17 @@ class Element(Query, frozen=True):
 
 
 class Gradients(Query, frozen=True):
-    """The gradients of a module's parameters, or of an optimizer's. Answer: tuple of `Gradient`."""
+    """Ask for the gradients of a module's parameters, or of an optimizer's. Answer: tuple of
+    `Gradient`.
+    """
 
     expression: str
     token: str = ""
 
 
 class Digests(Query, frozen=True):
-    """Digests of runs of a tensor's elements, in row-major order of the rank's part. Answer: tuple
-    of str.
+    """Ask for digests of ranges of a tensor's elements, in row-major order of the rank's part.
+    Answer: tuple of str.
 
     `parts` are [begin, end) of each run, ascending; they do not overlap.
     """
@@ -138,7 +141,9 @@ class Digests(Query, frozen=True):
 
 
 class Sample(Query, frozen=True):
-    """Elements of a tensor, evenly spaced over some runs (see `Digests`). Answer: `Sampled`."""
+    """Ask for elements of a tensor, evenly spaced over some ranges (see `Digests`). Answer:
+    `Sampled`.
+    """
 
     expression: str
     path: str
@@ -148,13 +153,13 @@ class Sample(Query, frozen=True):
 
 
 class Forget(Query, frozen=True):
-    """Values that are kept need be kept no more. Answer: None."""
+    """Release values that the rank keeps for inspections. Answer: None."""
 
     tokens: tuple[str, ...]
 
 
 class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says of one tensor, or of a plain value.
+    """One rank's summary of a tensor, or of a plain value.
 
     Statistics are of the rank's own (local) part and cover its finite elements; they are None for
     values without numbers.
@@ -226,13 +231,13 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
     def at(self, path: str, shares_with: str | None = None) -> TensorSummary:
-        """The same summary, of what is at a path."""
+        """A copy of the summary with another path."""
         return msgspec.structs.replace(self, path=path, shares_with=shares_with)
 
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """What `Overview` found.
+    """The answer to `Overview`.
 
     Attributes:
         kind: the value's type.
@@ -252,7 +257,7 @@ class ValueSummary:
 
 @dataclass(frozen=True)
 class Pixels:
-    """What `Picture` found.
+    """The answer to `Picture`.
 
     Attributes:
         values: [height, width] or smaller; NaN and infinite where the reduced elements are.
@@ -273,7 +278,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What `Sample` found: the elements, and whether they are all there are.
+    """The answer to `Sample`: the elements, and whether these are all elements.
 
     They are float64, complex128, or 64-bit integers where the tensor's are such.
     """
@@ -298,7 +303,7 @@ class Gradient(msgspec.Struct, frozen=True):
 
 
 class Names(Query, frozen=True):
-    """The user's names in the rank's namespace that are like a pattern (``*``, ``?``). Answer:
+    """Ask for the user's names in the rank's namespace that match a pattern (``*``, ``?``). Answer:
     `Bound`.
     """
 
@@ -308,8 +313,8 @@ class Names(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Bound:
-    """What `Names` found: names in alphabetical order (`alphabetically`), and how many come after
-    these.
+    """The answer to `Names`: names in alphabetical order (`alphabetically`), and how many follow
+    after these.
     """
 
     names: tuple[TensorSummary, ...]
@@ -317,7 +322,7 @@ class Bound:
 
 
 def alphabetically(name: str) -> tuple[str, str]:
-    """By which names are sorted."""
+    """The sort key of names."""
     return name.lower(), name
 
 
@@ -325,7 +330,8 @@ def alphabetically(name: str) -> tuple[str, str]:
 
 
 class History(Query, frozen=True):
-    """The last cells that ran on the rank, and the collectives in them. Answer: `past.Past`.
+    """Ask for the last cells that ran on the rank, and the collectives in them. Answer:
+    `trace.Past`.
 
     Of more than `max_operations`, the newest are told.
     """
@@ -336,7 +342,9 @@ class History(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a rank could not tell, and why; `needs_code`: it would have had to run some."""
+    """A question that a rank could not answer, with the reason; `needs_code`: an answer would have
+    to run user code.
+    """
 
     type_name: str
     text: str

@@ -1,5 +1,5 @@
-"""How the agent and the zygote are started: they import what the kernel would, wherever they are
-started.
+"""Command line and import path of agent and zygote: they import the modules that the kernel would
+import.
 
 Python puts the working directory first on the path of ``python -c``, where the kernel may not have
 it at all, or has it last. A directory that happens to hold a ``cellmesh`` or a ``torch`` would then
@@ -18,7 +18,7 @@ from .host import own_package
 
 
 def isolated_command(code: str, *arguments: str) -> list[str]:
-    """The command line of an interpreter like this one that imports this very package.
+    """The command line of an interpreter like this one that imports this copy of cellmesh.
 
     Args:
         code: what it runs; finds ``sys`` imported.
@@ -33,7 +33,8 @@ def isolated_command(code: str, *arguments: str) -> list[str]:
 
 
 def take_import_path(ticket_path: str) -> None:
-    """Import from where the notebook's kernel imports, its working directory aside.
+    """Set this process's import path to that of the notebook's kernel, without its working
+    directory.
 
     Libraries are found on the ticket's path; a ticket is read as plain JSON, since msgspec is one
     of them.

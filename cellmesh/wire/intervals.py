@@ -10,7 +10,7 @@ _Time = TypeVar("_Time", int, float)
 
 
 def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
-    """How much time intervals cover, where they overlap once."""
+    """The total time that intervals cover; overlaps count once."""
     total: _Time = 0
     for begin, end in join(intervals):
         total += end - begin
@@ -33,7 +33,7 @@ def join(intervals: Iterable[tuple[_Time, _Time]], max_gap: _Time = 0) -> list[t
 def cut_out(
     intervals: Iterable[tuple[_Time, _Time]], holes: Iterable[tuple[_Time, _Time]]
 ) -> list[tuple[_Time, _Time]]:
-    """What intervals cover outside of others, in order."""
+    """Intervals without the parts that other intervals cover, in order."""
     left = []
     removed = join(holes)
     first = 0

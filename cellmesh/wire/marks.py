@@ -1,4 +1,5 @@
-"""The mark in the environment of a mesh's processes, which what user code starts inherits.
+"""The mark in the environment of a mesh's processes, which processes started by user code
+inherit.
 
 A process that leaves its session and loses its parents can be found by nothing else. The mark of a
 mesh is a random word of its own, and its owner's number follows it:
@@ -25,14 +26,14 @@ _MAX_ROUNDS = 20
 
 
 def value_of(mark: str, owner: int | None = None) -> str:
-    """What `VARIABLE` begins with in a mesh's processes; with an owner, in what that process has
-    started.
+    """The value with which `VARIABLE` begins in a mesh's processes; with an owner, in the owner's
+    descendants.
     """
     return f"{mark}:" if owner is None else f"{mark}:{owner:07}"
 
 
 def claim(mark: str = "", owner: int | None = None) -> None:
-    """Mark what this process starts from now on as its own, unless a preloaded module has taken the
+    """Mark the processes that this one starts as its own, unless a preloaded module has removed the
     mark.
 
     Args:
@@ -52,7 +53,7 @@ def claim(mark: str = "", owner: int | None = None) -> None:
 
 
 def carriers(value: str) -> list[int]:
-    """The processes, but for this one, whose `VARIABLE` begins so."""
+    """The other processes whose `VARIABLE` begins with this value."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and _carries(pid, value)]
 
@@ -69,7 +70,9 @@ def end_carriers(value: str, timeout_s: float = 2.0) -> None:
 
 
 def is_dead(ticket: Ticket) -> bool:
-    """Whether a mesh's agent was a process that is to be seen here, and has certainly ended."""
+    """Whether a mesh's agent ran on this host and in this PID namespace, and has certainly
+    ended.
+    """
     return (
         ticket.place == this_place()
         and ticket.agent_pid > 0

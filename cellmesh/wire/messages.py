@@ -1,4 +1,4 @@
-"""Every verb of the protocol, one frozen Struct each.
+"""The messages of the runtime, one frozen Struct each.
 
 Three parties speak: the controller (in the notebook's kernel), one agent a host, and the ranks. The
 agent reads headers and never a payload: what passes between controller and rank goes through it as
@@ -53,7 +53,8 @@ Phase = Literal["starting", "idle", "running", "dead"]
 
 
 class Hello(Verb, frozen=True):
-    """First message of a controller; until it is accepted nothing else is read from that peer.
+    """First message of a controller; before accepting it, the agent reads no other message of that
+    peer.
 
     `link` names one controller's link, also across connections that break; `num_received` is how
     many messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who
@@ -77,7 +78,7 @@ class Detach(Verb, frozen=True):
 
 
 class Relay(Verb, frozen=True):
-    """Pass the next `num_frames` frames, unread, to these ranks' work or control socket.
+    """Write the next `num_frames` frames, unread, to these ranks' work or control socket.
 
     `run` is what the ranks will answer about, so that the agent can merge their answers and name
     the cell that low-level output belongs to; -1 for messages that start no run. `title` and
@@ -105,19 +106,19 @@ class Restart(Verb, frozen=True):
 
 
 class Respawn(Verb, frozen=True):
-    """Fork these dead ranks anew; they have no process groups until a `Heal` (`Respawned`)."""
+    """Fork these dead ranks; they have no process groups until a `Heal` (`Respawned`)."""
 
     ranks: tuple[int, ...]
 
 
 class Kill(Verb, frozen=True):
-    """SIGKILL these ranks: they did not stop."""
+    """Kill these ranks with SIGKILL, because they did not stop."""
 
     ranks: tuple[int, ...]
 
 
 class SetDims(Verb, frozen=True):
-    """The DeviceMesh has these dims now; for ranks forked and controllers attached later."""
+    """Note new dims of the DeviceMesh, for ranks and controllers that start later."""
 
     mesh_dim_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
@@ -136,7 +137,7 @@ class ReadLog(Verb, frozen=True):
 
 
 class ReadHost(Verb, frozen=True):
-    """Ask for what the agent knows of its processes (`HostReport`)."""
+    """Ask the agent for facts about its processes (`HostReport`)."""
 
     request: int
 
@@ -216,8 +217,8 @@ class PushParts(WorkVerb, frozen=True):
 
 
 class GatherParts(WorkVerb, frozen=True):
-    """Answer with an expression's value as `wire.shards.Part`, to be put together with other
-    ranks'.
+    """Answer with this rank's `wire.shards.Part` of an expression's value, which the controller
+    joins with other ranks'.
     """
 
     run: int
@@ -259,7 +260,7 @@ class Heal(WorkVerb, frozen=True):
 
 
 class Resume(Verb, frozen=True):
-    """Go on with the work held back since a run failed. Not answered."""
+    """Continue with the runs held back since a run failed. Not answered."""
 
 
 class PostMortem(WorkVerb, frozen=True):
@@ -269,15 +270,17 @@ class PostMortem(WorkVerb, frozen=True):
 
 
 class Interrupt(Verb, frozen=True):
-    """Raise KeyboardInterrupt in `run` if it is what the rank runs, and free it from a
-    collective.
+    """Raise KeyboardInterrupt in `run` if the rank executes it, and end the collective that it
+    waits in.
     """
 
     run: int
 
 
 class Release(Verb, frozen=True):
-    """As `Interrupt`, with `Released`: other ranks will not come to what it waits for."""
+    """As `Interrupt`, but raises `Released`: the other ranks will not join the collective that this
+    rank waits in.
+    """
 
     run: int
 
@@ -290,13 +293,13 @@ class Stacks(Verb, frozen=True):
 
 
 class Describe(Verb, frozen=True):
-    """Ask for what a new rank needs to make the same process groups (`Blueprint`)."""
+    """Ask a rank for the data from which a new rank makes the same process groups (`Blueprint`)."""
 
     request: int
 
 
 class Reply(Verb, frozen=True):
-    """What the user typed, for `Ask`; `is_end` is end of file (Ctrl-D)."""
+    """The user's answer to a request for input; `is_end` is end of file (Ctrl-D)."""
 
     request: int
     text: str
@@ -304,20 +307,22 @@ class Reply(Verb, frozen=True):
 
 
 class Probe(Verb, frozen=True):
-    """Ask the control thread what the main thread is doing (`RankState`)."""
+    """Ask a rank's control thread for the state of the main thread (`RankState`)."""
 
     request: int
 
 
 class Request(WorkVerb, frozen=True):
-    """What a feature asks its counterpart on a rank; a query may go to the control thread."""
+    """Carries a feature's request to that feature's handler on a rank; a query may go to the
+    control thread.
+    """
 
     run: int
     body: AnyRequest
 
 
 class Leave(Verb, frozen=True):
-    """End the process: run its exit handlers, then exit with code 0."""
+    """Ask a rank to run its exit handlers, and to exit with code 0."""
 
 
 Work = (
@@ -359,7 +364,7 @@ class GroupCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's memory, in bytes; the last cell is the one that runs, if one does.
+    """A rank's memory, in bytes; the last cell may still be running.
 
     Attributes:
         rss: resident now. Pages that ranks share (what was imported before they were forked) count
@@ -405,7 +410,7 @@ class Output(Verb, frozen=True):
 
 
 class Skipped(Verb, frozen=True):
-    """Output that was too much to show; the rank's log has it."""
+    """Lines and bytes of output that exceeded the bound; the rank's log has them."""
 
     run: int
     num_lines: int
@@ -433,7 +438,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(Verb, frozen=True):
-    """A run ended well; a payload only where the verb promised a value.
+    """A run succeeded; the payload has its value, if the request asks for one.
 
     `counts` has the groups on which the run began collectives, without point-to-point messages.
     `notes` (of a `Heal`) is what the user must know of models in which a step had stopped.
@@ -477,7 +482,7 @@ def interrupted_unbegun(run: int) -> Failed:
 
 
 class RankState(Verb, frozen=True):
-    """What a rank's main thread is doing.
+    """The state of a rank's main thread.
 
     `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is
     in, as written, or the innermost Python function; `collective` the torch.distributed call it
@@ -512,16 +517,14 @@ class StackText(Verb, frozen=True):
 
 
 class Blueprint(Verb, frozen=True):
-    """Answer to `Describe`; opaque to all but ranks."""
+    """Answer to `Describe`; only ranks read its content."""
 
     request: int
     data: bytes
 
 
 class Ask(Verb, frozen=True):
-    """A run waits for a line from the user (``input()``, ``getpass()``, the debugger); see
-    `Reply`.
-    """
+    """A run waits for a line of input (``input()``, ``getpass()``, the debugger)."""
 
     run: int
     request: int
@@ -549,7 +552,7 @@ class Logged(Verb, frozen=True):
 
 
 class Freed(Verb, frozen=True):
-    """Nothing in the rank refers to the memory of a segment any more (`loan`: see
+    """The rank's last reference to the memory of a segment has gone (`loan`: see
     `wire.segments.Ref`).
 
     `is_shared`: the rank has forked in between, so that another process may read it still.
@@ -561,7 +564,7 @@ class Freed(Verb, frozen=True):
 
 
 class Mapped(Verb, frozen=True):
-    """The rank maps a file of this length: where that is cut short, the rank will die. For the
+    """The rank maps a file of this length, so a truncation of the file kills the rank. For the
     agent.
     """
 
@@ -570,7 +573,7 @@ class Mapped(Verb, frozen=True):
 
 
 class Bar(Verb, frozen=True):
-    """How far a progress bar of user code's is.
+    """The state of a progress bar of user code.
 
     Attributes:
         run: the run that it was made in.
@@ -685,13 +688,15 @@ class Refused(Verb, frozen=True):
 
 
 class Detached(Verb, frozen=True):
-    """The controller is no longer attached: it asked for that, or another took over (`reason`)."""
+    """The agent has detached the controller: at its request, or because another one took over
+    (`reason`).
+    """
 
     reason: str
 
 
 class Progress(Verb, frozen=True):
-    """How far the start has come."""
+    """The progress of a mesh's start."""
 
     stage: str
     num_ready: int
@@ -705,20 +710,20 @@ class MeshReady(Verb, frozen=True):
 
 
 class StartFailed(Verb, frozen=True):
-    """The mesh did not come up; `fault` says whose it is."""
+    """The start failed; `fault` names the side that caused it."""
 
     fault: Literal["user", "host"]
     text: str
 
 
 class Respawned(Verb, frozen=True):
-    """These dead ranks have been forked anew and wait for a `Heal`."""
+    """These dead ranks have been replaced by new processes, which wait for a `Heal`."""
 
     ranks: tuple[RankInfo, ...]
 
 
 class RespawnFailed(Verb, frozen=True):
-    """They could not be forked, or ended at once; what lives lives on."""
+    """Dead ranks could not be replaced; living ranks continue."""
 
     ranks: tuple[int, ...]
     text: str
@@ -742,13 +747,13 @@ class StoreDied(Verb, frozen=True):
 
 
 class AgentFault(Verb, frozen=True):
-    """A handler of the agent raised, and the agent goes on."""
+    """A handler of the agent raised an exception; the agent continues."""
 
     text: str
 
 
 class Ranked(Verb, frozen=True):
-    """What these ranks said, all the same."""
+    """One message that all these ranks have sent."""
 
     ranks: tuple[int, ...]
     verb: FromRank
@@ -773,7 +778,7 @@ class HostReport(Verb, frozen=True):
 
 
 class Stopped(Verb, frozen=True):
-    """Everything has ended; the agent exits after this."""
+    """Every process of the mesh has ended; the agent exits after this message."""
 
     reason: str
 

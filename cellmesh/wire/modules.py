@@ -1,4 +1,4 @@
-"""Modules that are edited while a mesh lives: ranks run the text that the notebook has loaded.
+"""Keeps ranks' modules in the version that the notebook has loaded, while the user edits them.
 
 A function of such a module travels by name. With the name goes a table of the notebook's own
 modules: which text of its file each was loaded from (`Stamp`). A rank that has loaded another text
@@ -36,15 +36,15 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class _Table(msgspec.Struct, array_like=True):
-    """What the notebook has loaded, and where it looks for modules."""
+    """The versions of modules that the notebook has loaded, and its import path."""
 
     stamps: dict[str, Stamp]
     path: list[str]
 
 
 class LoadedModules:
-    """The modules of this process, those of the user's among them: what is not installed, nor
-    Python's own.
+    """The modules of this process, and which of them are the user's: those outside of site-packages
+    and Python's library.
 
     There is one of it in a process, as there is one `sys.modules`.
     """
@@ -60,7 +60,7 @@ class LoadedModules:
         self._differing: dict[bytes, frozenset[str]] = {}  # by table, modules that are refused
 
     def record(self) -> None:
-        """Begin to note which text of its file a module is loaded from."""
+        """Start to record which version of its file each module is loaded from."""
         ipython = sys.modules.get("IPython")
         self._shell = ipython.get_ipython() if ipython is not None else None
         plain = SourceFileLoader.path_stats
@@ -82,7 +82,7 @@ class LoadedModules:
     # ---- in the notebook
 
     def reducer(self) -> Callable[[Any], Any]:
-        """How functions, classes and modules of the user's reduce in one pickle (a
+        """The pickle reducer for functions, classes and modules of the user (a
         `payload.Reducer`).
         """
         is_fresh = False
@@ -116,9 +116,7 @@ class LoadedModules:
         return reduce
 
     def _by_name(self, value: Any, name: str, names: str) -> Any:
-        """What a value reduces to that a module has under this name; None where it travels by
-        value.
-        """
+        """Reduce a value to its name in a module; None if it must be sent by value."""
         module = sys.modules.get(name)
         if module is None or _follow(module, names) is not value:
             return None
@@ -130,7 +128,7 @@ class LoadedModules:
         return None
 
     def _refresh(self) -> None:
-        """Take in what was loaded since the last time, if anything was."""
+        """Update the table of modules, if modules were loaded since the last time."""
         state = (
             self._num_loads,
             len(sys.modules),
@@ -176,7 +174,7 @@ class LoadedModules:
     # ---- on a rank
 
     def find(self, name: str, names: str, table: bytes) -> Any:
-        """What the notebook calls by this name; see the module's docstring.
+        """The object that the notebook has under this name; see the module's docstring.
 
         Args:
             name: the module.
@@ -232,14 +230,12 @@ loaded = LoadedModules()
 
 
 def find(name: str, names: str, table: bytes) -> Any:
-    """See `LoadedModules.find`: what names in pickles stand for."""
+    """Unpickles a name of a user's module by `LoadedModules.find`."""
     return loaded.find(name, names, table)
 
 
 def cached_again(function: Any, parameters: dict[str, Any]) -> Any:
-    """A function that travelled by value, with an empty cache: what it had cached does not
-    travel.
-    """
+    """Rebuild a cached function that was sent by value, with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -264,7 +260,7 @@ def _is_users(file: str) -> bool:
 
 
 def _users_file(spec: ModuleSpec | None) -> str:
-    """The file of a module of the user's; "" of others."""
+    """The file of a module if it is the user's; "" for other modules."""
     file = getattr(spec, "origin", None)
     return file if type(file) is str and _is_users(file) else ""
 

@@ -33,18 +33,16 @@ Reducer = Callable[[Any], Any]
 
 
 class Holder(Protocol):
-    """Notes which segments this process uses."""
+    """Notes which segments this process still uses."""
 
     def hold(self, loan: int) -> Callable[[], object]:
-        """Note a segment that is about to be used; call what is returned, on any thread, once it is
-        not.
+        """Note a segment that is used from now on; call the returned function, on any thread, after
+        its last use.
         """
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, with one more say in how objects reduce; code takes its source
-    along.
-    """
+    """cloudpickle's pickler with an additional reducer; code objects include their source."""
 
     def __init__(self, file: io.IOBase, reducer: Reducer | None, **kwargs: Any) -> None:
         super().__init__(file, **kwargs)
@@ -68,7 +66,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Nowhere(io.RawIOBase):
-    """A file that keeps nothing."""
+    """A binary file that discards what is written to it."""
 
     def writable(self) -> bool:
         return True
@@ -78,9 +76,7 @@ class _Nowhere(io.RawIOBase):
 
 
 class _CheckedStream(io.BytesIO):
-    """A stream that takes large pieces (bytes, texts) only where they and their copies fit into
-    memory.
-    """
+    """A stream that accepts large writes only if they and their copies fit into memory."""
 
     def write(self, data: Any) -> int:
         num_bytes = memoryview(data).nbytes
@@ -127,7 +123,7 @@ def dumps(
 
 
 def check_dumps(value: Any, name: str, reducer: Reducer | None = None) -> None:
-    """As `dumps`, but the pickle is not kept: large values take no memory.
+    """Check that a value can be pickled, without keeping the pickle in memory.
 
     Raises:
         UnpicklableError: it cannot be pickled; names the part of it that cannot.
@@ -161,7 +157,7 @@ def _pickler_to_nowhere(reducer: Reducer | None) -> _Pickler:
 
 
 def loads(payload: Pickled, buffers: Sequence[Frame], holder: Holder | None = None) -> Any:
-    """Unpickle what `dumps` made.
+    """Unpickle the result of `dumps`.
 
     Args:
         payload: the pickle.
@@ -207,7 +203,7 @@ def _fails(value: Any, reducer: Reducer | None, kind: type[Exception]) -> bool:
 def _find_culprit(
     value: Any, path: str, reducer: Reducer | None, kind: type[Exception] = Exception
 ) -> tuple[str, Any]:
-    """The innermost part that cannot be pickled on its own, and the way to it."""
+    """The innermost part of a value that cannot be pickled on its own, and the path to it."""
     for _ in range(_MAX_DEPTH):
         for step, part in _parts(value):
             if part is not value and _fails(part, reducer, kind):

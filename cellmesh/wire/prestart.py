@@ -1,4 +1,5 @@
-"""What a kernel asks of the zygote that waits for it, and how others find such a zygote.
+"""Messages between a kernel and its waiting zygote, and how other processes recognise such a
+zygote.
 
 A waiting zygote has no directory and no socket file: it is found by its arguments, and nothing is
 left of it when it is killed.
@@ -15,7 +16,7 @@ _NAME = "zygote-of-"
 
 
 class StartMesh(msgspec.Struct, frozen=True):
-    """Fork a mesh's guardian, agent and zygote; a pipe for descriptor 1 and a log for 2 come along.
+    """Ask the waiting zygote to fork a mesh's guardian; with a pipe for descriptor 1, a log for 2.
 
     The request itself is in a third file, as an environment may be larger than a message.
     """
@@ -26,7 +27,7 @@ class StartMesh(msgspec.Struct, frozen=True):
 
 
 def argument(root: Path, kernel_pid: int) -> str:
-    """The argument by which a kernel's waiting zygote is known.
+    """The command line argument that marks the waiting zygote of a kernel.
 
     Args:
         root: as `ticket.runtime_root` gives; there is no such file in it.
@@ -36,9 +37,7 @@ def argument(root: Path, kernel_pid: int) -> str:
 
 
 def kernel_of(root: Path, arguments: list[str]) -> int:
-    """The kernel for which a process waits that has these arguments; 0 if it is no waiting
-    zygote.
-    """
+    """The kernel of a waiting zygote with these arguments; 0 for other processes."""
     for word in arguments:
         pid = word.removeprefix(f"{root}/{_NAME}")
         if pid != word and pid.isdecimal():

@@ -1,4 +1,4 @@
-"""The profile of a cell: what ranks are asked, and answer."""
+"""Requests for the profile of a cell, and their answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ OperatorKind = Literal["computation", "communication", "device"]
 
 
 class BeginProfile(FeatureRequest, frozen=True):
-    """Profile the next cell, from its begin to its end."""
+    """Ask a rank to profile the next cell, from its begin to its end."""
 
 
 class EndProfile(FeatureRequest, frozen=True):
-    """Answer with the profile of the last cell (`RankProfile`; nothing, if there is
-    none).
+    """Ask for the profile of the last cell (`RankProfile`; None if there is none).
 
     With a `trace_path`, the trace in Chrome's format comes along, if it is at most
     `max_trace_bytes` long; a longer one stays in that file on the rank's host.
@@ -31,7 +30,7 @@ AnyRequest = BeginProfile | EndProfile
 
 
 class OperatorTime(msgspec.Struct, frozen=True):
-    """What all calls of one operator took on a rank.
+    """The total time of all calls of one operator on a rank.
 
     Attributes:
         name: as torch's profiler has it.

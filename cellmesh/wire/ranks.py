@@ -1,4 +1,4 @@
-"""Sets of ranks, as people write them: ``0,2-5``."""
+"""Sets of ranks as users write them: ``0,2-5``."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def group_ranks(answers: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
 
 
 def describe_groups(texts: Mapping[int, str]) -> list[str]:
-    """Write what each rank said, once for all ranks that said the same: ``rank 0: text``.
+    """Describe answers of ranks, equal ones once: ``rank 0: text``.
 
     Args:
         texts: rank -> its text; ranks without one ("") are left out.

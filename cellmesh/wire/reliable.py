@@ -1,4 +1,5 @@
-"""Messages that survive a connection: numbered, kept until acknowledged, sent again after a cut.
+"""Messages that survive a broken connection: numbered, kept until acknowledged, sent again after a
+reconnect.
 
 Both ends have a `Reliable`, which outlives the connections between them. Every message travels
 behind a preamble of 16 bytes: its own number, and the highest number taken in from the other side.
@@ -27,7 +28,7 @@ M = TypeVar("M")
 
 
 class Reliable(Generic[M]):
-    """One end.
+    """One end of a connection with numbered messages.
 
     Args:
         on_acked: told of each message that the other side has taken in.
@@ -49,18 +50,18 @@ class Reliable(Generic[M]):
         self._unacked_bytes = 0
 
     def wrap(self, message: M, num_bytes: int) -> bytes:
-        """Number a message and keep it; its preamble."""
+        """Number a message and keep it; returns its preamble."""
         self._num_sent += 1
         self._kept.append((self._num_sent, message, num_bytes))
         self.kept_bytes += num_bytes
         return self._preamble(self._num_sent)
 
     def wrap_aside(self) -> bytes:
-        """The preamble of what is not numbered: a greeting, or an acknowledgement alone."""
+        """The preamble of a message without a number: a greeting or an acknowledgement."""
         return self._preamble(0)
 
     def unwrap(self, preamble: bytes, num_bytes: int, now: float) -> bool:
-        """Take in a message.
+        """Note a received message.
 
         Args:
             preamble: what it came with.
@@ -89,19 +90,21 @@ class Reliable(Generic[M]):
         return True
 
     def add_bytes(self, num_bytes: int, now: float) -> None:
-        """The message taken in last keeps so many more bytes with the other side: in a segment."""
+        """Count these bytes of a segment, which the other side keeps, to the message received
+        last.
+        """
         self._unacked_bytes += num_bytes
         if self._unacked_bytes >= ACK_BYTES:
             self.ack_at = now
 
     def resume(self, num_received: int) -> list[tuple[bytes, M]]:
-        """What to send again, with preambles, to an end that has taken in so many messages."""
+        """The messages, with preambles, to send again to an end that has received this many."""
         self._note_acked(num_received)
         return [(self._preamble(number), message) for number, message, _ in self._kept]
 
     @staticmethod
     def is_aside(preamble: bytes) -> bool:
-        """Whether it belongs to what is not numbered (`wrap_aside`).
+        """Whether a preamble belongs to a message without a number (`wrap_aside`).
 
         Raises:
             ProtocolError: that is no preamble.
@@ -109,16 +112,14 @@ class Reliable(Generic[M]):
         return read_preamble(preamble)[0] == 0
 
     def take_kept(self) -> list[M]:
-        """Give up: the messages that were not acknowledged, oldest first; they are kept no
-        longer.
-        """
+        """Remove and return the messages that were not acknowledged, oldest first."""
         kept = [message for _, message, _ in self._kept]
         self._kept.clear()
         self.kept_bytes = 0
         return kept
 
     def owes_ack(self, now: float) -> bool:
-        """Whether an acknowledgement is due."""
+        """Whether an acknowledgement must be sent now."""
         return self.ack_at is not None and now >= self.ack_at
 
     def _preamble(self, number: int) -> bytes:
@@ -137,8 +138,8 @@ class Reliable(Generic[M]):
 
 
 def read_preamble(preamble: bytes) -> tuple[int, int]:
-    """A message's number (0: it is not numbered), and the highest number that its sender has taken
-    in.
+    """Read a message's number (0: not numbered), and the highest number that its sender has
+    received.
 
     Raises:
         ProtocolError: that is no preamble.

@@ -1,4 +1,4 @@
-"""Tensors that should be equal on several ranks: what ranks are asked of them, and answer."""
+"""Requests about tensors that should be equal on several ranks, and their answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["parameter", "buffer", "optimizer state", "tensor", "number", "rn
 
 
 class Check(FeatureRequest, frozen=True):
-    """Answer with digests of the tensors of an expression's value ("": of all models and
+    """Ask for digests of the tensors of an expression's value ("": of all models and
     optimizers).
     """
 
@@ -20,7 +20,9 @@ class Check(FeatureRequest, frozen=True):
 
 
 class Compare(FeatureRequest, frozen=True):
-    """Answer how far a tensor that `Check` found at `path` is from the one in the payload."""
+    """Ask for the distance between the tensor that `Check` found at `path` and the one in the
+    payload.
+    """
 
     expression: str
     path: str
@@ -28,7 +30,7 @@ class Compare(FeatureRequest, frozen=True):
 
 
 class GatherTensor(FeatureRequest, frozen=True):
-    """Answer with the tensor that `Check` found at `path`, for `Compare` on other ranks."""
+    """Ask for the tensor that `Check` found at `path`, for `Compare` on other ranks."""
 
     expression: str
     path: str
@@ -42,11 +44,11 @@ class Sync(FeatureRequest, frozen=True):
 
 
 class SurveyNames(FeatureRequest, frozen=True):
-    """Answer which names of the namespace can be copied to another rank, and why others cannot."""
+    """Ask which names of the namespace can be copied to another rank, and why others cannot."""
 
 
 class GatherNames(FeatureRequest, frozen=True):
-    """Answer with the values of names as one pickle, for `PushNames` on another rank."""
+    """Ask for the values of names as one pickle, for `PushNames` on another rank."""
 
     names: tuple[str, ...]
 
@@ -80,7 +82,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Distance(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one rank's part is from another's. NaN is equal to NaN.
+    """The difference between two ranks' parts. NaN is equal to NaN.
 
     Attributes:
         num_differing: elements that differ.
@@ -101,7 +103,7 @@ class Distance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did to make replicas equal.
+    """One rank's report of making replicas equal.
 
     Attributes:
         num_equal: tensors and values that are those of the source now.

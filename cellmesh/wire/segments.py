@@ -45,7 +45,7 @@ _WHY_NOT_OPEN = {
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
-    """Where a segment is open, and what is in it.
+    """Names a process that has a segment open, and describes the segment's content.
 
     Attributes:
         pid, descriptor: the process that has it open, and as which descriptor.
@@ -72,9 +72,7 @@ class Memfd:
 
 
 class SegmentFrame(bytes):
-    """The frame that stands for a segment which this process has open, for as long as the frame
-    exists.
-    """
+    """The message frame that refers to a segment; it keeps the segment open while it exists."""
 
     memfd: Memfd
     ref: Ref
@@ -96,12 +94,12 @@ class SegmentFrame(bytes):
 
     @property
     def num_bytes(self) -> int:
-        """Of the buffers in the segment."""
+        """Size of the buffers in the segment, in bytes."""
         return span(self.ref.sizes)
 
 
 def read_ref(frame: Frame) -> Ref:
-    """What a `SegmentFrame` says that has travelled.
+    """Read the reference in a received `SegmentFrame`.
 
     Raises:
         ProtocolError: that is none.
@@ -141,7 +139,7 @@ def open_segment(frame: Frame) -> SegmentFrame:
 
 @functools.cache
 def are_possible() -> bool:
-    """Whether this system has memfds that another process can open; some sandboxes have not."""
+    """Whether this system has memfds that another process can open; some sandboxes do not."""
     try:
         memfd = create(1, "cellmesh-probe")
         os.close(os.open(f"/proc/{os.getpid()}/fd/{memfd.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
@@ -156,7 +154,7 @@ def new_loan() -> int:
 
 
 def create(num_bytes: int, name: str) -> Memfd:
-    """Make a segment, empty.
+    """Make an empty segment.
 
     Args:
         num_bytes: its size.
@@ -188,7 +186,7 @@ def write(memfd: Memfd, buffers: Sequence[Frame]) -> None:
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where buffers of these sizes stand in a segment."""
+    """The offsets of buffers of these sizes in a segment."""
     found, at = [], 0
     for size in sizes:
         found.append(at)
@@ -197,13 +195,13 @@ def offsets(sizes: Sequence[int]) -> list[int]:
 
 
 def span(sizes: Sequence[int]) -> int:
-    """How long a segment with buffers of these sizes is, in bytes."""
+    """The length of a segment with buffers of these sizes, in bytes."""
     return sum(-(-size // _ALIGN_BYTES) * _ALIGN_BYTES for size in sizes)
 
 
 def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
-    """The pickle as it is sent with a segment, and what the segment is to hold: a long stream,
-    too.
+    """Move a long pickle stream into the segment; returns the stream to send and the segment's
+    buffers.
     """
     if len(pickled.stream) < MIN_BYTES:
         return Pickled(pickled.stream, 1, True), list(buffers)
@@ -211,15 +209,14 @@ def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[F
 
 
 def num_bytes_of(pickled: Pickled, buffers: Sequence[Frame]) -> int:
-    """How much a pickle and its buffers are, in bytes."""
+    """The total size of a pickle and its buffers, in bytes."""
     return len(pickled.stream) + sum(map(len, buffers))
 
 
 def map_private(
     frame: SegmentFrame, on_unmapped: Callable[[], object] | None = None
 ) -> tuple[memoryview, ...]:
-    """Map a segment copy-on-write: its buffers, which may be written, and are this process's own
-    then.
+    """Map a segment copy-on-write, and return its buffers; writes to them stay in this process.
 
     Args:
         frame: of a segment that is open here.
@@ -275,8 +272,8 @@ def _map(
     parts: Sequence[tuple[int, int, int]],
     on_unmapped: Callable[[], object] | None = None,
 ) -> memoryview:
-    """Map parts of files one behind the other, copy-on-write; unmapped once nothing refers to it
-    any more.
+    """Map parts of files one behind the other, copy-on-write; unmapped after the last reference has
+    gone.
 
     Args:
         num_bytes: of all.
@@ -316,8 +313,7 @@ def memfd_name(mesh: str) -> str:
 
 
 def held_bytes(pid: int, mesh: str) -> list[int]:
-    """How much memory each segment takes that a mesh's controller has open, as seen from any
-    process.
+    """Memory of each segment that a mesh's controller has open, as seen from any process.
 
     Args:
         pid: the controller.
@@ -337,7 +333,7 @@ def held_bytes(pid: int, mesh: str) -> list[int]:
 
 
 def describe_bytes(num_bytes: int) -> str:
-    """A size for people."""
+    """A size in bytes for users."""
     unit, factor = ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
     return f"{num_bytes / factor:.1f} {unit}"
 

@@ -1,4 +1,4 @@
-"""Which part of a whole tensor is a rank's; pure.
+"""Computes which part of a whole tensor a rank holds; pure.
 
 A *box* is ``(start, length)`` for each dim of the whole. Placements are written without torch: the
 tensor's dim that a mesh dim shards, or None where it replicates.
@@ -21,7 +21,7 @@ Placements = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank gives when a value is gathered.
+    """One rank's part of a value that is being gathered.
 
     Attributes:
         value: its part; None where another rank gives the same.
@@ -37,7 +37,7 @@ class Part:
     runs: tuple[Box, ...] = ()
 
     def pieces(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """Where each of its boxes is in the whole, and where in the part."""
+        """For each box of the part, its place in the whole tensor and in the part."""
         dims = []
         for runs in self.runs or [(each,) for each in self.box]:
             ends = itertools.accumulate(length for _, length in runs)
@@ -67,7 +67,7 @@ def spread(length: int, num_parts: int, index: int) -> tuple[int, int]:
 
 
 def plain_box(shape: Sequence[int], dim: int, num_parts: int, index: int) -> Box:
-    """The box of one of several ranks, of a tensor split along one dim."""
+    """The box (offset and length per dim) of one rank, for a tensor split along one dim."""
     dim %= len(shape)
     return tuple(
         spread(length, num_parts, index) if at == dim else (0, length)

@@ -1,4 +1,5 @@
-"""Source lines of code that was typed into a notebook and is in no file: they travel with the code.
+"""Source lines of code that was typed into a notebook, sent along with the code because no file has
+them.
 
 So tracebacks, help and the debugger show them on ranks, too, and in the notebook those of the
 ranks' cells. They are kept where Python looks for all source lines, in `linecache`, as IPython
@@ -28,13 +29,13 @@ class _Lines(tuple[Any, ...]):
 
 
 class Sources:
-    """What is known of sources while one value is pickled: each text is in it once."""
+    """The sources already written into one pickle, so that each text is in it once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, int] | None] = {}
 
     def reduce(self, code: types.CodeType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-        """How a code object reduces with its source.
+        """The pickle reducer of a code object with its source.
 
         Args:
             code: the code object.
@@ -50,7 +51,7 @@ class Sources:
 def restore(
     name: str, text: str, cell: int, make: Callable[..., types.CodeType], args: tuple[Any, ...]
 ) -> types.CodeType:
-    """Make a code object and keep its source, unless that is known."""
+    """Rebuild a code object, and register its source with `linecache` if it is new."""
     if name not in linecache.cache:
         lines = _Lines((len(text), None, text.splitlines(keepends=True), name))
         lines.cell = cell
@@ -59,7 +60,7 @@ def restore(
 
 
 def cell_of(name: str) -> int:
-    """The ``In[n]`` that code of this file name came from, 0 if it came from none."""
+    """The ``In[n]`` of the cell with this code file name, 0 for other code."""
     return int(getattr(linecache.cache.get(name), "cell", 0))
 
 

@@ -1,4 +1,4 @@
-"""What is sent in the place of a value that was too large to keep."""
+"""A replacement for a value that was too large to keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Lost:
 
 
 def complain(text: str) -> NoReturn:
-    """Raise `HostError`: what loading a stand-in does."""
+    """Raise `HostError`; unpickling a stand-in calls this."""
     raise HostError(text)
 
 

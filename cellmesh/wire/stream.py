@@ -34,8 +34,8 @@ _MAX_PARTS = 512
 
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
-    """A message as the parts to send; small ones are joined, as one part is sent faster than
-    several.
+    """Split a message into the parts to send; small ones are joined, as one part is sent faster
+    than several.
     """
     if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
         return [_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0]]
@@ -59,7 +59,7 @@ class Reader:
         self._num_large = 0
 
     def read_from(self, connection: socket.socket) -> list[list[Frame]] | None:
-        """Receive once.
+        """Receive from the socket once.
 
         Args:
             connection: blocking or not.
@@ -176,7 +176,7 @@ class Channel:
 
 
 class QueuedChannel:
-    """One end of a socketpair that never blocks: what cannot be sent at once is queued.
+    """One end of a socketpair, non-blocking: data that cannot be sent at once is queued.
 
     Args:
         connection: the socket; made non-blocking.
@@ -201,7 +201,9 @@ class QueuedChannel:
         return self.send_packed(pack(frames))
 
     def send_packed(self, parts: Sequence[Frame]) -> bool:
-        """As `send`, of what `pack` gave: the same message to many is packed once."""
+        """As `send`, for a message that `pack` has packed, so that a message to many ranks is
+        packed once.
+        """
         if len(parts) == 1 and not self._unsent:  # the usual case, without the queue
             try:
                 sent = self.connection.send(parts[0])
@@ -216,7 +218,7 @@ class QueuedChannel:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what is queued, as far as it goes; as `send`."""
+        """Send queued data until the socket is full; as `send`."""
         while self._unsent:
             try:
                 count = self.connection.sendmsg(self._unsent[:_MAX_PARTS])
@@ -229,7 +231,7 @@ class QueuedChannel:
         return True
 
     def read(self) -> list[list[Frame]]:
-        """The messages that one receive completes; none at the end of the stream, too.
+        """The messages that one receive completes; none also at the end of the stream.
 
         Raises:
             ProtocolError: what came is no message.
@@ -254,7 +256,7 @@ class QueuedChannel:
 
 
 def _advance(parts: list[memoryview], count: int) -> list[memoryview]:
-    """The parts without their first `count` bytes."""
+    """Drop the first `count` bytes of some parts."""
     for index, part in enumerate(parts):
         if count < len(part):
             return [part[count:], *itertools.islice(parts, index + 1, None)]

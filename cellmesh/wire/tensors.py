@@ -1,4 +1,4 @@
-"""How torch's and numpy's memory is pickled: out of band, without a copy."""
+"""Pickles memory of torch and numpy out of band, without a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LARGE_BYTES = 64 * 1024
 
 
 def reduce(value: Any) -> Any:
-    """How a tensor, a storage or an array reduces (see `pickle.Pickler.reducer_override`).
+    """The pickle reducer of tensors, storages and arrays (see
+    `pickle.Pickler.reducer_override`).
 
     Args:
         value: an object of a class that ``torch`` or ``numpy`` defines.
@@ -45,7 +46,7 @@ def reduce(value: Any) -> Any:
 
 
 def rebuild_storage(buffer: Any, dtype: Any) -> Any:
-    """A storage on the memory that has arrived.
+    """Rebuild a storage on received memory.
 
     Args:
         buffer: writable memory.
@@ -60,7 +61,7 @@ def rebuild_storage(buffer: Any, dtype: Any) -> Any:
 
 
 def move_storage(storage: Any, dtype: Any, device: str) -> Any:
-    """A storage on the device where it was.
+    """Move a received storage to the device that it had.
 
     Args:
         storage: as it has arrived, on the CPU.
@@ -101,7 +102,7 @@ def _reduce_storage(storage: Any, dtype: Any) -> Any:
 
 
 def _check_fits(num_bytes: int) -> None:
-    """Check that a value that is copied to be pickled fits, where that is worth the question."""
+    """Check that the copy of a value for its pickle fits into memory, if the value is large."""
     if num_bytes >= CHECKED_BYTES:
         from . import free_memory
 

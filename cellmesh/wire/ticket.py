@@ -1,4 +1,4 @@
-"""Tickets: the file by which an agent learns what to start, and others find the mesh.
+"""Tickets: a mesh's file with the options of its start, by which other processes find the mesh.
 
 Every mesh has a directory of mode 0700 under Jupyter's runtime directory::
 
@@ -37,7 +37,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one mesh is made of.
+    """The options and the key of one mesh.
 
     Attributes:
         name: the mesh's name, also of its directory.
@@ -94,7 +94,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def agent_endpoint(self) -> str:
-        """Where controllers connect."""
+        """The endpoint that controllers connect to."""
         return f"ipc://{self.directory}/agent.sock"
 
     @property
@@ -104,7 +104,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def holder_path(self) -> Path:
-        """Where the agent says who holds the mesh (`Holder`)."""
+        """The path of the file that names the mesh's controller (`Holder`)."""
         return Path(self.directory) / "holder.json"
 
     @property
@@ -114,7 +114,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a mesh, as its agent writes it down for others to see.
+    """The controller that holds a mesh, as written to a file by the agent.
 
     Attributes:
         controller_pid: the process of the controller that is attached, or was last.
@@ -128,7 +128,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What tickets of all versions have."""
+    """The fields that tickets of all versions have."""
 
     version: str = ""
     agent_pid: int = 0
@@ -217,7 +217,7 @@ def write_ticket(ticket: Ticket) -> Path:
 
 
 def write_holder(ticket: Ticket, holder: Holder) -> None:
-    """Say who holds a mesh.
+    """Write the file that names a mesh's controller.
 
     Raises:
         HostError: it cannot be written.
@@ -226,7 +226,7 @@ def write_holder(ticket: Ticket, holder: Holder) -> None:
 
 
 def read_holder(ticket: Ticket) -> Holder | None:
-    """Who holds a mesh; None where its agent has not said so yet."""
+    """Read which controller holds a mesh; None if the agent has not written it yet."""
     try:
         return msgspec.json.decode(_read(ticket.holder_path), type=Holder)
     except (HostError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -255,8 +255,7 @@ def read_ticket(path: Path) -> Ticket:
 
 
 def find_strange(root: Path) -> list[tuple[Path, str]]:
-    """Directories under a root that hold no ticket that can be used here, with what is wrong with
-    them.
+    """Directories under a root without a usable ticket, and the problem of each.
 
     Args:
         root: as `runtime_root` gives.
@@ -277,9 +276,7 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
 
 
 def find_tickets(root: Path) -> list[Ticket]:
-    """The tickets under a root, oldest first; `find_strange` tells of those that cannot be used
-    here.
-    """
+    """The usable tickets under a root, oldest first; `find_strange` lists the other directories."""
     by_key = {}  # a mesh may be found twice, by a link
     for path in root.glob(f"*/{_FILE}"):
         try:
@@ -305,9 +302,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Read a small file that must be a file, and its user's alone; a pipe in its place is not
-    waited for.
-    """
+    """Read a small regular file that only its owner may read; never blocks on a pipe."""
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -344,7 +339,9 @@ def _foreign_root(root: Path) -> HostError:
 
 
 def remove_own_directory(ticket: Ticket) -> bool:
-    """Remove a mesh's directory, unless another mesh of its name has it now; whether it is gone."""
+    """Remove a mesh's directory, unless another mesh of that name uses it now; returns whether it
+    is gone.
+    """
     try:
         if read_ticket(ticket.path).mark != ticket.mark:
             return False

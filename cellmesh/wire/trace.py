@@ -1,5 +1,5 @@
-"""What a rank tells of its last cells, and of the collectives in them: the answer to
-`looks.History`.
+"""A rank's record of its last cells and of the collectives in them: the answer to
+`inspect.History`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CellSpan:
 
 @dataclass(frozen=True)
 class What:
-    """What operations have in common that are of one kind and on one process group.
+    """The common fields of all operations of one kind on one process group.
 
     Attributes:
         name: as ``torch.distributed`` calls it.
@@ -47,8 +47,8 @@ class What:
 
 @dataclass(frozen=True)
 class Operations:
-    """Collectives and messages of one rank, oldest first: a number of each array is of one
-    operation.
+    """Collectives and messages of one rank, oldest first, as columns: index i of each array belongs
+    to operation i.
 
     Attributes:
         whats: what `what` counts.
@@ -74,7 +74,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Past:
-    """What `History` found.
+    """The answer to `inspect.History`.
 
     Attributes:
         cells: oldest first.

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets, set up one way for both sides.
+"""ZeroMQ sockets with the options that both sides use.
 
 Local meshes use ``ipc`` sockets in a directory of mode 0700. ZeroMQ bounds no queue (`SNDHWM` 0),
 as a ROUTER drops silently at its high-water mark: what may be under way is bounded by runs in
@@ -86,9 +86,7 @@ def connect_dealer(
 
 
 def hear_connection(monitor: Socket) -> Iterator[bool]:
-    """What has happened to a DEALER's connection: True when one was made, False when it was
-    lost.
-    """
+    """Read an event of a DEALER's connection: True when it was made, False when it was lost."""
     while readable(monitor):
         event = monitor.recv_multipart()[0]
         yield int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -103,8 +101,8 @@ def send(socket: Socket, frames: list[Frame]) -> None:
 
 
 def readable(socket: Socket) -> bool:
-    """Whether a message has arrived. ZeroMQ's descriptor tells of changes only; this tells what is
-    so.
+    """Whether a message has arrived. ZeroMQ's descriptor reports changes only; this asks for the
+    state.
     """
     return bool(int(_get(socket, _EVENTS)) & _POLLIN)
 

@@ -1,4 +1,4 @@
-"""What every message is made of: the bases of verbs and requests, and pickled values."""
+"""The bases of messages and requests, and pickled values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pickled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkVerb(Verb, frozen=True):
-    """Base of what ranks do for a run; the class says of which kind it is.
+    """Base of the work that ranks do for a run; class variables define its kind.
 
     Class attributes:
         is_cell: it is a notebook's cell.
@@ -42,4 +42,6 @@ class WorkVerb(Verb, frozen=True):
 
 
 class FeatureRequest(WorkVerb, frozen=True):
-    """Base of what a feature of the controller asks its counterpart on a rank; see `Request`."""
+    """Base of the requests that a feature of the controller sends to its handler on a rank; see
+    `Request`.
+    """
