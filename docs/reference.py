@@ -30,7 +30,7 @@ PUBLIC = {
     "cellmesh.controller.ranks": ("Ranks",),
     "cellmesh.controller.core.effects": ("HealReport",),
     "cellmesh.controller.inspect.inspection": ("Inspection", "Spread"),
-    "cellmesh.controller.metrics_plot": ("Plot",),
+    "cellmesh.controller.metrics": ("Plot",),
     "cellmesh.controller.replicas": ("CheckReport", "Difference", "SyncSummary"),
     "cellmesh.controller.trace.match": ("History",),
     "cellmesh.controller.trace.profile": ("Lateness", "OperatorByRank", "Profile"),

@@ -1,16 +1,21 @@
-"""What ranks have logged (``cellmesh.log``), kept for plots."""
+"""What ranks have logged (``cellmesh.log``), and what a plot of it draws."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..errors import MeshUsageError
 from ..wire.codec import Parcel
 from ..wire.messages import Logged
+from .live_views import LiveViews
+from .options import did_you_mean
 
 # Of each name on each rank; beyond that, every second point is dropped.
 MAX_POINTS = 20_000
+# What is drawn of a line: more would not be seen.
+MAX_DRAWN = 600
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,19 @@ class Series:
 
     steps: tuple[float, ...]
     values: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Watcher:
+    """What is called when ranks have logged.
+
+    Attributes:
+        on_points: given the names that have new points.
+        on_cell_end: a cell has ended, and its points are all here.
+    """
+
+    on_points: Callable[[frozenset[str]], None]
+    on_cell_end: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -48,11 +66,10 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[str, dict[int, _Kept]] = {}
-        self._watchers: list[Callable[[frozenset[str]], None]] = []
-        self._settle_watchers: list[Callable[[], None]] = []
+        self._watchers: list[Watcher] = []
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Logged]) -> None:
-        """These ranks have logged this; called in the link's loop."""
+        """Keep what these ranks have logged; called in the link's loop."""
         verb = parcel.verb
         with self._lock:
             for name, values in zip(verb.names, verb.values, strict=True):
@@ -61,7 +78,7 @@ class Metrics:
                     by_rank.setdefault(rank, _Kept()).add(verb.steps, values)
             watchers = tuple(self._watchers)
         for watcher in watchers:
-            watcher(frozenset(verb.names))
+            watcher.on_points(frozenset(verb.names))
 
     def names(self) -> tuple[str, ...]:
         """What has been logged."""
@@ -76,10 +93,8 @@ class Metrics:
                 rank: Series(tuple(k.steps), tuple(k.values)) for rank, k in sorted(kept.items())
             }
 
-    def watch(self, watcher: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Have somebody told which names have new points, in the link's loop; returns what ends
-        that.
-        """
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """Call a watcher in the link's loop from now on; returns what ends that."""
         with self._lock:
             self._watchers.append(watcher)
 
@@ -91,22 +106,128 @@ class Metrics:
         return end
 
     def settle(self) -> None:
-        """A cell has ended: its points are all here; called in the link's loop."""
+        """A cell has ended, and its points are all here; called in the link's loop."""
         with self._lock:
-            watchers = tuple(self._settle_watchers)
+            watchers = tuple(self._watchers)
         for watcher in watchers:
-            watcher()
+            watcher.on_cell_end()
 
-    def watch_settling(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Have somebody told of each cell that has ended, in the link's loop; returns what ends
-        that.
-        """
-        with self._lock:
-            self._settle_watchers.append(watcher)
 
-        def end() -> None:
-            with self._lock:
-                if watcher in self._settle_watchers:
-                    self._settle_watchers.remove(watcher)
+@dataclass(frozen=True)
+class Band:
+    """The mean of ranks at each step, and the least and the most."""
 
-        return end
+    steps: tuple[float, ...]
+    mean: tuple[float, ...]
+    least: tuple[float, ...]
+    most: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What ranks have logged under some names; in a notebook it shows itself, and goes on.
+
+    Attributes:
+        metrics: where it comes from.
+        names: one panel each, in this order.
+        ranks: whose.
+        mean: whether the ranks' mean is drawn, with a band from the least to the most.
+        shown: what keeps it up to date.
+    """
+
+    metrics: Metrics
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    mean: bool = False
+    shown: LiveViews = field(default_factory=LiveViews, repr=False, compare=False)
+
+    def series(self, name: str) -> Mapping[int, Series]:
+        """rank -> what it has logged under a name."""
+        return {rank: one for rank, one in self.metrics.series(name).items() if rank in self.ranks}
+
+    def __repr__(self) -> str:
+        lines = []
+        for name in self.names:
+            series = self.series(name)
+            if not series:
+                lines.append(f"{name}: nothing logged yet: {how_to(name)}")
+            for rank, one in series.items():
+                lines.append(
+                    f"{name} [{rank}] {len(one.values)} points, last {one.values[-1]:.4g}, "
+                    f"least {min(one.values):.4g}, most {max(one.values):.4g}"
+                )
+        return "\n".join(lines)
+
+
+def plot(
+    metrics: Metrics,
+    names: Sequence[str],
+    ranks: Sequence[int],
+    mean: bool = False,
+    shown: LiveViews | None = None,
+) -> Plot:
+    """A plot of names, which may be logged later.
+
+    Raises:
+        MeshUsageError: no name, or one that is none.
+    """
+    if not names:
+        known = ", ".join(metrics.names())
+        raise MeshUsageError(f"name what to plot: {known or how_to('loss')}")
+    for name in names:
+        if not name.isidentifier():
+            raise MeshUsageError(
+                f"{name!r} is no name: plot what ranks log, {how_to('loss')}"
+                f"{did_you_mean(name, metrics.names())}"
+            )
+    return Plot(metrics, tuple(dict.fromkeys(names)), tuple(ranks), mean, shown or LiveViews())
+
+
+def how_to(name: str) -> str:
+    """How a name comes to be logged."""
+    return f"`cellmesh.log({name}=..., step=...)` in a cell on the ranks"
+
+
+def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
+    """A line with at most `limit` points (and two) that looks the same: of each piece the least and
+    the most.
+
+    Args:
+        series: the line.
+        limit: an even number.
+    """
+    count = len(series.values)
+    if count <= limit:
+        return series
+    keep = {0, count - 1}
+    pieces = limit // 2
+    for piece in range(pieces):
+        here = range(piece * count // pieces, (piece + 1) * count // pieces)
+        keep.add(min(here, key=series.values.__getitem__))
+        keep.add(max(here, key=series.values.__getitem__))
+    chosen = sorted(keep)
+    return Series(
+        tuple(series.steps[index] for index in chosen),
+        tuple(series.values[index] for index in chosen),
+    )
+
+
+def band(series: Mapping[int, Series]) -> Band:
+    """The mean, least and most of ranks at the steps that any of them has, NaN left out."""
+    at: dict[float, list[float]] = {}
+    for one in series.values():
+        for step, value in zip(one.steps, one.values, strict=True):
+            if value == value:
+                at.setdefault(step, []).append(value)
+    steps = tuple(sorted(at))
+    return Band(
+        steps,
+        tuple(_mean(at[step]) for step in steps),
+        tuple(min(at[step]) for step in steps),
+        tuple(max(at[step]) for step in steps),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    # Of what has diverged, too: `statistics.fmean` raises where infinities meet, or a sum has none.
+    return sum(value / len(values) for value in values)

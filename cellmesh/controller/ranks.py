@@ -24,7 +24,7 @@ from .stacks import show_stacks
 
 if TYPE_CHECKING:
     from .inspect.inspection import Inspection
-    from .metrics_plot import Plot
+    from .metrics import Plot
     from .replicas import CheckReport, SyncSummary
     from .trace.match import History
     from .trace.profile import Profile
@@ -361,7 +361,7 @@ class Ranks:
         Raises:
             MeshUsageError: there are no names, or one is none.
         """
-        from .metrics_plot import plot  # rarely used
+        from .metrics import plot  # rarely used
 
         return plot(
             self.rank_set.session.beside.metrics,

@@ -236,8 +236,7 @@ class Commands:
     def dist_mem(self, options: Given) -> Table:
         ranks = self._choose(options)
         infos = [info for info in self._need_mesh().report() if info.rank in ranks.ranks]
-        has_gpus = any(info.device.startswith("cuda") for info in infos)
-        return memory_table("", infos, ranks.states(), has_gpus)
+        return memory_table("", infos, ranks.states())
 
     def dist_logs(self, options: Given) -> None:
         mesh = self._need_mesh()

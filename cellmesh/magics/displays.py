@@ -18,7 +18,7 @@ class Displays:
 
     def __init__(self) -> None:
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
-            ("cellmesh.controller.metrics_plot", "Plot"): _show_plot,
+            ("cellmesh.controller.metrics", "Plot"): _show_plot,
             ("cellmesh.controller.inspect.inspection", "Inspection"): _show_inspection,
         }
 

@@ -113,7 +113,7 @@ def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(
 MANY = """\
 import math
 from cellmesh.controller.metrics import Metrics
-from cellmesh.controller.metrics_plot import Plot
+from cellmesh.controller.metrics import Plot
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Logged
 

@@ -52,7 +52,8 @@ def test_an_inspection_has_a_form_for_every_viewer(notebook: Notebook, code: str
     assert data.keys() == {"text/plain", "text/html", VIEW}
     assert "w: replicas differ: ranks 0 ≠ 1 by a NaN or an infinity" in data["text/plain"]
     assert "<table" in data["text/html"]
-    assert '<img src="data:image/svg+xml;base64,' in data["text/html"]
+    assert '<img class="cellmesh"' in data["text/html"]
+    assert 'src="data:image/svg+xml;base64,' in data["text/html"]
 
 
 def test_errors_are_shown_where_the_value_is_not(notebook: Notebook) -> None:

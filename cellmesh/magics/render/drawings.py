@@ -1,24 +1,18 @@
-"""Small pictures for viewers without widgets: histograms and shards as SVG, tensors as PNG.
-
-Each is an ``<img>`` with its data in it: notebooks that are not trusted keep those, and neither
-``<svg>`` nor ``<style>``. Colours are such as show on white and on black: an image does not know
-the page's theme.
-"""
+"""Small pictures for viewers without widgets: histograms and shards as SVG, tensors as PNG."""
 
 from __future__ import annotations
 
-import base64
-import html
 import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
-from .palette import colour_of
+from .colours import colour_of, heat_colours
+from .svg import drawing, element, image
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,31 +21,10 @@ if TYPE_CHECKING:
 _BAR = "#4b8ed6"
 _LINE = "#808080"
 _LEVELS = " ▁▂▃▄▅▆▇█"
-# cividis, and blue to red; NaN and infinities are of neither.
-_ONE_SIGN = "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838"
-_BOTH_SIGNS = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
-_NAN, _INFINITE, _MINUS_INFINITE = (255, 0, 220), (0, 224, 64), (0, 120, 40)
 # A picture stays in the notebook's file.
 _MAX_SIDE = 160
 _SHOWN_SIDE = 320
 _MAX_BLOCKS = 4096
-
-
-def image(data: bytes, kind: str, alt: str, width: int, height: int) -> str:
-    """An ``<img>`` with its data in it.
-
-    Args:
-        data: the picture.
-        kind: its MIME type.
-        alt: what it shows, in words.
-        width, height: how large it is shown.
-    """
-    words = html.escape(alt, quote=True)
-    return (
-        f'<img src="data:{kind};base64,{base64.b64encode(data).decode()}" alt="{words}" '
-        f'title="{words}" width="{width}" height="{height}" '
-        'style="max-width:100%;image-rendering:pixelated;display:block">'
-    )
 
 
 # ---- histograms
@@ -72,21 +45,17 @@ def bars_image(counts: Sequence[int], low: float, high: float) -> str:
     """A histogram as an image."""
     width, height, most = 144, 28, max([*counts, 1])
     step = width / max(len(counts), 1)
-    bars = "".join(
-        f'<rect x="{at * step:.2f}" y="{height - tall:.2f}" width="{step * 0.9:.2f}" '
-        f'height="{tall:.2f}"/>'
-        for at, tall in enumerate(
-            max(1.0, count / most * height) if count else 0.0 for count in counts
-        )
-        if tall
-    )
-    drawing = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + 1}">'
-        f'<g fill="{_BAR}">{bars}</g>'
-        f'<path d="M0 {height + 0.5}H{width}" stroke="{_LINE}" stroke-width="1"/></svg>'
-    )
+    bars = []
+    for index, count in enumerate(counts):
+        tall = max(1.0, count / most * height)  # a bin that has any element shows
+        if count:
+            bar = element(
+                "rect", x=index * step, y=height - tall, width=step * 0.9, height=tall, fill=_BAR
+            )
+            bars.append(bar)
+    axis = element("path", d=f"M0 {height + 0.5}H{width}", stroke=_LINE)
     words = f"{sum(counts):,} elements from {low:.4g} to {high:.4g}"
-    return image(drawing.encode(), "image/svg+xml", words, width, height + 1)
+    return image(drawing(width, height + 1, *bars, axis), words, width, height + 1)
 
 
 # ---- shards
@@ -145,22 +114,17 @@ def shards_image(shape: Sequence[int], blocks: Sequence[Block]) -> str:
         x, wide = block.offset[col_dim] / num_cols * width, block.shape[col_dim] / num_cols * width
         y, tall = top / num_rows * height, rows / num_rows * height
         colour, text = colour_of(block.ranks[0], num_ranks), format_ranks(block.ranks)
+        box = {"x": x + 1, "y": y + 1, "width": wide, "height": tall}
         parts.append(
-            f'<rect x="{x + 1:.2f}" y="{y + 1:.2f}" width="{wide:.2f}" height="{tall:.2f}" '
-            f'fill="{colour}" fill-opacity="0.3" stroke="{colour}" stroke-width="1.5"/>'
+            element("rect", **box, fill=colour, fill_opacity=0.3, stroke=colour, stroke_width=1.5)
         )
         if wide > 7 * len(text) + 4 and tall > 13:
-            parts.append(
-                f'<text x="{x + 1 + wide / 2:.2f}" y="{y + 5 + tall / 2:.2f}" fill="#fff" '
-                'stroke="#444" stroke-width="3" paint-order="stroke" '
-                f'text-anchor="middle">{text}</text>'
-            )
-    drawing = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2} {height + 2}" '
-        f'font-family="sans-serif" font-size="12" font-weight="bold">{"".join(parts)}</svg>'
-    )
+            middle = {"x": x + 1 + wide / 2, "y": y + 5 + tall / 2, "text_anchor": "middle"}
+            halo = {"fill": "#fff", "stroke": "#444", "stroke_width": 3, "paint_order": "stroke"}
+            parts.append(element("text", text, **middle, **halo))
+    font = {"font_family": "sans-serif", "font_size": 12, "font_weight": "bold"}
     words = "; ".join(map(str, blocks[:64]))
-    return image(drawing.encode(), "image/svg+xml", words, width + 2, height + 2)
+    return image(drawing(width + 2, height + 2, *parts, **font), words, width + 2, height + 2)
 
 
 def _dims_to_draw(shape: Sequence[int], blocks: Sequence[Block]) -> tuple[int | None, int]:
@@ -188,33 +152,8 @@ def heatmap_image(pixels: Pixels) -> str:
     scale = _SHOWN_SIDE / max(values.shape)
     shown = [max(1, round(side * scale)) for side in values.shape]
     words = f"from {pixels.low:.4g} to {pixels.high:.4g}"
-    return image(
-        png(_colours(values, pixels.low, pixels.high)), "image/png", words, shown[1], shown[0]
-    )
-
-
-def _colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
-    """[height, width, 3]: around zero where there are numbers of both signs."""
-    import numpy as np
-
-    if low < 0 < high:
-        high = max(-low, high)
-        low = -high
-        stops = _BOTH_SIGNS
-    else:
-        stops = _ONE_SIGN
-    table = np.array(
-        [[int(stop[at : at + 2], 16) for at in (0, 2, 4)] for stop in stops.split()], float
-    )
-    with np.errstate(all="ignore"):
-        unit = np.clip((values.astype(float) - low) / ((high - low) or 1.0), 0, 1)
-    at = np.nan_to_num(unit) * (len(table) - 1)
-    known = np.arange(len(table))
-    colours = np.stack([np.interp(at, known, table[:, part]) for part in range(3)], -1).round()
-    colours[np.isnan(values)] = _NAN
-    colours[values == np.inf] = _INFINITE
-    colours[values == -np.inf] = _MINUS_INFINITE
-    return colours.astype(np.uint8)
+    picture = png(heat_colours(values, pixels.low, pixels.high))
+    return image(picture, words, shown[1], shown[0], "image/png")
 
 
 def png(colours: npt.NDArray[np.uint8]) -> bytes:

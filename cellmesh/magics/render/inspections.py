@@ -13,7 +13,7 @@ from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_groups, describe_ranks, group_ranks
 from ..widgets.base.widget import Static
 from .drawings import bars_image, bars_text, blocks_of, heatmap_image, shards_image
-from .tables import Table, facts_table, format_bytes, without_empty
+from .tables import Table, compact_table, facts_table, format_bytes
 
 # How many of a nest's tensors are listed.
 _MAX_LISTED = 50
@@ -96,7 +96,7 @@ def items_table(inspection: Inspection) -> Table:
         "Inf",
         "replicas",
     )
-    return Table(*without_empty(headers, rows), said, more)
+    return compact_table(headers, rows, said, more)
 
 
 def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> tuple[str, ...]:

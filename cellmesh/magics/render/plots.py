@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ...controller.metrics import Series
-from ...controller.metrics_plot import Plot, band, how_to, thin
+from ...controller.metrics import Plot, Series, band, how_to, thin
 from ...wire.ranks import format_ranks
-from .palette import colour_of
+from .colours import colour_of
+from .svg import drawing, element, image
 
 _WIDTH, _HEIGHT = 560, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 22, 26
@@ -32,14 +31,10 @@ def _panel(plot: Plot, name: str) -> str:
     title = html.escape(name)
     if not any(series.values()) or not _finite(series):
         return f"<div><b>{title}</b>: nothing to draw yet: {html.escape(how_to(name))}</div>"
-    encoded = base64.b64encode(draw_svg(name, series, plot.mean).encode()).decode()
     points = sum(len(one.values) for one in series.values())
     alt = f"{name}, ranks {format_ranks(tuple(series))}, {points} points"
-    return (
-        f'<img class="cellmesh-plot" width="{_WIDTH}" height="{_HEIGHT}" '
-        'style="display:block;max-width:100%;height:auto" '
-        f'alt="{html.escape(alt, quote=True)}" src="data:image/svg+xml;base64,{encoded}"/>'
-    )
+    picture = draw_svg(name, series, plot.mean)
+    return image(picture, alt, _WIDTH, _HEIGHT, css_class="cellmesh-plot")
 
 
 def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
@@ -58,38 +53,34 @@ def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
             - (_bounded(value) - low_y) / (high_y - low_y) * (_HEIGHT - _TOP - _BOTTOM)
         )
 
+    bold = {"font_size": 11, "font_weight": "bold"}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="10" '
-        f'fill="{_INK}"><rect width="{_WIDTH}" height="{_HEIGHT}" rx="3" fill="#ffffff"/><text '
-        f'x="{_LEFT}" y="14" font-size="11" font-weight="bold">{html.escape(name)}</text>'
+        element("rect", width=_WIDTH, height=_HEIGHT, rx=3, fill="#ffffff"),
+        element("text", html.escape(name), x=_LEFT, y=14, **bold),
     ]
     for value in ticks(low_y, high_y, 4):
         y = y_of(value)
-        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3:.1f}" text-anchor="end">{value:.4g}</text>')
+        parts.append(element("path", d=f"M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}", stroke=_GRID))
+        parts.append(_text(f"{value:.4g}", _LEFT - 6, y + 3, "end"))
     for step in ticks(low_x, high_x, 6):
-        parts.append(
-            f'<text x="{x_of(step):.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{step:.6g}</text>'
-        )
+        parts.append(_text(f"{step:.6g}", x_of(step), _HEIGHT - 10, "middle"))
     if mean:
-        one = band(series)
-        top, bottom = (
-            list(zip(one.steps, one.most, strict=True)),
-            list(zip(one.steps, one.least, strict=True)),
-        )
+        one, colour = band(series), colour_of(0, 1)
+        top = list(zip(one.steps, one.most, strict=True))
+        bottom = list(zip(one.steps, one.least, strict=True))
         outline = " ".join(
             f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in top + bottom[::-1] if math.isfinite(y)
         )
-        parts.append(f'<polygon points="{outline}" fill="{colour_of(0, 1)}" fill-opacity=".2"/>')
-        parts.append(_line(Series(one.steps, one.mean), colour_of(0, 1), x_of, y_of))
+        parts.append(element("polygon", points=outline, fill=colour, fill_opacity=0.2))
+        parts.append(_line(Series(one.steps, one.mean), colour, x_of, y_of))
     else:
         count = max(series) + 1
         parts += [
             _line(thin(one), colour_of(rank, count), x_of, y_of) for rank, one in series.items()
         ]
-        parts.append(_legend(tuple(series), count))
-    return "".join([*parts, "</svg>"])
+        parts += _legend(tuple(series), count)
+    font = {"font_family": "sans-serif", "font_size": 10, "fill": _INK}
+    return drawing(_WIDTH, _HEIGHT, *parts, width=_WIDTH, height=_HEIGHT, **font)
 
 
 def _line(
@@ -105,29 +96,28 @@ def _line(
             pen = "M"
     if len(pieces) == 1:
         pieces.append("h.1")
-    return (
-        f'<path d="{"".join(pieces)}" fill="none" stroke="{colour}" stroke-width="1.5" '
-        'stroke-linejoin="round" stroke-linecap="round"/>'
-    )
+    round_ends = {"stroke_linejoin": "round", "stroke_linecap": "round"}
+    path = "".join(pieces)
+    return element("path", d=path, fill="none", stroke=colour, stroke_width=1.5, **round_ends)
 
 
-def _legend(ranks: Sequence[int], num_ranks: int) -> str:
+def _text(text: str, x: float, y: float, anchor: str) -> str:
+    return element("text", text, x=x, y=y, text_anchor=anchor)
+
+
+def _legend(ranks: Sequence[int], num_ranks: int) -> list[str]:
+    x = _WIDTH - _RIGHT
     if len(ranks) > _MAX_LEGEND:
-        return (
-            f'<text x="{_WIDTH - _RIGHT}" y="14" '
-            'text-anchor="end">ranks '
-            f"{format_ranks(tuple(ranks))}</text>"
-        )
-    pieces, x = [], _WIDTH - _RIGHT
+        return [_text(f"ranks {format_ranks(tuple(ranks))}", x, 14, "end")]
+    pieces = []
     for rank in reversed(ranks):
         text = f"rank {rank}"
-        pieces.append(f'<text x="{x}" y="14" text-anchor="end">{text}</text>')
+        pieces.append(_text(text, x, 14, "end"))
         x -= 6 * len(text) + 4
-        pieces.append(
-            f'<path d="M{x - 10} 10.5h9" stroke="{colour_of(rank, num_ranks)}" stroke-width="2"/>'
-        )
+        colour = colour_of(rank, num_ranks)
+        pieces.append(element("path", d=f"M{x - 10} 10.5h9", stroke=colour, stroke_width=2))
         x -= 18
-    return "".join(pieces)
+    return pieces
 
 
 def _finite(series: Mapping[int, Series]) -> list[tuple[float, float]]:

@@ -70,6 +70,20 @@ class Table:
         )
 
 
+def compact_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str = "",
+    notes: Sequence[str] = (),
+    wraps: bool = False,
+) -> Table:
+    """A table of the first column and of those that have text in any row."""
+    keep = [i for i in range(len(headers)) if i == 0 or any(row[i] for row in rows)]
+    return Table(
+        [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], caption, notes, wraps
+    )
+
+
 def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
     """What ``%dist_status`` shows.
 
@@ -78,32 +92,23 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
         infos: all ranks, as their agents know them.
         states: what they are doing; ranks that do not answer are missing.
     """
-    has_gpus = any(info.device.startswith("cuda") for info in infos)
-    headers = [
-        "rank",
-        "host",
-        "pid",
-        "device",
-        "state",
-        "memory",
-        *(["GPU memory"] if has_gpus else []),
-    ]
+    headers = ("rank", "host", "pid", "device", "state", "memory", "GPU memory")
     rows = []
     for info in infos:
         state = states.get(info.rank)
-        row = [
-            str(info.rank),
-            info.host,
-            str(info.pid or "-"),
-            info.device or "-",
-            doing(info, state),
-            format_bytes(info.rss_bytes) if info.pid else "-",
-        ]
-        if has_gpus:
-            row.append(format_bytes(state.device_bytes) if state is not None else "-")
-        rows.append(row)
+        rows.append(
+            (
+                str(info.rank),
+                info.host,
+                str(info.pid or "-"),
+                info.device or "-",
+                doing(info, state),
+                format_bytes(info.rss_bytes) if info.pid else "-",
+                _gpu_memory(info, state),
+            )
+        )
     notes = [line for info in infos for line in _last_lines(info)]
-    return Table(headers, rows, title, notes)
+    return compact_table(headers, rows, title, notes)
 
 
 def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
@@ -135,47 +140,48 @@ def _last_lines(info: RankInfo) -> list[str]:
     return [f"the last lines of {who}:", *(f"    {line[:_MAX_LAST_LINE]}" for line in lines)]
 
 
-def memory_table(
-    title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState], has_gpus: bool = False
-) -> Table:
+def memory_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
     """What ``%dist_mem`` shows.
 
     Args:
         title: a sentence below.
         infos: the ranks to be shown.
         states: what they say; ranks that do not answer are missing.
-        has_gpus: whether ranks compute on GPUs.
     """
-    headers = ["rank", "memory", "peak", "last cell", "peak rose by", "cell"]
-    if has_gpus:
-        headers += ["GPU allocated", "GPU peak", "GPU reserved", "last cell"]
-    rows = []
-    for info in infos:
-        state = states.get(info.rank)
-        if state is None:
-            text = f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
-            rows.append([str(info.rank), text, *[""] * (len(headers) - 2)])
-            continue
-        use = state.memory
-        sign = f"In[{use.execution_count}]" if use.execution_count else "-"
-        still = " (runs)" if state.run >= 0 and use.execution_count == state.execution_count else ""
-        row = [
-            str(info.rank),
-            format_bytes(use.rss),
-            format_bytes(use.peak_rss),
-            _change(use.cell_rss),
-            format_bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
-            f"{sign}{still}",
-        ]
-        if has_gpus:
-            row += [
-                format_bytes(use.allocated),
-                format_bytes(use.peak_allocated),
-                format_bytes(use.reserved),
-            ]
-            row.append(_change(use.cell_allocated))
-        rows.append(row)
-    return Table(headers, rows, title)
+    headers = (
+        "rank", "memory", "peak", "last cell", "peak rose by", "cell",
+        "GPU allocated", "GPU peak", "GPU reserved", "last cell",
+    )  # fmt: skip
+    rows = [(str(info.rank), *_memory_row(info, states.get(info.rank))) for info in infos]
+    return compact_table(headers, rows, title)
+
+
+def _memory_row(info: RankInfo, state: RankState | None) -> tuple[str, ...]:
+    if state is None:
+        text = f"dead: {info.ending}" if info.phase == "dead" else "does not answer"
+        return (text, *[""] * 8)
+    use = state.memory
+    sign = f"In[{use.execution_count}]" if use.execution_count else "-"
+    still = " (runs)" if state.run >= 0 and use.execution_count == state.execution_count else ""
+    gpu = [use.allocated, use.peak_allocated, use.reserved]
+    return (
+        format_bytes(use.rss),
+        format_bytes(use.peak_rss),
+        _change(use.cell_rss),
+        format_bytes(use.cell_peak_rss) if use.cell_peak_rss else "-",
+        f"{sign}{still}",
+        *([*map(format_bytes, gpu), _change(use.cell_allocated)] if _has_gpu(info) else [""] * 4),
+    )
+
+
+def _gpu_memory(info: RankInfo, state: RankState | None) -> str:
+    if not _has_gpu(info):
+        return ""
+    return "-" if state is None else format_bytes(state.device_bytes)
+
+
+def _has_gpu(info: RankInfo) -> bool:
+    return info.device.startswith("cuda")
 
 
 def _change(number: int) -> str:
@@ -212,13 +218,9 @@ def facts_table(
         rank: _tensor_row(fact) if tensors else (fact.kind, fact.text)
         for rank, fact in facts.items()
     }
-    headers, rows = without_empty(
+    return compact_table(
         ("ranks", *(_TENSOR_HEADERS if tensors else ("type", "value"))),
         [(format_ranks(ranks), *row) for row, ranks in group_ranks(cells).items()],
-    )
-    return Table(
-        headers,
-        rows,
         f"{expression}: {compare(facts) if comparison is None else comparison}",
         describe_groups({rank: fact.note for rank, fact in facts.items()}),
     )
@@ -258,14 +260,6 @@ def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
     order.
     """
     return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
-
-
-def without_empty(
-    headers: Sequence[str], rows: Sequence[Sequence[str]]
-) -> tuple[Sequence[str], list[list[str]]]:
-    """A table without the columns that are empty and have a name."""
-    keep = [i for i, header in enumerate(headers) if not header or any(row[i] for row in rows)]
-    return [headers[i] for i in keep], [[row[i] for i in keep] for row in rows]
 
 
 def format_bytes(number: float) -> str:

@@ -8,7 +8,7 @@ from ...controller.inspect.query import look
 from ...controller.ranks import Ranks
 from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
-from .tables import Table, format_bytes
+from .tables import Table, compact_table, format_bytes
 
 # How many different texts of one name are told; then how many there are.
 _MAX_VARIANTS = 3
@@ -51,16 +51,9 @@ def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Tab
         ]
     rows = [_row(name, by_name[name], list(told)) for name in names]
     headers = ["name", "type", "shape", "size", "value", "between ranks"]
-    keep = [i for i in range(len(headers)) if i == 0 or any(row[i] for row in rows)]
     what = "names" if pattern == "*" else f"names like {pattern!r}"
     caption = "" if rows or not told else f"{describe_ranks(told)}: no {what}"
-    return Table(
-        [headers[i] for i in keep],
-        [[row[i] for i in keep] for row in rows],
-        caption,
-        notes,
-        wraps=True,
-    )
+    return compact_table(headers, rows, caption, notes, wraps=True)
 
 
 def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> list[str]:

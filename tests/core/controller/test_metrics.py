@@ -10,8 +10,17 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from cellmesh.controller.metrics import MAX_POINTS, Metrics, Series
-from cellmesh.controller.metrics_plot import MAX_DRAWN, Plot, band, plot, thin
+from cellmesh.controller.metrics import (
+    MAX_DRAWN,
+    MAX_POINTS,
+    Metrics,
+    Plot,
+    Series,
+    Watcher,
+    band,
+    plot,
+    thin,
+)
 from cellmesh.errors import MeshUsageError
 from cellmesh.magics.render.plots import draw_html, ticks
 from cellmesh.wire.codec import Parcel
@@ -127,11 +136,13 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_watchers_are_told_until_they_no_longer_want_it() -> None:
     metrics, told = Metrics(), []
-    end = metrics.watch(told.append)
+    end = metrics.watch(Watcher(told.append, lambda: told.append(frozenset())))
     metrics.take(1, (0,), logged(a=[1.0]))
+    metrics.settle()
     end()
     metrics.take(1, (0,), logged(a=[1.0]))
-    assert told == [{"a"}]
+    metrics.settle()
+    assert told == [{"a"}, set()]
 
 
 def test_a_thinned_line_keeps_its_peaks_and_ends() -> None:

@@ -12,8 +12,8 @@ import traitlets
 from IPython.core.getipython import get_ipython
 
 from ....controller.live_views import do_apart
-from ....controller.metrics_plot import Plot, thin
-from ...render.palette import colour_of
+from ....controller.metrics import Plot, Watcher, thin
+from ...render.colours import colour_of
 from ...render.plots import draw_html
 from ..base.auto_refresh import pause_after
 from ..base.widget import LiveView, Static, Widget, load_css, load_js
@@ -63,8 +63,7 @@ def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
 
 
 class LivePlot:
-    """A plot in a notebook, redrawn when ranks have logged more, on threads that are there only
-    then.
+    """A plot in a notebook that is drawn again when ranks have logged more.
 
     Args:
         plot: what is drawn.
@@ -73,21 +72,20 @@ class LivePlot:
     def __init__(self, plot: Plot) -> None:
         self._plot = plot
         self._lock = threading.Lock()
+        self._drawing = threading.Lock()  # the last to hold it draws all there is
         self._is_due = False
         self._took_s = 0.0  # the last drawing
-        self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
-        self._drawing = (
-            threading.Lock()
-        )  # held while it is drawn: the last one to draw shows all there is
-        self.view = LiveView(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
         self._is_stale = False  # where no widget can be
+        self._widget = PlotWidget(names=list(plot.names), mean=plot.mean)
+        self.view = LiveView(self._widget, lambda: Static(repr(plot), draw_html(plot)), self._end)
         if self.view.is_attended:
-            settling = plot.metrics.watch_settling(
-                lambda: do_apart([self._settle] if self._is_stale else [])
+            watcher = Watcher(
+                self._note, lambda: do_apart([self._settle] if self._is_stale else [])
             )
+            self._stops = [plot.metrics.watch(watcher)]
         else:
-            settling = _at_cells_ends(self._settle)
-        self._stops = (plot.metrics.watch(self._note), settling)
+            watcher = Watcher(self._note)
+            self._stops = [plot.metrics.watch(watcher), _at_cells_ends(self._settle)]
         self._draw()
         plot.shown.add("plots", self.view)
 
@@ -97,7 +95,7 @@ class LivePlot:
         self._draw()
 
     def _settle(self) -> None:
-        """A cell has ended: what stands still where no widget can be is to show what it logged."""
+        """A cell has ended: show what it logged also where no widget can be."""
         if not self._is_stale:
             return
         self._is_stale = False

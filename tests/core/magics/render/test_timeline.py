@@ -238,7 +238,7 @@ def test_gpus_have_columns_of_their_own() -> None:
     states = {
         0: memory_state(0, -1, allocated=5_000_000, peak_allocated=6_000_000, reserved=8_000_000)
     }
-    table = memory_table("", [RankInfo(0, 10, "node", "idle", "cuda:0")], states, has_gpus=True)
+    table = memory_table("", [RankInfo(0, 10, "node", "idle", "cuda:0")], states)
     assert list(table.rows[0])[-4:] == ["5.0 MB", "6.0 MB", "8.0 MB", "+0 B"]
     assert list(table.headers)[-4:] == ["GPU allocated", "GPU peak", "GPU reserved", "last cell"]
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.live_views import LiveViews
-from cellmesh.controller.metrics import Metrics
-from cellmesh.controller.metrics_plot import Plot
+from cellmesh.controller.metrics import Metrics, Plot
 from cellmesh.controller.trace.match import History
 from cellmesh.magics.widgets.base import widget as base
 from cellmesh.magics.widgets.base.widget import LiveView, Static, Widget
@@ -73,7 +72,7 @@ def test_a_plot_is_not_drawn_on_the_thread_that_reads_what_ranks_say(cell: Cell)
     assert (kind, is_here) == ("update_display_data", False)
     assert text.endswith("most 3\nthe mesh has ended")
     log(plot.metrics, 2, 1.0)
-    assert plot.metrics._watchers == plot.metrics._settle_watchers == []
+    assert plot.metrics._watchers == []
 
 
 def test_a_plot_that_takes_long_to_draw_is_drawn_less_often(
