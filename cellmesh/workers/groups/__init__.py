@@ -1,3 +1,1 @@
-"""A rank's process groups: cut when others will not come, and rebuilt inside the objects that hold
-them.
-"""
+"""A rank's process groups: cut when a peer fails, and rebuilt inside the objects that hold them."""

@@ -1,4 +1,4 @@
-"""Free a process from collectives whose peers will not come.
+"""End the collectives of this process whose peers will not join.
 
 ``ProcessGroupGloo.abort()`` frees nobody in torch 2.13. What frees all is a receive that runs into
 its time-out: gloo then gives up all connections of the group and tells all operations on it, but
@@ -59,17 +59,17 @@ def open_sockets() -> dict[int, int]:
 
 
 def new_sockets(before: Sockets) -> dict[int, int]:
-    """Those that have appeared since."""
+    """The sockets that have been opened since."""
     return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
 
 
 def connections(sockets: Sockets) -> dict[int, int]:
-    """Those of them that are connected, or connecting; not the listening ones."""
+    """The connected or connecting ones of these sockets, without listening ones."""
     return {fd: inode for fd, inode in sockets.items() if _connected(fd, inode)}
 
 
 def shut_down(sockets: Sockets) -> int:
-    """Shut connections down, so that who waits for them meets an error.
+    """Shut connections down, so that operations on them raise an error.
 
     Returns:
         How many were shut down, those included that the other side had closed.
@@ -110,7 +110,7 @@ def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
 
 
 def await_quiet(sockets: Sockets) -> None:
-    """Wait until nothing is on its way on these connections; but not for long."""
+    """Wait, for a short time, until these connections have no data in flight."""
     start = last_change = time.monotonic()
     before: list[tuple[int, bytes]] = []
     while (now := time.monotonic()) - start < _LONGEST_S:
@@ -124,7 +124,7 @@ def await_quiet(sockets: Sockets) -> None:
 
 
 def _traffic(descriptor: int) -> tuple[int, bytes]:
-    """How much a connection is yet to send, and its counters of what it has sent and received."""
+    """A connection's unsent bytes, and its counters of sent and received bytes."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         unsent = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
@@ -133,9 +133,7 @@ def _traffic(descriptor: int) -> tuple[int, bytes]:
 
 
 def _time_out(group: Any) -> None:
-    """Let a receive run into its time-out: gloo gives up all connections then, and tells all
-    operations.
-    """
+    """Let a receive time out, upon which gloo closes all connections and fails all operations."""
     nothing = torch.zeros(1, device="cpu")  # whatever the default device is
     for backend in _backends(group, "gloo"):
         for peer in set(range(backend.size())) - {backend.rank()}:
@@ -144,8 +142,8 @@ def _time_out(group: Any) -> None:
 
 
 class Drain:
-    """Keeps connections open that gloo has given up, and reads what peers still send, until they
-    give up too.
+    """Keeps connections open that gloo has closed, and reads what peers still send, until the peers
+    close them too.
 
     Its thread is there from the beginning: when it is needed there may be none left.
     """
@@ -157,18 +155,18 @@ class Drain:
         start_thread(self._serve)
 
     def take(self, descriptors: Iterable[int]) -> None:
-        """Keep these, which become ours, for `_HOLD_S` or until `let_go`."""
+        """Take over these connections, and keep them for `_HOLD_S` or until `let_go`."""
         with self._lock:
             self._descriptors.update(dict.fromkeys(descriptors, time.monotonic() + _HOLD_S))
             self._holds.set()
 
     @property
     def num_held(self) -> int:
-        """How many it keeps."""
+        """Number of connections kept."""
         return len(self._descriptors)
 
     def let_go(self) -> None:
-        """Close all: their peers have given them up, too."""
+        """Close all connections, because their peers have closed them."""
         with self._lock:
             self._close(list(self._descriptors))
 
@@ -208,12 +206,13 @@ class Drain:
 
 
 def all_stand(sockets: Sockets) -> bool:
-    """Whether these connections are all still there, on both sides."""
+    """Whether all these connections are still open on both sides."""
     return all(_connected(fd, inode) for fd, inode in sockets.items())
 
 
 def abort_nccl(group: Any) -> bool:
-    """Abort the NCCL communicators of a process group; what waits for them raises or returns.
+    """Abort the NCCL communicators of a process group; operations that wait for them raise or
+    return.
 
     Args:
         group: a plain ``ProcessGroup``.
@@ -256,7 +255,9 @@ def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) ->
 
 @contextlib.contextmanager
 def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """A second descriptor for a socket that may have been closed, and its number used again."""
+    """A second descriptor for a socket; None if the socket was closed and its number is used
+    again.
+    """
     try:
         if os.fstat(descriptor).st_ino != inode:
             raise OSError

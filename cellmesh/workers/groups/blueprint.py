@@ -1,6 +1,4 @@
-"""What a rank writes down of its process groups, for a rank that replaces a dead one and for
-healing.
-"""
+"""Describes a rank's process groups, for a rank that replaces a dead one and for healing."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ Progress = tuple[tuple[int, ...], ...]
 
 
 class GroupPlan(msgspec.Struct, frozen=True):
-    """How a process group was made, as `torch.distributed` was asked.
+    """The arguments with which a process group was made.
 
     Attributes:
         name: torch's name of it.
@@ -34,7 +32,7 @@ class GroupPlan(msgspec.Struct, frozen=True):
     device: str = ""
 
     def members(self, world_size: int) -> tuple[int, ...]:
-        """Global ranks of its members."""
+        """Global ranks of the group's members."""
         return self.ranks or tuple(range(world_size))
 
 
@@ -67,7 +65,7 @@ class BlueprintData(msgspec.Struct, frozen=True):
 
 
 class Presence(msgspec.Struct, frozen=True):
-    """What a rank brings to a heal.
+    """The state that a rank reports at the start of a heal.
 
     Attributes:
         groups: those it is a member of.

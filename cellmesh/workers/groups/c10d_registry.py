@@ -1,4 +1,6 @@
-"""Where torch writes down its process groups: dictionaries by group, lists by tag, C++ by name."""
+"""Changes torch's registries of process groups: dictionaries by group, lists by tag, C++ by
+name.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from .healing import HealableGroup
 
 @dataclass
 class World:
-    """All of torch's records of process groups, removed from torch."""
+    """The content of torch's registries of process groups, taken out of torch."""
 
     entries: list[dict[Any, Any]]
     default: Any
@@ -23,7 +25,7 @@ class World:
 
 
 class Books:
-    """Changes torch's records of process groups.
+    """Changes torch's registries of process groups.
 
     Attributes:
         aside: the mesh's groups while a program has others, or none.
@@ -45,7 +47,7 @@ class Books:
         ]
 
     def take_out(self) -> World:
-        """Leave torch without groups; names stay registered in C++."""
+        """Remove all groups from torch; their names stay registered in C++."""
         books = [*self._by_group(), c10d._world.tags_to_pg]
         taken = World(
             [dict(book) for book in books], c10d._world.default_pg, c10d._world.group_count
@@ -57,7 +59,7 @@ class Books:
         return taken
 
     def put_in(self, world: World) -> None:
-        """Give torch, which has no groups now, those that `take_out` has removed."""
+        """Give torch, which has no groups now, the groups that `take_out` has removed."""
         for book, entries in zip(
             [*self._by_group(), c10d._world.tags_to_pg], world.entries, strict=True
         ):
@@ -101,7 +103,7 @@ class Books:
 
     @contextlib.contextmanager
     def having(self, group: Any) -> Iterator[None]:
-        """A context in which torch has this group, be it the mesh's or a program's."""
+        """A context in which torch has this group, whether it is the mesh's or a program's."""
         is_aside = self.aside is not None and group in self.aside.entries[1]
         with self.with_meshs() if is_aside else contextlib.nullcontext():
             yield
@@ -116,7 +118,7 @@ class Books:
         (c10d._world if self.aside is None else self.aside).group_count = count
 
     def replace(self, old: Any, new: HealableGroup) -> None:
-        """Put a group in another's place."""
+        """Replace a group by another in torch's registries."""
         for book in self._by_group():
             if old in book:
                 entries = [(new if group is old else group, entry) for group, entry in book.items()]
@@ -128,15 +130,15 @@ class Books:
         _register_process_group(new.group_name, new)
 
     def remove(self, group: Any) -> None:
-        """Take a group out of all but C++'s register of names."""
+        """Remove a group from all registries but the one of names in C++."""
         for book in self._by_group():
             book.pop(group, None)
         for groups in c10d._world.tags_to_pg.values():
             groups[:] = [other for other in groups if other is not group]
 
     def enter(self, group: HealableGroup, backend: str, store: Any, tag: str | None) -> None:
-        """Write down a group as ``_new_process_group_helper`` does, for one that it has not
-        made.
+        """Register a group as ``_new_process_group_helper`` does, for a group that this helper has
+        not made.
         """
         world = c10d._world
         world.pg_map[group] = (c10d.Backend(backend), store)
@@ -152,8 +154,8 @@ class Books:
         world.pg_to_tag[group] = full_tag
 
     def rebuild(self, group: HealableGroup, make: Callable[[], tuple[Any, Any]]) -> Any:
-        """Let torch make a group of a name that is taken, without leaving a trace of it in the
-        books.
+        """Let torch make a group with a name that is in use, and leave torch's registries
+        unchanged.
 
         Args:
             group: the one that has the name, and keeps it.

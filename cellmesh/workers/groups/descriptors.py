@@ -1,4 +1,5 @@
-"""How many descriptors are left: gloo ends the process where it finds none while it connects.
+"""Counts free descriptors before gloo connects, as gloo aborts the process when there are too
+few.
 
 So they are counted before, and where there may be too few, groups are not connected.
 """

@@ -1,4 +1,4 @@
-"""Have torch make process groups: within reach of signals, and with their connections known."""
+"""Lets torch make process groups in an interruptible way, and records their connections."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ class Maker:
 
     @contextlib.contextmanager
     def _patient_gloo(self, limit_s: float | None) -> Iterator[None]:
-        """Let torch's helper connect gloo's groups where the main thread stays within reach."""
+        """Let torch's helper connect gloo's groups in another thread, while the main thread can be
+        interrupted.
+        """
         patience = self._patience
 
         class PatientGloo(ProcessGroupGloo):
@@ -109,7 +111,7 @@ class Maker:
 
 
 def _timeout_for(asked: Asked) -> timedelta:
-    """What the user has asked for; torch's own choice stands for nothing asked."""
+    """The time-out that the user has chosen; torch's default counts as no choice."""
     timeout: timedelta | None = asked["timeout"]
     if asked["backend_options"] is not None and timeout is not None:
         return timeout  # torch compares it with that of the options
@@ -118,7 +120,7 @@ def _timeout_for(asked: Asked) -> timedelta:
 
 
 def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
-    """What the mesh records of a call of ``_new_process_group_helper``, to make the group on a new
+    """The plan of a group from a call of ``_new_process_group_helper``, to make the group on a new
     rank.
 
     Args:
@@ -138,7 +140,7 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
 
 
 def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
-    """The call of torch's helper that makes a group of a plan.
+    """The arguments of ``_new_process_group_helper`` that make a group of a plan.
 
     Args:
         plan: what was written down, of a group with ranks of its own.

@@ -1,5 +1,5 @@
-"""The process groups of a rank: made, shaped into a DeviceMesh, cut when they must end, and healed
-in place.
+"""The process groups of a rank: made, shaped into a DeviceMesh, cut after a failure, and healed in
+place.
 
 torch makes every group through ``_new_process_group_helper``. That is wrapped here: torch makes its
 group as ever, and a `HealableGroup` takes its place in torch's books, so that all above sees what
@@ -116,7 +116,7 @@ class Groups:
         return mesh
 
     def _take_over(self) -> None:
-        """Have torch make its groups through us, from now on."""
+        """Redirect torch's construction of groups to this object."""
         abort.prepare_nccl(os.environ, self.placement.device)
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
@@ -134,7 +134,7 @@ class Groups:
         )
 
     def _new_group(self, asked: dict[str, Any]) -> Any:
-        """What ``_new_process_group_helper`` does, with its arguments by name."""
+        """Replaces ``_new_process_group_helper``; its arguments by name."""
         if self._is_replaying:
             return self._replay_group(asked)
         session = None if self._default.is_the_meshs else self.rendezvous.session
@@ -170,7 +170,7 @@ class Groups:
             self._plans.append(plan_of(asked, self._members(asked)))
 
     def _enlist(self, asked: dict[str, Any]) -> HealableGroup:
-        """A group of ours for a call of torch's helper; not connected yet."""
+        """A `HealableGroup` for a call of torch's helper, not connected yet."""
         ranks = self._members(asked)
         group = HealableGroup(
             self.ledger,
@@ -187,7 +187,7 @@ class Groups:
         return group
 
     def _adopt_split(self, inner: Any, ranks: Sequence[int]) -> HealableGroup:
-        """A group that NCCL has split off another; healed as one made by itself."""
+        """Register a group that NCCL has split off another; it is healed like any other group."""
         asked = call_of_split(inner, ranks)
         self._note_plan(asked)
         group = self._enlist(asked)
@@ -204,7 +204,7 @@ class Groups:
         return not all(abort.all_stand(group.sockets) for group in self._living())
 
     def mark_broken(self) -> None:
-        """Have the groups healed before they are used again."""
+        """Mark the groups as broken, so that they are healed before the next run."""
         self._is_broken = True
 
     def release(self) -> int:
@@ -233,11 +233,13 @@ class Groups:
         return sum(group.cut() for group in groups)
 
     def counts(self) -> tuple[GroupCount, ...]:
-        """What this rank has begun on each group since it was made or healed."""
+        """Number of operations that this rank has begun on each group since the group was made or
+        healed.
+        """
         return tuple(group.count() for group in self._living())
 
     def blueprint(self) -> bytes:
-        """All that a new rank needs to make these groups (see `rejoin`)."""
+        """The blueprint from which a new rank makes these groups (see `rejoin`)."""
         return msgspec.msgpack.encode(
             BlueprintData(tuple(self._plans), self._books.group_count, self._mesh)
         )
@@ -248,8 +250,8 @@ class Groups:
         return [group for group in found if group is not None and not group.is_destroyed]
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """In a rank without groups: make those of a living rank, without connections, which `heal`
-        makes.
+        """Make, in a new rank, the groups of a living rank without connections; `heal` connects
+        them.
 
         Args:
             blueprint: the living rank's; empty if there is none.
@@ -285,7 +287,8 @@ class Groups:
     def heal(
         self, generation: int, participants: frozenset[int], store_port: int | None = None
     ) -> tuple[str, ...]:
-        """Connect anew every group whose members all take part. Collective among them; main thread.
+        """Reconnect every group whose members all take part. Collective among them; main
+        thread.
 
         Args:
             generation: a number not used before in this mesh.
@@ -360,7 +363,9 @@ class Groups:
         )
 
     def _agree(self, present: Sequence[Presence]) -> None:
-        """Have what names depend on alike on all ranks, wherever each of them has stopped."""
+        """Set the counters behind group names to the same values on all ranks, wherever each has
+        stopped.
+        """
         program = self._default.program
         if not program and any(other.uses_meshs for other in present):
             self._default.restore()
@@ -396,7 +401,7 @@ class Groups:
                 os.environ["TORCH_DIST_INIT_BARRIER"] = barrier
 
     def _replay_group(self, asked: dict[str, Any]) -> Any:
-        """What ``_new_process_group_helper`` does, but for the connections."""
+        """Replaces ``_new_process_group_helper``, and makes a group without connections."""
         name, ranks = asked["group_name"], asked["global_ranks_in_group"]
         for group in self._living():
             if group.group_name == name:
@@ -412,7 +417,7 @@ class Groups:
 
 
 def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
-    """All members connect their groups in this order, so that none waits for another in a different
-    one.
+    """The sort key of groups: members connect their groups in one order, so that none waits for
+    another in a different group.
     """
     return bool(group.plan.ranks), group.plan.name, group.plan.ranks

@@ -1,5 +1,5 @@
-"""Ranks meet in the mesh's store to heal: they tell each other what they have, and agree what to
-do.
+"""The exchange of ranks through the mesh's store at a heal: each reports its state, and all agree
+on the steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATIENCE = timedelta(seconds=60)
 
 
 class Meeting:
-    """One heal's meeting.
+    """The exchange of one heal.
 
     Args:
         store: where they meet.
@@ -59,7 +59,7 @@ class Meeting:
             )
 
     def exchange(self, topic: str, ours: bytes) -> dict[int, bytes]:
-        """Tell every participant something, and learn what each tells.
+        """Send a value to every participant, and receive each participant's value.
 
         Raises:
             GroupDown: one does not come.
@@ -78,7 +78,7 @@ class Meeting:
         return dict(zip(keys, self._store.multi_get(list(keys.values())), strict=True))
 
     def why_not(self, plan: GroupPlan, world_size: int) -> str:
-        """Why a group of ours cannot be connected now; "" if it can."""
+        """Why a group of this rank cannot be connected now; "" if it can."""
         members = plan.members(world_size)
         missing = [rank for rank in members if rank not in self.present]
         if missing:

@@ -1,4 +1,4 @@
-"""A process group whose connections can be made anew while users' models go on holding it.
+"""A process group that can be reconnected while the user's models keep holding it.
 
 ``HealableGroup`` is what ``torch.distributed`` and everything above it see; the work is done by an
 inner, plain ``ProcessGroup``, which is replaced when the group is healed; see `passing` for what
@@ -34,7 +34,7 @@ _kept: list[Any] = []
 
 
 class _Down:
-    """Stands in for the inner group while there is none."""
+    """Replaces the inner group while the group is down; every operation raises."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -54,16 +54,14 @@ def ended_work() -> Work:
 
 
 class _Silent:
-    """Stands in for the inner group where a rank is to keep its own value, and not take rank
-    0's.
-    """
+    """Replaces the inner group during broadcasts that must not overwrite this rank's values."""
 
     def broadcast(self, *args: Any, **kwargs: Any) -> Work:
         return ended_work()
 
 
 class HealableGroup(ProcessGroup):
-    """A process group that passes everything on to an inner one.
+    """A process group that forwards every method to an inner group.
 
     It begins without: `connect` gives it one.
 
@@ -104,7 +102,7 @@ class HealableGroup(ProcessGroup):
     # Its connections.
 
     def connect(self, inner: Any, sockets: dict[int, int]) -> None:
-        """Work through `inner` from now on; counts start anew."""
+        """Use `inner` from now on; all counts start at zero."""
         self._inner = inner
         self.is_gloo = {backend.name() for backend in cutting.backends_of(inner)} == {"gloo"}
         self.sockets = sockets
@@ -129,7 +127,7 @@ class HealableGroup(ProcessGroup):
         self._reset_counts()
 
     def cut(self) -> int:
-        """Make blocked operations raise, from any thread; the group is of no use until it is
+        """Make blocked operations raise, from any thread; the group cannot be used until it is
         healed.
 
         Returns:
@@ -149,7 +147,7 @@ class HealableGroup(ProcessGroup):
 
     @contextlib.contextmanager
     def silenced(self) -> Iterator[None]:
-        """Broadcasts leave every rank with what it has."""
+        """A context in which broadcasts leave each rank's tensors unchanged."""
         inner, self._inner = self._inner, _Silent()
         try:
             yield
@@ -169,19 +167,21 @@ class HealableGroup(ProcessGroup):
 
     @property
     def has_failed_in_backward(self) -> bool:
-        """Whether the last operation that DDP has begun did not end well: its gradients are not
+        """Whether the last operation of DDP's backward pass failed, so that its gradients are not
         reduced.
         """
         work = self._backward_work
         return work is not None and not has_ended_well(work)
 
     def forget_backward(self) -> None:
-        """Let go of the last backward pass, if it ended well: its Work holds on to gradients."""
+        """Drop the references to the last backward pass if it succeeded: its Work holds
+        gradients.
+        """
         if not self.has_failed_in_backward:
             self._backward_work = None
 
     def count(self, with_messages: bool = True) -> GroupCount:
-        """How much it has begun since it was made or healed."""
+        """The operations that the group has begun since it was made or healed."""
         if not with_messages:
             return GroupCount(self._name, self._ranks, self.num_collectives)
         self._settle_from_anyone()
@@ -194,12 +194,12 @@ class HealableGroup(ProcessGroup):
         )
 
     def global_rank(self, rank: int) -> int:
-        """The mesh's rank of a member."""
+        """The mesh's rank of a member of the group."""
         return self._ranks[rank] if self._ranks else rank
 
     def what(self, label: str) -> What:
-        """What its operations of one kind have in common; the same object until it is connected
-        anew.
+        """The common fields of the group's operations of one kind; one object until the group is
+        reconnected.
         """
         name, generation = str(self._name), self._ledger.generation
         return self.whats.setdefault(
@@ -207,7 +207,7 @@ class HealableGroup(ProcessGroup):
         )
 
     def _settle_from_anyone(self) -> None:
-        """Count messages that anyone could send: whose they were shows when they have come."""
+        """Count received messages by sender where a receive accepted any sender."""
         pending, self._from_anyone = self._from_anyone, []
         for work in pending:
             if not work.is_completed():

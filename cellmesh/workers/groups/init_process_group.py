@@ -29,8 +29,8 @@ _inherited: list[Any] = []  # what a forked process has of its parent's groups, 
 
 
 def install() -> None:
-    """Put functions that know the mesh in the place of torch's; the zygote does so before it
-    preloads.
+    """Replace torch's functions by ones that know the mesh; the zygote does so before it preloads
+    modules.
     """
     for module in (dist, c10d, device_mesh):
         if hasattr(module, "init_process_group"):
@@ -61,8 +61,8 @@ destroy_process_group.__doc__ = torch_destroy_process_group.__doc__
 
 
 def _of_this_process() -> DefaultGroup | None:
-    """The rank's; in a process forked from it, nothing of the parent's groups is left after
-    this.
+    """The rank's `DefaultGroup`; None in a forked process, after removing the parent's
+    groups from torch.
     """
     global _of_rank
     if _of_rank is not None and _of_rank.pid != os.getpid():
@@ -73,7 +73,7 @@ def _of_this_process() -> DefaultGroup | None:
 
 
 class DefaultGroup:
-    """Which default group a rank has: the mesh's, a program's or none.
+    """The default group of a rank: the mesh's, a program's or none.
 
     Args:
         books: torch's.
@@ -95,7 +95,7 @@ class DefaultGroup:
         self.own: set[str] = set()
 
     def take_over(self) -> None:
-        """Answer programs of this process from now on."""
+        """Handle calls of programs in this process from now on."""
         global _of_rank
         install()
         self._rendezvous.install()
@@ -113,7 +113,7 @@ class DefaultGroup:
         return str(c10d._get_default_group().group_name) if has_own else ""
 
     def init(self, asked: dict[str, Any]) -> None:
-        """``init_process_group`` with its arguments by name."""
+        """Replaces ``init_process_group``; its arguments by name."""
         call = self._read(asked)
         is_whole = call.size in (None, self._size) and call.rank in (None, self._rank)
         backend = asked["backend"]
@@ -167,7 +167,7 @@ class DefaultGroup:
         return read_call(asked["init_method"] or "env://", rank, size)
 
     def destroy(self, group: Any) -> None:
-        """``destroy_process_group``."""
+        """Replaces ``destroy_process_group``."""
         if group is not None and group is not dist.group.WORLD:
             torch_destroy_process_group(group)
         elif not self.is_the_meshs:

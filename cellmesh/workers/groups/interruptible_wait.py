@@ -1,4 +1,4 @@
-"""Run what blocks in C++ so that its caller can be called off: in a thread that is left behind
+"""Waits for C++ calls in a way that can be ended: the call runs in a thread, which is abandoned
 then.
 """
 
@@ -32,7 +32,9 @@ _LEFT = "the wait for other ranks was ended: they will not come"
 
 @dataclass(frozen=True, eq=False)
 class _Guarded:
-    """Somebody waits in C++ for an operation's future, through `gate`; `num_ends` is of before."""
+    """A future of an operation that C++ waits for, through `gate`; `num_ends` is the count at its
+    begin.
+    """
 
     gate: Future[None]
     num_ends: int
@@ -43,7 +45,7 @@ class _Guarded:
 
 
 class Patience:
-    """Waits for C++ on behalf of a rank; `end` ends all waits, from any thread.
+    """Waits for C++ calls of a rank; `end` ends all waits, from any thread.
 
     Args:
         waits: of the stores that a function may ask: one that is left behind must stop asking.
@@ -62,7 +64,8 @@ class Patience:
         self.has_left = False
 
     def end(self) -> int:
-        """Let every `run` raise, and those futures of `guard` that were there at the last `end`.
+        """End every `run` with an error, and complete the futures of `guard` that were pending at
+        the last `end`.
 
         Returns:
             How many there were.
@@ -76,14 +79,14 @@ class Patience:
         return self._num_waiting + len(left)
 
     def keep_types(self) -> None:
-        """Let `guard` do nothing from now on: DDP's hooks in C++ refuse the futures that Python
+        """Make `guard` return its argument from now on: DDP's C++ hooks refuse futures that Python
         completes.
         """
         self._keeps_types = True
 
     def guard(self, future: Any) -> Any:
-        """A future that ends as that of a collective does; `end` can end it where the collective
-        does not.
+        """Wrap a collective's future in one that `end` can complete even if the collective does not
+        end.
         """
         if self._keeps_types:
             return future
@@ -104,7 +107,7 @@ class Patience:
         return given
 
     def follow(self, work: Work) -> bool:
-        """Wait for a collective, within reach of signals.
+        """Wait for a collective; signals interrupt the wait.
 
         Raises:
             GroupDown: `end` was called, and the collective did not notice.
@@ -116,8 +119,8 @@ class Patience:
                 try:
                     return work.wait(_LOOK)
                 except RuntimeError as error:
-                    # It has ended meanwhile, with an error of its own or without; or cannot wait
-                    # shortly.
+                    # The collective has just ended, with or without an error, or its `wait`
+                    # takes no time-out.
                     if work.is_completed() or "timeout not implemented" in str(error):
                         return work.wait()
                 if self._num_ends != num_ends:
@@ -129,7 +132,7 @@ class Patience:
             raise
 
     def run(self, function: Callable[[], object], limit_s: float | None = None) -> None:
-        """Call a function and wait for its end, within reach of signals.
+        """Call a function and wait for its end; signals interrupt the wait.
 
         Args:
             function: what to call, in a thread; what it returns is dropped.
@@ -178,8 +181,8 @@ class Patience:
 
 
 class _Helper:
-    """A thread that makes the calls it is given, until it is given None. To start one takes longer
-    than most.
+    """A thread that executes calls until it is given None; kept, as starting a thread is slower
+    than most calls.
 
     Attributes:
         ident: the thread's identity, 0 where a limit on threads is reached.

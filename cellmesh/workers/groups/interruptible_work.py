@@ -1,6 +1,4 @@
-"""Operations on gloo, as those see them who wait for them: signals reach the wait, and a release
-ends it.
-"""
+"""Operations of gloo whose waits can be interrupted by signals and ended by a release."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class _PatientWork(Work):
-    """Passes on to another Work, but for `wait`."""
+    """Forwards to another Work, except for `wait`."""
 
     def __init__(self, work: Work, patience: Patience) -> None:
         super().__init__()
@@ -25,7 +23,7 @@ class _PatientWork(Work):
 
 
 class _NotedWork(_PatientWork):
-    """A Work of which the rank's past tells when it was waited for, and when it ended.
+    """A Work whose waits and end are recorded for the timeline.
 
     One that is never waited for, or fails, may end in other ways (see `Spans`).
     """
@@ -38,8 +36,8 @@ class _NotedWork(_PatientWork):
 
 
 class PatientCollective(_NotedWork):
-    """A gloo collective whose `wait` signals reach, and whose future can be ended; also for waits
-    in C++.
+    """A gloo collective with an interruptible `wait`, and with a future that can be ended where C++
+    waits.
 
     gloo does not tell an operation whose message is on its way, or was about to be, when the other
     side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
@@ -66,7 +64,7 @@ class PatientCollective(_NotedWork):
 
 
 class PatientMessage(_NotedWork):
-    """A gloo message whose `wait` signals reach if it is large; gloo leaves out messages, too."""
+    """A gloo message, whose `wait` is interruptible if the message is large."""
 
     def __init__(
         self, work: Work, patience: Patience, spans: Spans, number: int, is_large: bool
@@ -87,7 +85,7 @@ class PatientMessage(_NotedWork):
 
 
 class PatientReceive(_PatientWork):
-    """A receive from anyone: gloo does not end that when connections are cut."""
+    """A receive from any sender, which gloo does not end when connections are cut."""
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         if not self._work.is_completed():

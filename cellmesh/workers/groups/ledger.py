@@ -1,4 +1,4 @@
-"""What a rank's process groups have begun, and whether it has ended."""
+"""Records the operations that a rank's process groups have begun, and which have ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_EARLIER = 1024
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective or a message that has been begun and has not come to its end.
+    """A collective or a message in flight.
 
     Attributes:
         name: as ``torch.distributed`` calls it.
@@ -46,7 +46,7 @@ Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
 
 @dataclass
 class Ledger:
-    """What the groups of one process have begun: written with each operation, so kept small.
+    """The operations of one process's groups; updated by each operation, so kept small.
 
     Attributes:
         patience: for waits that no cut ends.
@@ -70,21 +70,19 @@ class Ledger:
     main_thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
 
     def keep(self, begun: Begun) -> None:
-        """Another operation begins: remember this one, if it is under way."""
+        """Keep an operation when another one begins, if the first is still in flight."""
         if _is_under_way(begun):
             self.drop_ended()
             self.earlier.append(begun)
 
     def drop_ended(self) -> None:
-        """Keep no reference to the oldest operations that have ended: a Work holds on to
-        tensors.
-        """
+        """Drop references to the oldest operations that have ended: a Work holds tensors."""
         earlier = self.earlier
         while earlier and not _is_under_way(earlier[0]):
             earlier.popleft()
 
     def forget(self, group: HealableGroup) -> None:
-        """Keep no reference to a group."""
+        """Drop all references to a group."""
         self.touched = [other for other in self.touched if other is not group]
         group.is_touched = False
         if self.last is not None and self.last[1] is group:
@@ -92,7 +90,7 @@ class Ledger:
         self.earlier = deque((one for one in self.earlier if one[1] is not group), _MAX_EARLIER)
 
     def mark(self) -> None:
-        """Count from zero for `counts_since_mark`. Main thread."""
+        """Start counting at zero for `counts_since_mark`. Main thread."""
         if self.touched:
             for group in self.touched:
                 group.is_touched = False
@@ -107,12 +105,12 @@ class Ledger:
         return tuple([group.count(with_messages=False) for group in self.touched])
 
     def forget_operations(self) -> None:
-        """All operations have ended, or nobody waits for them any more."""
+        """Drop all operations, which have ended or are not waited for any more."""
         self.last = None
         self.earlier.clear()
 
     def current(self) -> Operation | None:
-        """The last operation, if it is under way; else the oldest one that is."""
+        """The last operation, if it is in flight; else the oldest one in flight."""
         last = self.last
         for one in ([last] if last is not None else []) + list(self.earlier):
             if _is_under_way(one):
@@ -146,7 +144,7 @@ def _is_under_way(begun: Begun) -> bool:
 
 
 def has_ended(work: Work) -> bool:
-    """Whether an operation is over, well or not."""
+    """Whether an operation has ended, with success or failure."""
     try:
         return work.is_completed()
     except Exception:  # an aborted communicator
@@ -154,7 +152,7 @@ def has_ended(work: Work) -> bool:
 
 
 def has_ended_well(work: Work) -> bool:
-    """Whether an operation is over and gave what it should."""
+    """Whether an operation has succeeded."""
     try:
         return (
             work.is_completed() and work.wait()

@@ -1,4 +1,5 @@
-"""What `HealableGroup` passes on to its inner group: noted and counted, if it is communication.
+"""The methods that `HealableGroup` forwards to its inner group; communication is recorded and
+counted.
 
 The methods are read off ``ProcessGroup`` as it is installed: newer versions of torch call names
 that older ones do not have.
@@ -80,7 +81,7 @@ def _begin(
     sequence: int,
     peer: int = -1,
 ) -> Any:
-    """Run a method of the inner group, and note it as the last operation while it is under way."""
+    """Run a method of the inner group, recorded as the last operation while in flight."""
     ledger = group._ledger
     ident = threading.get_ident()
     # The engine's threads, unknown to Python, run backward on behalf of the main thread.
@@ -139,8 +140,8 @@ def _begin(
 
 
 def _is_of_join(method: types.FrameType) -> bool:
-    """Whether ``Join`` has begun this for DDP, which keeps the C++ part only; a `wait` in Python is
-    lost.
+    """Whether ``Join`` has begun an operation for DDP, which keeps the C++ part only, so that a
+    `wait` in Python is lost.
     """
     function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
     wrapper = function and function.f_back
@@ -200,7 +201,7 @@ def _passed_on_property(name: str) -> property:
 
 
 def pass_on_everything(kind: type[HealableGroup]) -> None:
-    """Give `HealableGroup` each method and property of the installed ``ProcessGroup``."""
+    """Add every method and property of the installed ``ProcessGroup`` to `HealableGroup`."""
     left_alone = eval_frame._FrameExecStrategy(
         eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
     )

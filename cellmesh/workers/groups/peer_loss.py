@@ -1,4 +1,4 @@
-"""Tells a collective that ended since its connections went from one that failed.
+"""Distinguishes a collective that ended with its connections from one that failed.
 
 gloo and NCCL raise a RuntimeError then. Where Python waits for the collective (``dist.all_reduce``
 and its like), it becomes what it stands for, `Released` or KeyboardInterrupt, so that ``except
@@ -32,7 +32,7 @@ _LOOK_S = 0.02
 
 
 def lost_its_peers(error: BaseException) -> bool:
-    """Whether an operation failed only as a connection ended."""
+    """Whether an operation failed only because a connection was closed."""
     if not issubclass(type(error), RuntimeError):
         return False
     texts = [
@@ -42,7 +42,7 @@ def lost_its_peers(error: BaseException) -> bool:
 
 
 def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
-    """From now on, let collectives that Python waits for end as what ended them.
+    """From now on, raise in a collective the interrupt or release that cut its connections.
 
     torch passes every error of a collective through one function, to log it (``c10d_logger``, the
     same in torch 2.11 to 2.13): here it is exchanged.

@@ -1,4 +1,4 @@
-"""Where a rank computes, and over what it communicates."""
+"""Chooses a rank's device and backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a rank computes: its device, and the backend string for ``init_process_group``."""
+    """A rank's device, and the backend string for ``init_process_group``."""
 
     device: torch.device
     backend: str

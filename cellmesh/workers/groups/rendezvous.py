@@ -1,4 +1,4 @@
-"""How ranks of a mesh find each other where a program calls ``init_process_group`` or ``init_rpc``.
+"""How ranks find each other when a program calls ``init_process_group`` or ``init_rpc``.
 
 Under torchrun every process is a client of one store, and nobody serves an address that a program
 names itself; in a plain script rank 0 of the call serves it. Here an address (``env://`` with
@@ -53,7 +53,9 @@ class Session:
 
 @dataclass(frozen=True)
 class Call:
-    """Where and as whom a program wants to meet others; None for what it does not say."""
+    """The address, rank and world size of a program's call; None for what the call does not
+    specify.
+    """
 
     address: str | None
     rank: int | None
@@ -61,7 +63,7 @@ class Call:
 
 
 class _Join(msgspec.Struct, frozen=True):
-    """A rank waits for the others of its call."""
+    """A rank's entry in the store while it waits for the others of its call."""
 
     mesh_rank: int
     token: str
@@ -69,7 +71,7 @@ class _Join(msgspec.Struct, frozen=True):
 
 
 class _Go(msgspec.Struct, frozen=True):
-    """All are there."""
+    """The entry in the store that starts a session: every rank has called."""
 
     number: int
     members: tuple[int, ...]
@@ -77,9 +79,7 @@ class _Go(msgspec.Struct, frozen=True):
 
 
 def read_call(url: str, rank: int = -1, size: int = -1) -> Call:
-    """What a program says by an ``init_method``, its arguments and, for ``env://``, the
-    environment.
-    """
+    """Read a call from its ``init_method``, its arguments and, for ``env://``, the environment."""
     parts = urlparse(url)
     query = dict(pair.split("=", 1) for pair in parts.query.split("&") if "=" in pair)
     address: str | None = None
@@ -108,7 +108,7 @@ def _number(argument: int, text: str | None) -> int | None:
 
 
 class Rendezvous:
-    """Meets other ranks on behalf of one.
+    """Finds the other ranks of a program's call.
 
     Args:
         store: the mesh's.
@@ -144,7 +144,7 @@ class Rendezvous:
         self._num_open.clear()
 
     def install(self) -> None:
-        """Have torch look for stores here, from now on."""
+        """Replace torch's rendezvous handlers by this object's."""
         for scheme in _SCHEMES:
             _rendezvous_handlers[scheme] = self._handler(_rendezvous_handlers[scheme])
         in_torch: Callable[..., Any] = vars(dist)["_create_store_from_options"]
@@ -188,7 +188,7 @@ class Rendezvous:
         return handle
 
     def _meet(self, call: Call, timeout: timedelta) -> Session:
-        """Wait until every rank of a call is there.
+        """Wait until every rank of a call has called.
 
         Raises:
             ValueError: the call makes no sense.
@@ -267,7 +267,7 @@ class Rendezvous:
         return Session(number, members, store, keys)
 
     def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> Session:
-        """Agree with the others of a call whose program passes a store of its own."""
+        """Agree with the other ranks of a call that passes its own store."""
         given = InterruptibleStore(store, self._store.waits)
         own = _Join(self._rank, "", self._last_number)
         num_calls = given.add(f"cellmesh/{size}/{rank}", 1)  # a program may use its store again
@@ -279,7 +279,7 @@ class Rendezvous:
         return Session(self._last_number, tuple(join.mesh_rank for join in joins), given, [])
 
     def end_session(self) -> None:
-        """The process group of the last session was destroyed."""
+        """Note that the process group of the last session was destroyed."""
         self._forget(self.session)
         self.session = None
 
@@ -307,5 +307,5 @@ class Rendezvous:
 
 
 def _seconds(timeout: timedelta) -> float:
-    """How long to wait: torch's default stands for nothing asked."""
+    """The time-out in seconds; torch's default counts as no time-out."""
     return _YEAR_S if timeout == default_pg_timeout else timeout.total_seconds()

@@ -1,4 +1,4 @@
-"""What `torch.distributed.rpc` needs on ranks that are stopped, restarted and replaced.
+"""Adapts `torch.distributed.rpc` to ranks that are interrupted, restarted and replaced.
 
 - ``init_rpc`` tells its calls apart by counting them, and takes the count for a prefix of its keys
   in the store. A rank that is new, or was not among the callers before, would count differently
@@ -25,7 +25,7 @@ _BARRIER = re.compile(r"(.*/shutdown/[A-Z_]+)_ID_([0-9]+)")
 
 
 class RemoteCallsStore(InterruptibleStore):
-    """What the workers of one ``init_rpc`` share, where barriers count from the first of theirs.
+    """The store of one ``init_rpc``, in which the workers' barriers count from one.
 
     Args:
         store: the one that holds the keys.
@@ -57,8 +57,7 @@ class RemoteCallsStore(InterruptibleStore):
 
 
 def refuse_if_running() -> None:
-    """Raise what ``init_rpc`` raises later where RPC runs already, before other ranks are waited
-    for.
+    """Raise the error of a repeated ``init_rpc`` before waiting for other ranks.
 
     Raises:
         RuntimeError: it does.
@@ -68,7 +67,8 @@ def refuse_if_running() -> None:
 
 
 def begin(number: int) -> None:
-    """Let the ``init_rpc`` that is under way count as all who call it have agreed.
+    """Set RPC's counters for the current ``init_rpc`` to the values that all its callers have
+    agreed on.
 
     Args:
         number: the same on all of them.
@@ -78,9 +78,7 @@ def begin(number: int) -> None:
 
 
 def forget_gatherings() -> None:
-    """Let RPC's gatherings count from nothing, as on a new rank, and forget those that did not
-    end.
-    """
+    """Reset RPC's counters of gatherings, as on a new rank, and drop unfinished ones."""
     if rpc.is_available():
         with rpc.api._all_gather_dict_lock:
             rpc.api._all_gather_sequence_id.clear()

@@ -1,4 +1,4 @@
-"""c10d stores as a rank uses them: waits that can be ended, and a connection that is made again.
+"""c10d stores with waits that can be ended, and with connections that are made again.
 
 torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here
 every wait asks again in short steps, from Python; so a signal gets the main thread out, and
@@ -35,7 +35,7 @@ class Waits:
         self._stopped_threads: set[int] = set()
 
     def cut(self) -> int:
-        """End every wait with an error.
+        """End every current wait with an error.
 
         Returns:
             How many there were.
@@ -44,15 +44,15 @@ class Waits:
         return self._num_waiting
 
     def stop_thread(self, ident: int) -> None:
-        """End the waits of one thread, also those that it is yet to begin."""
+        """End the current and future waits of one thread."""
         self._stopped_threads.add(ident)
 
     def forget_thread(self, ident: int) -> None:
-        """The thread has ended, and its identity may come to mean another."""
+        """Forget a thread that has ended, as its identity may be used again."""
         self._stopped_threads.discard(ident)
 
     def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Ask again and again, in short steps, until the answer is yes.
+        """Poll in short steps until a condition holds.
 
         Args:
             is_over: what is asked.
@@ -78,7 +78,7 @@ class Waits:
 
 
 class InterruptibleStore(Store):
-    """Passes on to another store, but for the waits.
+    """Forwards to another store, except for waits.
 
     Keep a reference for as long as a process group uses it: what C++ holds of it does not count for
     Python.
@@ -99,7 +99,7 @@ class InterruptibleStore(Store):
 
     @contextlib.contextmanager
     def note_keys(self, keys: list[str]) -> Iterator[None]:
-        """Append to `keys` those that this process sets meanwhile."""
+        """A context that appends the keys that this process sets to `keys`."""
         self._noted = keys
         try:
             yield
@@ -107,11 +107,11 @@ class InterruptibleStore(Store):
             self._noted = None
 
     def note_all_keys(self, keys: list[str]) -> None:
-        """Append to `keys` those that this process sets from now on."""
+        """Append the keys that this process sets from now on to `keys`."""
         self._noted = keys
 
     def forget_keys(self, keys: Iterable[str]) -> None:
-        """Delete keys that nobody needs any more."""
+        """Delete keys that are not needed any more."""
         for key in keys:
             self.delete_key(key)
 
@@ -208,13 +208,13 @@ class MeshStore(InterruptibleStore):
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Connect now, if it is not yet."""
+        """Connect now, if there is no connection yet."""
         with self._lock:
             if self._inner is None:
                 self._inner = self._connect()
 
     def move(self, port: int) -> None:
-        """The store's process was replaced; its successor, empty, listens on `port`."""
+        """Use the new, empty store process that listens on `port`."""
         with self._lock:
             self._port = port
             self._inner = None
@@ -223,7 +223,7 @@ class MeshStore(InterruptibleStore):
         return True
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Put a question, over a new connection if the old one is gone."""
+        """Send a request, over a new connection if the old one is gone."""
         with self._lock:
             if self._inner is not None:
                 try:
@@ -300,7 +300,7 @@ def _is_served(host: str, port: int) -> bool:
 
 @contextlib.contextmanager
 def _no_name_lookups() -> Iterator[None]:
-    """Let the resolver give up at once, on this thread.
+    """A context in which name lookups on this thread fail at once.
 
     When it connects, torch looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts
     file has: a DNS query for each rank. Sixty-four at once lose packets and wait 5 s for them;

@@ -1,4 +1,4 @@
-"""The private parts of torch that process groups, their release and their rebuilding lean on.
+"""Lists the private parts of torch that process groups, releases and heals depend on.
 
 Torch promises none of them. They are looked for when the zygote starts, so that a version that has
 lost one is refused by the part's name, and not found out in the middle of a failure.
@@ -37,7 +37,7 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
 
 
 def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The parts that the installed torch does not have, or has with other parameters, by name."""
+    """Names of the listed parts that the installed torch lacks, or has with other parameters."""
     for module, parts in expected.items():
         for part in parts:
             path, _, parameters = part.rstrip(")").partition("(")
@@ -54,7 +54,7 @@ def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def check(expected: Mapping[str, tuple[str, ...]] = EXPECTED) -> None:
-    """See that this torch is one that ranks can work with.
+    """Check that ranks can work with the installed torch.
 
     Args:
         expected: what it is to have.

@@ -1,4 +1,4 @@
-"""What a step that failed leaves behind inside models, and how it is taken out again."""
+"""Removes the half-finished state that a failed step leaves in models."""
 
 from .ddp import note_comm_hooks as note_comm_hooks
 from .survey import Survey as Survey

@@ -1,6 +1,4 @@
-"""DistributedDataParallel: gradients on their way into buckets, the buckets' order, communication
-hooks.
-"""
+"""DistributedDataParallel: gradients in buckets, the buckets' order, communication hooks."""
 
 from __future__ import annotations
 
@@ -34,7 +32,8 @@ _register_builtin = _c10d._register_builtin_comm_hook
 
 
 class NotedHook:
-    """A communication hook of DDP, which keeps what it returned in the last backward pass.
+    """Wraps a communication hook of DDP, and keeps the futures that the hook returned in the last
+    backward pass.
 
     DDP's reducer waits for these futures last of all, and holds the backward pass for done if one
     fails.
@@ -52,11 +51,11 @@ class NotedHook:
 
     @property
     def has_failed(self) -> bool:
-        """Whether some gradients have not been reduced."""
+        """Whether a future of the hook failed, so that some gradients have not been reduced."""
         return any(not future.done() or _failed(future) for future in self._futures)
 
     def forget(self) -> None:
-        """The model has been reset."""
+        """Drop the kept futures, after the model has been reset."""
         self._futures.clear()
 
 
@@ -74,7 +73,7 @@ _builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary(
 
 
 def note_comm_hooks(on_builtin: Callable[[], None]) -> None:
-    """Wrap the communication hooks that DDP is given from now on (`NotedHook`).
+    """Wrap communication hooks registered with DDP from now on in `NotedHook`.
 
     Args:
         on_builtin: called before a model is given a hook that is C++.
@@ -172,7 +171,7 @@ class Ddp(Kind):
             yield MAY_HAVE_UPDATED
 
     def finish_buckets(self, found: Any) -> None:
-        """Bring the buckets into their final order, if that was not done yet."""
+        """Rebuild the buckets in their final order, if DDP has not done so yet."""
         if found._has_rebuilt_buckets:
             return
         # Rank 0 broadcasts the order of its own first step, which is the same as this rank's.
@@ -191,7 +190,7 @@ class Ddp(Kind):
 
 
 def restart_buckets(found: Any) -> None:
-    """Give a DDP model a reducer as it had before the first step."""
+    """Give a DDP model a new reducer, as before its first step."""
     parameters, sparse = found._build_params_for_reducer()
     builtin_hook = _builtin_hooks.get(found.reducer)
     found.reducer._remove_autograd_hooks()
@@ -218,7 +217,7 @@ def _restart_static_graph(found: Any) -> None:
 
 
 def _counting(found: Any) -> list[Any]:
-    """States of communication hooks that count steps: what a hook does depends on it."""
+    """The states of a hook that count steps, on which the hook's behaviour depends."""
     return [state for _, state in found._comm_hooks if type(getattr(state, "iter", None)) is int]
 
 

@@ -1,4 +1,4 @@
-"""FSDP1 and FSDP2: parameters that are gathered, and what is kept from a layer to the next."""
+"""FSDP1 and FSDP2: gathered parameters, and state that one layer keeps for the next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from .kinds import (
 
 
 class Fsdp2(Kind):
-    """Of the states of a model the root's; they share what they know about the step."""
+    """FSDP2, by the state of a model's root module, which has the data that all its states
+    share.
+    """
 
     where = "torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState"
     label = "FSDP2"
@@ -108,7 +110,7 @@ def _optimizers_of(parameters: Container[int]) -> list[Any]:
 
 
 class Fsdp1(Kind):
-    """Best effort: the next step gathers and shards as the first one did."""
+    """FSDP1, as far as possible: the next step gathers and shards like the first one."""
 
     where = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
     label = "FSDP1"

@@ -1,4 +1,6 @@
-"""A kind of object that keeps state across a step, and what resetting the kinds has in common."""
+"""The base class of the kinds of objects that keep state across a step, and shared helpers for
+resetting them.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,21 @@ class Kind:
     drops_grads = True
 
     def concerns(self, found: Any) -> bool:
-        """Whether a live instance of the class is to be looked at by itself; runs none of its
+        """Whether a live instance of the class is examined by itself; runs none of the instance's
         code.
         """
         raise NotImplementedError
 
     def names(self, found: Any) -> Iterable[str]:
-        """What identifies it on all ranks."""
+        """Names that identify the object on all ranks."""
         raise NotImplementedError
 
     def is_dirty(self, found: Any) -> bool:
-        """Whether a step stopped inside it."""
+        """Whether a step stopped inside the object."""
         raise NotImplementedError
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        """How far what is done once, or counted, has got; it is the same on all ranks between two
+        """The object's one-time steps and counters, which are equal on all ranks between two
         steps.
         """
         return ()
@@ -52,15 +54,16 @@ class Kind:
         """Bring ranks that differ in `progress`, which holds each rank's, to the same state."""
 
     def arm(self, found: Any) -> None:
-        """After a failed cell: let the object's next step first drop what the failed step has left
-        in it.
+        """After a failed cell: make the object's next step first drop the state of the failed
+        step.
 
         Dropping it at once would be wrong: the next cell may go on with the step, by a backward
         pass.
         """
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
-        """Make it as between two steps; with `dirty`, forget the step's gradients.
+        """Reset the object to its state between two steps; with `dirty`, drop the step's
+        gradients.
 
         Returns:
             What the user must know, as what was forgotten, or could not be reset.
@@ -69,7 +72,7 @@ class Kind:
 
 
 def drop_grads(module: Any) -> None:
-    """Forget the gradients of a module, those that FSDP2 keeps for itself included."""
+    """Drop the gradients of a module, including those that FSDP2 keeps internally."""
     for parameter in module.parameters():
         parameter.grad = None
     for each in module.modules():
@@ -79,7 +82,7 @@ def drop_grads(module: Any) -> None:
 
 
 def param_groups(state: Any) -> list[Any]:
-    """The groups of parameters of a state of FSDP2; torch 2.11 has one at most."""
+    """The parameter groups of an FSDP2 state; torch 2.11 has at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     group = state._fsdp_param_group
@@ -96,7 +99,7 @@ def has_unsharded_grads(group: Any) -> bool:
 
 
 def drop_unsharded_grads(group: Any) -> None:
-    """Forget what one of FSDP2's groups has accumulated without reducing it."""
+    """Drop the unreduced gradients that one of FSDP2's groups has accumulated."""
     group._partial_reduce_output = None
     for parameter in group.fsdp_params:
         parameter.sharded_param.grad = None
@@ -135,8 +138,8 @@ def _act_and_call(
 
 
 def may_update_in_backward(module: Any) -> bool:
-    """Whether something is called when a gradient of the module is there, as an optimizer may
-    be.
+    """Whether a hook runs when a gradient of the module is ready, as for an optimizer in the
+    backward pass.
     """
     return any(
         parameter._post_accumulate_grad_hooks or hasattr(parameter, "_in_backward_optimizers")

@@ -1,4 +1,4 @@
-"""Optimizers and gradient scalers that keep something from one part of a step for the next."""
+"""Optimizers and gradient scalers that keep state from one part of a step for the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .kinds import Kind, Progress, before_next, clear, leave_join
 
 
 class Zero(Kind):
-    """What it does while DDP reduces; without that it keeps nothing."""
+    """ZeroRedundancyOptimizer overlapped with DDP; otherwise this optimizer keeps no such state."""
 
     where = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
     label = "ZeRO"
@@ -51,7 +51,7 @@ def _overlap(found: Any) -> Any:
 
 
 def _forget_buckets(info: Any) -> None:
-    """Forget DDP's buckets, so that the next passes record them as the first ones did."""
+    """Drop DDP's buckets, so that the next passes record them as the first ones did."""
     info.status = type(info.status).UNINITIALIZED
     clear(info, "params_per_bucket", "offsets", "assigned_ranks_per_bucket")
     for parameters in info.params_per_rank:
@@ -61,9 +61,7 @@ def _forget_buckets(info: Any) -> None:
 
 
 class Scaler(Kind):
-    """Between ``unscale_`` and ``update``, which a cell that failed may have left for the next cell
-    to do.
-    """
+    """A `GradScaler` that a failed cell has left between ``unscale_`` and ``update``."""
 
     where = "torch.amp.grad_scaler", "GradScaler"
     label = "GradScaler"

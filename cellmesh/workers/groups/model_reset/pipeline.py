@@ -1,4 +1,4 @@
-"""Pipelines of torch.distributed.pipelining: microbatches under way, and their losses."""
+"""Pipelines of torch.distributed.pipelining: microbatches in flight, and their losses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Pipeline(Kind):
 
 
 def _forget_shapes(schedule: Any) -> None:
-    """Let the next step exchange shapes and connect, as the first one did."""
+    """Make the next step exchange shapes and connect, like the first one."""
     set_all(schedule, False, *_SETUP)
     for stage in _stages(schedule):
         if hasattr(stage, "inputs_meta"):  # until torch 2.12; it does not send shapes that it knows
@@ -83,9 +83,7 @@ def _forget_shapes(schedule: Any) -> None:
 
 
 def _receives(stage: Any) -> Iterator[Any]:
-    """What a stage has asked others for and not used; before torch 2.15 buffers are used again and
-    stay.
-    """
+    """The pending receives of a stage; before torch 2.15 receive buffers are reused and stay."""
     if hasattr(stage, "_forward_chunk_states"):
         for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
             yield from (info for info in infos if not info.is_root_arg)

@@ -1,4 +1,4 @@
-"""The models of a rank that a failed step has left half done, found and reset.
+"""Finds and resets the models of a rank that a failed step has left half finished.
 
 A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered, a
 pipeline with microbatches on the way; the next step on the same objects would raise or, worse, wait
@@ -27,7 +27,7 @@ from .pipeline import Pipeline
 
 
 def look_after_failure() -> bool:
-    """A cell has failed on this rank; returns whether it has left any model half done."""
+    """Note a failed cell on this rank; returns whether it has left any model half finished."""
     survey = Survey()
     survey.arm()
     return bool(survey.half_done)
@@ -68,9 +68,7 @@ class Survey:
         }
 
     def arm(self) -> None:
-        """Let the next step of each model drop first what the failed step has left in it
-        (`Kind.arm`).
-        """
+        """Make the next step of each model first drop the state of the failed step (`Kind.arm`)."""
         for signature, kind, one in self._found:
             if signature not in self.half_done:
                 kind.arm(one)
@@ -78,7 +76,7 @@ class Survey:
     def reset(
         self, half_done: Collection[str], progress: Mapping[str, Sequence[Progress]] | None = None
     ) -> tuple[str, ...]:
-        """Make every model fit for the next step.
+        """Reset every model to its state between two steps.
 
         Args:
             half_done: what any rank has found half done.
@@ -112,7 +110,7 @@ class Survey:
     # Ranks that stopped on both sides of that would reduce one parameter's gradient into another's.
 
     def finish_buckets(self, unsettled: Collection[str]) -> dict[str, list[str]]:
-        """Bring buckets into their final order where ranks differ in that; returns digests of the
+        """Rebuild buckets in their final order where ranks differ; returns digests of the
         orders.
         """
         digests: dict[str, list[str]] = {}
@@ -123,9 +121,7 @@ class Survey:
         return {signature: sorted(set(found)) for signature, found in digests.items()}
 
     def restart_buckets(self, different: Collection[str]) -> None:
-        """Bring buckets into the order of the first step, on all ranks, where ranks still
-        differ.
-        """
+        """Put buckets into the order of the first step, on all ranks, where ranks still differ."""
         for signature, kind, one in self._found:
             if isinstance(kind, Ddp) and signature in different:
                 restart_buckets(one)
@@ -145,9 +141,7 @@ def with_unsettled_buckets(progress: Mapping[str, Sequence[Progress]]) -> set[st
 
 
 def _all() -> list[tuple[Kind, Any]]:
-    """The live objects of all kinds; modules are not imported for that, and all is seen in one
-    pass.
-    """
+    """The live objects of all kinds, found in one pass, without importing their modules."""
     kinds: dict[int, Kind] = {}  # by id: a class's own hash, a metaclass's, may raise
     for kind in (Ddp(), Fsdp2(), Fsdp1(), Pipeline(), Zero(), Scaler()):
         module, name = kind.where
