@@ -1,1 +1,1 @@
-"""The rank: the process that runs users' code, and its control thread."""
+"""The rank: the process that runs user code, with its control thread."""

@@ -1,4 +1,4 @@
-"""Does something to a module when it has been imported, and not before."""
+"""Calls hooks when modules have been imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Hook = Callable[[types.ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Finds what the other finders find, and has hooks called each time that it has been loaded.
+    """An import finder that delegates to the other finders, and calls hooks after a module has been
+    loaded.
 
     Args:
         hooks: module's name -> hook.
@@ -24,13 +25,13 @@ class AfterImport(importlib.abc.MetaPathFinder):
         self._hooks = dict(hooks)
 
     def install(self) -> None:
-        """Be asked for modules, first of all finders."""
+        """Put this finder first in `sys.meta_path`."""
         sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """As the other finders do, with a loader that calls the hook."""
+        """Find a module by the other finders; its loader then calls the hook."""
         hook = self._hooks.get(fullname)
         if hook is None:
             return None

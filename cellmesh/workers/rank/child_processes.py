@@ -1,5 +1,5 @@
-"""Processes that user code starts with multiprocessing: what they are given, and how a stop ends
-them.
+"""Processes that user code starts with multiprocessing: how functions are sent to them, and how a
+stop ends them.
 
 A spawned process imports the main module for the functions and classes that it is given. On a rank
 the main module is no file but the namespace of its cells: what a cell has defined travels by value.
@@ -31,7 +31,7 @@ _GRACE_S = 0.4
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """Takes what functions refer to as multiprocessing does: queues, locks, shared tensors."""
+    """Pickles functions by value, and queues, locks and shared tensors as multiprocessing does."""
 
     @property
     def dispatch_table(self) -> Any:
@@ -40,7 +40,8 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def follow_children(current_run: Callable[[], int]) -> None:
-    """Give spawned processes what cells have defined, and note which run has started each.
+    """Let spawned processes load functions and classes of cells, and note which run has started
+    each process.
 
     Args:
         current_run: the run that the caller's thread belongs to.
@@ -56,7 +57,9 @@ def follow_children(current_run: Callable[[], int]) -> None:
 
 
 def end_children(run: int) -> None:
-    """After a stop, wait for the processes that the run has started, and kill those that go on."""
+    """After a stop, wait for the processes that the run has started, and kill those that do not
+    end.
+    """
     children = [child for child in active_children() if vars(child).get("_cellmesh_run") == run]
     children = [child for child in children if not child.daemon]
     for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` builds appears in the inductor's cache whole or not at all.
+"""Makes files that ``torch.compile`` builds appear in inductor's cache whole or not at all.
 
 The compiler writes a library under its own name, and a rank that is killed leaves the first half:
 later compilations take it for the library and fail, in every process of the user. Built under
@@ -21,7 +21,9 @@ _MODULE = "torch._inductor.cpp_builder"
 
 
 def build_whole_files() -> None:
-    """Patch inductor so that this rank and its compile workers build C++ under another name."""
+    """Patch inductor so that this rank and its compile workers build C++ libraries under a
+    temporary name.
+    """
     if _MODULE in sys.modules:  # preloaded
         _patch(sys.modules[_MODULE])
     else:
@@ -59,7 +61,7 @@ def _patch(module: types.ModuleType) -> None:
 
 
 def restore(state: dict[str, Any]) -> Any:
-    """Make a builder in a process that compiles for a rank, where it is to build as on the rank."""
+    """Unpickle a C++ builder in a rank's compile worker, with the rank's patch."""
     from torch._inductor import cpp_builder
 
     _patch(cpp_builder)

@@ -53,7 +53,7 @@ _NO_THREAD = (
 
 
 class ControlThread:
-    """Answers at once, whatever the main thread does.
+    """Answers control messages at once, whatever the main thread does.
 
     Args:
         channel: the rank's control socket.
@@ -98,8 +98,8 @@ class ControlThread:
         interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
 
     def start(self) -> None:
-        """Start the control thread and the one that stops runs, while there are threads to be
-        had.
+        """Start the control thread and the thread that stops runs, before user code can use up all
+        threads.
         """
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
@@ -134,12 +134,12 @@ class ControlThread:
             self._faults.take(error)
 
     def stop_of(self, run: int) -> Stop | None:
-        """How this run was interrupted or released, None if it was not; from any thread."""
+        """How a run was interrupted or released, None if it was not; from any thread."""
         stopped, stop = self._last_stop
         return stop if stopped == run else None
 
     def kind_of_stop(self, run: int) -> type[KeyboardInterrupt] | None:
-        """What this run is to be seen to end with, None if it was not told to stop."""
+        """The exception class that a stopped run ends with, None if it was not stopped."""
         stop = self.stop_of(run)
         return stop.kind if stop is not None else None
 
@@ -214,14 +214,14 @@ class ControlThread:
                 self._take(error)
 
     def _is_over(self, run: int, after_s: float) -> bool:
-        """Wait for so long, and no longer than a run executes; whether it has ended."""
+        """Wait for a time, at most until a run ends; returns whether it has ended."""
         until = time.monotonic() + after_s
         while self._interrupts.running == run and time.monotonic() < until:
             time.sleep(_LOOK_S)
         return self._interrupts.running != run
 
     def _free_if_stuck(self, run: int) -> None:
-        """The main thread may sit in C++ and not see its signal: then cut what it waits for.
+        """Cut the collective of a main thread that waits in C++ and does not handle its signal.
 
         What it does with an interrupt that it has seen (an ``except`` that saves a checkpoint) is
         its own affair, unless that waits in a collective again; and C++ that computes is waited
@@ -249,7 +249,7 @@ class ControlThread:
         return self._waits(look_at_main_thread(self._shell)) is not None
 
     def _waits(self, seen: Activity) -> Waited | None:
-        """What the main thread waits in, None if in no collective."""
+        """The collective that the main thread waits in; None if it waits in none."""
         operation = self._groups.ledger.current()
         if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
             name = operation.name if seen.collective in ("", "wait") else seen.collective
@@ -260,7 +260,7 @@ class ControlThread:
         return None
 
     def _since_seen(self, seen: Activity) -> float:
-        """For how long the main thread has been seen where it is, and has begun no operation.
+        """How long the main thread has been at this place without beginning an operation.
 
         Between two operations of a loop it is in the same call each time, and has waited for
         nothing.
@@ -301,7 +301,7 @@ class ControlThread:
         return torch.cuda.memory_reserved(self._device)
 
     def _query(self, verb: Request) -> Parcel[Done]:
-        """The answer, in any case."""
+        """The answer to a query; the text of the error if the handler raises."""
         try:
             answer = self._handlers.find(verb.body).handle_beside(verb.body)
             pickled, buffers = payload.dumps(answer, "the answer")

@@ -1,5 +1,5 @@
-"""Find out that a rank's CUDA context is lost: the process can never use its GPU again, so the rank
-must end.
+"""Detects that a rank's CUDA context is lost, after which the process can never use its GPU again
+and must end.
 
 A device-side assert, an illegal address and their like stay with the context: every later CUDA call
 of the process returns the same error (CUDA Runtime API, "Error Handling", on sticky errors).

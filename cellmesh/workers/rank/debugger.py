@@ -1,4 +1,4 @@
-"""The debugger of a rank: IPython's, whose prompt is asked in the notebook.
+"""The debugger of a rank: IPython's, with its prompt in the notebook.
 
 It stops in user code only, and ends with the cell. An interrupt leaves it, as ``q`` does.
 """
@@ -39,8 +39,8 @@ class RankPdb(Pdb):
         return bool(super().stop_here(frame)) and self._is_of_user(frame)  # type: ignore[no-untyped-call]
 
     def _is_of_user(self, frame: types.FrameType | None) -> bool:
-        """Whether a frame was called by the cell or the call, rather than by the machinery around
-        those.
+        """Whether a frame was called by a cell or call, and is not cellmesh's or IPython's code
+        around it.
         """
         while frame is not None:
             if frame is self._bottom or self._is_cell(frame):
@@ -99,7 +99,7 @@ class RankPdb(Pdb):
 
 
 def break_here(*args: Any, **kwargs: Any) -> None:
-    """What ``breakpoint()`` does on a rank (`sys.breakpointhook`)."""
+    """Implements ``breakpoint()`` on a rank (`sys.breakpointhook`)."""
     if os.environ.get("PYTHONBREAKPOINT"):
         sys.__breakpointhook__(*args, **kwargs)
     else:

@@ -1,4 +1,6 @@
-"""What a rank's shell shows, as messages: values of last expressions, and `display(...)`."""
+"""Sends what a rank's shell displays as messages: values of last expressions, and
+`display(...)`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def _jsonable(value: Any) -> Any:
 
 
 class RankDisplayHook(DisplayHook):
-    """Shows the value of a last expression."""
+    """Sends the value of a cell's last expression."""
 
     def quiet(self) -> bool:
         shell: Any = self.shell
@@ -55,7 +57,7 @@ class RankDisplayHook(DisplayHook):
 
 
 class RankDisplayPublisher(DisplayPublisher):
-    """Shows what ``display(...)`` is given."""
+    """Sends the arguments of ``display(...)``."""
 
     def publish(
         self,

@@ -1,4 +1,4 @@
-"""Runs work on the rank's main thread and answers it."""
+"""Runs cells, calls and requests on the rank's main thread and sends the answers."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ async def _await(value: Any) -> Any:
 
 
 class Bars(Protocol):
-    """What shows progress; see `bars.meters.Meters`."""
+    """The rank's progress bars; see `progress.meters.Meters`."""
 
     has_news: bool
 
     def end_run(self, run: int, error: BaseException | None) -> None:
-        """The main thread has ended a run with this, and its answer is about to be sent."""
+        """Note that the main thread has ended a run, before its answer is sent."""
 
 
 class _NoBars:
-    """Where there are no progress bars."""
+    """Replaces the progress bars on a rank that has none."""
 
     has_news = False
 
     def end_run(self, run: int, error: BaseException | None) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class _EndsAsChild:
@@ -88,7 +88,7 @@ class _EndsAsChild:
 
 
 class Executor:
-    """Executes work, one piece after another.
+    """Executes cells, calls and requests one after another.
 
     Args:
         context: the rank's shell, groups, interrupts and segments.
@@ -147,7 +147,7 @@ class Executor:
         self._timing: Timing | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
-        """Run one piece of work and send its answer, whatever happens in it.
+        """Run one cell, call or request and send its answer, whatever it raises.
 
         Args:
             parcel: the work.
@@ -208,7 +208,7 @@ class Executor:
         return answer
 
     def rescue(self, run: int, error: BaseException, more_follows: bool) -> bool:
-        """Answer a run of which an exception has left `execute`.
+        """Answer a run whose exception has escaped from `execute`.
 
         User code can have any line of ours raise: by a profile function, a recursion limit that is
         too low, a signal's handler, an exception for this thread. The first two are taken back.
@@ -229,7 +229,7 @@ class Executor:
         return False
 
     def pass_over(self, run: int, more_follows: bool) -> bool:
-        """Answer a run at once that was interrupted before it began, as thousands may be; whether
+        """Answer a run that was interrupted before it began, without executing it; returns whether
         it was.
         """
         if not self._interrupts.takes_back(run):
@@ -238,7 +238,7 @@ class Executor:
         return True
 
     def end_as_child(self, end: Callable[[BaseException | None], NoReturn]) -> None:
-        """This process was forked from the rank's: what it executes is its last."""
+        """Note that this process was forked from the rank, and ends after its current run."""
         self._bars = _EndsAsChild(end)
         for callbacks in self._shell.events.callbacks.values():
             callbacks.clear()  # what they show and send is the rank's

@@ -1,6 +1,4 @@
-"""How a run that failed on a rank is told: the error as its user should see it, and its
-traceback.
-"""
+"""Describes a failed run: the error as its user should see it, and its traceback."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ _HINTS = {
 
 
 class Failures:
-    """Tells of failed runs.
+    """Describes failed runs.
 
     Args:
         shell: renders tracebacks.
@@ -58,7 +56,7 @@ class Failures:
         self._stop_of = stop_of
 
     def describe(self, run: int, error: BaseException) -> Parcel[Failed]:
-        """As `_failure`, whatever the exception's own code does when it is looked at."""
+        """As `_failure`, even if the exception's own methods raise."""
         try:
             return self._failure(run, error)
         except BaseException as why:
@@ -67,8 +65,8 @@ class Failures:
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
     def as_seen(self, run: int, error: BaseException) -> BaseException:
-        """The error as its user should see it: interrupts, and connections that were cut, as
-        such.
+        """The error as its user should see it: the interrupt or release that caused it, if one
+        did.
         """
         seen = _as_interrupt(error)
         stop = self._stop_of(
@@ -120,7 +118,7 @@ class Failures:
         return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
 
     def _release(self, run: int, error: Released, line: int) -> Parcel[Failed]:
-        """What is told of a rank that was freed, as others would not come."""
+        """Describe a rank that was released because other ranks will not join its collective."""
         stop = self._stop_of(run)
         waited = stop.waited if stop is not None else Waited()
         operation = self._groups.ledger.last_begun()
@@ -151,16 +149,14 @@ class Failures:
 
 
 def _as_interrupt(error: BaseException) -> BaseException:
-    """The KeyboardInterrupt that an error came from, where library code met it unprepared."""
+    """The KeyboardInterrupt that caused an error of library code which did not expect it."""
     return next(
         (each for each in chain_of(error) if issubclass(type(each), KeyboardInterrupt)), error
     )
 
 
 def _describe_handled(error: BaseException) -> str:
-    """The error of the user's own code that was being handled when this one struck, as in a
-    ``finally``.
-    """
+    """The user's exception that was being handled when this one was raised, as in a ``finally``."""
     for each in chain_of(error):
         if issubclass(type(each), Exception) and not lost_its_peers(each):
             return f", while handling {name_of(each)}: {text_of(each)}"
@@ -168,8 +164,8 @@ def _describe_handled(error: BaseException) -> str:
 
 
 def interrupted_step(traceback: types.TracebackType | None) -> bool:
-    """Whether an exception left an optimizer's ``step``: some parameters may have stepped, others
-    not.
+    """Whether an exception was raised within an optimizer's ``step``, so that only some parameters
+    may have changed.
     """
     while traceback is not None:
         frame = traceback.tb_frame

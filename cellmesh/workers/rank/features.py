@@ -1,5 +1,5 @@
-"""Parts of a rank that it can do without if they cannot be imported: widgets, bars, inspector,
-debugger.
+"""Imports a rank's optional features (widgets, bars, inspector, debugger), and reports those that
+cannot be imported.
 
 A feature leans on libraries, and on parts of Python, that change with their versions. The zygote
 imports the features for all ranks, but nothing that a rank needs to start or to run a cell does: a
@@ -31,9 +31,7 @@ PREIMPORTED = (
 
 
 def preimport() -> None:
-    """Import `PREIMPORTED` in the zygote; why one cannot be imported is written into the zygote's
-    log.
-    """
+    """Import `PREIMPORTED` in the zygote; errors are written into the zygote's log."""
     for module in PREIMPORTED:
         try:
             load(module)
@@ -42,7 +40,7 @@ def preimport() -> None:
 
 
 def load(module: str) -> Any:
-    """A module of a feature.
+    """Import a module of a feature.
 
     Args:
         module: as in `PREIMPORTED`.
@@ -68,7 +66,7 @@ def load(module: str) -> Any:
 
 
 def late(module: str, function: str) -> Callable[..., Any]:
-    """A function of a feature, whose module is imported when it is called."""
+    """A stand-in for a function of a feature, whose module is imported at the first call."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return getattr(load(module), function)(*args, **kwargs)
@@ -77,8 +75,8 @@ def late(module: str, function: str) -> Callable[..., Any]:
 
 
 def load_or_say(module: str, libraries: Iterable[str]) -> Any:
-    """A module of a feature that takes part when user code imports a library; None where it is
-    broken.
+    """Import a feature that acts when user code imports a library; None if the feature cannot be
+    imported.
 
     The cell that imports one of the libraries then shows why; a library that torch has imported
     before works by itself, without the feature.

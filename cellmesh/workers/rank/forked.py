@@ -1,4 +1,5 @@
-"""A process that user code has forked from a rank ends where its code returns into the rank's loop.
+"""Ends a process that user code has forked from a rank when its code returns into the rank's
+loop.
 
 It would be a second rank otherwise, and read from the work socket what the agent sends to the
 first.
@@ -26,7 +27,7 @@ def guard_forks(
     in_child: Callable[[End], None],
     render: Callable[[BaseException], str],
 ) -> None:
-    """From now on, let each forked child close the rank's connections, and end when its code
+    """From now on, make each forked child close the rank's connections, and end when its code
     returns.
 
     Args:
@@ -67,7 +68,7 @@ def guard_forks(
 
 
 def _status_of(error: BaseException) -> int:
-    """The exit code that Python makes of a SystemExit."""
+    """The exit code that Python derives from a SystemExit."""
     args = args_of(error)
     if not args or args[0] is None:
         return 0

@@ -1,4 +1,4 @@
-"""What user code leaves in the interpreter: a trace function, and its last exception."""
+"""Interpreter state that user code changes: the trace function, and the last exception."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from ..exceptions import traceback_of
 
 
 def stop_tracing() -> None:
-    """At a cell's end: the code that runs next is not the user's, and is not stepped through."""
+    """Remove the trace function at a cell's end, so that cellmesh's own code is not stepped
+    through.
+    """
     sys.settrace(None)
 
 
 def remember_error(error: BaseException | None) -> None:
-    """Keep what a cell or call has raised, for `post_mortem`; None forgets it."""
+    """Keep the exception of a cell or call, for `post_mortem`; None drops it."""
     if issubclass(type(error), BdbQuit):
         return
     sys.last_type = None if error is None else type(error)

@@ -31,7 +31,7 @@ _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsign
 
 
 class Interrupts:
-    """Who is to be interrupted. `begin`, `end` and the handler belong to the main thread.
+    """Which run to interrupt. `begin`, `end` and the handler belong to the main thread.
 
     Attributes:
         running: the run that executes, -1 if none does.
@@ -57,13 +57,13 @@ class Interrupts:
         self._report_unraisable = sys.unraisablehook
 
     def install(self) -> None:
-        """Take over SIGINT; call it on the main thread."""
+        """Install the handler of SIGINT; call it on the main thread."""
         self._handle_signals()
         self._report_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
     def begin(self, run: int) -> None:
-        """The main thread starts a run.
+        """Note that the main thread starts a run.
 
         Raises:
             KeyboardInterrupt: the run was interrupted while it waited.
@@ -81,13 +81,13 @@ class Interrupts:
             raise kind
 
     def takes_back(self, run: int) -> bool:
-        """Whether the user has interrupted a run that has not begun; asked once."""
+        """Whether the user has interrupted a run that has not begun; to be asked once."""
         if self._cancelled.get(run) is not KeyboardInterrupt:
             return False
         return self._cancelled.pop(run, None) is not None
 
     def end(self) -> None:
-        """The main thread is done with its run; where nothing has failed, `running` = -1 is
+        """Note that the main thread has ended its run; if nothing has failed, `running` = -1 is
         enough.
         """
         self.running = self._wanted = -1
@@ -98,8 +98,8 @@ class Interrupts:
             signal.signal(number, self._handler)
 
     def describe(self, run: int) -> None:
-        """The code of a run has failed, and code of its exception runs now: only `insist`
-        interrupts that.
+        """Note that a run has failed and code of its exception is executing, which only `insist`
+        interrupts.
         """
         self.running, self.is_describing = run, True
 
@@ -134,7 +134,7 @@ class Interrupts:
         return True
 
     def insist(self, run: int) -> None:
-        """Interrupt a run that has not seen `request`: whatever SIGINT does there now."""
+        """Interrupt a run that has not handled `request`, whatever user code does with SIGINT."""
         if self.is_pending(run) and self._main is not None:
             signal.pthread_kill(self._main, _OWN_SIGNAL)
             signal.raise_signal(_OWN_SIGNAL)  # here: the main thread may block all signals
@@ -145,7 +145,7 @@ class Interrupts:
         return callable(handler) and handler not in (self._handler, signal.default_int_handler)
 
     def is_pending(self, run: int) -> bool:
-        """Whether a run has been asked to end and the main thread has not seen it yet."""
+        """Whether a run was interrupted and the main thread has not handled it yet."""
         return self._wanted == run == self.running
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
@@ -173,7 +173,8 @@ class Interrupts:
         raise self._kind
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """An interrupt that struck in a finalizer or a fork hook was dropped by Python: try again.
+        """Repeat an interrupt that Python dropped because it was raised in a finalizer or a fork
+        hook.
 
         From beside, and a moment later: what is raised in this hook is dropped, too.
         """

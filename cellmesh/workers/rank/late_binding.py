@@ -1,4 +1,4 @@
-"""Functions that come by value find the rank's names that they did not bring along."""
+"""Lets functions that were sent by value use names of the rank that were not sent along."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTAINERS = (tuple, list, set, frozenset)
 
 
 def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
-    """Bind, in each function of a value, the names that only the rank has, to what they are now.
+    """Bind, in each function of a value, the missing names to the rank's current values.
 
     Args:
         value: a function, or what holds functions: helpers among its globals and in its closure,
@@ -45,7 +45,7 @@ def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
 
 
 def _bind(function: types.FunctionType, namespace: Mapping[str, Any]) -> list[Any]:
-    """Bind a function's own missing names; what it refers to is returned."""
+    """Bind a function's own missing names; returns the objects that it refers to."""
     known, names = function.__globals__, _names_of(function.__code__)
     parts = []
     for name in names:

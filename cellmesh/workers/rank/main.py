@@ -1,4 +1,4 @@
-"""A rank: the main thread executes work, a control thread answers while it is busy.
+"""A rank's process: the main thread executes work, a control thread answers while main is busy.
 
 Three sockets, all to the agent: ``work`` (the main thread reads it, the pump writes it, under its
 lock), ``control`` (the control thread's own), and that of `workers.segment_link`, on which the rank
@@ -64,7 +64,7 @@ from .streams import Pump, RankStream
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a rank is told when it is forked."""
+    """The options with which a rank is forked."""
 
     rank: int
     local_rank: int
@@ -204,8 +204,8 @@ def _work(
     rank: int,
     render: Callable[[BaseException], str],
 ) -> None:
-    """Run what comes, in order; after a failure, nothing before the groups are known to be in order
-    again.
+    """Run work in order; after a failure, no work before the process groups have been checked or
+    healed.
 
     What was queued behind a failed run would meet other ranks' collectives of that run in its own.
     """
@@ -266,7 +266,8 @@ def _shower(pump: Pump, tracker: RunTracker) -> Show:
 
 
 def _set_environment(options: RankOptions) -> None:
-    """What torchrun sets (torch.distributed.elastic), so that code written for it runs unchanged.
+    """Set the environment variables of torchrun (torch.distributed.elastic), so that code written
+    for it runs unchanged.
 
     But for TORCHELASTIC_USE_AGENT_STORE: it would make the processes that a rank starts clients of
     an address which one of them is to serve. The rank itself needs none (see `groups.rendezvous`).
@@ -297,7 +298,7 @@ def _set_environment(options: RankOptions) -> None:
 
 
 def _reseed() -> None:
-    """Forked ranks share the zygote's generators; separate processes would not."""
+    """Reseed random generators, as forked ranks would otherwise share the zygote's."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -1,4 +1,4 @@
-"""How much memory a rank has, how a cell has changed it, and how busy the rank's GPU is."""
+"""Measures a rank's memory, its change in a cell, and the load of its GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sample:
 
 
 class _Reading(NamedTuple):
-    """As the system gave it: most cells' are never asked for."""
+    """Raw readings, which are parsed only when a user asks for them."""
 
     statm: bytes = b"0 0"
     usage: Any = None
@@ -61,16 +61,16 @@ class MemoryMeter:
         self._after: _Reading | None = _Reading()  # None while a cell runs
 
     def begin(self, execution_count: int) -> None:
-        """A cell begins."""
+        """Note the memory at a cell's begin."""
         self._before = self._read()
         self._after, self._execution_count = None, execution_count
 
     def end(self) -> None:
-        """The cell has ended."""
+        """Note the memory at a cell's end."""
         self._after = self._read()
 
     def use(self) -> MemoryUse:
-        """Memory now, and what the last cell has changed; from any thread."""
+        """Memory now, and its change in the last cell; from any thread."""
         now, before = self.sample(), self._before.sample()
         after = self._after.sample() if self._after is not None else now
         return MemoryUse(
@@ -86,7 +86,9 @@ class MemoryMeter:
         )
 
     def device_percent(self) -> int:
-        """How busy the rank's GPU is; `UNKNOWN` without one, or before the rank has used it."""
+        """The load of the rank's GPU in percent; `UNKNOWN` without a GPU, or before the rank has
+        used it.
+        """
         if not self._has_gpu():
             return UNKNOWN
         if self._read_gpu_load is None:
@@ -105,7 +107,7 @@ class MemoryMeter:
         )
 
     def _has_gpu(self) -> bool:
-        """Whether there is one that the rank has used: looking at it would take it into use."""
+        """Whether the rank has used a GPU; asking torch otherwise would initialise CUDA."""
         return self._device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 

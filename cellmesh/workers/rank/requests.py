@@ -1,4 +1,6 @@
-"""Which feature of a rank answers a request: the one place where features are registered."""
+"""The table from requests to the features of a rank that answer them: the one place where features
+are registered.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,18 @@ _MODULES: Mapping[type, str] = {
 
 
 class CellObserver(Protocol):
-    """What watches a cell from its first statement to its last."""
+    """Observes a cell from its first statement to its last."""
 
     def start(self) -> None:
-        """The cell begins."""
+        """Called when the cell begins."""
 
     def stop(self) -> None:
-        """The cell has ended."""
+        """Called when the cell has ended."""
 
 
 @dataclass
 class RankContext:
-    """What handlers may use of their rank.
+    """The parts of a rank that handlers may use.
 
     Attributes:
         shell: runs cells; its namespace is the rank's.
@@ -67,7 +69,7 @@ class RankContext:
     observer: CellObserver | None = None
 
     def look_after_failure(self) -> None:
-        """Mark for healing what code of the user's left half way when it raised."""
+        """Mark models for a reset if user code raised in the middle of a step."""
         try:
             is_dirty = model_reset.look_after_failure()
         except BaseException:  # an interrupt, since code of a model's does not end
@@ -87,10 +89,10 @@ class Handler(Protocol):
     """Answers the requests of one feature; a feature's module makes it with `make_handler`."""
 
     def handle(self, request: Any, buffers: tuple[Frame, ...]) -> Any:
-        """The answer, on the main thread: any value that can be pickled, or `Packed`."""
+        """Answer a request on the main thread: any value that can be pickled, or `Packed`."""
 
     def handle_beside(self, request: Any) -> Any:
-        """The answer to a query, on another thread, while the main thread may run."""
+        """Answer a query on another thread, while the main thread may run user code."""
 
 
 class Handlers:

@@ -1,5 +1,5 @@
-"""A rank's large values: results given to the agent in segments, and news of segments that are used
-no more.
+"""A rank's large values: sends results to the agent in segments, and reports segments that are no
+longer used.
 
 The socket carries one packet a piece of news, and each is sent by one system call, without a lock:
 memory is freed on any thread and between any two instructions, also by the garbage collector in the
@@ -25,7 +25,7 @@ _BUFFER_BYTES, _GIVEN_BYTES = 32 << 10, 7 << 10
 
 
 class SegmentLink:
-    """A rank's end.
+    """A rank's connection to the agent for segments.
 
     Args:
         connection: a ``SOCK_SEQPACKET`` to the agent.

@@ -1,4 +1,4 @@
-"""The rank's IPython shell: cells run as users know them, and what they show becomes messages.
+"""The rank's IPython shell: runs cells, and sends their displays as messages.
 
 Made in the zygote, before any fork, so that ranks inherit it warm; `RankShell.connect` gives it the
 rank's own way out.
@@ -34,8 +34,8 @@ from .stack_inspection.thread_stacks import is_machinery
 
 
 class RankExit(ExitAutocall):
-    """``exit()`` and ``quit()``, in cells and in modules: they end the cell, as ``sys.exit()``
-    does.
+    """Raised by ``exit()`` and ``quit()``, in cells and in modules: ends the cell, as
+    ``sys.exit()`` does.
     """
 
     def __call__(self, code: object = None) -> None:
@@ -49,7 +49,9 @@ _DEFINES = ("def ", "class ", "lambda")
 
 
 class RankCompiler(CachingCompiler):
-    """Names the notebook's cells, too, whose functions came here; forgets the text of old cells."""
+    """Names code of cells in tracebacks, also of notebook cells whose functions were sent here;
+    drops the text of old cells.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,7 +59,7 @@ class RankCompiler(CachingCompiler):
         self._defining: dict[str, None] = {}
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Keep a cell's text under a name, and forget the oldest where there are too many."""
+        """Keep a cell's text under a name, and drop the oldest texts beyond a limit."""
         name = super().cache(transformed_code, number, raw_code)
         names, most = self._plain, _MAX_PLAIN
         for word in _DEFINES:
@@ -73,7 +75,7 @@ class RankCompiler(CachingCompiler):
         return name
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
-        """What tracebacks call code of this file name."""
+        """The name of a code file in tracebacks."""
         cell = sources.cell_of(name)
         return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)
 
@@ -99,7 +101,7 @@ class RankShell(InteractiveShell):
             return super().debugger_cls
 
     def connect(self, show: Show) -> None:
-        """Give the shell its way out, after the fork.
+        """Connect the shell to the rank's streams, after the fork.
 
         What IPython sets up for each cell and takes back after it (``get_ipython`` and ``display``
         among the builtins, `sys.displayhook`) stays set up: all that a rank runs is cells.
@@ -110,7 +112,7 @@ class RankShell(InteractiveShell):
         self.display_trap.set()
 
     def system(self, cmd: str) -> None:
-        """``!command``, which the stop button ends together with its cell.
+        """Run ``!command``, which the stop button ends together with its cell.
 
         IPython lets an interrupt end the command only, and goes on with the next line.
         """
@@ -118,7 +120,7 @@ class RankShell(InteractiveShell):
         self._stop_here()
 
     def getoutput(self, *args: Any, **kwargs: Any) -> Any:
-        """``lines = !command``; as `system`."""
+        """Run ``lines = !command``; as `system`."""
         output = super().getoutput(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._stop_here()
         return output
@@ -206,9 +208,7 @@ class RankShell(InteractiveShell):
         return error
 
     def _is_plain(self) -> bool:
-        """Whether nobody has asked to be told of cells or to change them (as ``%autoreload``
-        does).
-        """
+        """Whether no extension observes or changes cells (as ``%autoreload`` does)."""
         callbacks = self.events.callbacks
         return not (
             callbacks["pre_run_cell"]
@@ -218,7 +218,7 @@ class RankShell(InteractiveShell):
         )
 
     def _run_plainly(self, source: str, transformed: str) -> BaseException | None:
-        """What IPython's `run_cell_async` does for a plain cell, without what only other cells
+        """Run a plain cell like IPython's `run_cell_async`, without the steps that only other cells
         need.
 
         Between two cells a rank's caches go cold, and then IPython's way costs six times this one.
@@ -244,8 +244,8 @@ class RankShell(InteractiveShell):
     def _run_as_ipython(
         self, source: str, transformed: str, is_async: bool
     ) -> BaseException | None:
-        """IPython's `run_cell`, without its transforming, asking whether to await, and copying of
-        output.
+        """Run a cell by IPython's `run_cell`, without the steps that the notebook has already
+        done.
         """
         result: ExecutionResult | None = None
         try:
@@ -306,8 +306,8 @@ _MAX_RENDERED_FRAMES = 100
 
 
 def _forget_syntax_trees() -> None:
-    """Drop what IPython's rendering (`stack_data`, on `executing`) would keep of each cell, 11 kB,
-    for good.
+    """Drop the syntax trees of a cell, 11 kB, that IPython's traceback rendering (`stack_data`, on
+    `executing`) would keep for good.
 
     What it keeps of files stays: they are few, and parsing one of torch's takes long.
     """
@@ -336,7 +336,7 @@ def _depth(tb: types.TracebackType | None) -> int:
 
 
 def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback from the first frame on that is not of IPython's or our own machinery."""
+    """The traceback from its first frame of user code on."""
     while tb is not None and is_machinery(tb.tb_frame):
         tb = tb.tb_next
     return tb
@@ -357,7 +357,9 @@ def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
 
 
 def make_shell() -> RankShell:
-    """The process's shell; starts no thread and opens no file. Call it once a process."""
+    """Make the process's shell; starts no thread and opens no file. To be called once per
+    process.
+    """
     config = Config()
     config.HistoryManager.enabled = False
     warnings.filterwarnings("ignore", message="To exit: use")

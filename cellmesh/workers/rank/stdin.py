@@ -1,4 +1,4 @@
-"""What a rank asks its user: ``input()``, ``getpass()``, the debugger's prompt.
+"""Asks the user for input: ``input()``, ``getpass()``, the debugger's prompt.
 
 The question goes to the notebook; the thread that asks waits, and an interrupt gets it out.
 """
@@ -22,7 +22,7 @@ _MAX_PROMPT = 10_000
 
 
 class _Question:
-    """One question; `answered` is set when `text` and `is_end` are there."""
+    """One request for input; `answered` is set when `text` and `is_end` are known."""
 
     def __init__(self, request: int) -> None:
         self.request = request
@@ -32,7 +32,7 @@ class _Question:
 
 
 class Asker:
-    """Asks the user, one question at a time.
+    """Sends requests for input to the user, one at a time.
 
     Args:
         send: sends a message to the agent, after everything that has been printed.
@@ -49,11 +49,11 @@ class Asker:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a thread of this rank waits for the user."""
+        """Whether a thread of this rank waits for input."""
         return self._question is not None
 
     def install(self, shell: RankShell) -> None:
-        """Let ``input()`` and ``getpass()`` ask through this, and what IPython itself asks."""
+        """Replace ``input()``, ``getpass()`` and IPython's own prompts by this object's."""
 
         def ask(prompt: object = "", /) -> str:
             return self.ask(str(prompt))
@@ -68,7 +68,7 @@ class Asker:
         shell.ask = self.ask
 
     def ask(self, prompt: str, is_password: bool = False) -> str:
-        """Ask for a line, and wait for it.
+        """Request a line from the user, and wait for it.
 
         Args:
             prompt: shown before the box.
@@ -103,7 +103,7 @@ class Asker:
         return question.text
 
     def reply(self, request: int, text: str, is_end: bool) -> None:
-        """The user has answered; called by the control thread."""
+        """Note the user's answer; called by the control thread."""
         question = self._question
         if question is not None and question.request == request:
             question.text, question.is_end = text, is_end
@@ -111,7 +111,7 @@ class Asker:
 
 
 def _shorten(prompt: str) -> str:
-    """The end of a prompt, where the question is; all of a usual one."""
+    """Shorten a prompt to its end, where the question is."""
     return (
         prompt
         if len(prompt) <= _MAX_PROMPT

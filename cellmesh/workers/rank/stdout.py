@@ -1,4 +1,4 @@
-"""What a rank prints: to its log whole, to the notebook bounded.
+"""Writes printed text to the rank's log, and a bounded part of it to the notebook.
 
 `Gate` decides, without clocks or files of its own, what of a stream of text is shown; `Log` is the
 file with everything. The rank uses both for what Python prints, the agent for what comes through
@@ -31,7 +31,7 @@ LOG_BYTES = 64 << 20
 
 @dataclass
 class _Hidden:
-    """What a run printed that was not shown: counted, its last lines kept."""
+    """Printed text that was not shown: its count and last lines."""
 
     num_lines: int = 0
     num_bytes: int = 0
@@ -41,7 +41,7 @@ class _Hidden:
 
 
 class Gate:
-    """A token bucket over each stream; what does not pass is counted, and its last lines are kept.
+    """A token bucket for each stream; excess text is counted, and its last lines are kept.
 
     A line costs its length and `LINE_BYTES`: to a front end, many short lines are as bad as few
     long ones. The streams have a bucket each, so that a flood of stdout hides no traceback that a
@@ -66,7 +66,7 @@ class Gate:
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
-        """Take text in.
+        """Admit text of a stream, as far as the bound allows.
 
         Args:
             run: the run that printed it.
@@ -98,7 +98,7 @@ class Gate:
         return shown
 
     def close(self) -> list[Output | Skipped]:
-        """Show the notes and the last lines of what is hidden; call it when a run ends."""
+        """Return the notes and last lines of hidden text; to be called when a run ends."""
         return [verb for key in list(self.hides) for verb in self._show_hidden(*key)]
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
@@ -121,7 +121,7 @@ class Gate:
 
 
 def _affordable(text: str, left: int) -> int:
-    """How many characters of a text that is too long may pass; whole lines, if any."""
+    """How many characters of a text beyond the bound may pass; whole lines, if any."""
     at = 0
     while (end := text.find("\n", at, at + left + 1)) >= 0:
         line_cost = _cost(text[at : end + 1])
@@ -154,7 +154,9 @@ class Log:
         self._descriptor = -1
 
     def append(self, text: str) -> None:
-        """Append text; a full disk or a removed directory loses text, never the rank."""
+        """Append text; if the disk is full or the directory removed, the text is lost and the rank
+        continues.
+        """
         data = text.encode(errors="replace")
         try:
             while data:
@@ -213,7 +215,9 @@ class Log:
             os.write(self._descriptor, _DROPPED)
 
     def _is_current(self, facts: os.stat_result) -> bool:
-        """Whether our descriptor is still the log, and nobody has turned it over or removed it."""
+        """Whether the open descriptor is still the log file, which the agent may have rotated or
+        user code removed.
+        """
         try:
             return os.stat(self._path).st_ino == facts.st_ino
         except FileNotFoundError:
@@ -221,7 +225,7 @@ class Log:
 
 
 def _largest_form(data: dict[str, Any]) -> tuple[str, bytes]:
-    """The MIME type with the largest value, and that as a file has it."""
+    """The MIME type with the largest value, and that value as bytes for a file."""
     forms = {
         mime: form if isinstance(form, str) else json.dumps(form) for mime, form in data.items()
     }

@@ -1,4 +1,4 @@
-"""`sys.stdout` and `sys.stderr` of a rank, and which run a line belongs to.
+"""`sys.stdout` and `sys.stderr` of a rank, and the run that each line belongs to.
 
 A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or
 an asyncio task, the run that started it, however late it prints. In a process that user code forked
@@ -45,7 +45,7 @@ Post = Callable[[Sequence[Parcel[Any]]], None]
 
 
 class Pump:
-    """Gathers what a rank prints, writes it to the log and posts what may be shown.
+    """Gathers printed text, writes it to the log and sends the bounded part.
 
     Args:
         post: sends messages to the agent; called under the pump's lock, so their order is that of
@@ -76,11 +76,11 @@ class Pump:
         os.register_at_fork(after_in_child=self._note_fork)
 
     def start(self) -> None:
-        """Start the thread that posts what has been gathered."""
+        """Start the thread that sends gathered text."""
         threading.Thread(target=self._post_gathered, name="cellmesh-output", daemon=True).start()
 
     def write(self, run: int, stream: StreamName, text: str) -> None:
-        """Take in a delta of text."""
+        """Add printed text."""
         if self._forked:
             os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
             return
@@ -108,8 +108,7 @@ class Pump:
             self._flush()
 
     def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
-        """Send the answer to a run, after everything printed before it. The run is over: nothing
-        interrupts.
+        """Send the answer to a run, after all its printed text, without being interrupted.
 
         Args:
             parcel: the answer.
@@ -132,17 +131,16 @@ class Pump:
                 self._due.set()
 
     def has_answered(self, run: int) -> bool:
-        """Whether the answer to a run is among what has yet to be posted."""
+        """Whether the answer to a run has not been sent yet."""
         return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
 
     def flush(self) -> None:
-        """Send everything that has been gathered and deferred."""
+        """Send all gathered text and deferred messages."""
         with self._shield, self._lock:
             self._flush()
 
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
-        """Send a display, or, where there are too many or it is too large, print what it is as text
-        instead.
+        """Send a display; if it exceeds the bound, print its text instead.
 
         A display that is too large is written into a file beside the log.
 
@@ -174,7 +172,7 @@ class Pump:
         self.write(verb.run, "stdout", text + "\n")
 
     def send_to_widget(self, parcel: Parcel[ToFrontEnd], num_bytes: int) -> bool:
-        """Send a widget's message of so many bytes, if it may pass; gives whether it was sent."""
+        """Send a widget's message if the bound allows; returns whether it was sent."""
         with self._shield, self._lock:
             self._refill()
             if num_bytes > self._display_bytes:
@@ -184,7 +182,7 @@ class Pump:
         return True
 
     def _refill(self) -> None:
-        """Let more displays pass, for the time since the last."""
+        """Refill the token buckets of displays, for the time since the last call."""
         now = time.monotonic()
         passed_s, self._displayed_at = now - self._displayed_at, now
         self._num_displays = min(_MAX_DISPLAYS, self._num_displays + passed_s * _DISPLAYS_PER_S)
@@ -233,7 +231,7 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
 
 
 class RankStream(io.TextIOBase):
-    """A text stream whose lines go to the notebook, into the cell that caused them.
+    """A text stream whose lines go to the notebook, below the cell that printed them.
 
     Args:
         name: ``stdout`` or ``stderr``.
@@ -266,14 +264,14 @@ class RankStream(io.TextIOBase):
 
     @property
     def buffer(self) -> io.RawIOBase:
-        """A binary stream onto the same place."""
+        """A binary stream for the same output."""
         return self._bytes
 
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
-        """The descriptor below, for subprocesses; the agent reads its other end."""
+        """The underlying descriptor, for subprocesses; the agent reads its other end."""
         return 1 if self._name == "stdout" else 2
 
     def write(self, text: str) -> int:

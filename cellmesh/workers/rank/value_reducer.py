@@ -1,4 +1,4 @@
-"""How a rank's values travel to the notebook."""
+"""Pickles a rank's values for the notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def reduce_for_notebook(value: Any) -> Any:
-    """How tensors travel to a process without GPUs and process groups (see `payload.dumps`)."""
+    """The pickle reducer of tensors for a process without GPUs and process groups (see
+    `payload.dumps`).
+    """
     if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
         raise UnpicklableError(
             "a generator stays where its code runs: return `list(...)` of what it yields"
@@ -40,5 +42,5 @@ def is_dtensor(value: Any) -> TypeGuard[DTensor]:
 
 
 def refusal(error: BaseException) -> Refusal:
-    """An error's name and text for a message, whatever the error's own code does."""
+    """An error's name and text for a message, even if the error's own methods raise."""
     return Refusal(name_of(error), text_of(error).encode("utf-8", "replace").decode())

@@ -1,1 +1,1 @@
-"""Reads where a rank's threads are, beside the code that they run."""
+"""Reads the stacks of a rank's threads while they run."""

@@ -1,4 +1,4 @@
-"""What a rank's main thread is doing, seen from its control thread."""
+"""Determines what a rank's main thread is doing, from its control thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
 
 @dataclass(frozen=True)
 class Waited:
-    """What the main thread waited in.
+    """The collective that the main thread waited in.
 
     Attributes:
         collective: the ``torch.distributed`` call, "" if it was none.
@@ -45,7 +45,7 @@ class Waited:
 
 @dataclass(frozen=True)
 class Stop:
-    """A run has been told to stop.
+    """The interrupt or release of a run.
 
     Attributes:
         kind: what it is to be seen to end with: KeyboardInterrupt, or `Released`.
@@ -58,7 +58,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Activity:
-    """The interesting facts of a stack.
+    """The cell, line and call that a stack is in.
 
     Attributes:
         execution_count: the cell that runs (0: unknown).
@@ -93,7 +93,7 @@ def look_at_main_thread(shell: RankShell) -> Activity:
 def describe_interruption(
     tb: types.TracebackType | None, handled: BaseException | None = None
 ) -> str:
-    """Where a KeyboardInterrupt struck, in a few words: a collective, or the call in the user's
+    """Describe where a KeyboardInterrupt was raised: a collective, or the call in the user's
     code.
 
     Args:
@@ -108,16 +108,16 @@ def describe_interruption(
 
 
 def describe_release(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
-    """What a rank did that was released in no collective, as `describe_interruption` puts it."""
+    """Describe the activity of a rank that was released outside of a collective, as
+    `describe_interruption` does.
+    """
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb))
     verb = "waited in" if any(each.endswith(_WAITS_FOR_WORKERS) for each in files) else "ran"
     return describe_interruption(tb, handled).replace("interrupted in", verb)
 
 
 def _places(tb: types.TracebackType | None) -> tuple[str, str]:
-    """The collective that a traceback passes through, and the innermost place in it that is the
-    user's.
-    """
+    """The collective in a traceback, and its innermost frame of user code."""
     collective = where = ""
     while tb is not None:
         code = tb.tb_frame.f_code

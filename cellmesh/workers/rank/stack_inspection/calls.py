@@ -1,4 +1,4 @@
-"""Which call a frame is in, as its source has it; nothing of the user's is run to tell."""
+"""Finds the source text of the call that a frame is in, without running user code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _LIBRARIES = tuple(
 
 
 def is_user_code(frame: types.FrameType) -> bool:
-    """Whether a frame is of a cell or of a module of the user's, not of an installed library or of
-    ours.
+    """Whether a frame is of a cell or of a user's module, not of an installed library or of
+    cellmesh.
     """
     name = frame.f_code.co_filename
     if name.startswith("<frozen"):
@@ -36,7 +36,8 @@ def is_user_code(frame: types.FrameType) -> bool:
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:
-    """The call that an instruction belongs to, as written: ``time.sleep``, ``loader.__next__``.
+    """The source text of the call that an instruction belongs to: ``time.sleep``,
+    ``loader.__next__``.
 
     Args:
         code: the frame's.
@@ -74,7 +75,7 @@ def _of_with(manager: ast.expr, code: types.CodeType, instruction: int) -> str:
 
 
 def _is_implied(code: types.CodeType, instruction: int) -> bool:
-    """Whether a call is not in the source: what it is given has no place of its own in it."""
+    """Whether a call is implicit: its arguments have no position of their own in the source."""
     if sys.version_info < (3, 13):
         return False
     positions = list(code.co_positions())

@@ -1,4 +1,4 @@
-"""The Python stacks of a rank's threads, as the user's code made them."""
+"""Formats the Python stacks of a rank's threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OWN_THREADS = "cellmesh-"
 
 
 def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
-    """The main thread's stack as text, without the frames that are ours.
+    """The main thread's stack as text, without cellmesh's own frames.
 
     Args:
         shell: knows which files are cells.
@@ -38,15 +38,15 @@ def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
 
 
 def _user_frames(stack: Sequence[types.FrameType], shell: RankShell) -> Sequence[types.FrameType]:
-    """The frames of a stack from the cell's on, outermost first; without machinery where no cell
-    runs.
+    """The frames of a stack from the cell's frame on, outermost first; if no cell runs, all but
+    cellmesh's and IPython's frames.
     """
     outermost_first = stack[::-1]
     return outermost_first[user_part(outermost_first, shell)]
 
 
 def _shorten(name: str) -> str:
-    """The file of a library as it is imported, ``torch/distributed/distributed_c10d.py``."""
+    """A library's file relative to the import path, ``torch/distributed/distributed_c10d.py``."""
     places = {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib")}
     for place in sorted(places, key=len, reverse=True):
         if name.startswith(f"{place}/"):

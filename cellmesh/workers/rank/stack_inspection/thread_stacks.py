@@ -1,4 +1,4 @@
-"""Frames of threads that run: read without the garbage collector.
+"""Reads frames of running threads, with the garbage collector off.
 
 Python makes a frame's object when somebody asks for it. That allocates, and in CPython 3.11 an
 allocation may start the collector, whose finalizers may let other threads run; if one of them
@@ -25,8 +25,8 @@ _LOCK = threading.Lock()
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Nothing is collected meanwhile. Only for moments: what other threads say of the collector may
-    be lost.
+    """A context without garbage collection, for moments only: other threads' changes to the
+    collector's state may be lost.
 
     In less than the interpreter's switch interval after a thread has got the interpreter's lock
     there are no others that could say something.
@@ -42,9 +42,7 @@ def collector_off() -> Iterator[None]:
 
 
 def stack_of(frame: types.FrameType | None) -> list[types.FrameType]:
-    """A frame and those that called it, innermost first; of this thread, or under
-    `collector_off`.
-    """
+    """A frame and its callers, innermost first; of this thread, or under `collector_off`."""
     stack: list[types.FrameType] = []
     while frame is not None:
         stack.append(frame)
@@ -68,26 +66,24 @@ def stack_of_main_thread() -> list[types.FrameType]:
 
 
 def module_of(frame: types.FrameType | None) -> str:
-    """The module that a frame's code says it is of, "" if none; globals may be a mapping of the
-    user's.
-    """
+    """The module name in a frame's globals, "" if none; globals may be a mapping of the user's."""
     name = None if frame is None else dict.get(frame.f_globals, "__name__")
     return name if type(name) is str else ""
 
 
 def local_value(frame: types.FrameType, name: str) -> object:
-    """What a name means in a frame of a thread that runs; None if nothing."""
+    """The value of a local name in a frame of a running thread; None if there is none."""
     with collector_off():
         return frame.f_locals.get(name, frame.f_globals.get(name))
 
 
 def is_machinery(frame: types.FrameType) -> bool:
-    """Whether a frame is of IPython's or our own machinery around user code."""
+    """Whether a frame is of IPython's or cellmesh's code around user code."""
     return module_of(frame).startswith(_MACHINERY)
 
 
 def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
-    """Which of a stack's frames, outermost first, are from the user's code on.
+    """The frames of a stack from the first frame of user code on, outermost first.
 
     Args:
         frames: the stack.
