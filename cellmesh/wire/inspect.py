@@ -173,17 +173,14 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
         local_shape: shape of the rank's part (the shape, unless it is a DTensor).
         offset: where the rank's part begins in the whole, a number a dim; () if it is no DTensor.
         strides: of the rank's part, in elements; None where its layout has none.
-        layout: how its elements lie: ``strided``, ``sparse_coo``, ...
         dtype: element type.
         device: where it lies.
         placements: DTensor placements, "" for others.
         requires_grad: whether autograd follows it.
-        mesh_dim_names, mesh_shape, mesh_ranks, coordinate: a DTensor's mesh, its ranks in row-major
-            order, and where the rank is in it.
+        mesh_dim_names, mesh_ranks, coordinate: a DTensor's mesh, its ranks in row-major order, and
+            where the rank is in it.
         num_elements: of the rank's part.
         num_bytes: size of the rank's part.
-        storage_bytes: size of the memory that it is a view of; 0 if unknown.
-        is_view: it shows another tensor's memory.
         min, max, mean, std, norm: statistics.
         num_nan: NaN elements.
         num_inf: infinite elements.
@@ -193,31 +190,24 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
         shard: which part of the whole this is; ranks with the same shard should hold the same
             values.
         digest: digest of the rank's part, bit for bit.
-        shares_with: the path of an earlier tensor of the same value that lies in the same memory,
-            wholly or in part; None if there is none.
     """
 
     kind: str
     path: str = ""
-    shares_with: str | None = None
     text: str = ""
     shape: tuple[int, ...] | None = None
     local_shape: tuple[int, ...] | None = None
     offset: tuple[int, ...] = ()
     strides: tuple[int, ...] | None = None
-    layout: str = ""
     dtype: str = ""
     device: str = ""
     placements: str = ""
     requires_grad: bool = False
     mesh_dim_names: tuple[str, ...] = ()
-    mesh_shape: tuple[int, ...] = ()
     mesh_ranks: tuple[int, ...] = ()
     coordinate: tuple[int, ...] = ()
     num_elements: int = 0
     num_bytes: int = 0
-    storage_bytes: int = 0
-    is_view: bool = False
     min: float | None = None
     max: float | None = None
     mean: float | None = None
@@ -230,9 +220,9 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
     shard: tuple[int, ...] = ()
     digest: str = ""
 
-    def at(self, path: str, shares_with: str | None = None) -> TensorSummary:
+    def at(self, path: str) -> TensorSummary:
         """A copy of the summary with another path."""
-        return msgspec.structs.replace(self, path=path, shares_with=shares_with)
+        return msgspec.structs.replace(self, path=path)
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,6 @@ def sharded(rank: int, subject: object, answer: object) -> object:
         offset=(3 * index, 0),
         placements="Replicate(), Shard(dim=0)",
         mesh_dim_names=("dp", "tp"),
-        mesh_shape=(2, 4),
         coordinate=(rank // 4, index),
         shard=(-1, index),
     )
@@ -342,7 +341,7 @@ def test_sixty_four_ranks(browser: Browser) -> None:
             answer.items[0],
             shape=(32, 32), offset=(4 * (rank // 8), 4 * (rank % 8)),
             placements="Shard(dim=0), Shard(dim=1)",
-            mesh_dim_names=("dp", "tp"), mesh_shape=(8, 8), coordinate=(rank // 8, rank % 8),
+            mesh_dim_names=("dp", "tp"), coordinate=(rank // 8, rank % 8),
             shard=(rank // 8, rank % 8),
         )  # fmt: skip
         return ValueSummary("DTensor", "", (facts.at(""),))

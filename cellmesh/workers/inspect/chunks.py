@@ -203,10 +203,5 @@ def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
             yield from run_of(data[first], begin - first * row, end - first * row)
             return
         yield from run_of(data[first], begin - first * row, row)
-        yield from _run_of_rows(data, first + 1, last)
+        yield from pieces(data[first + 1 : last])
         yield from run_of(data[last], 0, end - last * row)
-
-
-def _run_of_rows(data: torch.Tensor, first: int, last: int) -> Iterator[torch.Tensor]:
-    if first < last:
-        yield from pieces(data[first:last])

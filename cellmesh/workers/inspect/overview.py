@@ -24,7 +24,6 @@ _NOT_READ = "not read: there is much in this value; choose it to have its number
 def overview(value: Any, subject: Overview, read: Reader) -> ValueSummary:
     """Describe the tensors in a value, and the plain values beside them."""
     items: list[TensorSummary] = []
-    shared: dict[tuple[str, int], str] = {}
     num_left_out = num_read = num_plain = 0
     parts: Iterator[tuple[str, Any]] = (
         iter([(subject.path, find(value, subject.path))]) if subject.path else walk(value)
@@ -41,10 +40,7 @@ def overview(value: Any, subject: Overview, read: Reader) -> ValueSummary:
             num_read += size
         elif not summary.note:
             summary = msgspec.structs.replace(summary, note=_NOT_READ)
-        memory = _memory_of(part)
-        items.append(summary.at(path, shared.get(memory) if memory else None))
-        if memory:
-            shared.setdefault(memory, path)
+        items.append(summary.at(path))
     text = _text_of(value, len(items) + num_left_out)
     return ValueSummary(full_name_of(type(value)), text, tuple(items), num_left_out, read.is_beside)
 
@@ -127,15 +123,3 @@ def _num_elements(part: Any) -> int:
         return int(part.size) if hasattr(part, "__array_interface__") else 0
     except Exception:  # of a tensor without a shape
         return 0
-
-
-def _memory_of(part: Any) -> tuple[str, int] | None:
-    """Which memory a tensor lies in; None if that cannot be told."""
-    if not isinstance(part, torch.Tensor):
-        return None
-    try:
-        local = own_part(part).local
-        pointer = local.untyped_storage().data_ptr()
-        return (str(local.device), pointer) if pointer else None
-    except Exception:  # sparse, fake, not initialised
-        return None

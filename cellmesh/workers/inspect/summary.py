@@ -11,7 +11,7 @@ import torch
 from ...wire.inspect import TensorSummary
 from ..rank.value_reducer import is_dtensor
 from ..static_lookup import classes_of, has, vars_of
-from .chunks import layout_of, readable
+from .chunks import readable
 from .digests import digest_of, digest_of_bytes
 from .safe_read import DIRECT, Reader, UnreadableError
 from .safe_repr import full_name_of, quiet_text, whole_text
@@ -134,19 +134,15 @@ def describe_tensor(
         local_shape=_told(lambda: _sizes(local.shape)),
         offset=own.offset,
         strides=_told(lambda: _sizes(local.stride())),
-        layout=layout_of(local),
         dtype=str(value.dtype).removeprefix("torch."),
         device=str(local.device),
         placements=own.placements,
         requires_grad=value.requires_grad,
         mesh_dim_names=own.mesh_dim_names,
-        mesh_shape=own.mesh_shape,
         mesh_ranks=own.mesh_ranks,
         coordinate=own.coordinate,
         num_elements=num_elements,
         num_bytes=num_bytes if local.layout == torch.strided else _stored_bytes(local),
-        storage_bytes=_told(lambda: int(local.untyped_storage().nbytes())) or 0,
-        is_view=bool(_told(lambda: local._is_view())),
         note="; ".join(note for note in notes if note),
         shard=own.shard,
         digest=digest,

@@ -339,16 +339,9 @@ def test_nothing_is_read_where_it_is_not_wanted() -> None:
     assert describe(torch.ones(3), has_digest=False).max == 1.0
 
 
-def test_memory_is_told_of_views() -> None:
-    whole = torch.ones(10, 10)
-    facts = describe(whole[:, ::2])
-    assert (facts.strides, facts.num_bytes, facts.storage_bytes, facts.is_view) == (
-        (10, 2),
-        200,
-        400,
-        True,
-    )
-    assert not describe(whole).is_view
+def test_a_view_has_its_own_size_and_strides() -> None:
+    facts = describe(torch.ones(10, 10)[:, ::2])
+    assert (facts.strides, facts.num_bytes) == ((10, 2), 200)
 
 
 def test_the_default_device_is_the_users() -> None:

@@ -137,12 +137,6 @@ def test_an_optimizer_of_named_parameters_tells_their_names() -> None:
     assert {"param_groups[0].weight", "state[bias].momentum_buffer"} <= set(paths(optimizer))
 
 
-def test_shared_memory_is_told() -> None:
-    whole = torch.ones(4, 4)
-    found = look({"whole": whole, "row": whole[1], "other": torch.ones(4)})
-    assert [item.shares_with for item in found.items] == [None, "['whole']", None]
-
-
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_a_module_that_has_not_run_is_described() -> None:
     found = look(nn.LazyLinear(3))
