@@ -21,7 +21,7 @@ from cellmesh.wire.inspect import (
     TensorSummary,
     ValueSummary,
 )
-from cellmesh.workers.inspect.handler import Looker
+from cellmesh.workers.inspect.handler import InspectHandler
 
 
 class LocalAnswers:
@@ -104,7 +104,6 @@ def ask(value: Any, subject: OfValue) -> Any:
     return _looker({"x": value}).answer(subject, is_beside=False)
 
 
-def _looker(namespace: dict[str, Any]) -> Looker:
+def _looker(namespace: dict[str, Any]) -> InspectHandler:
     shell: Any = SimpleNamespace(user_ns=namespace)
-    spans: Any = None
-    return Looker(shell, spans)
+    return InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]

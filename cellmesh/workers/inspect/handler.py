@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,9 +28,7 @@ from ...wire.inspect import (
     Sampled,
     ValueSummary,
 )
-from ..rank.shell import RankShell
 from ..rank.value_reducer import refusal
-from ..trace.recorder import Spans
 from . import downsample, overview
 from .chunks import sample_of_parts
 from .digests import digests_of_parts
@@ -83,31 +80,48 @@ class PinnedValues:
         del gone
 
 
-@dataclass(frozen=True)
-class Looker:
-    """Looks at what a rank has.
+class InspectHandler:
+    """Answers for one rank.
 
     Args:
-        shell: its namespace is the rank's.
-        spans: what the rank did lately.
-        kept: the values of expressions that were run.
+        context: the rank's.
     """
 
-    shell: RankShell
-    spans: Spans
-    kept: PinnedValues = field(default_factory=PinnedValues)
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._shell = context.shell
+        self._pinned = PinnedValues()
+
+    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
+        """See `rank.requests.Handler`."""
+        answer = self.answer(request, is_beside=False)
+        # An expression that was run may have stopped inside a collective, or in the middle of a
+        # step.
+        if isinstance(answer, Refusal) and getattr(request, "runs", False):
+            self._context.look_after_failure()
+        return answer
+
+    def handle_beside(self, request: AnyRequest) -> Any:
+        """See `rank.requests.Handler`; the main thread may begin something at any moment."""
+        interrupts = self._context.interrupts
+        num_begun, was_idle = interrupts.num_begun, interrupts.running < 0
+        answer = self.answer(request, is_beside=True)
+        nothing_ran = was_idle and interrupts.num_begun == num_begun
+        if nothing_ran and isinstance(answer, ValueSummary | Pixels):
+            return dataclasses.replace(answer, is_torn=False)
+        return answer
 
     def answer(self, subject: AnyRequest, is_beside: bool) -> Any:
-        """Look at something.
+        """Answer a query.
 
         Args:
-            subject: what.
+            subject: the query.
             is_beside: on another thread, while the main thread may be running: nothing is
                 evaluated.
 
         Returns:
-            The answer (see `looks`), or a `Refusal`: of the exceptions only the main thread's
-            KeyboardInterrupt passes through.
+            The answer (see `wire.inspect`), or a `Refusal`: of the exceptions only the main
+            thread's KeyboardInterrupt passes through.
         """
         quiet = torch._C.DisableTorchFunctionSubclass() if is_beside else contextlib.nullcontext()
         try:
@@ -124,11 +138,11 @@ class Looker:
         match subject:
             case Names():
                 with reading(is_beside=True) as read:  # a busy rank is asked, too
-                    return names(self.shell, subject, read)
+                    return names(self._shell, subject, read)
             case History():
-                return self.spans.past(subject)
+                return self._context.groups.ledger.spans.past(subject)
             case Forget():
-                return self.kept.forget(subject.tokens)
+                return self._pinned.forget(subject.tokens)
 
         value = self._value(subject, is_beside)
         with reading(is_beside) as read:
@@ -155,48 +169,17 @@ class Looker:
         runs = isinstance(subject, Overview) and subject.runs and not is_beside
         if subject.token and not runs:
             with contextlib.suppress(KeyError):
-                return self.kept.get(subject.token)
+                return self._pinned.get(subject.token)
         try:
-            return follow(subject.expression, self.shell.user_ns)
+            return follow(subject.expression, self._shell.user_ns)
         except NeedsCode:
             if not runs:
                 raise
         value = eval(
-            compile(subject.expression.strip(), "<expression>", "eval"), self.shell.user_ns
+            compile(subject.expression.strip(), "<expression>", "eval"), self._shell.user_ns
         )
-        self.kept.keep(subject.token, value)
+        self._pinned.keep(subject.token, value)
         return value
-
-
-class InspectHandler:
-    """Answers for one rank.
-
-    Args:
-        context: the rank's.
-    """
-
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
-        self._looker = Looker(context.shell, context.groups.ledger.spans)
-
-    def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.requests.Handler`."""
-        answer = self._looker.answer(request, is_beside=False)
-        # An expression that was run may have stopped inside a collective, or in the middle of a
-        # step.
-        if isinstance(answer, Refusal) and getattr(request, "runs", False):
-            self._context.look_after_failure()
-        return answer
-
-    def handle_beside(self, request: AnyRequest) -> Any:
-        """See `rank.requests.Handler`; the main thread may begin something at any moment."""
-        interrupts = self._context.interrupts
-        num_begun, was_idle = interrupts.num_begun, interrupts.running < 0
-        answer = self._looker.answer(request, is_beside=True)
-        nothing_ran = was_idle and interrupts.num_begun == num_begun
-        if nothing_ran and isinstance(answer, ValueSummary | Pixels):
-            return dataclasses.replace(answer, is_torn=False)
-        return answer
 
 
 make_handler = InspectHandler

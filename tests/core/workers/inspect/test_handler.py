@@ -34,17 +34,17 @@ from cellmesh.wire.inspect import (
 )
 from cellmesh.wire.messages import Request
 from cellmesh.workers.groups import model_reset
-from cellmesh.workers.inspect.handler import InspectHandler, Looker
+from cellmesh.workers.inspect.handler import InspectHandler
 from cellmesh.workers.rank.control import ControlThread
 from cellmesh.workers.rank.failures import Failures
 from cellmesh.workers.rank.requests import RankContext
-from cellmesh.workers.rank.shell import RankShell
 
 RAN: list[str] = []
 
 
-def looker_of(**names: Any) -> Looker:
-    return Looker(cast(RankShell, SimpleNamespace(user_ns=names)), cast(Any, None))
+def looker_of(**names: Any) -> InspectHandler:
+    context: Any = SimpleNamespace(shell=SimpleNamespace(user_ns=names))
+    return InspectHandler(context)
 
 
 def questions(expression: str, token: str = "") -> list[OfValue]:
@@ -93,7 +93,7 @@ def test_without_being_told_to_no_expression_is_run() -> None:
 def test_a_path_is_found_anew_each_time() -> None:
     looker = looker_of(x=torch.zeros(2, 2))
     looker.answer(Overview("x[0]", token="a", runs=True), False)
-    looker.shell.user_ns["x"] = torch.ones(2, 2)
+    looker._shell.user_ns["x"] = torch.ones(2, 2)
     assert looker.answer(Element("x[0]", "", (1,), "a"), False) == "1.0"
 
 
@@ -266,7 +266,7 @@ def test_a_value_of_the_users_is_told_by_its_type_at_any_time() -> None:
     looker = looker_of(
         object=object(), loud=[{"a": Loud()}], number=3, text="abc", model=nn.Linear(1, 1)
     )
-    told = {name: looker.answer(Overview(name), False) for name in looker.shell.user_ns}
+    told = {name: looker.answer(Overview(name), False) for name in looker._shell.user_ns}
     assert told["object"].text == "<object>"
     assert told["loud"].text == "[{'a': <Loud>}]"
     assert [item.path for item in told["loud"].items] == ["[0]['a'].held"]
@@ -347,16 +347,6 @@ class FakeHandlers:
         return self.handler
 
 
-def handler_of(looker: Any, **context: Any) -> InspectHandler:
-    """A handler whose queries `looker` answers."""
-    shell = SimpleNamespace(user_ns={})
-    groups = SimpleNamespace(ledger=SimpleNamespace(spans=None), **context.pop("groups", {}))
-    parts = {"interrupts": None, "segments": None, "device": None, **context}
-    handler = InspectHandler(RankContext(cast(Any, shell), cast(Any, groups), **cast(Any, parts)))
-    handler._looker = looker
-    return handler
-
-
 @pytest.mark.parametrize("answer", [raise_, lambda error: threading.Lock()])
 def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
     asked: list[bool] = []
@@ -379,14 +369,15 @@ def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
 def test_only_what_was_looked_at_while_something_ran_is_torn(
     running: int, begun: int, is_torn: bool
 ) -> None:
-    class Slow:
+    class Slow(InspectHandler):
         def answer(self, subject: Any, is_beside: bool) -> Any:
             assert is_beside
             interrupts.num_begun += begun
-            return looker_of(x=torch.ones(1)).answer(subject, is_beside)
+            return super().answer(subject, is_beside)
 
     interrupts = SimpleNamespace(running=running, num_begun=5)
-    handler = handler_of(Slow(), interrupts=interrupts)
+    shell = SimpleNamespace(user_ns={"x": torch.ones(1)})
+    handler = Slow(cast(Any, SimpleNamespace(shell=shell, interrupts=interrupts)))
     assert handler.handle_beside(Overview("x")).is_torn is is_torn
 
 
@@ -396,9 +387,10 @@ def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_h
 ) -> None:
     monkeypatch.setattr(model_reset, "look_after_failure", lambda: is_dirty)
     broken: list[bool] = []
-    handler = handler_of(
-        looker_of(raise_=raise_), groups={"mark_broken": lambda: broken.append(True)}
-    )
+    shell: Any = SimpleNamespace(user_ns={"raise_": raise_})
+    groups: Any = SimpleNamespace(mark_broken=lambda: broken.append(True))
+    nothing: Any = None
+    handler = InspectHandler(RankContext(shell, groups, nothing, nothing, nothing))
     answer = handler.handle(Overview("raise_(ValueError())", runs=runs), ())
     assert isinstance(answer, Refusal)
     assert broken == [True] * (runs and is_dirty)

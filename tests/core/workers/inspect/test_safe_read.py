@@ -29,7 +29,7 @@ from cellmesh.wire.inspect import (
 from cellmesh.workers.inspect import downsample
 from cellmesh.workers.inspect import safe_read as reading_module
 from cellmesh.workers.inspect.chunks import pieces
-from cellmesh.workers.inspect.handler import Looker
+from cellmesh.workers.inspect.handler import InspectHandler
 from cellmesh.workers.inspect.names import describe_shortly
 from cellmesh.workers.inspect.safe_read import Copier, Reader, UnreadableError, reading
 
@@ -105,7 +105,7 @@ def test_what_is_read_beside_a_cell_is_what_is_read_without_one() -> None:
         (torch.randn(90, 80, generator=torch.Generator().manual_seed(3)) * 9).long()[:, ::3],
     ]
     shell: Any = SimpleNamespace(user_ns={"x": value})
-    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    looker = InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]
     for position, tensor in enumerate(value):
         for subject in subjects(f"[{position}]", *tensor.shape):
             idle, beside = (looker.answer(subject, is_beside) for is_beside in (False, True))
@@ -124,7 +124,7 @@ def test_a_huge_slice_is_sampled_beside_a_cell_as_well() -> None:
     value = torch.arange(3000.0)[:, None].expand(3000, 4000)
     shell: Any = SimpleNamespace(user_ns={"x": value})
     subject = Picture("x", "", (), (0, 1), (0, 3000), (0, 4000), 30, 40, "mean", 1 << 20)
-    pixels = Looker(shell, SimpleNamespace()).answer(subject, is_beside=True)  # type: ignore[arg-type]
+    pixels = InspectHandler(SimpleNamespace(shell=shell)).answer(subject, is_beside=True)  # type: ignore[arg-type]
     assert pixels.is_sampled
     np.testing.assert_allclose(pixels.values[:, 0], np.arange(30) * 100 + 50, atol=20)
 
@@ -164,7 +164,7 @@ def test_a_long_row_of_pixels_is_read_in_parts(
         monkeypatch.setattr(kind, "take", noting(kind.take, taken))
     value = torch.randn(40_009, 3, generator=torch.Generator().manual_seed(1))[:, 1]
     shell: Any = SimpleNamespace(user_ns={"x": value})
-    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    looker = InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]
     for reduction in ("mean", "absmax"):
         subject = Picture("x", "", (), (-1, 0), (0, 1), (0, 40_009), 9, 97, reduction)  # type: ignore[arg-type]
         pixels = looker.answer(subject, is_beside)
@@ -214,7 +214,7 @@ def test_memory_that_is_gone_behind_the_back_of_its_tensor_is_not_read() -> None
 
 def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
     shell: Any = SimpleNamespace(user_ns={"x": quantised()})
-    found = Looker(shell, SimpleNamespace()).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
+    found = InspectHandler(SimpleNamespace(shell=shell)).answer(Overview("x"), is_beside=True)  # type: ignore[arg-type]
     assert "when no cell runs" in found.items[0].note
     assert found.items[0].max is None
 
@@ -224,7 +224,7 @@ def test_what_the_kernel_does_not_copy_waits_as_well(monkeypatch: pytest.MonkeyP
     model = torch.nn.Linear(47, 61)
     model(torch.ones(47)).sum().backward()
     shell: Any = SimpleNamespace(user_ns={"x": {"w": model.weight, "s": model.weight.to_sparse()}})
-    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    looker = InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]
     for path in ("['w']", "['s']"):
         for subject in subjects(path, 61, 47):
             answer = looker.answer(subject, is_beside=True)

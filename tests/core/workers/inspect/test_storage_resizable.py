@@ -20,7 +20,7 @@ from cellmesh.wire.inspect import (
     Refusal,
     Sample,
 )
-from cellmesh.workers.inspect.handler import Looker
+from cellmesh.workers.inspect.handler import InspectHandler
 
 PARTS = ((0, 3), (4, 6))
 PICTURES: list[AnyRequest] = [
@@ -52,7 +52,7 @@ def test_what_was_looked_at_can_still_be_resized(dtype: torch.dtype, is_beside: 
     shell: Any = SimpleNamespace(
         user_ns={"x": value, "one": one, "model": model}, user_ns_hidden={}
     )
-    looker = Looker(shell, SimpleNamespace())  # type: ignore[arg-type]
+    looker = InspectHandler(SimpleNamespace(shell=shell))  # type: ignore[arg-type]
     for subject in subjects:
         answer = looker.answer(subject, is_beside)
         assert not isinstance(answer, Refusal), (subject, answer)
