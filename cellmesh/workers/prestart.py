@@ -69,8 +69,13 @@ class Patience:
         return None if self._ends is None else max(0.0, self._ends - now)
 
 
-def main(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
-    """Import everything, and serve a kernel until it ends or asks for nothing for some time.
+def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
+    """Import everything, and serve a kernel, as the process that `wire.interpreter` runs."""
+    _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms))
+
+
+def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
+    """Serve a kernel until it ends or asks for nothing for some time.
 
     Args:
         descriptor: our end of the socketpair.

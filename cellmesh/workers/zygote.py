@@ -91,7 +91,12 @@ Request = ForkRanks | ForkStore
 Reply = ZygoteReady | ZygoteFailed | Forked
 
 
-def main(descriptor: int, ticket_path: str, shell: RankShell | None = None) -> None:
+def main(descriptor: str, ticket_path: str) -> None:
+    """Serve an agent, as the process that `wire.interpreter` runs."""
+    serve_agent(int(descriptor), ticket_path)
+
+
+def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = None) -> None:
     """Serve an agent until it goes.
 
     Args:
@@ -320,7 +325,3 @@ def _tidy_up(ticket: Ticket) -> None:
         ticket = read_ticket(ticket.path)  # the agent has signed it since
         select.select([os.pidfd_open(ticket.agent_pid)], [], [], _AGENT_END_S)
     marks.end_mesh_if_dead(ticket)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -26,7 +26,7 @@ NUM_STEPS = 60
 NUM_PROCESSES = 4 + NUM_RANKS  # guardian, agent, zygote, store, ranks
 LARGE_BYTES = 300_000
 _SETTLE_S = 30.0
-# Name of the thread that waits for the end of an agent after a `detach`.
+# Name of the thread that waits for the end of an agent's parent.
 REAPER = "cellmesh-reaper"
 
 

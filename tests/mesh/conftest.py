@@ -42,7 +42,7 @@ def _patience() -> Iterator[None]:
 class SharedPrestart(Prestart):
     """A zygote that waits for the meshes of all tests, whose ranks can be found."""
 
-    def start(self, ticket: Ticket, log: int) -> tuple[int, int] | None:
+    def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
         """Have a mesh forked."""
         FORKED_MARKS[Path(ticket.directory).parents[1]].add(ticket.mark)
         return super().start(ticket, log)

@@ -43,7 +43,7 @@ class Link:
         endpoint: the agent's.
         key: the mesh's secret, hex.
         core: decides; used by the loop only.
-        agent_pid: the agent's process; its end ends the mesh.
+        agent_end: a descriptor that can be read once the agent has ended, which ends the mesh.
         on_change: told of every change of the mesh's state, in the loop.
         adopt: makes the runs that are in flight when the agent accepts us, in the loop; they are
             not in flight any more once they are done.
@@ -57,7 +57,7 @@ class Link:
         endpoint: str,
         key: str,
         core: Core,
-        agent_pid: int,
+        agent_end: int,
         on_change: Callable[[Change], None],
         adopt: Callable[[Welcome], Adopted],
         on_aside: Callable[[int, tuple[int, ...], Parcel[Any]], None],
@@ -82,7 +82,7 @@ class Link:
         self._answers: dict[int, Future[Any]] = {}
         self._commands: list[Command] = []
         self._lock = threading.Lock()
-        self._agent = os.pidfd_open(agent_pid)
+        self._agent = agent_end
         self._agent_has_ended = False
         self._closing = False
         self._connection: Connection | None = None  # made by the link's thread

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -46,7 +47,8 @@ from ..rank_set import RankSet
 from ..run import Run
 from ..work_item import WorkItem
 from .ending import End, describe_end, explain_start, reason_of, refuse_use
-from .launch.local import AgentProcess, read_agent_log
+from .launch.launcher import Launcher
+from .launch.local import read_agent_log
 from .link import Command, Link
 from .reattach import Adopted
 from .run_registry import Catalog
@@ -64,7 +66,8 @@ class Session:
 
     Args:
         ticket: the mesh's.
-        agent: its agent's process.
+        launcher: of its agent.
+        agent_end: a descriptor that can be read once the agent has ended; the link closes it.
         on_progress: told how far the start has come, in the link's loop.
         steal: whether to take the mesh from a controller that holds it.
         sink: shows what was missed while nobody was attached.
@@ -76,7 +79,8 @@ class Session:
     def __init__(
         self,
         ticket: Ticket,
-        agent: AgentProcess,
+        launcher: Launcher,
+        agent_end: int,
         *,
         on_progress: Callable[[Progress], None] | None = None,
         steal: bool = False,
@@ -86,7 +90,7 @@ class Session:
     ) -> None:
         self._is_found = is_found
         self._ticket = ticket
-        self._agent = agent
+        self._launcher = launcher
         self.num_ranks = ticket.num_ranks
         self.dims: Mapping[str, int] = dict(
             zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
@@ -120,7 +124,7 @@ class Session:
             ticket.agent_endpoint,
             ticket.key,
             self._core,
-            agent.pid,
+            agent_end,
             self._note_change,
             self._adopt,
             self.beside.take,
@@ -373,9 +377,12 @@ class Session:
             self._leave()
             return
         self._post(lambda core, now: core.stop())
-        if not self._agent.wait(_STOP_S):
-            self._agent.kill()
-            self._agent.wait(None)
+        if not self._launcher.wait(_STOP_S):
+            if isinstance(self._end, Detached):  # it has been stolen
+                self._leave()
+                return
+            self._launcher.signal(signal.SIGKILL)
+            self._launcher.wait(None)
         self._leave()
         remove_directory(Path(self._ticket.directory))
 
@@ -404,7 +411,8 @@ class Session:
         self._link.post(lambda core, now: core.detach())
         if not self._wait(lambda: False, _ANSWER_S, lambda: None):
             raise HostError(
-                f"the agent did not answer for {_ANSWER_S} s; `cellmesh ps` tells how it is"
+                f"the agent ({self._launcher.describe()}) did not answer for {_ANSWER_S} s; "
+                "`cellmesh ps` tells how it is"
             )
         self._leave()
 
@@ -420,18 +428,12 @@ class Session:
         if not self._has_left:
             self._has_left = True
             self._link.close()
-            self._agent.leave()
             self.beside.end()
 
     def _release(self) -> None:
-        """The mesh has ended, or is another's: keep no descriptor of it. Called in the link's
-        loop.
-        """
-        is_others = isinstance(self._end, Detached)
-        if is_others:
+        """The link has ended: a mesh that is another's is not this process's to end any more."""
+        if isinstance(self._end, Detached):
             self._forget()
-        if is_others or (self._end is not None and self._agent.wait(_STOP_S)):
-            self._agent.leave()
 
     def _forget(self) -> None:
         """There is nothing to do for the mesh when this process ends."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,7 +17,8 @@ from ..kernel import own_kernel
 from ..mesh import Mesh
 from ..options import Options, did_you_mean, make_options, read_project_options
 from ..output.sinks import Sink, current_sink
-from .launch.local import AgentProcess, fork_agent, make_ticket, start_agent
+from .launch.launcher import Launcher
+from .launch.local import LocalAgent, forked, found, make_ticket, spawned
 from .launch.prestart import own_prestart
 from .session import Progress, Session
 
@@ -92,8 +95,8 @@ def start(
     end_dead_meshes(runtime_root())
     started_at = time.monotonic()
     checked = make_options(**options)
-    ticket, agent = _launch(checked, is_lease_chosen, timeout_s, on_progress)
-    session = Session(ticket, agent, on_progress=on_progress, started_at=started_at)
+    ticket, launcher, end = _launch(checked, is_lease_chosen, timeout_s, on_progress)
+    session = Session(ticket, launcher, end, on_progress=on_progress, started_at=started_at)
     loaded.record()
     session.wait_until_ready(timeout_s)
     return Mesh(session)
@@ -104,7 +107,7 @@ def _launch(
     is_lease_chosen: bool,
     timeout_s: float,
     on_progress: Callable[[Progress], None] | None,
-) -> tuple[Ticket, AgentProcess]:
+) -> tuple[Ticket, Launcher, int]:
     """Start an agent: from the zygote that waits in the background, where this process has one."""
 
     def report() -> None:
@@ -114,10 +117,12 @@ def _launch(
     prestart = own_prestart() if options.prestart else None
     if prestart is not None and prestart.prepare(timeout_s, report):
         ticket = make_ticket(options, is_lease_chosen)
-        if (agent := fork_agent(ticket, prestart)) is not None:
-            return ticket, agent
+        launcher = LocalAgent(functools.partial(forked, ticket, prestart))
+        with contextlib.suppress(HostError):  # else without it
+            return ticket, launcher, launcher.start()
     ticket = make_ticket(options, is_lease_chosen)
-    return ticket, start_agent(ticket)
+    launcher = LocalAgent(functools.partial(spawned, ticket))
+    return ticket, launcher, launcher.start()
 
 
 def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = None) -> Mesh:
@@ -140,11 +145,14 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     """
     ticket = _find_ticket(name)
     _check_ticket(ticket)
+    launcher = LocalAgent(functools.partial(found, ticket))
     try:
-        agent = AgentProcess(ticket.agent_pid)
-    except ProcessLookupError:
+        end = launcher.start()
+    except HostError:
         raise _gone(ticket) from None
-    session = Session(ticket, agent, steal=steal, sink=sink or current_sink(), is_found=True)
+    session = Session(
+        ticket, launcher, end, steal=steal, sink=sink or current_sink(), is_found=True
+    )
     loaded.record()
     session.wait_until_attached(_ATTACH_S)
     session.wait_until_ready(_ATTACHED_READY_S)

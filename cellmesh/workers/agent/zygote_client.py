@@ -15,8 +15,15 @@ from ...wire import marks
 from ...wire.interpreter import isolated_command
 from ...wire.ticket import Ticket
 from .. import linux_process
-from ..zygote import MAX_RANKS_A_MESSAGE, ONE_THREAD, Forked, ForkRanks, ForkStore, Reply
-from ..zygote import main as serve_agent
+from ..zygote import (
+    MAX_RANKS_A_MESSAGE,
+    ONE_THREAD,
+    Forked,
+    ForkRanks,
+    ForkStore,
+    Reply,
+    serve_agent,
+)
 
 if TYPE_CHECKING:
     from ..rank.shell import RankShell
@@ -131,10 +138,9 @@ class ZygoteClient:
 
 
 def _spawn(ticket: Ticket, connection: int, log: int) -> int:
-    code = "from cellmesh.workers.zygote import main; main(int(sys.argv[1]), sys.argv[2])"
     return os.posix_spawn(
         sys.executable,
-        isolated_command(code, str(connection), str(ticket.path)),
+        isolated_command("cellmesh.workers.zygote", str(connection), str(ticket.path)),
         {**os.environ, **ONE_THREAD, marks.VARIABLE: marks.value_of(ticket.mark, 0)},
         file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
     )

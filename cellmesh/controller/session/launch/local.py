@@ -1,4 +1,4 @@
-"""Start an agent on this machine."""
+"""Start an agent on this machine, or find one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ....errors import HostError
+from ....wire.host import is_process, started_ticks
 from ....wire.interpreter import isolated_command
 from ....wire.ticket import (
     Ticket,
@@ -73,92 +77,143 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
 _GUARDIAN_S = 5.0
 
 
-class AgentProcess:
-    """An agent's process, which need not be a child of ours.
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine, which need not be a child of ours.
 
-    Args:
+    Attributes:
         pid: its number.
-        child: its guardian, if we have started that; ends after it. One that is no child of ours is
-            watched.
-
-    Raises:
-        ProcessLookupError: it has ended.
+        ticks: when it started (`wire.host.started_ticks`); 0 where it had ended already.
     """
 
-    def __init__(
-        self, pid: int, child: subprocess.Popen[bytes] | AgentProcess | None = None
-    ) -> None:
-        self.pid = pid
-        self._child = child
-        self._pidfd = os.pidfd_open(pid)
-        self._lock = threading.Lock()
+    pid: int
+    ticks: int
+
+    def open(self) -> int:
+        """A descriptor of the process.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        if self.ticks:
+            pidfd = os.pidfd_open(self.pid)
+            if is_process(self.pid, self.ticks):
+                return pidfd
+            os.close(pidfd)  # another process has its number
+        raise ProcessLookupError(f"process {self.pid} has ended")
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the process's end; False if it has not ended in time. After `leave`, True at
-        once.
-        """
-        with self._lock:  # another thread may leave while this one waits
-            if self._pidfd < 0:
-                return True
-            pidfd = os.dup(self._pidfd)
+        """Wait for the process's end; False if it has not ended in time."""
+        try:
+            pidfd = self.open()
+        except ProcessLookupError:
+            return True
         try:
             poll = select.poll()
             poll.register(pidfd, select.POLLIN)
-            ended = bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+            return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
         finally:
             os.close(pidfd)
-        if ended and self._child is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # something hangs in the kernel
-                self._child.wait(_GUARDIAN_S)
-        return ended
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        with self._lock, contextlib.suppress(ProcessLookupError):
-            if self._pidfd >= 0:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def leave(self) -> None:
-        """Have no more to do with it; a child that is still there is reaped when it ends."""
-        with self._lock:
-            if self._pidfd < 0:
-                return
-            os.close(self._pidfd)
-            self._pidfd = -1
-        if isinstance(self._child, AgentProcess):
-            self._child.leave()
-        elif self._child is not None and self._child.poll() is None:
-            threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
 
 
-def start_agent(ticket: Ticket) -> AgentProcess:
-    """Start the agent of a ticket, in a session of its own: Jupyter signals the kernel's process
-    group.
+@dataclass(frozen=True)
+class Started:
+    """What was started.
+
+    Attributes:
+        agent: its process.
+        wait_for_guardian: waits so many seconds for the end of the agent's parent.
+    """
+
+    agent: Process
+    wait_for_guardian: Callable[[float], object] = lambda timeout_s: None
+
+
+class LocalAgent:
+    """The launcher of an agent on this machine.
 
     Args:
-        ticket: what it is to start.
+        begin: starts the agent's process, or finds it: `spawned`, `forked` or `found`.
+    """
 
-    Returns:
-        Its process.
+    def __init__(self, begin: Callable[[], Started]) -> None:
+        self._begin = begin
+        self._started: Started | None = None
+
+    @property
+    def _agent(self) -> Process:
+        return self._started.agent if self._started is not None else Process(0, 0)
+
+    def start(self) -> int:
+        """Start the agent; as `Launcher.start`.
+
+        Raises:
+            HostError: it could not be started, or there is none.
+        """
+        self._started = self._begin()
+        try:
+            return self._agent.open()
+        except ProcessLookupError as error:
+            raise HostError(f"the agent has ended: {error}") from None
+
+    def poll(self) -> bool:
+        """Whether the agent runs."""
+        return is_process(self._agent.pid, self._agent.ticks)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the end of the agent and its guardian; False if it has not ended in time."""
+        has_ended = self._agent.wait(timeout_s)
+        if has_ended and self._started is not None:
+            self._started.wait_for_guardian(_GUARDIAN_S)  # or something hangs in the kernel
+        return has_ended
+
+    def signal(self, number: int) -> None:
+        """Send the agent a signal, unless it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = self._agent.open()
+            try:
+                signal.pidfd_send_signal(pidfd, number)
+            finally:
+                os.close(pidfd)
+
+    def describe(self) -> str:
+        """Where the agent runs, and as which process."""
+        return f"process {self._agent.pid} on this machine"
+
+
+def found(ticket: Ticket) -> Started:
+    """The agent of a mesh that lives."""
+    return Started(Process(ticket.agent_pid, ticket.agent_ticks))
+
+
+def command_of(ticket: Ticket) -> list[str]:
+    """The command line of a mesh's guardian, which forks the agent."""
+    return isolated_command("cellmesh.workers.agent.guardian", str(ticket.path))
+
+
+def spawned(ticket: Ticket) -> Started:
+    """Start an agent by an interpreter of its own, in a session of its own: Jupyter signals the
+    kernel's process group.
 
     Raises:
-        HostError: it could not be started.
+        HostError: it could not be started; the ticket's directory is removed.
     """
-    code = "from cellmesh.workers.agent.guardian import main; sys.exit(main(sys.argv[1]))"
     guardian = None
     try:
-        with open(
-            ticket.logs / "agent.log", "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
-        ) as log:
+        with _agent_log(ticket) as log:
             guardian = subprocess.Popen(
-                isolated_command(code, str(ticket.path)),
+                command_of(ticket),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
         with guardian.stdout:  # type: ignore[union-attr]
-            return AgentProcess(int(guardian.stdout.readline().split()[1]), guardian)  # type: ignore[union-attr]
+            agent = _living(int(guardian.stdout.readline().split()[1]))  # type: ignore[union-attr]
+        # The mesh may outlive our interest in it: whenever it ends, its guardian is collected.
+        reaper = threading.Thread(target=guardian.wait, name="cellmesh-reaper", daemon=True)
+        reaper.start()
+        return Started(agent, reaper.join)
     except BaseException as e:
         log_text = read_agent_log(ticket)
         if guardian is not None:
@@ -171,30 +226,21 @@ def start_agent(ticket: Ticket) -> AgentProcess:
         raise
 
 
-def fork_agent(ticket: Ticket, prestart: Prestart) -> AgentProcess | None:
-    """Start the agent of a ticket from the zygote that waits in the background.
+def forked(ticket: Ticket, prestart: Prestart) -> Started:
+    """Start an agent from the zygote that waits in the background.
 
-    Args:
-        ticket: what it is to start.
-        prestart: has such a zygote.
-
-    Returns:
-        Its process; None if that failed, when the ticket's directory is removed.
+    Raises:
+        HostError: that failed; the ticket's directory is removed.
     """
     try:
-        with open(
-            ticket.logs / "agent.log", "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
-        ) as log:
-            pids = prestart.start(ticket, log.fileno())
-        if pids is not None:
-            return AgentProcess(pids[1], AgentProcess(pids[0]))
-    except OSError:  # no descriptor is free, or the agent has ended at once
-        pass
-    except BaseException:
+        with _agent_log(ticket) as log:
+            guardian, agent = map(_living, prestart.start(ticket, log.fileno()))
+        return Started(agent, guardian.wait)
+    except BaseException as error:
         remove_directory(Path(ticket.directory))
+        if isinstance(error, OSError):  # no descriptor is free, or the agent has ended at once
+            raise HostError(f"cannot fork the agent from a waiting zygote: {error}") from error
         raise
-    remove_directory(Path(ticket.directory))
-    return None
 
 
 def read_agent_log(ticket: Ticket) -> str:
@@ -203,3 +249,14 @@ def read_agent_log(ticket: Ticket) -> str:
         return (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
     except OSError:
         return ""
+
+
+def _agent_log(ticket: Ticket) -> BinaryIO:
+    path = ticket.logs / "agent.log"
+    return open(path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def _living(pid: int) -> Process:
+    if not (ticks := started_ticks(pid)):
+        raise ProcessLookupError(f"process {pid} has ended")
+    return Process(pid, ticks)

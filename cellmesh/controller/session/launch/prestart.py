@@ -163,7 +163,7 @@ class Prestart:
                 )
         return self._state == "ready"
 
-    def start(self, ticket: Ticket, log: int) -> tuple[int, int] | None:
+    def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
         """Have a mesh's guardian, agent and zygote forked.
 
         Args:
@@ -171,7 +171,10 @@ class Prestart:
             log: a descriptor for what guardian and agent complain of.
 
         Returns:
-            The guardian's and the agent's process; None if that has failed.
+            The guardian's and the agent's process.
+
+        Raises:
+            HostError: the waiting zygote has ended, or hangs.
         """
         read_end, write_end = os.pipe()
         request = os.memfd_create("cellmesh-start")
@@ -198,9 +201,11 @@ class Prestart:
                 raise
             if not is_answered:
                 self._end()
-                return None
+                raise HostError(f"the waiting zygote has forked nothing in {_FORK_S} s")
             pids = pipe.readline().split()
-        return (int(pids[0]), int(pids[1])) if len(pids) == 2 else None
+        if len(pids) != 2:
+            raise HostError("the waiting zygote has ended")
+        return int(pids[0]), int(pids[1])
 
     def end(self) -> None:
         """End the waiting zygote; meshes that were started from it live on."""
@@ -215,13 +220,12 @@ class Prestart:
         try:
             with open(own_path, "w", closefd=False) as file:
                 json.dump({"sys_path": [path for path in sys.path if isinstance(path, str)]}, file)
-            code = "from cellmesh.workers.prestart import main; main(*map(int, sys.argv[1:4]))"
             mark = marks.value_of(
                 secrets.token_hex(8), 0
             )  # each mesh's zygote writes its own in its place
             self._child = subprocess.Popen(
                 isolated_command(
-                    code,
+                    "cellmesh.workers.prestart",
                     str(theirs.fileno()),
                     str(os.getpid()),
                     str(self._keep_ms),

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from cellmesh.controller.session.launch.local import AgentProcess
+from cellmesh.controller.session.launch.local import LocalAgent, found
 from cellmesh.controller.session.link import Link
 from cellmesh.controller.session.session import Session
 from cellmesh.wire.messages import RunInfo, Welcome
@@ -40,11 +40,9 @@ def hear_welcome(link: Link) -> None:
 def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Link, "_serve", hear_welcome)
     monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
-    agent = AgentProcess(os.getpid())
-    try:
-        session = Session(TICKET, agent, is_found=True)
-        session._forget()
-    finally:
-        agent.leave()
+    session = Session(
+        TICKET, LocalAgent(lambda: found(TICKET)), os.pidfd_open(os.getpid()), is_found=True
+    )
+    session._forget()
     (run,) = session.catalog.all()
     assert (run.number, run.title) == (7, "cell 2")

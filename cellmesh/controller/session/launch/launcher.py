@@ -1,0 +1,43 @@
+"""The seam behind which a mesh's agent is started: on this machine, or by what a cluster has."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Launcher(Protocol):
+    """Starts an agent's process, and watches and signals the process."""
+
+    def start(self) -> int:
+        """Start the agent.
+
+        Returns:
+            A descriptor that can be read once the agent has ended; the caller closes it.
+
+        Raises:
+            HostError: the agent could not be started.
+        """
+        ...
+
+    def poll(self) -> bool:
+        """Whether the agent runs."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the agent's end, and for that of what started it.
+
+        Args:
+            timeout_s: how long, in seconds; None for as long as it takes.
+
+        Returns:
+            Whether the agent has ended.
+        """
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send the agent a signal, unless it has ended."""
+        ...
+
+    def describe(self) -> str:
+        """Where the agent runs, and as which process."""
+        ...
