@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from ..controller.core.news import describe_healing
+from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
 from ..controller.output.sinks import Sink, current_sink
@@ -231,7 +232,11 @@ class Commands:
             from .widgets.dashboard.dashboard import show_dashboard
 
             return show_dashboard(mesh)
-        return status_table(repr(mesh), mesh.report(), mesh.states())
+        table = status_table(repr(mesh), mesh.report(), mesh.states())
+        if not options["debug"]:
+            return table
+        notes = [*table.notes, *mesh.rank_set.session.describe_transitions()]
+        return dataclasses.replace(table, notes=notes)
 
     def dist_mem(self, options: Given) -> Table:
         ranks = self._choose(options)

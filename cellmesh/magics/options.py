@@ -210,6 +210,12 @@ COMMANDS = {
             "Show each rank: process, device, what it is doing, memory.",
             "  %dist_status --live",
             click.Option(["--live"], is_flag=True, help="A dashboard that goes on, with buttons."),
+            click.Option(
+                ["--debug"],
+                is_flag=True,
+                help="Below, the last hundred steps of recoveries, and of runs that failed or were "
+                "interrupted.",
+            ),
         ),
         _command(
             "dist_timeline",

@@ -60,11 +60,12 @@ from .effects import Send as Send
 from .effects import State as State
 from .effects import Waits as Waits
 from .effects import Watch as Watch
-from .mesh_state import Board
+from .mesh_state import FIRST_HEAL, Board
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
 from .runs import OnError, Runs
+from .transitions import Transition
 
 
 class Core:
@@ -122,12 +123,17 @@ class Core:
     @property
     def lost(self) -> set[int]:
         """The dead ranks that nobody is about to replace."""
-        return self._board.dead.keys() - set(self._recovery.doomed.missing())
+        return self._board.dead.keys() - set(self._recovery.to_replace.missing())
 
     @property
     def condemned(self) -> set[int]:
         """The ranks that are about to be killed, unless they stop after all."""
         return self._runs.condemned()
+
+    @property
+    def transitions(self) -> tuple[Transition, ...]:
+        """Those of the recovery and of runs that came last, the oldest first."""
+        return self._board.transitions.all()
 
     @property
     def dims(self) -> Mapping[str, int]:
@@ -160,7 +166,7 @@ class Core:
             left = tuple([rank for rank in ranks if rank not in gone])
             parcel = Parcel(msgspec.structs.replace(relay, ranks=left), parcel.buffers)
         self._board.pending[run].is_sent, self._board.pending[run].title = bool(left), relay.title
-        missing = self._recovery.doomed.missing() if dead else ()
+        missing = self._recovery.to_replace.missing() if dead else ()
         must_wait = bool(self._runs.condemned().union(missing).intersection(left))
         if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
             effects.append(Send(parcel))
@@ -194,11 +200,7 @@ class Core:
             text: what the user typed.
             is_end: end of file.
         """
-        asking = [
-            rank for rank, request in requests.items() if self._board.asking.get(rank) == request
-        ]
-        for rank in asking:
-            del self._board.asking[rank]
+        asking = self._board.forget_asking(requests)
         return [control([rank], Reply(requests[rank], text, is_end)) for rank in asking]
 
     def ask_states(self, ranks: Iterable[int], now: float) -> tuple[int, list[Effect]]:
@@ -260,7 +262,7 @@ class Core:
         if self.state in ("stopping", "ended"):
             return []
         self._board.state = "stopping"
-        return [*self._recovery.reset("the mesh was stopped"), Send(Parcel(Stop()))]
+        return [*self._recovery.reset("the mesh was stopped", self._now), Send(Parcel(Stop()))]
 
     # ---- what happens
 
@@ -288,10 +290,8 @@ class Core:
             case Respawned():
                 return [*self._recovery.respawned(verb.ranks, now), Change(self.state, verb)]
             case RespawnFailed():
-                return [
-                    *self._recovery.respawn_failed(verb.ranks, verb.text, now),
-                    Change(self.state, verb),
-                ]
+                effects = self._recovery.respawn_failed(verb.ranks, verb.text, now)
+                return [*effects, Change(self.state, verb)]
             case StartFailed() | Refused():
                 return [*self._abandon_all("did not start"), Change("stopping", verb)]
             case Stopped() | Detached():
@@ -349,7 +349,7 @@ class Core:
             self._board.state = "restarting"
             effects = self._abandon_all("was restarted")
         self._board.begin(ready)
-        effects += [*self._recovery.reset("every rank is new"), Change(self.state, ready)]
+        effects += [*self._recovery.reset("every rank is new", now), Change(self.state, ready)]
         effects += self._recovery.resume_all(now) if self._is_attached else []
         self._is_attached = False
         return effects
@@ -362,10 +362,7 @@ class Core:
             case Ask():
                 self._board.asking.update(dict.fromkeys(ranks, verb.request))
             case AskEnded():
-                for rank in [
-                    rank for rank in ranks if self._board.asking.get(rank) == verb.request
-                ]:
-                    del self._board.asking[rank]
+                self._board.forget_asking(dict.fromkeys(ranks, verb.request))
             case RankState() | StackText() | Blueprint():
                 return self._questions.answer(verb.request, ranks, verb, now)
         return [Deliver(verb.run, ranks, parcel)]
@@ -382,7 +379,7 @@ class Core:
             elif verb.counts:
                 self._recovery.tally.add(ranks, verb.counts)
         if pending is None:
-            is_open = isinstance(verb, Failed) or self._recovery.is_own(verb.run)
+            is_open = isinstance(verb, Failed) or verb.run >= FIRST_HEAL
             return self._recovery.begin(now) if is_open else []
         has_begun = type(verb) is Done or verb != interrupted_unbegun(verb.run)
         return self._runs.settle(verb.run, ranks, parcel, now, has_begun)
@@ -403,7 +400,7 @@ class Core:
     # ---- inside: ends and questions
 
     def _abandon_all(self, reason: str) -> list[Effect]:
-        effects = self._recovery.reset(f"the mesh {reason}")
+        effects = self._recovery.reset(f"the mesh {reason}", self._now)
         self._board.held.clear()
         return [*effects, *self._runs.abandon(reason, self._now)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -149,6 +149,27 @@ def _does(num_ranks: int, title: str) -> str:
     if not title:
         return "did not say so"
     return f"{'runs' if num_ranks == 1 else 'run'} {title}"
+
+
+def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
+    """That ranks are new, and what fills them; without a subject, of ranks that have been named."""
+    new = set(ranks)
+    source = next(rank for rank in range(len(new) + 1) if rank not in new)
+    it, verb = ("it", "is") if len(new) == 1 else ("they", "are")
+    return f"{subject or it} {verb} new and empty (`%dist_heal --from {source}` copies from a rank)"
+
+
+def describe_healing(report: HealReport) -> str:
+    """What ``%dist_heal`` says."""
+    if not report.healed and not report.copied_to:
+        text = "nothing to heal: every rank lives, and their process groups agree"
+        new = report.empty
+        return f"{text}; {tell_empty(new, describe_ranks(new))}" if new else text
+    lines = [describe_heal(report)]
+    if report.copied_to:
+        lines.append(f"copied: {', '.join(report.copied) or 'nothing'}")
+        lines += [f"not copied: {name}: {why}" for name, why in report.not_copied.items()]
+    return "\n".join(lines)
 
 
 Effect = Send | Deliver | Waits | Watch | Note | Finish | Answer | Change

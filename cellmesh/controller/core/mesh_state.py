@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ...wire.messages import Died, MeshReady, RankInfo
-from .effects import State
-from .news import News
+from ...wire.messages import Died, MeshReady, RankInfo, RankState
+from ...wire.ranks import describe_ranks, group_ranks
+from .effects import Effect, Note, State, tell_empty
+from .transitions import RunPhase, TransitionLog
 
 # Runs of the core's own (heals) are numbered from here.
 FIRST_HEAL = 1 << 40
@@ -29,6 +30,7 @@ class Pending:
         released: who has been released.
         interrupted_at: when the user interrupted it.
         kill_at: when what has not stopped is killed, as the user pressed again.
+        phase: where in its life it is, once it has been sent.
         watched_at: when its user was last shown where its ranks are.
         was_in_step: an optimizer's step was left half way.
         is_waited_for: the user can do nothing else before it ends.
@@ -47,6 +49,7 @@ class Pending:
     released: set[int] = field(default_factory=set)
     interrupted_at: float | None = None
     kill_at: float | None = None
+    phase: RunPhase = "running"
     watched_at: float = 0.0
     was_in_step: bool = False
     is_waited_for: bool = False
@@ -68,6 +71,33 @@ class Pending:
             self.settle_at += waited_s
 
 
+class News:
+    """Ranks that are new and empty, as long as the user has not been told of them."""
+
+    def __init__(self) -> None:
+        self._endings: dict[int, str] = {}  # rank -> how its predecessor ended
+
+    def add(self, infos: Iterable[RankInfo]) -> None:
+        """Those of these ranks that are new and empty are to be told of."""
+        self._endings.update(
+            {info.rank: info.predecessor_ending for info in infos if info.predecessor_ending}
+        )
+
+    def forget(self, ranks: Iterable[int] | None = None) -> None:
+        """The user knows of these, or all; or they are not empty any more, or dead."""
+        for rank in list(self._endings if ranks is None else ranks):
+            self._endings.pop(rank, None)
+
+    def tell(self, run: int) -> list[Effect]:
+        """Tell it with a run's output, once."""
+        endings, self._endings = dict(sorted(self._endings.items())), {}
+        if not endings:
+            return []
+        alike = group_ranks(endings)
+        text = "; ".join(f"{describe_ranks(ranks)} {ending}" for ending, ranks in alike.items())
+        return [Note(run, f"{text}; {tell_empty(endings)}")]
+
+
 @dataclass
 class Board:
     """The mesh as the core sees it.
@@ -83,6 +113,7 @@ class Board:
         asking: rank -> the request by which it waits for the user.
         store_port: where the c10d store listens, 0 if that is as it was when the ranks were forked.
         news: of ranks that were replaced without being asked for.
+        transitions: of the recovery, and of runs that do not simply end.
     """
 
     num_ranks: int
@@ -95,6 +126,7 @@ class Board:
     asking: dict[int, int] = field(default_factory=dict)
     store_port: int = 0
     news: News = field(default_factory=News)
+    transitions: TransitionLog = field(default_factory=TransitionLog)
 
     def living(self) -> set[int]:
         """The ranks that have a process."""
@@ -126,6 +158,39 @@ class Board:
             if pending.is_work:
                 idle -= pending.ranks
         return idle
+
+    def find_quiet(self, states: Mapping[int, RankState], resumable: set[int]) -> set[int]:
+        """The living ranks that do nothing and have nothing to do.
+
+        Args:
+            states: what ranks answer; one that runs something does not hold back.
+            resumable: the ranks that hold back work and may go on.
+        """
+        idle = {rank for rank, state in states.items() if state.run < 0} & self.living()
+        unsure = {rank for rank, run in self.held.items() if run < 0}
+        for rank in unsure & (states.keys() - idle):
+            del self.held[rank]
+        unsure &= self.with_work()  # about to begin, or holding back
+        return idle - self.busy() - unsure - (self.held.keys() - resumable)
+
+    def find_absent(self, pending: Pending, with_work: set[int]) -> set[int]:
+        """The ranks that will begin nothing more that a run could wait for, the dead left out.
+
+        A rank that has ended it may come in another run, unless it holds that back until this one
+        has ended.
+        """
+        may_come = pending.ranks | (with_work - self.held.keys())
+        if not pending.is_waited_for:
+            return set(pending.members) - may_come
+        others = set(range(self.num_ranks)) - set(pending.members)
+        return (set(pending.members) - may_come) | (others - with_work)
+
+    def forget_asking(self, requests: Mapping[int, int]) -> list[int]:
+        """Those of some ranks that wait for the user by these requests; they do no longer."""
+        asking = [rank for rank, request in requests.items() if self.asking.get(rank) == request]
+        for rank in asking:
+            del self.asking[rank]
+        return asking
 
     def runs_first(self, run: int) -> set[int]:
         """The ranks that run this: they have nothing older to do, and hold nothing back."""
@@ -176,6 +241,12 @@ class Board:
         for rank in freed:
             del self.held[rank]
         return freed
+
+    def note(self, run: int, pending: Pending, before: RunPhase, event: str, at: float) -> None:
+        """Keep that a run went from one phase to its present one."""
+        subject = f"run {run} ({pending.title})" if pending.title else f"run {run}"
+        after = pending.phase if pending.is_sent else "waiting"
+        self.transitions.add(at, subject, before, event, after if pending.ranks else "ended")
 
     def begin(self, ready: MeshReady) -> None:
         """The mesh is ready: all ranks are new, or not known yet."""

@@ -1,25 +1,19 @@
 """Brings a mesh back after a failure, between two runs: pure, as `core.Core`.
 
-::
-
-    calm --a run failed, a rank died, counts disagree--> examining
-    examining --groups agree, nothing to fork--> calm            (`Resume`)
-    examining --dead ranks to replace--> respawning --> examining
-    examining --groups broken--> healing, with new ranks by way of describing
-    healing --all done--> calm;  healing --somebody failed or died--> examining, twice at most
-
-What happens meanwhile is looked at by examining again before it is calm. Work that is submitted
-meanwhile waits until calm, and so does what ranks hold back.
+`transitions.RECOVERY` has what each event does in each phase. What happens while a recovery is
+under way is looked at by examining once more before it is calm. Work that is submitted in that time
+waits until calm, and so does what ranks hold back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from ...wire.codec import Parcel
 from ...wire.messages import (
     Blueprint,
+    Control,
     Describe,
     Died,
     Done,
@@ -33,12 +27,11 @@ from ...wire.messages import (
 )
 from ...wire.ranks import describe_ranks
 from .deadlock import Tally, must_be_healed
-from .deferring import Deferred, Settle
-from .doomed import Doomed
 from .effects import Change, Effect, HealReport, Note, Send, describe_heal
-from .heal_requests import HealRequests
 from .mesh_state import FIRST_HEAL, Board, Pending
-from .requests import Questions, control, work
+from .recovery_state import Attempt, Deferred, HealRequests, Replacements, Settle
+from .requests import OnAnswers, Questions, control, work
+from .transitions import RECOVERY, RecoveryAction, RecoveryEvent, RecoveryPhase
 
 # How long the parts of a recovery may take before it is given up. The agent gives up a fork after a
 # minute.
@@ -47,7 +40,8 @@ HEAL_S = 60.0
 ABANDON_S = 5.0
 MAX_ATTEMPTS = 3
 
-Phase = Literal["calm", "examining", "respawning", "describing", "healing"]
+# How long a phase may take.
+_LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": HEAL_S}
 
 
 class Recovery:
@@ -67,68 +61,65 @@ class Recovery:
         self._questions = questions
         self._new_generation = new_generation
         self._auto_heal = auto_heal
-        self._requests = HealRequests(board)
+        self._heal_requests = HealRequests(board)
         self.tally = Tally()
-        self._step = 0  # answers to questions of a step that is over are not heard
-        # How a run is told that a rank of its will not come after all; `flight.Runs` sets it.
-        self.settle: Settle = lambda run, ranks, parcel, now: []
-        self._forget()
-
-    def _forget(self) -> None:
-        self.phase: Phase = "calm"
-        self._step += 1
+        self.phase: RecoveryPhase = "calm"
+        self._step = 0  # how many phases have been entered
         self._deadline: float | None = None
+        # How a run hears that a rank of its will not begin it after all; `Runs` sets it.
+        self.settle: Settle = lambda run, ranks, parcel, now: []
+        self._actions: Mapping[RecoveryAction, Callable[..., list[Effect]]] = {
+            "begin": self._begin,
+            "refuse": self._refuse,
+            "look_again": self._look_again,
+            "stop_asking": self._stop_asking,
+            "examine": self._examine,
+            "calm_down": self._calm_down,
+            "respawn": self._respawn,
+            "give_up_respawn": self._give_up_respawn,
+            "describe": self._describe,
+            "heal": self._heal,
+            "heal_timed_out": self._heal_timed_out,
+            "call_off": self._call_off,
+            "forget": self._forget,
+        }
+        self._forget(0.0)
+
+    def _forget(self, now: float) -> list[Effect]:
         self._again = False
         self.deferred = Deferred(self._board)
         self.tally.clear()
-        self.doomed = Doomed(self._board)
+        self.to_replace = Replacements(self._board)
         self._newcomers: set[int] = set()  # without groups
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
         self._must_heal = self._is_new_here = False
-        self._began_at = 0.0
         self._resumable, self._quiet = set[int](), set[int]()
         self._heal_run = -1
-        self._failures: dict[int, str] = {}
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        """What is true of one recovery, from calm to calm."""
-        self._num_failures = self._num_respawns = 0
-        self._note_to = -1
-        self._is_healed = False
-        self._respawned: set[int] = set()
-        self._problems: list[str] = []
-        self._notes: dict[str, None] = {}
+        self._attempt = Attempt()
+        return []
 
     # ---- what the core tells
 
-    def is_own(self, run: int) -> bool:
-        """Whether a run is one of this recovery's."""
-        return run >= FIRST_HEAL
-
-    def reset(self, reason: str) -> list[Effect]:
+    def reset(self, reason: str, now: float) -> list[Effect]:
         """All ranks are new, or gone."""
-        for run in [run for run in self._board.pending if self.is_own(run)]:
+        for run in [run for run in self._board.pending if run >= FIRST_HEAL]:
             del self._board.pending[run]
-        self._forget()
-        return self._requests.answer(HealReport(failure=reason))
+        self._on("reset", now)
+        return self._heal_requests.answer(HealReport(failure=reason))
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
-        """A run is about to be sent: heal first where its ranks would not meet in their
-        collectives.
-        """
+        """Heal before a run is sent whose ranks would not meet in their collectives."""
         if self.phase != "calm":
             return []
-        missing = self._board.dead and set(self.doomed.missing()).intersection(ranks)
+        missing = self._board.dead and set(self.to_replace.missing()).intersection(ranks)
         if missing and not self._board.in_failed_run(missing):
             return self.begin(now)  # nothing else would
         if not (self._outsiders or self.tally.is_new):
             return []
         idle = self._board.idle()
         groups = self.tally.find_new_disagreements(idle, self._board.num_ranks)
-        if self._outsiders & idle & set(ranks) or any(
-            set(ranks) >= set(members) for members in groups
-        ):
+        meets_outsiders = self._outsiders & idle & set(ranks)
+        if meets_outsiders or any(set(ranks) >= set(members) for members in groups):
             return self.begin(now)
         return []
 
@@ -141,18 +132,17 @@ class Recovery:
 
     def run_ended(self, run: int, pending: Pending, now: float) -> list[Effect]:
         """A run has ended on all its ranks."""
-        if self.is_own(run):
+        if run >= FIRST_HEAL:
             return self._heal_ended(now) if run == self._heal_run else self.begin(now)
         if not (pending.is_work and pending.is_sent):
             return []
-        # Whoever was released or interrupted may have lost its connections, even if its code went
-        # on.
-        is_suspect = (
-            pending.has_failed or bool(pending.released) or pending.interrupted_at is not None
-        )
+        # A rank that was released or interrupted may have lost its connections, even if its code
+        # went on.
+        was_stopped = pending.released or pending.interrupted_at is not None
+        is_suspect = pending.has_failed or was_stopped
         if is_suspect:
-            self._note_to = run
-        missing = self.doomed.missing() if self._board.dead else ()
+            self._attempt.note_to = run
+        missing = self.to_replace.missing() if self._board.dead else ()
         is_open = self._must_heal or self._newcomers or missing or self.deferred
         if is_suspect or is_open or self._outsiders & set(pending.members) or self.phase != "calm":
             return self.begin(now)
@@ -166,9 +156,9 @@ class Recovery:
         self._newcomers.discard(rank)
         self._outsiders.discard(rank)
         if self._auto_heal:
-            self.doomed.add([rank])
-        elif self._requests:  # the user may have seen it before it was told here
-            self.doomed.ask_for([rank])
+            self.to_replace.add([rank])
+        elif self._heal_requests:  # the user may have seen it before it was told here
+            self.to_replace.ask_for([rank])
         self._again = self.phase != "calm"
 
     def after_death(self, rank: int, now: float) -> list[Effect]:
@@ -183,18 +173,17 @@ class Recovery:
         return self.begin(now)
 
     def rank_left_heal(self, run: int, ranks: tuple[int, ...], verb: Any) -> list[Effect]:
-        """Some ranks have ended a run of ours; where it went well they have groups, and go on."""
+        """Ranks have ended a run of this recovery's; where it went well they have groups."""
         if type(verb) is Done:
             self._newcomers.difference_update(ranks)
-            self._notes.update(dict.fromkeys(verb.notes))
+            self._attempt.notes.update(dict.fromkeys(verb.notes))
             for rank in ranks:
                 self._board.held.pop(rank, None)
         if run != self._heal_run or type(verb) is Done:
             return []
         for rank in ranks:
-            self._failures[rank] = (
-                verb.reason if type(verb) is Died else verb.text or verb.type_name
-            )
+            died = type(verb) is Died
+            self._attempt.failures[rank] = verb.reason if died else verb.text or verb.type_name
         return self._release(self._board.pending[run])
 
     def respawned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
@@ -204,131 +193,113 @@ class Recovery:
         for rank in new:
             self._board.dead.pop(rank, None)
         self._newcomers |= new.keys()
-        self._respawned |= new.keys()
-        self.doomed.spare(new)
-        return self._examine(now) if self.phase == "respawning" else self.begin(now)
+        self._attempt.respawned |= new.keys()
+        self.to_replace.spare(new)
+        return self._on("respawned", now) if self.phase == "respawning" else self.begin(now)
 
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
         """Dead ranks could not be forked: those that live are healed without them."""
-        self.doomed.spare(ranks)
-        if self.phase != "respawning":
-            return []
-        self._problems.append(f"{describe_ranks(ranks)} could not be started: {text}")
-        return self._examine(now)
+        self.to_replace.spare(ranks)
+        problem = f"{describe_ranks(ranks)} could not be started: {text}"
+        return self._on("respawn failed", now, problem)
 
     def heal(self, request: int, now: float) -> list[Effect]:
-        """The user wants dead ranks replaced and groups rebuilt; who is to be released is waited
-        for.
-        """
-        self._requests.add(request, now)
-        busy = self._requests.busy()
-        must_wait = self._requests.can_wait_for(busy, now)
+        """Replace dead ranks and rebuild groups; ranks that are to be released are waited for."""
+        self._heal_requests.add(request, now)
+        busy = self._heal_requests.busy()
+        must_wait = self._heal_requests.can_wait_for(busy, now)
         if busy and self.phase == "calm" and not must_wait:
-            return self._requests.refuse()
+            return self._heal_requests.refuse()
         self._board.news.forget()  # the answer tells
-        self.doomed.ask_for(self._board.dead)
+        self.to_replace.ask_for(self._board.dead)
         return [] if must_wait else self.begin(now)
 
     def abandon(self, now: float) -> list[Effect]:
         """The user no longer wants to wait for a heal."""
-        if self.phase == "calm":
-            return self._refuse(now)
-        self._requests.stop_asking_again()
-        pending = self._board.pending.get(self._heal_run)
-        if pending is None:
-            return []
-        self._num_failures = MAX_ATTEMPTS
-        self._deadline = now + ABANDON_S
-        return self._release(pending)
+        return self._on("abandoned", now)
 
     def resume_all(self, now: float) -> list[Effect]:
         """A controller has attached and does not know who holds back, nor what was healed."""
         self._board.held = dict.fromkeys(self._board.living(), -1)
         self._must_heal, self._is_new_here = bool(self._board.dead), True
-        self.doomed.add(self._board.dead if self._auto_heal else ())
+        self.to_replace.add(self._board.dead if self._auto_heal else ())
         return self.begin(now)
-
-    def _refuse(self, now: float) -> list[Effect]:
-        """Nobody waits any longer for ranks to leave a run that has failed."""
-        self.doomed.withdraw()
-        effects = self._requests.refuse()
-        return (
-            effects
-            if self.doomed.missing()
-            else [*effects, *self.deferred.send_all(now, self.settle)]
-        )
 
     def tick(self, now: float) -> list[Effect]:
         """Give up what takes too long."""
         due = self.deadline()
-        if due is None or now < due:
-            return []
-        if self.phase == "calm":
-            return self._refuse(now)
-        if self.phase == "respawning":
-            return self.respawn_failed(self.doomed.missing(), "it took too long", now)
-        pending = self._board.pending[self._heal_run]
-        if not pending.released:
-            self._deadline = now + ABANDON_S
-            return self._release(pending)
-        # It stays among the pending runs: when its ranks have left it after all, they are looked
-        # at.
-        self._heal_run, self._must_heal = -1, True
-        return self._give_up(f"{describe_ranks(pending.ranks)} took too long", now)
+        return [] if due is None or now < due else self._on("timed out", now)
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest."""
-        return self._requests.deadline() if self.phase == "calm" else self._deadline
+        return self._heal_requests.deadline() if self.phase == "calm" else self._deadline
 
     # ---- the phases
 
-    def _enter(self, phase: Phase, deadline: float | None = None) -> None:
-        self.phase, self._deadline = phase, deadline
-        self._step += 1
-
     def begin(self, now: float) -> list[Effect]:
         """Something may not be as it should: look, now or once more."""
-        if self._board.state != "ready":
+        return self._on("trouble", now) if self._board.state == "ready" else []
+
+    def _on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
+        """Do what the table has for an event in this phase; nothing where it has none."""
+        before = self.phase
+        if (before, event) not in RECOVERY:
             return []
-        if self.phase != "calm":
-            self._again = True
-            return []
-        self._began_at = now
+        phase, action = RECOVERY[before, event]
+        if phase is not None:
+            self.phase = phase
+            self._deadline = now + _LIMITS_S[phase] if phase in _LIMITS_S else None
+            self._step += 1
+        self._board.transitions.add(now, "recovery", before, event, self.phase)
+        return self._actions[action](now, *args)
+
+    def _ask(
+        self, ranks: Collection[int], verb: Callable[[int], Control], now: float, then: OnAnswers
+    ) -> list[Effect]:
+        """Ask ranks; their answers are not heard once another phase has been entered."""
+        step = self._step
+
+        def answered(answers: dict[int, Any], now: float) -> list[Effect]:
+            return then(answers, now) if step == self._step else []
+
+        return self._questions.ask(ranks, verb, now, answered)
+
+    def _begin(self, now: float) -> list[Effect]:
+        self._attempt.began_at = now
         return self._examine(now)
 
-    def _examine(self, now: float) -> list[Effect]:
-        self._enter("examining")
+    def _look_again(self, now: float) -> list[Effect]:
+        self._again = True
+        return []
+
+    def _refuse(self, now: float) -> list[Effect]:
+        """Nobody waits any longer for ranks to leave a run that has failed."""
+        self.to_replace.withdraw()
+        effects = self._heal_requests.refuse()
+        if self.to_replace.missing():
+            return effects
+        return [*effects, *self.deferred.send_all(now, self.settle)]
+
+    def _examine(self, now: float, problem: str = "") -> list[Effect]:
+        if problem:
+            self._attempt.problems.append(problem)
         self._again = False
         self._resumable = {rank for rank in self._board.held if self._board.may_go_on(rank)}
-        step = self._step
-        return self._questions.ask(
-            self._board.living(), Probe, now, lambda states, now: self._examined(step, states, now)
-        )
+        return self._ask(self._board.living(), Probe, now, self._examined)
 
-    def _examined(self, step: int, states: dict[int, RankState], now: float) -> list[Effect]:
-        if step != self._step:
-            return []
-        living, held = self._board.living(), self._board.held
+    def _examined(self, states: dict[int, RankState], now: float) -> list[Effect]:
+        living = self._board.living()
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
-        ended = {
-            r
-            for r, state in states.items()
-            if state.run >= 0 and state.run not in self._board.pending
-        }
-        if self._requests.can_ask_again((living - states.keys()) | (living & ended), now):
-            return self._examine(now)
+        settled = {r for r, s in states.items() if s.run < 0 or s.run in self._board.pending}
+        if self._heal_requests.can_ask_again(living - settled, now):
+            return self._on("no answer", now)
         idle = {rank for rank, state in states.items() if state.run < 0} & living
-        unsure = {rank for rank, run in held.items() if run < 0}
-        for rank in unsure & (states.keys() - idle):
-            del held[rank]  # whoever runs something does not hold back
-        unsure &= self._board.with_work()  # about to begin, or holding back
-        self._quiet = idle - self._board.busy() - unsure - (held.keys() - self._resumable)
-        if self._num_respawns == MAX_ATTEMPTS:
-            self.doomed.clear()
-        if (missing := self.doomed.missing()) and self._quiet >= living:
-            self._num_respawns += 1
-            self._enter("respawning", now + RESPAWN_S)
-            return [Send(Parcel(Respawn(missing)))]
+        self._quiet = self._board.find_quiet(states, self._resumable)
+        if self._attempt.num_respawns == MAX_ATTEMPTS:
+            self.to_replace.clear()
+        is_whole = self._quiet >= living
+        if self.to_replace.missing() and is_whole:
+            return self._on("ranks missing", now)
         self._newcomers |= {rank for rank in idle if self._is_new_here and not states[rank].counts}
         self._is_new_here = False
         old = living - self._newcomers
@@ -336,51 +307,67 @@ class Recovery:
             self._quiet.clear()  # nobody could tell the new ones which groups there are
         for rank in self._quiet:
             self.tally.replace(rank, states[rank].counts)
-        is_open = (
-            self._must_heal
-            or self._quiet & self._newcomers
-            or (self._outsiders and self._quiet >= living)
-        )
+        new = self._quiet & self._newcomers
+        is_open = self._must_heal or new or (self._outsiders and is_whole)
         quiet = {rank: states[rank] for rank in self._quiet}
         if quiet and (is_open or must_be_healed(quiet, self._board.num_ranks)):
-            return self._describe(now)
+            is_mixed = new and new != self._quiet
+            return self._on("ranks without groups" if is_mixed else "groups broken", now)
         return self._finish(now)
+
+    def _respawn(self, now: float) -> list[Effect]:
+        self._attempt.num_respawns += 1
+        return [Send(Parcel(Respawn(self.to_replace.missing())))]
+
+    def _give_up_respawn(self, now: float) -> list[Effect]:
+        return self.respawn_failed(self.to_replace.missing(), "it took too long", now)
 
     def _describe(self, now: float) -> list[Effect]:
         """New ranks need to know which groups there are; others can be healed at once."""
         old = sorted(self._quiet - self._newcomers)
-        if not self._quiet & self._newcomers or not old:
-            return self._start_heal(b"", now)
-        self._enter("describing")
-        step, rank = self._step, old[self._num_failures % len(old)]
-        return self._questions.ask(
-            [rank], Describe, now, lambda told, now: self._described(step, told, now)
-        )
+        rank = old[self._attempt.num_failures % len(old)]
+        return self._ask([rank], Describe, now, self._described)
 
-    def _described(self, step: int, answers: dict[int, Blueprint], now: float) -> list[Effect]:
-        if step != self._step:
-            return []
+    def _described(self, answers: dict[int, Blueprint], now: float) -> list[Effect]:
         if not answers:
             return self._try_again("a rank did not tell of its groups", now)
-        (blueprint,) = answers.values()
-        return self._start_heal(blueprint.data, now)
-
-    def _start_heal(self, blueprint: bytes, now: float) -> list[Effect]:
         self._quiet -= self._board.dead.keys()
-        ranks = tuple(sorted(self._quiet))
-        if not ranks:
+        if not self._quiet:
             return self._finish(now)
-        generation = self._new_generation()
-        self._heal_run = run = (
-            FIRST_HEAL + generation
-        )  # another controller's must not be taken for it
-        self._enter("healing", now + HEAL_S)
-        self._failures.clear()
+        (blueprint,) = answers.values()
+        return self._on("groups broken", now, blueprint.data)
+
+    def _heal(self, now: float, blueprint: bytes = b"") -> list[Effect]:
+        ranks = tuple(sorted(self._quiet))
+        generation = self._new_generation()  # another controller's must not be taken for it
+        self._heal_run = run = FIRST_HEAL + generation
+        self._attempt.failures.clear()
         self._must_heal = False
         self._board.pending[run] = Pending(ranks, set(ranks), now, watched_at=now)
         dims, port = self._board.dims, self._board.store_port
         heal = Heal(run, generation, ranks, blueprint, tuple(dims), tuple(dims.values()), port)
         return [work(ranks, heal, run)]
+
+    def _heal_timed_out(self, now: float) -> list[Effect]:
+        """Ranks that take too long are released, and then left alone."""
+        pending = self._board.pending[self._heal_run]
+        if not pending.released:
+            self._deadline = now + ABANDON_S
+            return self._release(pending)
+        # It stays among the pending runs: when its ranks leave it after all, they are looked at.
+        self._heal_run, self._must_heal = -1, True
+        return self._give_up(f"{describe_ranks(pending.ranks)} took too long", now)
+
+    def _stop_asking(self, now: float) -> list[Effect]:
+        self._heal_requests.stop_asking_again()
+        return []
+
+    def _call_off(self, now: float) -> list[Effect]:
+        """Whatever comes of this heal, there is no other."""
+        self._heal_requests.stop_asking_again()
+        self._attempt.num_failures = MAX_ATTEMPTS
+        self._deadline = now + ABANDON_S
+        return self._release(self._board.pending[self._heal_run])
 
     def _release(self, pending: Pending) -> list[Effect]:
         left = pending.ranks - pending.released
@@ -389,55 +376,43 @@ class Recovery:
 
     def _heal_ended(self, now: float) -> list[Effect]:
         self._heal_run = -1
-        if self._failures:
+        if failures := sorted(self._attempt.failures.items()):
             self._must_heal = True
-            text = "; ".join(f"rank {rank} {why}" for rank, why in sorted(self._failures.items()))
-            return self._try_again(text, now)
-        self._is_healed = True
+            return self._try_again("; ".join(f"rank {rank} {why}" for rank, why in failures), now)
+        self._attempt.is_healed = True
         self.tally.forget(self._quiet)
         self._outsiders = self._board.living() - self._quiet
-        return self._finish(now)
+        return self._finish(now, "healed")
 
     def _try_again(self, text: str, now: float) -> list[Effect]:
-        self._num_failures += 1
-        return self._examine(now) if self._num_failures < MAX_ATTEMPTS else self._give_up(text, now)
+        self._attempt.num_failures += 1
+        is_last = self._attempt.num_failures >= MAX_ATTEMPTS
+        return self._give_up(text, now) if is_last else self._on("failed", now)
 
     def _give_up(self, text: str, now: float) -> list[Effect]:
-        self.doomed.clear()
-        self._problems.append(
+        self.to_replace.clear()
+        self._attempt.problems.append(
             f"{text}. What the ranks hold is there, their process groups are not: `%dist_heal` "
             "tries again, `%dist_restart` replaces all ranks"
         )
-        return self._finish(now)
+        return self._finish(now, "given up")
 
-    def _finish(self, now: float) -> list[Effect]:
-        """Calm again: let go on what has waited."""
-        if self._again:
-            return self._examine(now)
-        self._enter("calm")
+    def _finish(self, now: float, event: RecoveryEvent = "all well") -> list[Effect]:
+        return self._on("looked too early" if self._again else event, now)
+
+    def _calm_down(self, now: float) -> list[Effect]:
+        """Let go on what has waited."""
         effects: list[Effect] = []
         if resumed := self._board.let_go(self._resumable):
             effects.append(work(resumed, Resume(), -1))
-        dead, new = self._board.dead, sorted(self._respawned)
-        self._problems += [
-            f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead
-        ]
-        respawned = tuple(rank for rank in new if rank not in dead)
-        problems, took_s = "; ".join(self._problems), now - self._began_at
-        report = HealReport(
-            respawned,
-            self._is_healed,
-            problems,
-            took_s,
-            tuple(sorted(dead)),
-            notes=tuple(self._notes),
-        )
+        attempt, self._attempt = self._attempt, Attempt()
+        report = attempt.report(self._board.dead, now)
         if report.healed or report.failure:
-            if self._note_to >= 0:
-                effects.append(Note(self._note_to, describe_heal(report)))
+            if attempt.note_to >= 0:
+                effects.append(Note(attempt.note_to, describe_heal(report)))
             effects.append(Change(self._board.state, report))
-        if self._note_to < 0 and not self._requests:  # nobody was told
-            self._board.news.add(info for info in self._board.ranks if info.rank in respawned)
-        effects += self._requests.answer_without(self._board.living() - self._quiet, report, now)
-        self._start_anew()
+        if attempt.note_to < 0 and not self._heal_requests:  # nobody knows of it
+            self._board.news.add(i for i in self._board.ranks if i.rank in report.respawned)
+        without = self._board.living() - self._quiet
+        effects += self._heal_requests.answer_without(without, report, now)
         return [*effects, *self.deferred.send_all(now, self.settle)]

@@ -1,11 +1,11 @@
 """Runs in flight: who has ended them, who is released, interrupted, killed, watched. Pure, as
-`core.Core`.
+`core.Core`. `transitions.RUN` has what each event does to a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from ...wire.codec import Parcel
@@ -22,9 +22,10 @@ from ...wire.messages import (
 )
 from .deadlock import find_stuck
 from .effects import Deliver, Effect, Finish, Note, Send, Waits, Watch
-from .mesh_state import Board, Pending
+from .mesh_state import FIRST_HEAL, Board, Pending
 from .recovery import Recovery
 from .requests import Questions, control
+from .transitions import RUN, RunAction, RunEvent, RunPhase
 
 # With `on_error="wait"`: after a rank fails, how long the others may take before it is told where
 # they are.
@@ -78,6 +79,18 @@ class Runs:
         self._sweep_at: float | None = None
         self._is_sweeping = False
         recovery.settle = self.settle
+        self._actions: Mapping[RunAction, Callable[..., list[Effect]]] = {
+            "give_time": self._give_time,
+            "give_more_time": self._give_more_time,
+            "release_rest": self._release_rest,
+            "release_stuck": self._release,
+            "report": self._report,
+            "leave": self._leave,
+            "pass_over": self._pass_over,
+            "interrupt": self._interrupt,
+            "condemn": self._condemn,
+            "kill": self._kill,
+        }
         # Ranks that were given something or have ended something since the last sweep began: what
         # they have told of themselves in it may be from before.
         self._came: set[int] = set()
@@ -108,29 +121,55 @@ class Runs:
         settled: list[Effect] = []
         for run in runs:
             pending = self._board.pending.get(run)
-            if pending is None:
-                continue
-            ranks = tuple(sorted(pending.ranks))
-            if self._recovery.deferred.take_back(run):
-                settled += self._settle_unbegun(run, ranks, now)
-                continue
-            first = pending.interrupted_at
-            if first is not None and now - first <= ESCALATE_S and pending.is_work:
-                pending.kill_at = pending.kill_at or max(now, first + STOP_S)
-                self._settling.add(run)
-                continue
-            pending.interrupted_at = now
-            told.setdefault(ranks, []).append(Interrupt(run))
-            if pending.is_work:
-                held = pending.ranks & self._board.held.keys()
-                unclear[run] = pending.ranks - held - self._board.runs_first(run)
-                settled += self._settle_unbegun(run, tuple(sorted(held)), now)
+            if pending is not None:
+                first = pending.interrupted_at
+                is_again = first is not None and now - first <= ESCALATE_S and pending.is_work
+                event: RunEvent = "interrupted again" if is_again else "interrupted"
+                settled += self._on(event, run, pending, now, told, unclear)
         effects: list[Effect] = [control(ranks, *verbs) for ranks, verbs in told.items()]
         if asked := set[int]().union(*unclear.values()):
             effects += self._questions.ask(
                 asked, Probe, now, lambda states, now: self._settle_queued(unclear, states, now)
             )
         return [*effects, *settled]
+
+    def _on(
+        self, event: RunEvent, run: int, pending: Pending, now: float, *args: Any
+    ) -> list[Effect]:
+        """Do what the table has for an event in a run's phase; nothing where it has none."""
+        before: RunPhase = pending.phase if pending.is_sent else "waiting"
+        if (before, event) not in RUN:
+            return []
+        phase, action = RUN[before, event]
+        pending.phase = phase or pending.phase
+        self._board.note(run, pending, before, event, now)
+        return self._actions[action](run, pending, now, *args)
+
+    def _pass_over(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
+        self._recovery.deferred.take_back(run)
+        return self._settle_unbegun(run, tuple(sorted(pending.ranks)), now)
+
+    def _interrupt(
+        self,
+        run: int,
+        pending: Pending,
+        now: float,
+        told: dict[tuple[int, ...], list[Interrupt]],
+        unclear: dict[int, set[int]],
+    ) -> list[Effect]:
+        pending.interrupted_at = now
+        told.setdefault(tuple(sorted(pending.ranks)), []).append(Interrupt(run))
+        if not pending.is_work:
+            return []
+        held = pending.ranks & self._board.held.keys()
+        unclear[run] = pending.ranks - held - self._board.runs_first(run)
+        return self._settle_unbegun(run, tuple(sorted(held)), now)
+
+    def _condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
+        first = now if pending.interrupted_at is None else pending.interrupted_at
+        pending.kill_at = pending.kill_at or max(now, first + STOP_S)
+        self._settling.add(run)
+        return []
 
     def _settle_queued(
         self, unclear: Mapping[int, set[int]], states: dict[int, RankState], now: float
@@ -186,7 +225,7 @@ class Runs:
         due = math.inf
         if self._sweep_at is not None:
             for run in self._board.pending:
-                if not self._recovery.is_own(run):
+                if run < FIRST_HEAL:
                     due = self._sweep_at
                     break
         for run in self._settling:
@@ -211,7 +250,7 @@ class Runs:
             ranks = tuple(rank for rank in ranks if rank in pending.ranks)
         if not ranks:
             return []
-        is_own = self._recovery.is_own(run)
+        is_own = run >= FIRST_HEAL
         pending.ranks.difference_update(ranks)
         if self._is_sweeping:
             self._came.update(ranks)
@@ -227,6 +266,8 @@ class Runs:
         if not pending.ranks:
             del self._board.pending[run]
             self._settling.discard(run)
+            if not is_own and (pending.has_failed or pending.phase != "running"):
+                self._board.note(run, pending, pending.phase, "ended", now)
             if pending.was_in_step:
                 effects.append(Note(run, STEP_WAS_INTERRUPTED))
             if not is_own:
@@ -235,10 +276,18 @@ class Runs:
         if pending.first_end_at is None:
             pending.first_end_at = now
         if pending.has_failed and pending.settle_at is None and pending.is_work and not is_own:
-            wait_s = self._settle_s if self._on_error == "release" else REPORT_AFTER_S
-            pending.settle_at = now + wait_s
-            self._settling.add(run)
+            self._on("a rank failed", run, pending, now)
         return effects
+
+    def _give_time(self, run: int, pending: Pending, now: float) -> list[Effect]:
+        wait_s = self._settle_s if self._on_error == "release" else REPORT_AFTER_S
+        pending.settle_at = now + wait_s
+        self._settling.add(run)
+        return []
+
+    def _give_more_time(self, run: int, pending: Pending, now: float) -> list[Effect]:
+        pending.settle_at = now + max(self._settle_s, SWEEP_S)
+        return []
 
     def _settle_unbegun(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
         """A run was interrupted on ranks that have not come to it; they will pass it over when they
@@ -256,37 +305,48 @@ class Runs:
             return []
         effects: list[Effect] = []
         if pending.kill_at is not None and now >= pending.kill_at:
-            pending.kill_at = None
-            ranks = tuple(
-                sorted(self._board.runs_first(run))
-            )  # what waits behind another run is well
-            if ranks:
-                self._recovery.doomed.add(ranks)
-                effects.append(Send(Parcel(Kill(ranks))))
+            effects += self._on("still there", run, pending, now)
         if pending.settle_at is not None and now >= pending.settle_at:
-            pending.settle_at = None
-            if self._on_error == "wait":
-                effects += self._report(run, now)
-            elif pending.ranks & self._board.asking.keys():
-                pending.settle_at = now + max(
-                    self._settle_s, SWEEP_S
-                )  # somebody is in the debugger
-            elif (
-                pending.interrupted_at is None
-            ):  # else all were told: what they save is their affair
-                effects += self._release(run, pending, self._board.runs_first(run))
-                if pending.ranks - pending.released:  # they are to have their time, too
-                    pending.settle_at = now + max(self._settle_s, SWEEP_S)
+            effects += self._on(self._time_over(pending), run, pending, now)
         if pending.kill_at is None and pending.settle_at is None:
             self._settling.discard(run)
         return effects
 
-    def _release(self, run: int, pending: Pending, ranks: Iterable[int]) -> list[Effect]:
+    def _time_over(self, pending: Pending) -> RunEvent:
+        if self._on_error == "wait":
+            return "time is over, nobody is released"
+        is_asking = pending.ranks & self._board.asking.keys()  # in the debugger
+        return "a rank asks the user" if is_asking else "time is over"
+
+    def _kill(self, run: int, pending: Pending, now: float) -> list[Effect]:
+        pending.kill_at = None
+        ranks = tuple(sorted(self._board.runs_first(run)))  # what waits behind another run is well
+        if not ranks:
+            return []
+        self._recovery.to_replace.add(ranks)
+        return [Send(Parcel(Kill(ranks)))]
+
+    def _leave(self, run: int, pending: Pending, now: float) -> list[Effect]:
+        pending.settle_at = None
+        return []
+
+    def _release_rest(self, run: int, pending: Pending, now: float) -> list[Effect]:
+        pending.settle_at = None
+        effects = self._release(run, pending, now, self._board.runs_first(run))
+        if pending.ranks - pending.released:  # they are to have their time, too
+            self._give_more_time(run, pending, now)
+        return effects
+
+    def _release(
+        self, run: int, pending: Pending, now: float, ranks: Iterable[int]
+    ) -> list[Effect]:
         new = set(ranks) - pending.released
         pending.released |= new
         return [control(new, Release(run))] if new else []
 
-    def _report(self, run: int, now: float) -> list[Effect]:
+    def _report(self, run: int, pending: Pending, now: float) -> list[Effect]:
+        pending.settle_at = None
+
         def report(states: dict[int, RankState], now: float) -> list[Effect]:
             pending = self._board.pending.get(run)
             left = {
@@ -296,7 +356,7 @@ class Runs:
             }
             return [Waits(run, left)] if left else []
 
-        ranks = self._board.among_living(self._board.pending[run].ranks)
+        ranks = self._board.among_living(pending.ranks)
         return self._questions.ask(ranks, Probe, now, report)
 
     def _sweep(self, now: float) -> list[Effect]:
@@ -314,7 +374,7 @@ class Runs:
             for run, pending in self._board.pending.items()
             if pending.is_work
             and pending.is_sent
-            and not self._recovery.is_own(run)
+            and run < FIRST_HEAL
             and (self._is_to_be_watched(pending, now) or self._may_be_stuck(pending, now))
         ]
 
@@ -344,30 +404,13 @@ class Runs:
             pending = self._board.pending[run]
             if run in begun and self._may_be_stuck(pending, now):
                 own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
-                absent = self._absent(pending, with_work) - self._came
-                stuck = find_stuck(
-                    own,
-                    pending.ranks,
-                    absent,
-                    self._board.dead,
-                    self._board.num_ranks,
-                    self._settle_s,
-                )
-                effects += self._release(run, pending, stuck)
+                absent = self._board.find_absent(pending, with_work) - self._came
+                dead, num_ranks = self._board.dead, self._board.num_ranks
+                stuck = find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s)
+                if set(stuck) - pending.released:
+                    effects += self._on("stuck", run, pending, now, stuck)
             if run in watched and self._is_to_be_watched(pending, now):
                 pending.watched_at = now
                 left = {r: s for r, s in states.items() if r in pending.ranks}
                 effects.append(Watch(run, left))
         return effects
-
-    def _absent(self, pending: Pending, with_work: set[int]) -> set[int]:
-        """The ranks that will begin nothing more that this run could wait for, the dead left out.
-
-        A rank that has ended it may come in another run, unless it holds that back until this one
-        has ended.
-        """
-        may_come = pending.ranks | (with_work - self._board.held.keys())
-        if not pending.is_waited_for:
-            return set(pending.members) - may_come
-        others = set(range(self._board.num_ranks)) - set(pending.members)
-        return (set(pending.members) - may_come) | (others - with_work)

@@ -38,6 +38,7 @@ from ...wire.ticket import Ticket, remove_directory
 from ..beside import Beside
 from ..comms import FrontEndMessage, States
 from ..core.core import Change, Core, Effect, HealReport, State
+from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
 from ..inspect.query import look
 from ..kernel import call_at_shutdown, is_terminal
@@ -171,6 +172,13 @@ class Session:
     def ending(self) -> str:
         """That there is no more to be done with the mesh, and why; "" as long as there is."""
         return describe_end(self.name, self._end, self._has_left)
+
+    def describe_transitions(self) -> list[str]:
+        """Where the agent runs, and what the last events did to runs and to the recovery."""
+        agent = (
+            f"agent: {self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
+        )
+        return [agent, *describe_transitions(self._core.transitions, time.monotonic())]
 
     @property
     def lease_s(self) -> float:

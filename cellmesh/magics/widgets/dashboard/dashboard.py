@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from ....controller.core.news import describe_healing
+from ....controller.core.effects import describe_healing
 from ....controller.core.runs import ESCALATE_S, STOP_S
 from ....controller.mesh import Mesh
 from ....controller.output.sinks import cell_publisher

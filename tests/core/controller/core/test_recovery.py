@@ -8,8 +8,8 @@ import pytest
 
 from cellmesh.controller.core.core import Answer, Change, Core, Finish, HealReport, Note
 from cellmesh.controller.core.effects import describe_heal
-from cellmesh.controller.core.heal_requests import PATIENCE_S
 from cellmesh.controller.core.recovery import FIRST_HEAL, RESPAWN_S
+from cellmesh.controller.core.recovery_state import PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
 from cellmesh.wire.codec import Parcel

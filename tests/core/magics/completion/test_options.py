@@ -88,7 +88,7 @@ def test_an_option_is_offered_once() -> None:
 
 
 def test_options_are_offered_where_nothing_else_stands() -> None:
-    assert texts("%dist_status ") == ("--live",)
+    assert texts("%dist_status ") == ("--debug", "--live")
     assert texts("%%dist ")[0].startswith("--")
 
 

@@ -1,0 +1,228 @@
+"""What a recovery keeps: whom to replace, which runs wait, who has asked for a heal, and what the
+attempt under way has done. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ...wire.codec import Parcel
+from ...wire.messages import Died, Relay
+from .effects import Answer, Effect, HealReport, Send, tell_busy
+from .mesh_state import Board
+
+# How long a heal waits for a run that has failed, from when its ranks are released, and for ranks'
+# answers.
+PATIENCE_S = 5.0
+
+# Tells a run how some of its ranks have ended it: run, ranks, what they said, seconds.
+Settle = Callable[[int, tuple[int, ...], Parcel[Any], float], list[Effect]]
+
+
+@dataclass
+class Attempt:
+    """One recovery, from calm to calm.
+
+    Attributes:
+        began_at: when, in seconds.
+        num_failures: how often healing has failed.
+        failures: rank -> why the heal under way has failed on it.
+        num_respawns: how often dead ranks were to be replaced.
+        note_to: the failed run whose output says what was done; -1 for none.
+        is_healed: whether process groups were rebuilt.
+        respawned: the ranks that were replaced.
+        problems: what did not work out.
+        notes: what ranks report of their models.
+    """
+
+    began_at: float = 0.0
+    num_failures: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    num_respawns: int = 0
+    note_to: int = -1
+    is_healed: bool = False
+    respawned: set[int] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def report(self, dead: dict[int, Died], now: float) -> HealReport:
+        """What the attempt did; these ranks are dead now."""
+        new = sorted(self.respawned)
+        died = [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
+        return HealReport(
+            tuple(rank for rank in new if rank not in dead),
+            self.is_healed,
+            "; ".join([*self.problems, *died]),
+            now - self.began_at,
+            tuple(sorted(dead)),
+            notes=tuple(self.notes),
+        )
+
+
+class Deferred:
+    """Runs that have been submitted and wait until the mesh is calm, in order.
+
+    Args:
+        board: has the runs.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._waiting: dict[int, Parcel[Relay]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, run: int, parcel: Parcel[Any]) -> None:
+        """Keep a run."""
+        pending = self._board.pending[run]
+        pending.is_sent = False
+        self._board.note(run, pending, pending.phase, "deferred", pending.started_at)
+        self._waiting[run] = parcel
+
+    def take_back(self, run: int) -> bool:
+        """Drop a run; whether it was here."""
+        return self._waiting.pop(run, None) is not None
+
+    def send_all(self, now: float, settle: Settle) -> list[Effect]:
+        """Send them to those of their ranks that live.
+
+        Args:
+            now: seconds.
+            settle: tells a run of those that do not.
+        """
+        waiting, self._waiting = self._waiting, {}
+        effects: list[Effect] = []
+        for run, (relay, frames) in waiting.items():
+            pending = self._board.pending.get(run)
+            if pending is not None:
+                pending.begin(now)
+                self._board.note(run, pending, "waiting", "sent", now)
+                dead = self._board.dead
+                ranks = tuple(
+                    rank for rank in relay.ranks if rank in pending.ranks and rank not in dead
+                )
+                if pending.fills:
+                    effects += self._board.news.tell(run)
+                if ranks:
+                    effects.append(
+                        Send(Parcel(msgspec.structs.replace(relay, ranks=ranks), frames))
+                    )
+                for rank in sorted(pending.ranks & dead.keys()):
+                    effects += settle(run, (rank,), Parcel(dead[rank]), now)
+        return effects
+
+
+class Replacements:
+    """Ranks that are to be replaced once they are dead, and whether for no other reason than that
+    the user asks for it.
+
+    Args:
+        board: the mesh.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._ranks: set[int] = set()
+        self._asked: set[int] = set()
+
+    def missing(self) -> tuple[int, ...]:
+        """Those that are dead: they are about to be replaced, and runs for them wait."""
+        return tuple(sorted(self._ranks & self._board.dead.keys()))
+
+    def add(self, ranks: Collection[int]) -> None:
+        """These are replaced, whatever the user asks for."""
+        self._ranks.update(ranks)
+        self._asked.difference_update(ranks)
+
+    def ask_for(self, ranks: Collection[int]) -> None:
+        """The user asks for these."""
+        self._asked |= set(ranks) - self._ranks
+        self._ranks |= self._asked
+
+    def withdraw(self) -> None:
+        """The user asks no longer, or in vain."""
+        self._ranks -= self._asked
+        self._asked.clear()
+
+    def spare(self, ranks: Collection[int]) -> None:
+        """These are new, or cannot be replaced."""
+        self._ranks.difference_update(ranks)
+        self._asked.difference_update(ranks)
+
+    def clear(self) -> None:
+        """Nobody is replaced."""
+        self._ranks.clear()
+        self._asked.clear()
+
+
+class HealRequests:
+    """The questions that a `HealReport` answers.
+
+    Args:
+        board: the mesh.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._requests: list[int] = []
+        self._patience_ends = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def busy(self) -> set[int]:
+        """The living ranks that run the user's work."""
+        return self._board.living() & self._board.busy(with_heals=False)
+
+    def add(self, request: int, now: float) -> None:
+        """Somebody asks."""
+        due = [run.settle_at for run in self._board.pending.values() if run.settle_at is not None]
+        self._patience_ends = max([now, *due]) + PATIENCE_S
+        self._requests.append(request)
+
+    def can_wait_for(self, ranks: set[int], now: float) -> bool:
+        """Whether these ranks are about to leave what they run: somebody has failed in it."""
+        held, pending = self._board.held, self._board.pending
+        left = {
+            rank for rank in ranks if held.get(rank) in pending
+        }  # their run, but others have not
+        return (
+            bool(ranks) and now < self._patience_ends and self._board.in_failed_runs(ranks - left)
+        )
+
+    def can_ask_again(self, silent: set[int], now: float) -> bool:
+        """Whether to ask ranks again that have not answered: a busy machine may keep them from
+        it.
+        """
+        return bool(self._requests and silent) and now < self._patience_ends
+
+    def stop_asking_again(self) -> None:
+        """Nobody wants to wait for ranks' answers any longer."""
+        self._patience_ends = 0.0
+
+    def deadline(self) -> float | None:
+        """Until when they wait, where there is nothing else to wait for."""
+        return self._patience_ends if self._requests else None
+
+    def refuse(self) -> list[Effect]:
+        """Ranks are busy still."""
+        return self.answer(HealReport(failure=tell_busy(self._board.running(self.busy()))))
+
+    def answer_without(self, missing: set[int], report: HealReport, now: float) -> list[Effect]:
+        """All have their answer, unless the ranks that had no part in it are waited for."""
+        if self.can_wait_for(missing, now):
+            return []
+        if missing and not report.failure:  # only who asked for it needs to know
+            report = dataclasses.replace(report, failure=tell_busy(self._board.running(missing)))
+        return self.answer(report)
+
+    def answer(self, report: HealReport) -> list[Effect]:
+        """All have their answer."""
+        requests, self._requests = self._requests, []
+        return [Answer(request, report) for request in requests]
