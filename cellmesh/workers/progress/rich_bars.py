@@ -108,30 +108,47 @@ def patch_progress(module: types.ModuleType, meters: Meters) -> None:
             return description
 
     class MeshLive(lives.Live):
-        """Draws nothing, and has the tasks looked at."""
+        """Draws nothing, and has the tasks looked at; where the bars are not ours, draws them."""
 
-        cellmesh_tasks: _Tasks
-        cellmesh_failure: type[BaseException] | None = None
+        def __init__(self, drawn: lives.Live, tasks: _Tasks) -> None:
+            super().__init__(
+                console=drawn.console,
+                auto_refresh=drawn.auto_refresh,
+                refresh_per_second=drawn.refresh_per_second,
+                transient=drawn.transient,
+                redirect_stdout=drawn._redirect_stdout,
+                redirect_stderr=drawn._redirect_stderr,
+                get_renderable=drawn._get_renderable,
+            )
+            self.tasks = tasks
+            self.failure: type[BaseException] | None = None
+            self.draws = False
 
         def start(self, refresh: bool = False) -> None:
-            if not (meters.is_usable and is_ours(self.console.file)):
-                self.__class__ = lives.Live  # type: ignore[assignment]
-                self.start(refresh)
+            self.draws = not (meters.is_usable and is_ours(self.console.file))
+            if self.draws:
+                super().start(refresh)
                 return
             with self._lock:
                 if self._started:
                     return
-                self._started, self.cellmesh_failure = True, None
+                self._started, self.failure = True, None
                 self.refresh()
                 if self.auto_refresh:
                     self._refresh_thread = lives._RefreshThread(self, self.refresh_per_second)
                     self._refresh_thread.start()
 
         def refresh(self) -> None:
+            if self.draws:
+                super().refresh()
+                return
             with self._lock:  # its thread looks, too
-                self.cellmesh_tasks.look()
+                self.tasks.look()
 
         def stop(self) -> None:
+            if self.draws:
+                super().stop()
+                return
             with self._lock:
                 if not self._started:
                     return
@@ -139,19 +156,17 @@ def patch_progress(module: types.ModuleType, meters: Meters) -> None:
                 if self._refresh_thread is not None:
                     self._refresh_thread.stop()
                     self._refresh_thread = None
-                self.cellmesh_tasks.end(self.cellmesh_failure)
+                self.tasks.end(self.failure)
 
     @functools.wraps(plain_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         plain_init(self, *args, **kwargs)
         if type(self.live) is lives.Live:
-            live: Any = self.live
-            live.__class__ = MeshLive
-            live.cellmesh_tasks = _Tasks(self, meters, plain)
+            self.live = MeshLive(self.live, _Tasks(self, meters, plain))
 
     @functools.wraps(plain_stop)
     def stop(self: Any) -> None:
-        if not isinstance(self.live, MeshLive):
+        if not isinstance(self.live, MeshLive) or self.live.draws:
             plain_stop(self)
         elif not self.disable:  # without the empty line that follows where nothing is drawn
             self.live.stop()
@@ -159,7 +174,7 @@ def patch_progress(module: types.ModuleType, meters: Meters) -> None:
     @functools.wraps(plain_exit)
     def __exit__(self: Any, kind: Any, value: Any, traceback: Any) -> None:
         if isinstance(self.live, MeshLive):
-            self.live.cellmesh_failure = kind
+            self.live.failure = kind
         plain_exit(self, kind, value, traceback)
 
     cls.__init__, cls.stop, cls.__exit__ = __init__, stop, __exit__
