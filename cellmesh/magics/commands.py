@@ -26,7 +26,7 @@ from .auto import CellForRanks, magics_inside, read_cell, read_help
 from .completion.help import show_help
 from .export.recording import Recorder
 from .export.script import export
-from .options import Given, parse, unquote
+from .line import Given, parse, unquote
 from .render.profiles import ProfileView
 from .render.tables import Table, memory_table, status_table
 from .render.timings import describe_timings

@@ -13,7 +13,8 @@ from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
 from .completion.hooks import CellCompletion
 from .displays import Displays
-from .options import COMMANDS, describe, parse, wants_help
+from .line import describe, parse, wants_help
+from .options import COMMANDS
 
 _CELL_MAGICS = ("dist", "dist_profile", "local")
 

@@ -1,18 +1,10 @@
-"""The magics' options: declared with click, which reads and explains them and names the nearest
-valid one.
-
-A little long, and one file all the same: an entry a magic, and what reads them.
-"""
+"""The magics' options, declared with click; `line` reads them."""
 
 from __future__ import annotations
-
-import re
-from typing import Any
 
 import click
 
 from ..controller.options import BACKENDS
-from ..errors import MeshUsageError
 from .completion import meanings
 from .completion.meanings import Rank, Text
 
@@ -37,9 +29,6 @@ _ARGV = click.Option(
     metavar="ARGUMENTS",
     help="What sys.argv has behind the program's name in this cell, in quotes, like '--lr 0.1'.",
 )
-
-# A magic's options, as `parse` reads them: name -> value.
-Given = dict[str, Any]
 
 COMMANDS = {
     command.name: command
@@ -404,76 +393,3 @@ COMMANDS = {
         _command("dist_stop", "End the mesh and everything in it.", "  %dist_stop"),
     )
 }
-
-
-def describe(name: str, cell: bool) -> str:
-    """A magic's help, as ``%magic?`` shows it."""
-    command = COMMANDS[name]
-    prefix = "%%" if cell else "%"
-    with click.Context(command, info_name=f"{prefix}{name}", max_content_width=100) as context:
-        return command.get_help(context)
-
-
-# A word ends at white space that is not in quotes; a lone quote is a character like any other.
-_WORD = re.compile(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|['"])+""")
-
-
-def words_of(line: str) -> list[str]:
-    """A magic's line in words, as they stand there."""
-    return _WORD.findall(line)
-
-
-def split(line: str) -> list[str]:
-    """Split a magic's line into words; quotes stay, as arguments may be Python expressions.
-
-    The value of an option loses the quotes round it.
-    """
-    words = words_of(line)
-    for index, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option.startswith("--") and equals:
-            words[index] = f"{option}={unquote(value)}"
-        elif index and words[index - 1].startswith("--"):
-            words[index] = unquote(word)
-    return words
-
-
-def unquote(word: str) -> str:
-    """A word without the quotes round it."""
-    quoted = len(word) > 1 and word[0] == word[-1] and word[0] in "'\""
-    return word[1:-1] if quoted else word
-
-
-def wants_help(line: str) -> bool:
-    """Whether a magic's line asks what the magic does."""
-    return line.split() in (["--help"], ["-h"])
-
-
-def parse(name: str, line: str) -> dict[str, Any]:
-    """Read a magic's line.
-
-    Args:
-        name: the magic.
-        line: what follows it. Quotes are kept: arguments may be Python expressions.
-
-    Returns:
-        The options by name.
-
-    Raises:
-        MeshUsageError: an option is unknown, or its value is of the wrong kind.
-    """
-    command = COMMANDS[name]
-    words = split(line)
-    try:
-        with command.make_context(name, words) as context:
-            return dict(context.params)
-    except click.UsageError as e:
-        mark = "%%" if name in ("dist", "dist_profile", "local") else "%"
-        quotes = (
-            "; put what follows --argv into quotes, like --argv '--lr 0.1'"
-            if "--argv" in line
-            else ""
-        )
-        raise MeshUsageError(
-            f"{mark}{name}: {e.format_message()} ({mark}{name}? shows its options{quotes})"
-        ) from None

@@ -7,7 +7,8 @@ import re
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
-from ..options import COMMANDS, words_of
+from ..line import words_of
+from ..options import COMMANDS
 from .meanings import Choices, Sources
 
 _LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ...controller.mesh import Mesh
-from ..options import unquote
+from ..line import unquote
 from .history import Checkpoint, Held
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from ..options import parse as parse_options
+from ..line import parse as parse_options
 from .frame import Draft, Part, condition
 from .history import NotebookCell
 from .ipython import magic_of, to_python

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import MeshUsageError
-from cellmesh.magics.options import COMMANDS, describe, parse, wants_help
+from cellmesh.magics.line import describe, parse, wants_help
+from cellmesh.magics.options import COMMANDS
 
 every_magic = pytest.mark.parametrize("name", COMMANDS)
 
