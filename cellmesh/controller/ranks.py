@@ -167,23 +167,10 @@ class Ranks:
         session = self.rank_set.session
         count = execution_count or session.catalog.count_cell()
         sink = sink or current_sink(session.beside.displays, has_tabs)
-        verb = RunCell(
-            0,
-            cell.source,
-            cell.transformed,
-            cell.is_async,
-            count,
-            quiet,
-            timed,
-            *self._shown,
-            words,
-        )
-        return self.rank_set.start(
-            verb,
-            f"cell {count}",
-            num_bytes=len(cell.source),
-            sink=SilentSink(sink) if quiet else sink,
-        )
+        code = cell.source, cell.transformed, cell.is_async
+        verb = RunCell(0, *code, count, quiet, timed, *self._shown, words)
+        sink = SilentSink(sink) if quiet else sink
+        return self.rank_set.start(verb, f"cell {count}", num_bytes=len(cell.source), sink=sink)
 
     # ---- values
 
