@@ -2,7 +2,7 @@
 
 A ZeroMQ message is one or more *batches*, one after the other. A batch is a header frame, a msgpack
 list of verbs, followed by the buffers that the verbs' payloads announce, in order. As each header
-tells how many buffers follow, batches can be concatenated without being decoded: the agent does so
+says how many buffers follow, batches can be concatenated without being decoded: the agent does so
 when it relays.
 
 Decoding validates: a frame that is no list of the expected verbs, or announces more buffers than
@@ -100,7 +100,7 @@ class Codec(Generic[V]):
     """Decodes the messages of one direction.
 
     Args:
-        union: the union of verbs that may come.
+        union: the union of verbs that may be received.
         peer: who sends them, for errors.
     """
 

@@ -22,7 +22,7 @@ class Explain(Query, frozen=True):
     """Ask for the help of ``obj?`` (`detail` 0) or ``obj??`` (1) on an expression of names,
     attributes and indices.
 
-    Answer: str, with ANSI colours; "" if there is no such thing, or only code could tell.
+    Answer: str, with ANSI colours; "" if there is no such thing, or only code could show it.
     """
 
     name: str

@@ -1,12 +1,12 @@
 """Queries: what the notebook can ask a rank about its values and names, and the answers.
 
-A query changes nothing, and runs nobody's code: an expression is a path of names, attributes and
-constant indices, and is followed anew for each question. One that is more than that (or leads
+A query changes nothing, and runs no user code: an expression is a path of names, attributes and
+constant indices, and is followed again for each question. One that is more than that (or leads
 through a property, say) is run only where an `Overview` says so, once, on the rank's main thread;
 the rank keeps its value under a `token`, by which later questions are about that very value.
 
 A rank that is busy answers from its control thread; then values may be torn: the main thread goes
-on writing. What cannot be told comes as a `Refusal`, so that one rank's trouble is no failure of
+on writing. What cannot be answered is a `Refusal`, so that one rank's trouble is no failure of
 the run.
 
 Answers travel pickled, arrays as numpy's: nothing here needs torch.
@@ -42,7 +42,7 @@ class Overview(Query, frozen=True):
     """Ask for the tensors in a value: itself, or those of a module, an optimizer or a container.
     Answer: `ValueSummary`.
 
-    With a `path`, only the one there. Of a nest, statistics and digests are told until
+    With a `path`, only the one there. Of a nest, statistics and digests are computed until
     `max_elements` elements have been read; the `note` of the others says so: ask for those with
     their path.
 
@@ -87,7 +87,7 @@ class Picture(Query, frozen=True):
     `height` and n; columns likewise. `mean` and `absmax` are of all its elements; where the slice
     has more than `max_elements`, of some of them, evenly spaced. `stride` is its first element.
     Complex elements are shown by their magnitude. `exactly`, for a difference: the numbers are
-    computed and come as float64, or as 64-bit integers where they are such; else as float32.
+    computed and sent as float64, or as 64-bit integers where they are such; else as float32.
     """
 
     expression: str
@@ -185,7 +185,7 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
         num_nan: NaN elements.
         num_inf: infinite elements.
         num_zeros: elements that are zero.
-        note: what cannot be told, and why; how statistics are to be read. "" if there is nothing to
+        note: what is not known, and why; how statistics are to be read. "" if there is nothing to
             add.
         shard: which part of the whole this is; ranks with the same shard should hold the same
             values.
@@ -323,7 +323,7 @@ class History(Query, frozen=True):
     """Ask for the last cells that ran on the rank, and the collectives in them. Answer:
     `trace.Past`.
 
-    Of more than `max_operations`, the newest are told.
+    Of more than `max_operations`, the newest are sent.
     """
 
     num_cells: int = 5

@@ -1,8 +1,7 @@
 """The messages of the runtime, one frozen Struct each.
 
 Three parties speak: the controller (in the notebook's kernel), one agent a host, and the ranks. The
-agent reads headers and never a payload: what passes between controller and rank goes through it as
-it came.
+agent reads headers and never a payload, which it passes on unchanged between controller and rank.
 
 =================  =============================================================
 `ToAgent`          controller -> agent
@@ -454,10 +453,9 @@ class Done(Verb, frozen=True):
 class Failed(Verb, frozen=True):
     """A run ended with an exception. `line` is the failing line of the cell (0: none).
 
-    The rank holds back further work until `Heal` or `Resume`. `released` says that it was freed,
-    since others would not come (`collective`: what it was in, "" for plain Python; `waited_s`: for
-    how long). `in_step`: it left an optimizer's step, which may have changed some parameters and
-    not others.
+    The rank holds back further work until `Heal` or `Resume`. `released`: other ranks would not
+    join the `collective` that it was in ("" for plain Python), in which it had waited `waited_s`.
+    `in_step`: the exception left an optimizer's step, which may have changed only some parameters.
     """
 
     run: int
@@ -663,10 +661,9 @@ class RunInfo(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(Verb, frozen=True):
     """The agent accepts the controller.
 
-    `num_received` is how many messages the agent has taken in from this link; `next_run` is above
-    every run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of what was said
-    while nobody was attached were too much to keep. What was kept follows as the messages that it
-    was.
+    `num_received` is how many messages the agent has received from this link; `next_run` is above
+    every run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of output were
+    dropped while no controller was attached. The kept messages follow.
     """
 
     protocol: int

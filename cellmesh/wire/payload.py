@@ -1,7 +1,7 @@
 """Values as pickles: cloudpickle, protocol 5, large buffers out of band.
 
 Pickle is chosen as users push functions, classes and closures of their notebook. It runs code on
-loading, so `loads` is called only on what came from an authenticated peer in a message that
+loading, so `loads` is called only on data from an authenticated peer in a message that
 decoded.
 """
 
@@ -139,7 +139,7 @@ def _dump(value: Any, name: str, reducer: Reducer | None, pickler: _Pickler) -> 
         where = "" if path == name else f" ({path})"
         raise UnpicklableError(f"{name!r}: {e}{where}") from e
     except Exception as e:
-        # cloudpickle tells of a RecursionError by a PicklingError.
+        # cloudpickle turns a RecursionError into a PicklingError.
         if isinstance(e, RecursionError) or isinstance(
             e.__cause__ or e.__context__, RecursionError
         ):

@@ -18,7 +18,7 @@ class BeginProfile(FeatureRequest, frozen=True):
 class EndProfile(FeatureRequest, frozen=True):
     """Ask for the profile of the last cell (`RankProfile`; None if there is none).
 
-    With a `trace_path`, the trace in Chrome's format comes along, if it is at most
+    With a `trace_path`, the trace in Chrome's format is sent too, if it is at most
     `max_trace_bytes` long; a longer one stays in that file on the rank's host.
     """
 

@@ -2,11 +2,11 @@
 reconnect.
 
 Both ends have a `Reliable`, which outlives the connections between them. Every message travels
-behind a preamble of 16 bytes: its own number, and the highest number taken in from the other side.
-ZeroMQ delivers what it delivers in order, and may lose what was under way when a connection broke;
-so a message that is not the next one has been heard before, or comes again. After a cut the sides
-tell each other how far they have heard, outside of the numbering, and each sends again what the
-other has not.
+behind a preamble of 16 bytes: its own number, and the highest number received from the other side.
+ZeroMQ delivers in order, and may lose messages in flight when a connection breaks; so a message
+that is not the next one has been received before, or will be sent again. After a reconnect the
+sides exchange, without numbers, how far they have received, and each sends again what the other
+lacks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Reliable(Generic[M]):
     """One end of a connection with numbered messages.
 
     Args:
-        on_acked: told of each message that the other side has taken in.
+        on_acked: called with each message that the other side has acknowledged.
 
     Attributes:
         num_received: how many messages have been taken in.
@@ -64,12 +64,12 @@ class Reliable(Generic[M]):
         """Note a received message.
 
         Args:
-            preamble: what it came with.
+            preamble: the message's preamble.
             num_bytes: how long the rest is.
             now: seconds, any clock.
 
         Returns:
-            Whether it is to be heard; else it has been, or comes again, or is no message.
+            Whether to handle the message; else it is a repetition, follows a gap, or has no number.
 
         Raises:
             ProtocolError: that is no preamble, or it acknowledges what was never sent.

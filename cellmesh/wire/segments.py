@@ -114,7 +114,7 @@ def open_segment(frame: Frame) -> SegmentFrame:
     """Open, in this process, the segment that a frame of another process names.
 
     Args:
-        frame: as it came; one of this process's own is returned as it is.
+        frame: as received; one of this process's own is returned as it is.
 
     Raises:
         HostError: the process that held the segment has ended, or may not be looked into.

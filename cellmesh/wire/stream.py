@@ -69,7 +69,7 @@ class Reader:
 
         Raises:
             BlockingIOError: there is nothing to read.
-            ProtocolError: what came is no message.
+            ProtocolError: the received bytes are no message.
         """
         if self._large is not None:
             view = memoryview(self._large)[self._num_large :]
@@ -182,7 +182,7 @@ class QueuedChannel:
         connection: the socket; made non-blocking.
 
     Attributes:
-        has_ended: a read has met the end of the stream: nothing more will come.
+        has_ended: a read has met the end of the stream.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -209,7 +209,7 @@ class QueuedChannel:
                 sent = self.connection.send(parts[0])
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the rank has gone; its pidfd tells the rest
+            except OSError:  # the rank has ended; its pidfd reports that
                 return True
             if sent == len(parts[0]):
                 return True
@@ -224,7 +224,7 @@ class QueuedChannel:
                 count = self.connection.sendmsg(self._unsent[:_MAX_PARTS])
             except BlockingIOError:
                 return False
-            except OSError:  # the rank has gone; its pidfd tells the rest
+            except OSError:  # the rank has ended; its pidfd reports that
                 self._unsent.clear()
                 return True
             self._unsent = _advance(self._unsent, count)
@@ -234,11 +234,11 @@ class QueuedChannel:
         """The messages that one receive completes; none also at the end of the stream.
 
         Raises:
-            ProtocolError: what came is no message.
+            ProtocolError: the received bytes are no message.
         """
         try:
             messages = self._reader.read_from(self.connection)
-        except (BlockingIOError, ConnectionResetError):  # told once, before what was said last
+        except (BlockingIOError, ConnectionResetError):  # reported once, before the last messages
             return []
         except OSError:
             messages = None

@@ -3,7 +3,7 @@
 Every mesh has a directory of mode 0700 under Jupyter's runtime directory::
 
     cellmesh/<name>/ticket.json   mode 0600: the key, the processes, what to start
-                   /holder.json   who holds it, or since when nobody does
+                   /holder.json   who holds it, or since when no controller does
                    /agent.sock    the agent's socket for controllers
                    /logs/         rank0.log ...; agent.log, zygote.log
 
@@ -119,7 +119,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         controller_pid: the process of the controller that is attached, or was last.
         is_attached: whether it is.
-        since: when it came or went, in seconds since the epoch.
+        since: when it attached or left, in seconds since the epoch.
     """
 
     controller_pid: int
@@ -166,7 +166,7 @@ def make_directory(root: Path, name: str) -> Path:
         The directory, mode 0700, with ``logs`` in it.
 
     Raises:
-        HostError: it cannot be made, or somebody else owns the root.
+        HostError: it cannot be made, or another user owns the root.
     """
     directory = root / name
     if len(os.fsencode(directory)) > _MAX_DIRECTORY_BYTES:
@@ -182,8 +182,8 @@ def make_directory(root: Path, name: str) -> Path:
         ) from None
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Under /tmp the root may be somebody else's link to another directory of this user's. Once
-        # it is seen to be this user's, nobody else can put another in its place there.
+        # Under /tmp the root may be another user's link to another directory of this user's. Once
+        # it is seen to be this user's, no other user can replace it there.
         is_own_link = stat.S_ISLNK((link := root.lstat()).st_mode) and link.st_uid == os.getuid()
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if is_own_link else os.O_NOFOLLOW)
         descriptor = os.open(root, flags)
@@ -268,7 +268,7 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
             try:
                 age_s = time.time() - directory.stat().st_mtime
                 is_there = os.path.lexists(directory / _FILE)
-            except OSError:  # it has gone meanwhile
+            except OSError:  # it has just been removed
                 continue
             if is_there or age_s > _STARTING_S:
                 strange.append((directory, str(error)))

@@ -34,7 +34,7 @@ class What:
         name: as ``torch.distributed`` calls it.
         group: torch's name of the group.
         members: its global ranks; () for all.
-        generation: of the groups; counts anew in each begin with 1.
+        generation: of the groups; in each, counts begin with 1.
         is_launch: it runs on a GPU, and what is known is when it was launched.
     """
 
@@ -57,7 +57,7 @@ class Operations:
             that way between the two ranks. 0 where that is not known.
         peer: of a message, the other rank; else -1.
         run: the cell that began it; -1 for none.
-        begin_s, end_s: by the host's monotonic clock; an end that is NaN has not come.
+        begin_s, end_s: by the host's monotonic clock; the end is NaN while it runs.
         wait_s: since when the rank's main thread waited for it, as far as that is known; NaN if it
             has not.
     """
@@ -79,7 +79,7 @@ class Past:
     Attributes:
         cells: oldest first.
         operations: those in these cells.
-        num_left_out: how many older ones of these cells are not told, or known no more.
+        num_left_out: how many older operations of these cells were left out or lost.
         since_s: when the rank began, by the host's monotonic clock.
         now_s: that clock at the answer.
     """

@@ -48,7 +48,7 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
         HostError: the endpoint cannot be bound.
     """
     socket = _configure(context.socket(zmq.ROUTER))
-    # A controller whose connection broke comes back under its name, maybe before the old one is
+    # A controller whose connection broke reconnects under its name, maybe before the old one is
     # known dead.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
@@ -69,7 +69,7 @@ def connect_dealer(
     Args:
         context: the process's ZeroMQ context.
         endpoint: the agent's.
-        identity: the name under which the ROUTER knows it, also when it comes again.
+        identity: the name under which the ROUTER knows it, also after a reconnect.
 
     Returns:
         The socket, and one on which `hear_connection` hears of its connections.

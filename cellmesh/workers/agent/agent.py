@@ -2,8 +2,8 @@
 `supervisor.Supervisor` decides.
 
 It relays between controller and ranks, joins equal answers, watches every process through its
-pidfd, reads the ranks' descriptors 1 and 2, keeps what nobody is there to hear, and ends everything
-when told to or when the lease is over that begins when the controller goes. It imports no torch and
+pidfd, reads the ranks' descriptors 1 and 2, keeps what no controller reads, and ends the mesh on
+request or at the end of the lease, which begins when the controller leaves. It imports no torch and
 unpickles nothing.
 """
 
@@ -209,7 +209,7 @@ class Agent:
             return
         self._family.dims = names, shape
         self._ticket = msgspec.structs.replace(self._ticket, mesh_dim_names=names, mesh_shape=shape)
-        with contextlib.suppress(HostError):  # the disk is full; the ticket tells others only
+        with contextlib.suppress(HostError):  # the disk is full; the file only informs others
             write_ticket(self._ticket)
 
     def _stop(self, reason: str) -> None:

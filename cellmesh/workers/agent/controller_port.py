@@ -45,7 +45,7 @@ from .spool import Spool, size_of
 # So much is under way to a controller; what it is too slow to take waits, and output is then
 # bounded.
 WINDOW_BYTES = 32 << 20
-# So many messages are heard before other descriptors have their turn.
+# So many messages are handled before other descriptors have their turn.
 _MAX_MESSAGES = 1000
 # How long a mesh that has ended, its start having failed at once, waits for its controller to tell
 # it so.
@@ -63,10 +63,10 @@ class Attachment:
     Args:
         ticket: the mesh's.
         events: the agent's loop.
-        hear: told what the attached controller says.
-        greet: the mesh's state, its ranks' deaths and its dims, for a controller that has come.
-        abandon: told why the mesh is to end: nobody holds it.
-        bound: told which ranks are not to be heard for now, as too much of theirs waits.
+        hear: called with the verbs of the attached controller.
+        greet: the mesh's state, its ranks' deaths and its dims, for a controller that attaches.
+        abandon: called with the reason for which the mesh is to end: no controller.
+        bound: called with the ranks not to be read for now, as too much of theirs waits.
 
     Attributes:
         may_be_readable: a message may wait.
@@ -199,7 +199,7 @@ class Attachment:
                     if isinstance(verb, Hello):
                         self._meet(identity, verb)
         except ProtocolError:
-            return  # whoever it was gets no answer: it need not be one of ours
+            return  # the peer gets no answer: it need not be a controller
 
     def _meet(self, identity: bytes, hello: Hello) -> None:
         if hello.key != self._key:
@@ -303,7 +303,7 @@ class Attachment:
         )
 
     def _watch(self, pid: int) -> None:
-        if pid not in self._watched:  # it may have left and come back
+        if pid not in self._watched:  # it may have left and attached again
             self._watched.add(pid)
             self._events.watch_process(pid, functools.partial(self._process_ended, pid))
 

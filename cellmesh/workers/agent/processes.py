@@ -1,6 +1,6 @@
 """The processes of a mesh on this host: zygote, store and ranks; forked, watched, reaped.
 
-The shell round what a `Supervisor` decides of processes. Each is told of by its pidfd.
+Carries out what a `Supervisor` decides about processes. A pidfd reports the end of each.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Family:
         ticket: the mesh's.
         events: the agent's loop.
         faults: takes what fails on the way to a report, which is made all the same.
-        supervisor: is told what happens to them, and what ranks say.
+        supervisor: decides on what happens to them, and on ranks' messages.
         act: carries out what it decides then.
         zygote: the first.
 

@@ -28,8 +28,8 @@ class Hearing:
     """Callbacks for a rank's text and messages.
 
     Attributes:
-        text: what came through its descriptor 1 or 2.
-        message: a message on one of its sockets.
+        text: receives text of its descriptor 1 or 2.
+        message: receives the messages of its sockets.
         broken: one of its sockets cannot be understood any longer, or (None) has reached its end.
     """
 
@@ -46,7 +46,7 @@ class RankLink:
 
     Args:
         events: the agent's loop.
-        hearing: who is told.
+        hearing: the callbacks.
     """
 
     def __init__(self, events: Events, hearing: Hearing) -> None:

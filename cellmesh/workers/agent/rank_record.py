@@ -14,7 +14,7 @@ class RankRecord:
     """One rank.
 
     Attributes:
-        gate: bounds what comes through its descriptors 1 and 2.
+        gate: bounds the text of its descriptors 1 and 2.
         pid: its process, 0 if it has none.
         phase: what it does.
         device, backend: as it said when it became ready.

@@ -1,11 +1,10 @@
 """Messages for the controller that no controller has acknowledged yet; pure.
 
-As long as a controller is attached and keeps up, what ranks say passes through at once. Else it
-waits here: while nobody is attached, and while a controller is too slow. Output is bounded, and the
-oldest dropped first; answers are kept, as runs wait for them. Of runs in flight, also what an
-earlier controller has taken in is kept, so that another one can have them whole. Answers are
-bounded, too: while a controller is attached, ranks are not read (`num_bytes`, `given`); while none
-is, values that are too large are left out.
+While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
+here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
+Of runs in flight, answers that an earlier controller has received are kept, too, so that the next
+one gets all of them. Answers are bounded as well: while a controller is attached, ranks are not
+read (`num_bytes`, `given`); while none is, values that are too large are left out.
 """
 
 from __future__ import annotations
@@ -87,12 +86,12 @@ class Spool:
 
     Args:
         max_output_bytes: bound on output that waits.
-        max_answer_bytes: bound on values that wait for somebody to attach.
+        max_answer_bytes: bound on values that wait for a controller to attach.
 
     Attributes:
         num_bytes: of what waits and may not be dropped.
         given: which ranks have given so much that they are not read.
-        num_dropped_bytes: of output, since nobody was attached.
+        num_dropped_bytes: of output, since the last controller left.
         next_run: above every run that was seen.
     """
 

@@ -1,15 +1,15 @@
 """What an agent decides: pure, without sockets, processes or clocks.
 
-The agent's shell tells what happened by calling a method, with the time where it matters, and
-carries out the actions that come back. The life of a mesh::
+The `Agent` reports what happened by calling a method, with the time where it matters, and
+carries out the actions that the method returns. The life of a mesh::
 
     starting --all ranks ready--> ready --Restart--> restarting --all old ranks ended--> starting
         |                            |
         +--a rank or import failed---+--Stop, lease over--> stopping --all ended, or grace over-->
         ended
 
-While the mesh is ready, single ranks die, and are forked anew on demand (`Supervisor.respawn`): all
-that are asked for become ready, or none of them stays.
+While the mesh is ready, single dead ranks are forked again on demand (`Supervisor.respawn`): all
+requested ones become ready, or none of them stays.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class ZygoteClient:
     def _tell(self, message: Any, descriptors: Sequence[int]) -> bool:
         try:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
-        except OSError:  # it has ended; its pidfd tells
+        except OSError:  # it has ended; its pidfd reports that
             return False
         return True
 

@@ -1,16 +1,16 @@
 """End the collectives of this process whose peers will not join.
 
-``ProcessGroupGloo.abort()`` frees nobody in torch 2.13. What frees all is a receive that runs into
-its time-out: gloo then gives up all connections of the group and tells all operations on it, but
+``ProcessGroupGloo.abort()`` ends no wait in torch 2.13. What ends all is a receive that runs into
+its time-out: gloo then closes all connections of the group and fails all operations on it, but
 for one: an operation that is in the middle of sending waits on without end, there and, as its
 connection is reset, at the other end. Therefore (`cut_gloo`)
 
-- a group is cut when nothing is on its way; what is on its way comes to rest soon, as gloo reads
-  whatever comes, whether an operation waits for it or not;
-- its connections are kept open a while longer, and read, so that peers who send meet no error.
+- a group is cut when no data is in flight; data in flight arrives soon, as gloo reads all of it,
+  whether an operation waits for it or not;
+- the group's connections stay open for a while, and are read, so that peers who send get no error.
 
-Connections are told from a user's own by having appeared while the group was made. NCCL is freed by
-aborting its communicators.
+Connections of a group are those that appeared while the group was made. NCCL's communicators are
+aborted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from ...stdlib import os, select, socket, threading, time
 from ..threads import start_thread
 
-# A descriptor and the inode behind it: the number alone may have come to mean something else.
+# A descriptor and the inode behind it: the number alone may be in use again.
 Sockets = Mapping[int, int]
 
 _TCP_ESTABLISHED = 1
@@ -40,7 +40,7 @@ _QUIET_S, _STALLED_S = 0.05, 0.5
 _LONGEST_S, _LOOK_S = 3.0, 0.005
 _HOLD_S, _DRAIN_STEP_S = 5.0, 0.002
 _AT_ONCE = timedelta(milliseconds=1)
-_NO_TAG = 2**31 - 7  # that nobody sends with
+_NO_TAG = 2**31 - 7  # no sender uses it
 
 
 def open_sockets() -> dict[int, int]:

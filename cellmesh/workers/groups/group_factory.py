@@ -34,7 +34,7 @@ class Maker:
     """Calls torch's ``_new_process_group_helper``.
 
     Args:
-        store: the mesh's; connected before, so that its connection is told from the group's.
+        store: the mesh's; connected before, so that its connection is not taken for the group's.
         patience: waits for gloo.
     """
 

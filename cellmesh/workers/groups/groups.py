@@ -46,7 +46,7 @@ from .placement import Placement
 from .rendezvous import Rendezvous
 from .store import MeshStore
 
-# How long members of a group may take to connect when all of them have come to heal it.
+# How long members of a group may take to connect when all of them take part in a heal.
 _CONNECT_S = 30.0
 # Names of a program's groups are numbers; those of the next program begin this much higher.
 _GROUPS_A_PROGRAM = 1000
@@ -299,7 +299,7 @@ class Groups:
             What the user must know of models in which a step had stopped.
 
         Raises:
-            GroupDown: a rank has not come.
+            GroupDown: a rank does not take part.
             BaseException: of an interrupt, or of the store. Every group is down then.
         """
         if store_port is not None:
@@ -320,7 +320,7 @@ class Groups:
         self.ledger.generation = self.rendezvous.generation = generation
         self.ledger.spans.end_all()  # what was cut has no other end
         prefix = f"{self._prefix}/{generation:x}"
-        gc.collect()  # ranks would differ in models that nobody holds any more
+        gc.collect()  # ranks would differ in models without references
         models = Survey(self._half_done)
         self._half_done = models.half_done
         self._cut()
@@ -330,7 +330,7 @@ class Groups:
             group.take_down("it is being healed")
         self.ledger.forget_operations()
         self.ledger.mark()
-        c10d._world.pg_coalesce_state.clear()  # an interrupted batch would swallow what comes next
+        c10d._world.pg_coalesce_state.clear()  # else an interrupted batch takes the next ones
         meeting = Meeting(self._store, prefix, self.rank, participants)
         old_keys, self._keys = self._keys, meeting.keys
         meeting.tell_presence(self._presence(models))

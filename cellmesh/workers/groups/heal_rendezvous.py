@@ -31,7 +31,7 @@ class Meeting:
 
     Attributes:
         keys: those that this rank has set in the store.
-        present: what each has told of itself (after `tell_presence`).
+        present: the state of each participant (after `tell_presence`).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Meeting:
         """Send a value to every participant, and receive each participant's value.
 
         Raises:
-            GroupDown: one does not come.
+            GroupDown: one does not take part.
         """
         keys = {rank: f"{self._prefix}/{topic}/{rank}" for rank in self._participants}
         self.keys.append(keys[self._rank])

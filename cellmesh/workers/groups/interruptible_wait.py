@@ -23,7 +23,7 @@ from ..threads import start_thread
 from .store import Waits
 
 _STEP_S = 0.02
-# One look at a collective; what ends meanwhile is seen at once.
+# One look at a collective; the end of a collective is seen at once.
 _LOOK = timedelta(seconds=0.1)
 # How long operations that were cut may take to notice.
 _GRACE_S = 0.5

@@ -39,7 +39,7 @@ class PatientCollective(_NotedWork):
     """A gloo collective with an interruptible `wait`, and with a future that can be ended where C++
     waits.
 
-    gloo does not tell an operation whose message is on its way, or was about to be, when the other
+    gloo does not end an operation whose message is on its way, or was about to be, when the other
     side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
     hold).
     """

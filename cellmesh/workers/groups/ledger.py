@@ -51,7 +51,7 @@ class Ledger:
     Attributes:
         patience: for waits that no cut ends.
         drain: keeps connections that were cut.
-        spans: what the rank did lately; told of each operation's begin and end.
+        spans: what the rank did lately; records each operation's begin and end.
         generation: of the groups; 0 until they are healed.
         touched: the groups that have begun collectives since `mark`.
         last: the last operation of the main thread.

@@ -94,7 +94,7 @@ def _begin(
     ledger.last = (label, group, since, None)
     spans, number = ledger.spans, -1
     is_message = label in _POINT_TO_POINT
-    # Whether a wait in Python follows at once. Messages do not tell: their wait does.
+    # Whether a wait in Python follows at once. Messages do not show it: their wait does.
     is_sync = not getattr(args[-1] if args else kwargs.get("opts"), "asyncOp", True)
     if spans.is_on:
         what = group.whats.get(label) or group.what(label)

@@ -4,7 +4,7 @@ gloo and NCCL raise a RuntimeError then. Where Python waits for the collective (
 and its like), it becomes what it stands for, `Released` or KeyboardInterrupt, so that ``except
 Exception`` in a training loop does not take it for an error of the step. Where C++ waits (DDP's
 backward pass, ``wait()`` of an asynchronous operation) it stays what it is, and the rank's executor
-tells it as what it was.
+reports it as what it was.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
     same in torch 2.11 to 2.13): here it is exchanged.
 
     Args:
-        kind: how the run that executes was told to stop, None if it was not.
+        kind: returns how the current run was stopped, None if it was not.
     """
     describe = c10d_logger._get_msg_dict
 
@@ -58,7 +58,9 @@ def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
         if is_main and error is not None and lost_its_peers(error):
             told_by = time.monotonic() + _TOLD_WITHIN_S
             while (stop := kind()) is None and time.monotonic() < told_by:
-                time.sleep(_LOOK_S)  # others may have cut the connection before this rank is told
+                time.sleep(
+                    _LOOK_S
+                )  # others may have cut the connection before this rank's message arrives
             if stop is not None:
                 raise stop() from error
         return describe(*args, **kwargs)

@@ -1,10 +1,10 @@
 """How ranks find each other when a program calls ``init_process_group`` or ``init_rpc``.
 
-Under torchrun every process is a client of one store, and nobody serves an address that a program
-names itself; in a plain script rank 0 of the call serves it. Here an address (``env://`` with
-MASTER_ADDR and MASTER_PORT, ``tcp://``, ``file://``) is only a name: the ranks that call with the
-same one meet over the mesh's store, each time under keys of their own. So nothing of an earlier run
-of a cell is met, no port has to be free, and a wait for ranks that have not called yet ends with
+Under torchrun every process is a client of one store, and no process serves an address that a
+program names itself; in a plain script rank 0 of the call serves it. Here an address (``env://``
+with MASTER_ADDR and MASTER_PORT, ``tcp://``, ``file://``) is only a name: the ranks that call with
+the same one meet over the mesh's store, each time under new keys. So no key of an earlier run of a
+cell is read, no port has to be free, and a wait for ranks that have not called yet ends with
 the first stop.
 
 A process that a rank has forked or spawned is none of the mesh: torch's own ways are left to it.

@@ -1,8 +1,8 @@
 """Adapts `torch.distributed.rpc` to ranks that are interrupted, restarted and replaced.
 
-- ``init_rpc`` tells its calls apart by counting them, and takes the count for a prefix of its keys
-  in the store. A rank that is new, or was not among the callers before, would count differently
-  from the others. So it is with the gatherings by which RPC begins and ends, and with the barriers
+- ``init_rpc`` counts its calls, and uses the count as a prefix of its keys in the store. A rank
+  that is new, or was not among the callers before, would count differently from the others. The
+  same holds for the gatherings by which RPC begins and ends, and with the barriers
   of ``shutdown``, which C++ counts for as long as the process lives.
 - ``Future.wait`` waits in C++ and looks at no signal until its future is done, which for a call
   that has no time-out is never.

@@ -21,7 +21,7 @@ from ..linux_process import renew_resolver
 _CONNECT_S = 10.0
 # Time-out of waits for which the caller names none.
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
-# One question costs 20 us there and back; the first waits are short, as peers usually come at once.
+# One question costs 20 us there and back; the first waits are short, as peers usually call at once.
 _WORKERS = "init/"  # torch's key for how many have connected
 _FIRST_STEP_S, _LONGEST_STEP_S = 0.0005, 0.02
 
@@ -182,7 +182,7 @@ class InterruptibleStore(Store):
         return bool(self._ask(lambda client: client.has_extended_api()))
 
     def clone(self) -> InterruptibleStore:
-        # A copy is for whoever must not be held up by another's wait; no wait holds this one.
+        # A copy is for callers that another's wait must not delay; no wait holds this one.
         return self
 
     def set_timeout(self, timeout: timedelta) -> None:

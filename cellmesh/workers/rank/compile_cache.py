@@ -44,7 +44,7 @@ def _patch(module: types.ModuleType) -> None:
         part = f"{target}.{os.getpid()}.part"
         for left in glob.glob(
             f"{glob.escape(target)}.*.part"
-        ):  # the builder holds the target's lock, so nobody else builds it
+        ):  # the builder holds the target's lock, so no other process builds it
             os.unlink(left)
         builder._output = f"{output.removesuffix(target)}{part}"
         try:

@@ -193,7 +193,7 @@ class ControlThread:
     def _signal(self, run: int, kind: type[KeyboardInterrupt]) -> None:
         if self._interrupts.request(run, kind):
             # What it started and waits for (`os.system`, a pipeline) is to end as well; its
-            # terminal would tell the whole group.
+            # terminal would signal the whole group.
             signal_own_group(signal.SIGINT)
             self._stops.put((run, kind, None))
 

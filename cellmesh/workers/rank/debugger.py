@@ -55,7 +55,7 @@ class RankPdb(Pdb):
 
     def dispatch_return(self, frame: types.FrameType, arg: Any) -> Any:
         trace = super().dispatch_return(frame, arg)
-        # A cell may be several code objects; its end is told by the shell.
+        # A cell may be several code objects; the shell reports its end.
         if frame is self._bottom and not self._is_cell(frame):
             stop_tracing()
         return trace

@@ -71,7 +71,7 @@ class Failures:
         seen = _as_interrupt(error)
         stop = self._stop_of(
             run
-        )  # None: others may have cut the connections before this rank was told
+        )  # None: others may have cut the connections before this rank was stopped
         # By their types: ``isinstance`` would ask an exception for its ``__class__``.
         was_cut = lost_its_peers(error) or (
             stop is not None and issubclass(type(error), GroupDown | dist.DistError)

@@ -20,7 +20,7 @@ from ...stdlib import os, signal, threading
 from ...wire.bounds import MAX_RUNS
 from ..linux_process import ignore_from_any_thread
 
-# Answers to interrupts of runs that never come are forgotten beyond this; as many may come at once.
+# Interrupts of runs that never arrive are forgotten beyond this number; as many may arrive at once.
 _MAX_CANCELLED = MAX_RUNS + 1000
 # A real-time signal of our own. Those at both ends of the range are taken by libc, debuggers and
 # profilers.
@@ -118,7 +118,7 @@ class Interrupts:
             self._cancelled[run] = kind
             while len(self._cancelled) > _MAX_CANCELLED:
                 del self._cancelled[next(iter(self._cancelled))]
-            # Had it begun, and looked for this, in between, nobody would look again.
+            # Had it begun, and looked for this, in between, no thread would look again.
             if self.running != run or self._cancelled.pop(run, None) is None:
                 return False
         self._kind = kind

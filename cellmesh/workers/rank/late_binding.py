@@ -29,7 +29,7 @@ def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
         seen.add(id(part))
         if isinstance(part, types.FunctionType):
             module = sys.modules.get(part.__module__)
-            if module is None or vars(module) is not part.__globals__:  # it came by value
+            if module is None or vars(module) is not part.__globals__:  # it was sent by value
                 todo += _bind(part, namespace)
         elif isinstance(part, types.MethodType):
             todo += [part.__func__, type(part.__self__)]

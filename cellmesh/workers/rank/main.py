@@ -81,7 +81,7 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     agent_pid: int
     log_path: str
     mesh_name: str
-    rejoin: bool = False  # replaces a rank that died: the groups come with a `Heal`
+    rejoin: bool = False  # replaces a rank that died: a `Heal` makes the groups
 
 
 def run_rank(
@@ -168,7 +168,7 @@ def run_rank(
         torch=torch,
         dist=dist,
     )
-    if not options.rejoin:  # else the groups come with the `Heal` that follows
+    if not options.rejoin:  # else the `Heal` that follows makes the groups
         try:
             groups.initialize()
             shell.user_ns["mesh"] = groups.build_mesh(options.mesh_dim_names, options.mesh_shape)
@@ -226,7 +226,7 @@ def _work(
                 OSError,
                 EOFError,
             ) as error:  # or the socket was closed in this process
-                # Whose answer is missing cannot be told: end, and let the agent tell that.
+                # Which run lacks its answer is not known: end, and let the agent report that.
                 print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
                 os._exit(1)
             except KeyboardInterrupt:  # its run had just ended

@@ -118,7 +118,7 @@ def open_gpu(uuid: str) -> Callable[[], int]:
         uuid: the GPU's: its number would depend on CUDA_VISIBLE_DEVICES.
 
     Returns:
-        What reads how busy the GPU is, whoever uses it, in percent; `UNKNOWN` where the package,
+        A function for the GPU's load by all processes, in percent; `UNKNOWN` where the package,
         the driver or its answer is missing.
     """
     try:

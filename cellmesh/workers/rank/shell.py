@@ -146,7 +146,7 @@ class RankShell(InteractiveShell):
 
     # What IPython calls when user code raised. The cell's own exception is reported by the
     # executor, with its traceback from `render_traceback`; others (a failing event hook) are shown
-    # as they come.
+    # as they arrive.
     def showtraceback(
         self,
         exc_tuple: Any = None,

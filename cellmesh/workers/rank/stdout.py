@@ -1,7 +1,7 @@
 """Writes printed text to the rank's log, and a bounded part of it to the notebook.
 
 `Gate` decides, without clocks or files of its own, what of a stream of text is shown; `Log` is the
-file with everything. The rank uses both for what Python prints, the agent for what comes through
+file with everything. The rank uses both for what Python prints, the agent for text of
 the rank's descriptors 1 and 2.
 """
 

@@ -3,7 +3,7 @@
 A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered, a
 pipeline with microbatches on the way; the next step on the same objects would raise or, worse, wait
 for operations that other ranks do not begin. The models are found through the garbage collector, as
-nobody registers them.
+no registry has them.
 
 Ranks differ in what they find: the one that raised is often clean, while the others stopped in the
 middle of a backward pass. Since all must go on alike, each sends the others which models it has

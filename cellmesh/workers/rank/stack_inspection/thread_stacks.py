@@ -1,8 +1,8 @@
 """Reads frames of running threads, with the garbage collector off.
 
-Python makes a frame's object when somebody asks for it. That allocates, and in CPython 3.11 an
+Python makes a frame's object when code asks for it. That allocates, and in CPython 3.11 an
 allocation may start the collector, whose finalizers may let other threads run; if one of them
-leaves that very frame meanwhile, the new object is tied to memory that is used for something else,
+leaves that very frame then, the new object is tied to memory that is used for something else,
 and the process ends by SIGSEGV (3.12 collects between instructions only).
 """
 
