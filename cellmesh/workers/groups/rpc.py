@@ -2,7 +2,7 @@
 
 - ``init_rpc`` counts its calls, and uses the count as a prefix of its keys in the store. A rank
   that is new, or was not among the callers before, would count differently from the others. The
-  same holds for the gatherings by which RPC begins and ends, and with the barriers
+  same holds for the gatherings by which RPC begins and ends, and for the barriers
   of ``shutdown``, which C++ counts for as long as the process lives.
 - ``Future.wait`` waits in C++ and looks at no signal until its future is done, which for a call
   that has no time-out is never.
