@@ -1,1 +1,3 @@
-"""The notebook's side: meshes, runs, output. Never imports the workers' side."""
+"""The controller: meshes, runs and output in the notebook's process. It never imports
+`cellmesh.workers`.
+"""

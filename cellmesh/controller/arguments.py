@@ -1,6 +1,4 @@
-"""What users give to be sent to ranks: checked and pickled; a refusal names the part that is
-wrong.
-"""
+"""Checks and pickles what users send to ranks; an error names the part that is wrong."""
 
 from __future__ import annotations
 
@@ -56,8 +54,7 @@ def dump_names(
 
 
 def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Read what a cell is to find in `sys.argv`: one text, split as a shell would, or a list of
-    words.
+    """Read the arguments that a cell finds in `sys.argv`: a text, split as a shell does, or a list.
 
     Raises:
         MeshUsageError: it is neither.
@@ -77,7 +74,7 @@ def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def check_expression(expression: str) -> None:
-    """Refuse what no rank could evaluate.
+    """Check that a text is a Python expression.
 
     Raises:
         MeshUsageError: it does not parse.

@@ -1,6 +1,4 @@
-"""Checkpoints of names of the ranks: asked of all ranks first, so that all of it is done or
-nothing.
-"""
+"""Saves and loads names of ranks; all ranks are asked first, so that all save or none."""
 
 from __future__ import annotations
 
@@ -43,7 +41,9 @@ def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> 
 
 
 def finish_saving(ranks: RankSet) -> None:
-    """Wait until the ranks write nothing; a failure has been told where the save was asked for."""
+    """Wait until the ranks have written their checkpoint; a failure is reported by the cell that
+    saved.
+    """
     try:
         ranks.start(FinishSave(), "the save").result()
     except CellmeshError:
@@ -58,13 +58,13 @@ def _check(ranks: RankSet, request: CheckSave | CheckLoad) -> None:
 
 
 def tell(problems: Mapping[int, str]) -> str:
-    """What ranks have said, equal words once; "" if there is no problem."""
+    """Join the problems that ranks report, equal ones once; "" if there is none."""
     texts = set(problems.values())
     return texts.pop() if len(texts) == 1 else "; ".join(describe_groups(problems))
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
-    """From here, whatever directory the ranks have gone to."""
+    """Make a path absolute by the notebook's working directory, not by the ranks'."""
     if not os.fspath(path):
         raise MeshUsageError("name a directory for the checkpoint")
     return str(Path(path).expanduser().absolute())

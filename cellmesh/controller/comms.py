@@ -1,5 +1,4 @@
-"""The widgets of ranks in the notebook: messages of their comms are passed on, both ways and in
-order.
+"""Widgets that ranks make: passes their comms' messages on, both ways and in order.
 
 What a rank says goes to the front end at once. What the front end says goes to the rank as work. A
 page that is loaded again asks the kernel for all widgets: the ranks are asked for theirs.
@@ -41,7 +40,7 @@ _NO = ("no", "n", "false", "off", "0", "0.0")
 
 @dataclass(frozen=True)
 class FrontEndMessage:
-    """What the front end says to a rank's comm.
+    """A message of the front end to a rank's comm.
 
     Attributes:
         rank: which rank.
@@ -61,7 +60,7 @@ States = Mapping[str, tuple[str, Sequence[Frame]]]
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of the notebook's: its kernel, the message that it answers, its output area."""
+    """A notebook cell: its kernel, the message that it answers, its output area."""
 
     kernel: Any
     parent: Mapping[str, Any]
@@ -70,7 +69,7 @@ class _Cell:
 
 @dataclass(eq=False)
 class _NotebookComm:
-    """What the kernel's comm manager has in place of a comm on a rank."""
+    """The object that stands for a rank's comm in the kernel's comm manager."""
 
     comm_id: str
     target_name: str
@@ -79,11 +78,11 @@ class _NotebookComm:
     hear: Callable[[_NotebookComm, CommKind, dict[str, Any]], None]
 
     def handle_msg(self, message: dict[str, Any]) -> None:
-        """The front end says something."""
+        """Handle a message of the front end."""
         self.hear(self, "message", message)
 
     def handle_close(self, message: dict[str, Any]) -> None:
-        """The front end has closed it."""
+        """Handle that the front end closed the comm."""
         self.hear(self, "close", message)
 
     def say(
@@ -93,7 +92,9 @@ class _NotebookComm:
         buffers: Sequence[Frame] = (),
         parent: Mapping[str, Any] | None = None,
     ) -> None:
-        """Send to the front end, from any thread, as an answer to its cell or another message."""
+        """Send a message to the front end, from any thread, as part of the cell or of another
+        message.
+        """
         body = {key: value for key, value in content.items() if key != "metadata"}
         self.cell.kernel.session.send(
             self.cell.kernel.iopub_socket,
@@ -131,11 +132,13 @@ class RankComms:
 
     @property
     def audience(self) -> int:
-        """The number by which ranks know for whom a widget is open; 0 where none can be shown."""
+        """The number of this controller in messages of ranks' widgets; 0 where no widget can be
+        shown.
+        """
         return self._number if "ipykernel" in sys.modules else 0
 
     def began(self, run: int) -> None:
-        """The calling cell begins a run, which may make widgets."""
+        """Note the calling cell, whose run may make widgets."""
         cell = self._last_cell = _calling_cell(self._last_cell)
         if cell is not None:
             with self._lock:
@@ -144,7 +147,7 @@ class RankComms:
                     self._cells.popitem(last=False)
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[ToFrontEnd]) -> None:
-        """A rank's comm says something; called in the link's loop."""
+        """Pass on a message of a rank's comm; called in the link's loop."""
         verb, buffers = parcel
         content = unpack(verb.content)
         found = self._open.get(verb.comm)
@@ -159,17 +162,17 @@ class RankComms:
             found.say(verb.kind, content, buffers)
 
     def is_open(self, model_id: str) -> bool:
-        """Whether the front end knows a widget."""
+        """Whether the front end has a widget open."""
         return model_id in self._open
 
     def running(self, ranks: Container[int]) -> tuple[int, ...]:
-        """The runs of callbacks that have not ended on some ranks, newest first."""
+        """Return the runs of callbacks that have not ended on these ranks, newest first."""
         with self._lock:
             return tuple(run for run, rank in reversed(self._callbacks.items()) if rank in ranks)
 
     def close(self, ranks: Container[int] | None, why: str) -> None:
-        """These ranks (None: all) are gone, or not ours any more: their widgets stay as they look,
-        and each cell that made some says why.
+        """Leave the widgets of ranks (None: all) as they look, and say in their cells why: the
+        ranks have ended or belong to another controller.
         """
         with self._lock:
             gone = [comm for comm in self._open.values() if ranks is None or comm.rank in ranks]
@@ -215,7 +218,7 @@ class RankComms:
             _note(cell, text)
 
     def _hear(self, known: _NotebookComm, kind: CommKind, message: dict[str, Any]) -> None:
-        """The front end says something to a comm; on one of the kernel's threads."""
+        """Handle a message of the front end to a comm; on one of the kernel's threads."""
         data = message["content"].get("data", {})
         buffers = [memoryview(buffer) for buffer in message.get("buffers", ())]
         method = data.get("method")
@@ -248,8 +251,8 @@ class RankComms:
             run.wait(TURN_S)
 
     def _answer(self, own: Callable[[Any, Any], None], asked: Any, opening: Any) -> None:
-        """A page that is loaded again asks for all widgets: the kernel's own are known, ranks'
-        are added.
+        """Answer a reloaded page that asks for all widgets: the kernel's own, and those of
+        ranks.
         """
         send = asked.send
 
@@ -282,7 +285,7 @@ def _echoes() -> bool:
 
 
 def _calling_cell(last: _Cell | None) -> _Cell | None:
-    """The cell that asks, which often is the one that asked last; None outside of a kernel."""
+    """Return the calling cell, which is often the previous caller; None outside of a kernel."""
     if last is not None and last.kernel.get_parent() is last.parent:
         return last
     publish = cell_publisher()

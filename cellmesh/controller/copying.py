@@ -1,4 +1,4 @@
-"""Copies what a rank holds to ranks that are new, without looking into it."""
+"""Copies names of one rank to new ranks; the values pass through the notebook unread."""
 
 from __future__ import annotations
 

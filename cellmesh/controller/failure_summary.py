@@ -1,4 +1,4 @@
-"""What becomes of a run on its ranks, in words. Pure."""
+"""Describes in words how a run ended on its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Outcomes = Mapping[int, Parcel[Any]]
 
 
 def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
-    """Why nothing can run on dead ranks.
+    """Return the error of a run on ranks that are dead.
 
     Args:
         dead: those that are asked for.
@@ -34,7 +34,7 @@ def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
 
 
 def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> str:
-    """Which ranks failed, how and where, and what became of the others, in one line.
+    """Describe in one line which ranks failed, how and where, and how the other ranks ended.
 
     Args:
         exceptions: of the ranks that did not finish.
@@ -60,7 +60,7 @@ def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> st
 
 
 def is_released(verb: Any) -> bool:
-    """Whether a rank ended a run since others would not come, and for no reason of its own."""
+    """Whether a rank ended a run only because other ranks would not join what it waited in."""
     return type(verb) is Failed and verb.released
 
 
@@ -95,7 +95,7 @@ def describe_state(state: RankState) -> str:
 
 
 def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
-    """What the ranks are doing that have not ended a run, those that wait first.
+    """Describe what the ranks do that have not ended a run; ranks that wait come first.
 
     Args:
         run: its number.
@@ -112,7 +112,9 @@ def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState
 
 
 def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:
-    """Where to list a rank, what it does (a verb in the plural), and the rest of the phrase."""
+    """Return a rank's place in the list, a verb in the plural for what it does, and the rest of the
+    phrase.
+    """
     if state is None:
         return 4, "do", " not answer"
     if state.run != run:
@@ -133,7 +135,7 @@ def _conjugate(verb: str, count: int) -> str:
 
 
 def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:
-    """The exception that ended the run on a rank, or what stands in for it."""
+    """Return the exception that ended the run on a rank, or a `RemoteError` in its place."""
     verb = outcome.verb
     if type(verb) is Died:
         return RankDied(rank, verb.reason, verb.last_output)

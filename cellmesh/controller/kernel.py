@@ -1,4 +1,4 @@
-"""The Jupyter kernel, or the IPython of a terminal, that this process may be, and how it ends."""
+"""What this process is to IPython: a Jupyter kernel, a terminal, or neither; and how it ends."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _LEAVE_S = 0.2
 
 
 def own_shell() -> Any:
-    """This process's IPython shell; None if it has none."""
+    """Return this process's IPython shell; None if it has none."""
     interactive = sys.modules.get("IPython")
     return interactive.get_ipython() if interactive is not None else None
 
 
 def own_kernel() -> Any:
-    """The Jupyter kernel that this process is; None if it is none."""
+    """Return the Jupyter kernel of this process; None if it is none."""
     return getattr(own_shell(), "kernel", None)
 
 
 def is_terminal() -> bool:
-    """Whether this process is IPython in a terminal, whose end is its user's ``exit``."""
+    """Whether this process is IPython in a terminal, which ends when its user leaves."""
     shell = own_shell()
     return shell is not None and getattr(shell, "kernel", None) is None
 
 
 def is_leaving() -> bool:
-    """Whether Jupyter sent the interrupt because it is about to end the kernel: it asks for that at
-    once.
+    """Whether an interrupt is the first step of Jupyter's shutdown of the kernel: the request to
+    shut down follows at once.
     """
     kernel = own_kernel()
     if not hasattr(kernel, "_shutdown_message"):
@@ -46,7 +46,7 @@ def is_leaving() -> bool:
 
 
 def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
-    """Register a function for when the kernel is asked to shut down, and not to restart.
+    """Register a function for the kernel's shutdown; it is not called for a restart.
 
     The function runs on the kernel's control thread, before the kernel answers: the kernel's main
     thread, its threads and its exit handlers may take longer than the seconds after which Jupyter

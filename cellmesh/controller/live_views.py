@@ -1,4 +1,4 @@
-"""The views of a mesh in a notebook: which of them are kept up to date, and which stand still.
+"""The views of a mesh in a notebook: which are updated, and which are frozen.
 
 A view stands still once its mesh has ended, or newer views of its kind have taken its place.
 """
@@ -18,17 +18,17 @@ MAX_STILL = 8
 
 
 class View(Protocol):
-    """A picture in a notebook that changes; its methods are called on any thread."""
+    """A picture in a notebook that is updated; its methods are called on any thread."""
 
     def freeze(self, why: str) -> None:
-        """Leave what the view showed last, and why it changes no more."""
+        """Leave the view as it looks, with a note why it is not updated any more."""
 
     def close(self) -> None:
-        """Let go of the view, which has been frozen."""
+        """Drop the view, which is frozen."""
 
 
 class LiveViews:
-    """The views of one mesh; used on any thread, and never waits for a view.
+    """The views of one mesh; usable on any thread, and never blocked by a view.
 
     Args:
         max_live: how many of a kind are kept up to date.
@@ -44,7 +44,7 @@ class LiveViews:
         self._lock = threading.Lock()
 
     def add(self, kind: str, view: View) -> None:
-        """Add a view; the oldest of its kind stands still if there are too many.
+        """Add a view; freeze the oldest view of its kind if there are too many.
 
         Args:
             kind: as users call it: "plots".
@@ -68,7 +68,7 @@ class LiveViews:
         do_apart(calls)
 
     def end(self, why: str) -> None:
-        """Have all views stand still: there is nothing more to see."""
+        """Freeze all views: the mesh has ended."""
         with self._lock:
             self._why = why
             views = [one for live in self._live.values() for one in live]
@@ -78,7 +78,7 @@ class LiveViews:
 
 
 def do_apart(calls: Sequence[Callable[[], None]]) -> None:
-    """Call these one after the other on a thread of their own, as drawing takes long."""
+    """Call functions one after the other on a thread of their own, because drawing takes long."""
 
     def do() -> None:
         with contextlib.ExitStack() as stack:  # each is called, whichever fails

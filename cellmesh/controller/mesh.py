@@ -1,4 +1,4 @@
-"""The mesh, as users hold it: `start` and `attach` give a `Mesh`."""
+"""The public `Mesh`, which `start` and `attach` return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mesh(Ranks):
 
     @property
     def name(self) -> str:
-        """Its name, as ``cellmesh ps`` lists it."""
+        """The mesh's name, as ``cellmesh ps`` lists it."""
         return self.rank_set.session.name
 
     @property
@@ -85,12 +85,14 @@ class Mesh(Ranks):
 
     @property
     def alive(self) -> bool:
-        """Whether it is there to run things."""
+        """Whether the mesh can run something."""
         return self.rank_set.session.state == "ready"
 
     @property
     def runs(self) -> tuple[Run[Any], ...]:
-        """The runs in flight, and those that were when this controller attached, oldest first."""
+        """The runs that have not ended, oldest first; after an attach, also those that were in
+        flight then.
+        """
         return self.rank_set.session.catalog.all()
 
     @property
@@ -104,7 +106,9 @@ class Mesh(Ranks):
         return self.rank_set.session.ready_ranks
 
     def log_path(self, rank: int) -> Path:
-        """The file with everything that a rank has printed; it goes when the mesh ends."""
+        """The path of the log with everything that a rank has printed; it is removed when the mesh
+        ends.
+        """
         return self.rank_set.session.log_path(rank)
 
     def reshape(self, dims: Mapping[str, int] | str) -> None:
@@ -148,7 +152,7 @@ class Mesh(Ranks):
         return answer.ranks if answer is not None else ()
 
     def read_log(self, rank: int, num_bytes: int = 1 << 20) -> LogText | None:
-        """The end of everything that a rank has printed.
+        """Read the end of everything that a rank has printed.
 
         Args:
             rank: which.
@@ -205,7 +209,7 @@ class Mesh(Ranks):
         )
 
     def _empty_ranks(self) -> set[int]:
-        """The ranks that have replaced others and been given nothing since."""
+        """The ranks that replaced dead ones and have been given no names since."""
         return {info.rank for info in self.report() if info.predecessor_ending}
 
     def _check_source(self, source: int) -> None:
@@ -223,7 +227,7 @@ class Mesh(Ranks):
     def restart(
         self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None
     ) -> None:
-        """Replace every rank by a new one, forked from the zygote. What they held is gone. Blocks.
+        """Replace every rank by a new one, forked from the zygote; what ranks held is lost. Blocks.
 
         Args:
             timeout_s: how long it may take, in seconds.
@@ -237,8 +241,7 @@ class Mesh(Ranks):
         self.rank_set.session.restart(timeout_s, on_progress)
 
     def detach(self) -> None:
-        """Leave the mesh to itself; it lives on until its lease ends, and `attach` finds it again.
-        Blocks.
+        """Leave the mesh; it lives until its lease ends, and `attach` finds it again. Blocks.
 
         Raises:
             MeshUsageError: it has no lease.

@@ -1,4 +1,4 @@
-"""What ranks have logged (``cellmesh.log``), and what a plot of it draws."""
+"""Numbers that ranks log with `cellmesh.log`, and the plot of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_DRAWN = 600
 
 @dataclass(frozen=True)
 class Series:
-    """What one rank has logged under one name.
+    """The points that one rank has logged under one name.
 
     Attributes:
         steps: x, in the order logged.
@@ -33,7 +33,7 @@ class Series:
 
 @dataclass(frozen=True, eq=False)
 class Watcher:
-    """What is called when ranks have logged.
+    """The callbacks of a plot, called when ranks have logged.
 
     Attributes:
         on_points: given the names that have new points.
@@ -61,7 +61,7 @@ class _Kept:
 
 
 class Metrics:
-    """All that the ranks of a mesh have logged; used on any thread."""
+    """All points that the ranks of a mesh have logged; usable on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class Metrics:
         self._watchers: list[Watcher] = []
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Logged]) -> None:
-        """Keep what these ranks have logged; called in the link's loop."""
+        """Keep points that these ranks have logged; called in the link's loop."""
         verb = parcel.verb
         with self._lock:
             for name, values in zip(verb.names, verb.values, strict=True):
@@ -81,12 +81,12 @@ class Metrics:
             watcher.on_points(frozenset(verb.names))
 
     def names(self) -> tuple[str, ...]:
-        """What has been logged."""
+        """The names under which ranks have logged."""
         with self._lock:
             return tuple(self._kept)
 
     def series(self, name: str) -> Mapping[int, Series]:
-        """rank -> what it has logged under a name."""
+        """rank -> the points that it has logged under a name."""
         with self._lock:
             kept = self._kept.get(name, {})
             return {
@@ -94,7 +94,7 @@ class Metrics:
             }
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call a watcher in the link's loop from now on; returns what ends that."""
+        """Call a watcher in the link's loop from now on; return the function that ends this."""
         with self._lock:
             self._watchers.append(watcher)
 
@@ -106,7 +106,9 @@ class Metrics:
         return end
 
     def settle(self) -> None:
-        """A cell has ended, and its points are all here; called in the link's loop."""
+        """Tell watchers that a cell has ended and all of its points have arrived; called in the
+        link's loop.
+        """
         with self._lock:
             watchers = tuple(self._watchers)
         for watcher in watchers:
@@ -115,7 +117,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Band:
-    """The mean of ranks at each step, and the least and the most."""
+    """The mean, the least and the largest value of the ranks at each step."""
 
     steps: tuple[float, ...]
     mean: tuple[float, ...]
@@ -125,7 +127,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Plot:
-    """What ranks have logged under some names; in a notebook it shows itself, and goes on.
+    """A plot of logged numbers; in a notebook it shows itself, and is updated.
 
     Attributes:
         metrics: where it comes from.
@@ -142,7 +144,7 @@ class Plot:
     shown: LiveViews = field(default_factory=LiveViews, repr=False, compare=False)
 
     def series(self, name: str) -> Mapping[int, Series]:
-        """rank -> what it has logged under a name."""
+        """rank -> the points that it has logged under a name."""
         return {rank: one for rank, one in self.metrics.series(name).items() if rank in self.ranks}
 
     def __repr__(self) -> str:
@@ -166,7 +168,7 @@ def plot(
     mean: bool = False,
     shown: LiveViews | None = None,
 ) -> Plot:
-    """A plot of names, which may be logged later.
+    """Make a plot of names, which may be logged later.
 
     Raises:
         MeshUsageError: no name, or one that is none.
@@ -184,13 +186,13 @@ def plot(
 
 
 def how_to(name: str) -> str:
-    """How a name comes to be logged."""
+    """Explain how numbers are logged under a name."""
     return f"`cellmesh.log({name}=..., step=...)` in a cell on the ranks"
 
 
 def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
-    """A line with at most `limit` points (and two) that looks the same: of each piece the least and
-    the most.
+    """Return a line of at most `limit` points (and two) that looks the same: the least and the
+    largest point of each piece.
 
     Args:
         series: the line.
@@ -213,7 +215,9 @@ def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
 
 
 def band(series: Mapping[int, Series]) -> Band:
-    """The mean, least and most of ranks at the steps that any of them has, NaN left out."""
+    """Return mean, least and largest value of the ranks at every step that one of them has, without
+    NaN.
+    """
     at: dict[float, list[float]] = {}
     for one in series.values():
         for step, value in zip(one.steps, one.values, strict=True):

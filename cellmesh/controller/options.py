@@ -1,4 +1,4 @@
-"""What a mesh is to be: options checked before anything is started."""
+"""The options of a mesh, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MAX_SPAN_S = 365 * 86400.0
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or "" where nothing known is near."""
+    """Return ``"; did you mean 'x'?"``, or "" if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to start.
+    """The checked options of a mesh that is to be started.
 
     Args:
         num_ranks: number of ranks.
@@ -56,7 +56,7 @@ class Options:
 
 
 def parse_duration(text: str) -> float:
-    """Read a span of time as people write it.
+    """Read a duration such as ``30m``, ``2h`` or ``0``.
 
     Args:
         text: ``30m``, ``1.5h``, ``90s`` or a number of seconds.
@@ -75,7 +75,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Read mesh dims as people write them.
+    """Read mesh dims such as ``dp=2,tp=4``.
 
     Args:
         text: ``dp=2,tp=4`` or ``dp=2 tp=4``.
@@ -104,7 +104,7 @@ _OR = {
 
 
 def check_mesh(dims: Mapping[str, int], num_ranks: int | None) -> dict[str, int]:
-    """Check that dims make a mesh of so many ranks (None: of any number).
+    """Check that the product of the dims is the number of ranks (None: any number).
 
     Raises:
         MeshUsageError: their product is another number.
@@ -139,7 +139,7 @@ def make_options(
     auto_heal: bool = False,
     prestart: bool = True,
 ) -> Options:
-    """Check what a user asked for.
+    """Check the options that a user gave, and fill in defaults.
 
     Args:
         num_ranks: number of ranks; None for the product of `mesh`.

@@ -1,6 +1,4 @@
-"""Some ranks of a mesh as the controller's features see them: whom to send work, and through
-which session.
-"""
+"""Some ranks of a mesh as features see them: which ranks get work, and through which session."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RankSet:
-    """Some ranks of a mesh.
+    """Some ranks of a mesh, as features see them.
 
     Args:
         session: the mesh that they belong to.
@@ -38,7 +36,7 @@ class RankSet:
         return len(self.ranks)
 
     def part(self, ranks: Sequence[int], is_single: bool = False) -> RankSet:
-        """Other ranks of the same mesh."""
+        """Return other ranks of the same mesh."""
         return RankSet(self.session, ranks, is_single)
 
     def living(self) -> list[int]:
@@ -56,7 +54,7 @@ class RankSet:
         channel: Channel = "work",
         sink: Sink | None = None,
     ) -> Run[Any]:
-        """Send work to the ranks; waits only while too much is under way to them.
+        """Send work to the ranks; wait only while too much work is queued for them.
 
         Args:
             work: what each rank does; its `run`, if it has one, is set here.
@@ -93,7 +91,7 @@ class RankSet:
     def lend(
         self, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, Sequence[Frame], int]:
-        """Wait until there is room for arguments, and put large ones where they are sent from.
+        """Wait until there is room for arguments, and write large ones into a segment.
 
         Returns:
             The pickle and the buffers to send, and how many bytes they count.

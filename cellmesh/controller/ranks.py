@@ -1,4 +1,4 @@
-"""Some ranks of a mesh, and what can be done on them.
+"""The public `Ranks`: some ranks of a mesh, and what users can do with them.
 
 ``mesh[0]``, ``mesh[2:4]`` and ``mesh.at(tp=0)`` give parts of a mesh with the same methods. A
 little long, and one class all the same: it is the list of what users can do; what a method does is
@@ -37,7 +37,7 @@ _STAYS_HERE = (
 
 
 class Ranks:
-    """Some ranks of a mesh, and what can be done on them.
+    """Some ranks of a mesh, and what users can do with them.
 
     Args:
         rank_set: the ranks, as features see them.
@@ -53,7 +53,9 @@ class Ranks:
         return len(self.ranks)
 
     def __getitem__(self, index: int | slice | Iterable[int]) -> Ranks:
-        """One rank (``mesh[0]``), a slice or a list of them, by position among these ranks."""
+        """Choose one rank (``mesh[0]``), a slice or a list of ranks, by position among these
+        ranks.
+        """
         if isinstance(index, int):
             try:
                 return self._part((self.ranks[index],), is_single=True)
@@ -80,7 +82,7 @@ class Ranks:
         return self._part(chosen)
 
     def at(self, **coordinate: int) -> Ranks:
-        """The ranks at a mesh coordinate.
+        """Choose the ranks at a mesh coordinate.
 
         Args:
             coordinate: indices in some of the mesh's dims, as in ``mesh.at(tp=0)``.
@@ -261,8 +263,8 @@ class Ranks:
         return inspect(self.rank_set, expression)
 
     def stacks(self, native: bool = False, all_threads: bool = False) -> str:
-        """Where each rank is: its Python stack, equal ones once. Answered also while ranks are
-        blocked.
+        """Show each rank's Python stack, equal stacks once; ranks answer while they are blocked,
+        too.
 
         Args:
             native: C and C++ frames as well, by py-spy.
@@ -274,8 +276,7 @@ class Ranks:
         return show_stacks(self.rank_set.session, self.ranks, native, all_threads)
 
     def check(self, expression: str = "") -> CheckReport:
-        """Check that ranks which should hold the same do: parameters, buffers, optimizer and RNG
-        state.
+        """Check that replicas are equal: parameters, buffers, optimizer and RNG state.
 
         Runs no collective. Blocks.
 
@@ -338,7 +339,7 @@ class Ranks:
         return profile(self, source, trace)
 
     def plot(self, *names: str, mean: bool = False) -> Plot:
-        """Plot what these ranks report with `cellmesh.log`; in a notebook it is drawn on while they
+        """Plot what these ranks report with `cellmesh.log`; a notebook updates the plot while they
         run.
 
         Args:
@@ -359,8 +360,8 @@ class Ranks:
         )
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:
-        """What these ranks did in the last cells: computed, or were in collectives, and waited for
-        whom.
+        """Show when these ranks computed, were in collectives, and waited for which rank in the
+        last cells.
 
         Ranks note that always, at a cost below a hundredth of a step. Answered also while they are
         busy.
@@ -382,7 +383,7 @@ class Ranks:
         return remember(self.rank_set, num_cells, trace)
 
     def debug(self) -> None:
-        """Open the debugger where these ranks' last exception was raised; ends with it. Blocks.
+        """Open the debugger where these ranks' last exception was raised. Blocks until it is left.
 
         Raises:
             RankFailure: there was no exception on one of them.
@@ -390,7 +391,7 @@ class Ranks:
         self.rank_set.start(PostMortem(0), "the debugger").result()
 
     def states(self) -> Mapping[int, RankState]:
-        """What each rank is doing now, from its control thread. Waits at most a second.
+        """Ask each rank's control thread what the rank is doing now. Waits at most a second.
 
         Returns:
             rank -> state; ranks that are dead or did not answer are missing.
@@ -398,7 +399,7 @@ class Ranks:
         return self.rank_set.session.states(self.ranks)
 
     def interrupt(self) -> None:
-        """Interrupt what these ranks run and what waits behind it. Does not wait."""
+        """Interrupt the runs of these ranks, also those that are queued. Does not wait."""
         self.rank_set.session.interrupt(self.rank_set.session.catalog.on(self.ranks))
 
     def __repr__(self) -> str:
@@ -409,7 +410,7 @@ class Ranks:
 
     @property
     def _shown(self) -> tuple[int, int]:
-        """The rank whose widgets are shown, and to whom (see `RunCall`)."""
+        """The rank whose widgets are shown, and the number of this controller (see `RunCall`)."""
         return min(self.ranks), self.rank_set.session.beside.comms.audience
 
     def __reduce__(self) -> Any:

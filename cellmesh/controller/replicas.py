@@ -1,6 +1,4 @@
-"""Whether replicas are equal across ranks: what the ranks tell, brought together and put into
-words.
-"""
+"""Compares replicas across ranks: joins the ranks' answers and describes the differences."""
 
 from __future__ import annotations
 
@@ -44,14 +42,14 @@ class Difference:
     distances: Mapping[int, Distance] = field(default_factory=dict)
 
     def describe_ranks(self) -> str:
-        """Who agrees with whom."""
+        """Describe which ranks agree with each other."""
         parts = [" ≠ ".join(describe_ranks(group) for group in self.groups)]
         if self.missing:
             parts.append(f"missing on {describe_ranks(self.missing)}")
         return "; ".join(parts)
 
     def describe(self) -> str:
-        """By how much, or in what, they differ."""
+        """Describe by how much, or in what, the ranks differ."""
         if self.distances:
             return "; ".join(
                 _describe_distance(distance, group)
@@ -68,7 +66,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What ``%dist_check`` found; shows itself as HTML or text.
+    """The result of ``%dist_check``; shows itself as HTML or text.
 
     Attributes:
         expression: what was checked; "" for all wrapped models and optimizers.
@@ -93,11 +91,13 @@ class CheckReport:
 
     @property
     def equal(self) -> bool:
-        """Whether no replicas differ, bit for bit; also where there are none (`num_compared`)."""
+        """Whether all replicas are equal, bit for bit; also true if there are none
+        (`num_compared`).
+        """
         return not self.differences
 
     def summary(self) -> str:
-        """The outcome in a sentence."""
+        """The result in one sentence."""
         what = self.expression or "models and optimizers"
         alone = f"; {_count(self.num_alone)} held by one rank each" if self.num_alone else ""
         if self.differences:
@@ -118,7 +118,7 @@ class CheckReport:
         )
 
     def notes(self) -> list[str]:
-        """What else there is to say."""
+        """Remarks on what was not compared, or may differ."""
         notes = []
         if len(self.differences) > _MAX_SHOWN:
             notes.append(f"... and {len(self.differences) - _MAX_SHOWN} more that differ")
@@ -172,7 +172,7 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class SyncSummary:
-    """What ``%dist_sync`` did."""
+    """The result of ``%dist_sync``."""
 
     expression: str
     source: int
@@ -200,7 +200,7 @@ class SyncSummary:
 
 
 def check(ranks: RankSet, expression: str = "") -> CheckReport:
-    """Compare what ranks hold that should be the same. Blocks; runs no collective.
+    """Compare what should be equal on ranks. Blocks; runs no collective.
 
     Args:
         ranks: whom to ask.
@@ -248,7 +248,9 @@ def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
 
 
 def _measure(ranks: RankSet, expression: str, difference: Difference) -> Difference:
-    """With how far each group is from the first; as it was where that cannot be told."""
+    """Return the difference with the distance of each group from the first, where it can be
+    measured.
+    """
     if difference.what != "elements":
         return difference
     path = difference.path
@@ -261,7 +263,7 @@ def _measure(ranks: RankSet, expression: str, difference: Difference) -> Differe
 
 
 def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> CheckReport:
-    """Find what differs among ranks that should hold the same.
+    """Return the differences among ranks whose entries should be equal.
 
     Args:
         expression: what was checked.

@@ -1,4 +1,4 @@
-"""Values by rank."""
+"""The results of a run by rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Results(Mapping[int, T], Generic[T]):
-    """What each rank returned: rank -> value, in the order of ranks.
+    """The values that ranks returned: rank -> value, in the order of ranks.
 
     Args:
         by_rank: the values.

@@ -1,4 +1,4 @@
-"""One cell or call on some ranks: its outcome as it comes."""
+"""A run: one cell or call on some ranks, and its results as they arrive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Run(Generic[T]):
-    """A cell or call in flight, or done.
+    """A cell or call on some ranks, in flight or ended.
 
     Wait for it with `result`, ``await`` it, or iterate over ``(rank, value)`` as ranks finish. Made
     by `Mesh`.
@@ -73,28 +73,28 @@ class Run(Generic[T]):
     # ---- for users
 
     def done(self) -> bool:
-        """Whether every rank has ended it."""
+        """Whether every rank has ended the run."""
         return self._has_ended
 
     def waiting_ranks(self) -> list[int]:
-        """The ranks that have not ended it."""
+        """The ranks that have not ended the run."""
         return [rank for rank in self.ranks if rank not in self._outcomes]
 
     def failed_ranks(self) -> list[int]:
-        """The ranks that have ended it with an exception, or died."""
+        """The ranks that ended the run with an exception, or died."""
         ended = list(self._outcomes.items())
         return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
 
     def timings(self) -> dict[int, Timing]:
-        """How long the ranks took that have ended it, if they were to tell (see
-        `Ranks.submit_cell`).
-        """
+        """How long each rank took, of a run with ``timed`` (see `Ranks.submit_cell`)."""
         verbs = {rank: outcome.verb for rank, outcome in list(self._outcomes.items())}
         times = {rank: getattr(verb, "timing", None) for rank, verb in verbs.items()}
         return {rank: timing for rank, timing in sorted(times.items()) if timing is not None}
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call back once every rank has ended it, in the link's loop, or now if that is so."""
+        """Call a function once every rank has ended the run, in the link's loop, or now if all
+        have.
+        """
         with self._lock:
             if not self._has_ended:
                 self._callbacks.append(callback)
@@ -102,7 +102,7 @@ class Run(Generic[T]):
         callback()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has ended it; raises nothing that happened on ranks.
+        """Wait until every rank has ended the run; raise nothing that ranks raised.
 
         Args:
             timeout_s: seconds; None waits as long as it takes.
@@ -113,7 +113,7 @@ class Run(Generic[T]):
         return self._waiter.wait_beside(self.done, timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait, and give what the ranks returned. Blocks.
+        """Wait, and return what the ranks returned. Blocks.
 
         Ctrl-C or the notebook's stop button, while this waits, interrupts the run on its ranks; a
         second time, within 5 s, kills and replaces ranks that did not stop; a third gives up
@@ -142,17 +142,16 @@ class Run(Generic[T]):
         return values[self.ranks[0]] if self._single else Results(values)
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in it, on all ranks that have not ended it. Does not wait."""
+        """Raise KeyboardInterrupt on all ranks that have not ended the run. Does not wait."""
         self.note_interrupted()
         self._control.interrupt_run(self.number, self.ranks)
 
     def note_interrupted(self) -> None:
-        """The user has it interrupted."""
+        """Note that the user has interrupted the run."""
         self._interrupted = True
 
     def cancel(self) -> bool:
-        """Interrupt this run and no other; one that still waits for its turn will not begin. Does
-        not wait.
+        """Interrupt this run and no other; where it is queued, it does not begin. Does not wait.
 
         Returns:
             Whether it had not ended yet.
@@ -165,7 +164,8 @@ class Run(Generic[T]):
     def gather(
         self, timeout_s: float | None = None
     ) -> tuple[dict[int, T], dict[int, BaseException]]:
-        """Wait, and give the values of the ranks that have one, and why others have none. Blocks.
+        """Wait, and return the values of ranks that have one, and for the other ranks the reason.
+        Blocks.
 
         Args:
             timeout_s: seconds; ranks that have not ended it by then are in neither. None waits as
@@ -183,7 +183,7 @@ class Run(Generic[T]):
         return values, {rank: exception_of(rank, outcome) for rank, outcome in failed.items()}
 
     def payload_of(self, rank: int) -> tuple[Pickled, tuple[Frame, ...]]:
-        """Wait, and give a rank's value as it came, to be passed on unread. Blocks.
+        """Wait, and return a rank's value as it arrived, still pickled. Blocks.
 
         Raises:
             MeshUsageError: the rank answered without a value.
@@ -197,7 +197,7 @@ class Run(Generic[T]):
         return verb.payload, buffers
 
     def raise_failure(self) -> None:
-        """Raise what happened on ranks that ended it with an exception; returns if none did."""
+        """Raise the exceptions of ranks that failed; return if none did."""
         failed = {
             rank: outcome
             for rank, outcome in self._outcomes.items()
@@ -222,7 +222,8 @@ class Run(Generic[T]):
         raise RankFailure(summary, exceptions, tracebacks)
 
     def __iter__(self) -> Iterator[tuple[int, T]]:
-        """(rank, value) as ranks end it; raises `RankFailure` at the first that failed.
+        """Yield (rank, value) as ranks end the run; raise `RankFailure` at the first rank that
+        failed.
 
         Ctrl-C or the stop button, while this waits, interrupts the run, as with `result`.
         """
@@ -252,7 +253,7 @@ class Run(Generic[T]):
     def settle(
         self, ranks: tuple[int, ...], parcel: Parcel[Any], now: float, has_begun: bool = True
     ) -> None:
-        """Some of its ranks have ended it, or died; whether they had begun it."""
+        """Note that some ranks have ended the run or died, and whether they had begun it."""
         with self._lock:
             self._outcomes.update(dict.fromkeys(ranks, parcel))
             self._arrived += ranks
@@ -260,7 +261,7 @@ class Run(Generic[T]):
         self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
     def ask(self, ranks: tuple[int, ...], verb: Ask | AskEnded, now: float) -> None:
-        """Some of its ranks ask the user something, or do so no longer."""
+        """Note that some ranks ask the user something, or do not ask any longer."""
         if type(verb) is Ask:
             self.clear_live()
             self.printer.feed(ranks, verb, now)
@@ -272,20 +273,20 @@ class Run(Generic[T]):
             self._waiter.withdraw(ranks, verb.request)
 
     def show_live(self, states: Mapping[int, RankState], now: float) -> None:
-        """Show what its ranks are doing in a line that the next one replaces."""
+        """Show in a status line what the ranks are doing."""
         waiting = self.waiting_ranks()
         if waiting and not self._waiter.has_questions:
             self._is_live = True
             self.printer.status(describe_live(self.number, waiting, states), now)
 
     def clear_live(self) -> None:
-        """Take the line of `show_live` away."""
+        """Remove the status line of `show_live`."""
         if self._is_live:
             self._is_live = False
             self.printer.status("")
 
     def report_waiting(self, states: dict[int, RankState]) -> None:
-        """Some ranks have failed, and these have not ended yet."""
+        """Show which ranks have failed, and which have not ended the run yet."""
         spots = group_ranks({rank: describe_state(state) for rank, state in states.items()})
         waits = "; ".join(
             f"{describe_ranks(ranks)} {spot}" for spot, ranks in sorted(spots.items())
@@ -298,7 +299,7 @@ class Run(Generic[T]):
         )
 
     def finish(self, now: float) -> None:
-        """Every rank has ended it."""
+        """Note that every rank has ended the run."""
         try:
             self.clear_live()
             self.printer.finish(now, is_raised=bool(self._callers))
@@ -320,7 +321,7 @@ class Run(Generic[T]):
     # ---- inside
 
     def _wait_for_end(self, timeout_s: float | None = None, raises: bool = False) -> bool:
-        """Wait; `raises`: the failure of the run's ranks will be raised to the caller."""
+        """Wait for the end; `raises`: the caller is going to raise the failure of the ranks."""
         caller = object()
         if raises:
             self._callers.add(caller)

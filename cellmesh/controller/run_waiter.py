@@ -1,4 +1,6 @@
-"""Where a run's user waits: news come in, questions are answered, and the stop button is heard."""
+"""Waits for a run: receives its news, puts its questions to the user, and handles the stop
+button.
+"""
 
 from __future__ import annotations
 
@@ -29,30 +31,30 @@ Serve = Callable[[Callable[[], bool], float, Callable[[], object]], None]
 
 
 class RunControl(Protocol):
-    """What a run needs of the session that started it."""
+    """The methods of a session that a waiting run needs."""
 
     @property
     def serve(self) -> Serve | None:
-        """Bring news on the thread that waits; None where another thread brings it."""
+        """Receive news on the waiting thread; None where another thread receives them."""
 
     def hand_over(self) -> None:
-        """Have another thread bring news."""
+        """Have another thread receive news."""
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run on its ranks; again soon after kills what has not stopped."""
+        """Interrupt a run on its ranks; a second call soon after kills those that go on."""
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """The user waits for the end of a run on these ranks, and does nothing else."""
+        """Note that the user waits for the end of a run on these ranks, and does nothing else."""
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
-        """Answer ranks (rank -> request) that ask the user; `is_end`: by the end of input."""
+        """Answer ranks (rank -> request) that ask the user; `is_end` answers with end of input."""
 
     def condemned(self) -> Collection[int]:
-        """The ranks that are about to be killed."""
+        """Return the ranks that are about to be killed."""
 
 
 class RunWaiter:
-    """Where the user waits for one run.
+    """Waits for one run on behalf of the user.
 
     Questions are put to the user by the main thread, while it waits here.
 
@@ -91,11 +93,11 @@ class RunWaiter:
 
     @property
     def has_questions(self) -> bool:
-        """Whether a rank waits for the user."""
+        """Whether a rank asks the user something."""
         return bool(self._prompts)
 
     def tell_news(self) -> None:
-        """Something has happened that somebody may wait for."""
+        """Wake the threads that wait for news."""
         self._last_news = object()
         if self._num_waiting or self._wakers:
             with self._news:
@@ -105,8 +107,8 @@ class RunWaiter:
                 wake()
 
     def end(self) -> None:
-        """The run has ended; it is not referred to here, so that its values go when its user drops
-        it.
+        """Note that the run has ended. The waiter holds no reference to the run, so that its values
+        go when the user drops it.
         """
         self._running, self._interrupt = list, _do_nothing
         self.tell_news()
@@ -114,7 +116,7 @@ class RunWaiter:
     def add(
         self, ranks: Sequence[int], ask: Ask, now: float, before: Callable[[], None] = lambda: None
     ) -> None:
-        """These ranks ask the user.
+        """Add a question of these ranks.
 
         Args:
             ranks: the ranks.
@@ -136,8 +138,8 @@ class RunWaiter:
         self.tell_news()
 
     def withdraw(self, ranks: Sequence[int], request: int | None = None) -> None:
-        """These ranks no longer ask (this, where it is named); an empty box is taken from the
-        user.
+        """Drop the questions of these ranks, or the one that is named; close an input box that no
+        rank waits for.
         """
         if not self._prompts and self._box is None:
             self.tell_news()
@@ -155,8 +157,8 @@ class RunWaiter:
     # ---- from any thread
 
     def wait_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait, answering questions. The stop button interrupts the run, and then kills what did
-        not stop.
+        """Wait and answer questions. The stop button interrupts the run; pressed again, it kills
+        ranks that did not stop.
 
         Args:
             is_over: what is waited for; news that change it are told with `tell_news`.
@@ -197,8 +199,8 @@ class RunWaiter:
                 self._interrupt()
 
     def wait_beside(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait while another thread brings the news; asks nobody, and the stop button ends the wait
-        only.
+        """Wait while another thread receives news; ask the user nothing, and let the stop button
+        end only this wait.
 
         Returns:
             Whether it is over, rather than the time.
@@ -214,8 +216,8 @@ class RunWaiter:
                 self._num_waiting -= 1
 
     async def await_until(self, is_over: Callable[[], bool]) -> None:
-        """Wait while the loop runs on; a question stops it, as ``input()`` would. Giving up
-        interrupts.
+        """Wait in an asyncio loop; a question blocks the loop, as ``input()`` would. Cancelling
+        interrupts the run.
         """
         if not is_over():
             self._control.hand_over()
@@ -251,7 +253,7 @@ class RunWaiter:
     # ---- inside
 
     def _attend(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until it is over or the time has come, and put questions to the user meanwhile."""
+        """Wait until the run is over or the time is up, and put its questions to the user."""
         can_answer = threading.current_thread() is threading.main_thread()
         self._num_attending += can_answer
         try:
@@ -275,7 +277,9 @@ class RunWaiter:
             self._num_attending -= can_answer
 
     def _await_news(self, seen: object, until: float) -> None:
-        """Wait until there is other news than this, the time has come, or a signal did."""
+        """Wait until there are news that the caller has not seen, the time is up, or a signal
+        arrives.
+        """
 
         def wait() -> None:
             with self._news:
@@ -292,12 +296,12 @@ class RunWaiter:
             self._serve(lambda: self._last_news is not seen, until, wait)
 
     def _next_prompt(self, now: float) -> tuple[Prompt | None, float | None]:
-        """The question to put to the user now, and when there will be one, if there is none."""
+        """Return the question for the user now, or when there will be one."""
         running = self._running()
         return self._prompts.take_due(running, now), self._prompts.due_at(running)
 
     def _put(self, prompt: Prompt) -> None:
-        """Put a question to the user, and answer the ranks that ask it."""
+        """Put a question to the user, and send the answer to the ranks that ask it."""
         try:
             try:
                 with self._news:
@@ -317,8 +321,8 @@ class RunWaiter:
             self._control.reply(waiting, text, is_end)
 
     def _describe_rest(self) -> str:
-        """What becomes of the ranks that have not stopped when the user no longer waits for
-        them.
+        """Describe what the ranks that have not stopped will do once the user does not wait any
+        longer.
         """
         running, condemned = self._running(), set(self._control.condemned())
         parts = [
@@ -335,7 +339,7 @@ class RunWaiter:
         return "; ".join(parts) or f"{self._title} was interrupted"
 
     def _drop_questions(self) -> None:
-        """What asks is being interrupted: do not ask it again meanwhile."""
+        """Drop the questions of ranks that are being interrupted."""
         with self._news:
             self._prompts.withdraw(self._running())
 
@@ -350,11 +354,13 @@ class RunWaiter:
 
 
 def _do_nothing() -> None:
-    """What the stop button does where the run has ended."""
+    """Handle the stop button after the run has ended."""
 
 
 def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:
-    """A future of the running loop, and what resolves it from another thread."""
+    """Return a future of the running asyncio loop, and a function that resolves it from another
+    thread.
+    """
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Seeds the generators of ranks."""
+"""Seeds the random generators of ranks."""
 
 from __future__ import annotations
 

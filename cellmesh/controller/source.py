@@ -1,4 +1,4 @@
-"""Cells are read here before they travel: a syntax error is one error, not one a rank.
+"""Parses cells in the notebook: a syntax error is one error, not one on each rank.
 
 What reading yields travels along, so that eight ranks need not do it again.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class CellSyntaxError(SyntaxError):
-    """A cell that was meant for the ranks does not parse."""
+    """A cell for the ranks does not parse."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that has been read.
+    """A parsed cell.
 
     Attributes:
         source: as typed.
@@ -45,7 +45,7 @@ def _transformer() -> TransformerManager:
 
 
 def read_cell(source: str, execution_count: int = 0) -> Cell:
-    """Read a cell.
+    """Parse a cell.
 
     Args:
         source: as typed.
@@ -72,7 +72,9 @@ _WORD_AND_REST = re.compile(r"(?:#[^\n]*\n)*([A-Za-z]\w*)(?:[ \t]+([^=\s(\[.,:;]
 
 
 def _may_be_automagic(transformed: str) -> bool:
-    """Whether a cell could be ``pwd`` or ``cd /tmp``, which IPython lets stand for the magics."""
+    """Whether IPython might take a cell, such as ``pwd`` or ``cd /tmp``, for a magic without its
+    percent sign.
+    """
     match = _WORD_AND_REST.fullmatch(transformed.strip())
     if match is None or keyword.iskeyword(match[1]):
         return False

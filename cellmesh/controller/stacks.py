@@ -1,4 +1,4 @@
-"""Where ranks are: their stacks, equal ones once."""
+"""Shows the stacks of ranks, equal stacks once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DUMP_S = 20.0
 def show_stacks(
     session: Session, ranks: Sequence[int], native: bool = False, all_threads: bool = False
 ) -> str:
-    """The stacks of some ranks as text. Waits at most about a second for those that do not answer.
+    """Return the stacks of some ranks as text. Waits about a second for ranks that do not answer.
 
     Args:
         session: the mesh.
@@ -46,7 +46,7 @@ def show_stacks(
 
 
 def fold_stacks(ranks: Sequence[int], texts: Mapping[int, str], dead: set[int]) -> str:
-    """Stacks under the ranks that have them.
+    """Join equal stacks under the ranks that have them.
 
     Args:
         ranks: all that were asked.

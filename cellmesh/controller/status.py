@@ -1,4 +1,4 @@
-"""The status of all ranks of a mesh, taken again and again, for whom it is shown.
+"""The status of all ranks of a mesh, taken again and again for dashboards.
 
 Only `take_snapshot` asks a process anything; the rest is pure.
 """
@@ -57,7 +57,7 @@ class Snapshot:
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank as the dashboard shows it; a front end is not sent what is as it is by default.
+    """One rank's row in the dashboard; fields that have their default value are not sent.
 
     Attributes:
         rank: which.
@@ -127,7 +127,7 @@ def take_snapshot(session: Session, before: Snapshot | None = None) -> Snapshot 
 def keep_states(
     before: Snapshot | None, infos: Iterable[RankInfo], at_s: float
 ) -> dict[int, RankState]:
-    """The states of idle ranks, which the snapshot before has and which hold still.
+    """Return the states of idle ranks from the previous snapshot: they cannot have changed.
 
     Args:
         before: that snapshot.
@@ -152,7 +152,7 @@ def keep_states(
 
 
 def rank_statuses(before: Snapshot | None, now: Snapshot) -> list[RankStatus]:
-    """What is shown of each rank.
+    """Return the dashboard's row of each rank.
 
     Args:
         before: the snapshot before, since which CPU time is counted; None if there is none.
@@ -212,7 +212,7 @@ def _doing(info: RankInfo, state: RankState | None) -> Doing:
 
 
 def _cpu(before: RankInfo | None, now: RankInfo, passed_s: float) -> float | None:
-    """What a process used between two snapshots, in percent of a core."""
+    """Return how busy a process was between two snapshots, in percent of a core."""
     if before is None or not now.pid or before.pid != now.pid or passed_s <= 0:
         return None
     return round(max(0.0, 100 * (now.cpu_s - before.cpu_s) / passed_s), 1)
@@ -225,7 +225,7 @@ class History:
         self._samples: deque[dict[str, Any]] = deque()
 
     def add(self, at_s: float, ranks: Sequence[RankStatus]) -> dict[str, Any]:
-        """Keep what a snapshot showed.
+        """Add the numbers of a snapshot.
 
         Args:
             at_s: when it was taken.
@@ -253,7 +253,7 @@ class History:
 
 
 class ViewHeartbeat:
-    """Which views in front ends are seen: a seen view says so again and again.
+    """The views that users can see: a visible view sends heartbeats.
 
     Silence counts only where a view could be heard: the messages of front ends without subshells
     wait for the cell that runs. True while any view is seen; used on any thread.
@@ -267,7 +267,7 @@ class ViewHeartbeat:
         self._unheard_s = 0.0  # for so long
 
     def hear(self, view: str, is_seen: bool) -> bool:
-        """A view says whether it is seen; on the thread that hears the front end.
+        """Note a view's heartbeat; on the thread that receives messages of the front end.
 
         Returns:
             Whether it is seen now and was not before.
@@ -288,7 +288,7 @@ class ViewHeartbeat:
             return is_new
 
     def pass_time(self, seconds: float) -> None:
-        """Time has passed."""
+        """Drop views whose heartbeats have stopped."""
         loop = self._loop
         if loop is None or loop.is_closed():  # closed with its subshell
             self._count(seconds)

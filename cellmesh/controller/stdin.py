@@ -1,4 +1,4 @@
-"""The open questions of one run: ranks that ask alike are answered at once. Pure but for
+"""The open questions of one run; ranks that ask the same are answered together. Pure but for
 `ask_user`.
 """
 
@@ -32,7 +32,7 @@ class Prompt:
 
     @property
     def labelled(self) -> str:
-        """The text after the ranks that ask: ``[0-3] name? ``."""
+        """The prompt after the label of the ranks that ask: ``[0-3] name? ``."""
         return f"{label(tuple(sorted(self.requests)))} {self.text}"
 
 
@@ -45,7 +45,7 @@ class _Open:
 
 
 class Prompts:
-    """The questions of a run's ranks; a rank has one at a time."""
+    """The open questions of a run's ranks: one at most for each rank."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
@@ -55,26 +55,26 @@ class Prompts:
         return bool(self._open)
 
     def add(self, ranks: Collection[int], ask: Ask, now: float) -> None:
-        """These ranks ask."""
+        """Add a question of these ranks."""
         question = _Open(ask.request, ask.prompt, ask.is_password, now)
         self._open.update(dict.fromkeys(ranks, question))
 
     def withdraw(self, ranks: Collection[int], request: int | None = None) -> None:
-        """These ranks do not ask any longer (this question, where one is named)."""
+        """Drop the questions of these ranks, or the one that is named."""
         for rank in ranks:
             if rank in self._open and request in (None, self._open[rank].request):
                 del self._open[rank]
 
     def waits(self, prompt: Prompt) -> bool:
-        """Whether any rank still waits for the answer to a prompt."""
+        """Whether a rank still waits for the answer to a prompt."""
         return any(
             rank in self._open and self._open[rank].request == request
             for rank, request in prompt.requests.items()
         )
 
     def close(self, prompt: Prompt, now: float) -> Mapping[int, int]:
-        """A prompt has been answered; gives the ranks, and their requests, that still wait for
-        that.
+        """Close a prompt that was answered; return the ranks, with their requests, that still wait
+        for it.
         """
         waiting = {
             rank: request
@@ -87,7 +87,7 @@ class Prompts:
         return waiting
 
     def due_at(self, running: Collection[int]) -> float | None:
-        """When the next question is to be put to the user; None while there is none.
+        """When the next question is put to the user; None if there is none.
 
         Args:
             running: the ranks that have not ended the run: if all of them ask alike, no more is
@@ -103,12 +103,12 @@ class Prompts:
         return max(asked_at, self._answered_at) + GATHER_S
 
     def take_due(self, running: Collection[int], now: float) -> Prompt | None:
-        """The question to put to the user now, if one is due; it stays open until `close`."""
+        """Return the question to put to the user now; it stays open until `close`."""
         due_at = self.due_at(running)
         return self._first() if due_at is not None and now >= due_at else None
 
     def first(self) -> Prompt | None:
-        """The question that will be put to the user next."""
+        """The question that is put to the user next."""
         return self._first() if self._open else None
 
     def _first(self) -> Prompt:

@@ -1,4 +1,4 @@
-"""What a run has its ranks do, in one record that is made once and passed on."""
+"""The work of a run: one record, made once and passed on."""
 
 from __future__ import annotations
 

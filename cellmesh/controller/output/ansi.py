@@ -79,7 +79,7 @@ def _restyle(style: _Style, parameters: str) -> _Style:
 
 
 def _extended(codes: list[int]) -> str:
-    """The colour that follows 38 or 48; takes its codes away."""
+    """Return the colour that follows code 38 or 48, and remove its codes from the list."""
     kind = codes.pop(0) if codes else 0
     if kind == 2 and len(codes) >= 3:
         red, green, blue = (min(255, codes.pop(0)) for _ in range(3))

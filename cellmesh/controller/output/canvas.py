@@ -1,4 +1,4 @@
-"""A few lines that a program redraws by moving the cursor up, as a terminal would show them; pure.
+"""Lines that a program redraws by moving the cursor up, as a terminal would show them; pure.
 
 Bars inside of bars (of a process that a cell starts) do that, and whatever draws for a terminal.
 Only what moves between lines is understood; colours stay in the text.
@@ -30,12 +30,12 @@ def has_controls(text: str) -> bool:
 
 
 def strip_controls(text: str) -> str:
-    """A line without what moves a terminal's cursor or clears."""
+    """Remove from a line the sequences that move a terminal's cursor or clear."""
     return _SEQUENCE.sub("", text) if "\x1b[" in text else text
 
 
 class Canvas:
-    """Lines, and the cursor among them.
+    """The lines of a small terminal, and its cursor.
 
     Args:
         above: lines that stand there already, the last one unfinished.
@@ -49,7 +49,7 @@ class Canvas:
         self.moved_at = 0.0
 
     def write(self, text: str, now: float) -> list[str]:
-        """Take text in.
+        """Write text, with its cursor movements, to the canvas.
 
         Args:
             text: a delta.
@@ -80,12 +80,12 @@ class Canvas:
         return over
 
     def ends(self, text: str, now: float) -> bool:
-        """Whether a text is other output, below these lines."""
+        """Whether a text is ordinary output that belongs below the canvas."""
         is_below = self._row == len(self._rows) - 1 and self._rows[-1].strip() == ""
         return is_below and now - self.moved_at > QUIET_S and not moves_up(text)
 
     def text(self) -> str:
-        """The lines, without empty ones at the end."""
+        """The lines of the canvas, without empty ones at the end."""
         return "\n".join(self._rows).rstrip("\n ")
 
     def _control(self, sequence: str, now: float) -> None:

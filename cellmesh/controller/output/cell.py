@@ -1,4 +1,4 @@
-"""The output area of a notebook's cell, kept up over the Jupyter protocol."""
+"""Shows a run's output in the output area of its notebook cell, over the Jupyter protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_AGAIN_BYTES = 1_000_000
 
 
 class CellSink:
-    """The output area of one notebook cell, however late the output comes.
+    """Shows output in one notebook cell, also output that arrives after the cell has ended.
 
     Args:
         publish: sends an iopub message (type, content) with that cell as its parent.
@@ -69,9 +69,7 @@ class CellSink:
             self._draw_pane()
 
     def _show_one(self, block: Block | Live, texts: list[tuple[str, str]]) -> None:
-        """Show a block, or gather its text for the stream message that it can share with its
-        neighbours.
-        """
+        """Show a block, or add its text to the stream message of the blocks beside it."""
         if self._clearing:
             self._flush(texts)
             self._clear_for(block)
@@ -103,9 +101,7 @@ class CellSink:
             self._status_id = self._redraw(self._status_id, text, final)
 
     def end(self, ranks: Sequence[int]) -> None:
-        """All of its ranks have ended the run, or something came later: show the switch between
-        them.
-        """
+        """Show the switch between ranks: all ranks have ended the run, or printed after that."""
         self._record.keeps_widgets = True
         self._displays.keep(self._record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
@@ -124,7 +120,7 @@ class CellSink:
         self._send(kind, content)
 
     def _put(self, content: dict[str, Any], display_id: str, is_new: bool) -> None:
-        """Display a bundle under an id of ours, or update what stands there."""
+        """Display a bundle under a new display id, or update the display that has its id."""
         kind = "display_data" if is_new else "update_display_data"
         self._publish(kind, _with_id(content, display_id))
 
@@ -171,7 +167,7 @@ class CellSink:
                     self._record.add(Entry(ranks, Line(live.stream, line)))
 
     def _redraw(self, display_id: str, text: str, final: bool) -> str:
-        """Show a text, in place of what has this id; gives the id under which it can be
+        """Replace the text under this id; return the id under which the new text can be
         replaced.
         """
         identity = display_id or uuid.uuid4().hex
@@ -218,9 +214,7 @@ class CellSink:
         self._row = row
 
     def _show_widget(self, ranks: Ranks, class_name: str, content: dict[str, Any]) -> None:
-        """Show the lowest rank's, which it answers; of the others it is told that they have one,
-        too.
-        """
+        """Show the widget of the lowest rank, and name the other ranks that made one."""
         widgets, data = self._displays.widgets, content["data"]
         model_id = str(data[VIEW_MIME].get("model_id", ""))
         if widgets is None or not widgets.is_open(model_id):
@@ -258,9 +252,7 @@ class CellSink:
     # ---- clearing
 
     def _clear(self, ranks: Ranks, wait: bool) -> None:
-        """Take away what these ranks have shown, now or when they show more; others' output
-        stays.
-        """
+        """Remove the output of these ranks, now or when they show more; keep that of others."""
         others = self._record.cost_of_others(ranks)
         if not others and all(set(each) <= set(ranks) for each, _ in self._live_lines()):
             self._forget_places()
@@ -277,7 +269,7 @@ class CellSink:
         return self._live.lines if self._live is not None else ()
 
     def _clear_for(self, block: Block | Live) -> None:
-        """What waited for output of the ranks that this is of."""
+        """Clear for those ranks of a block that asked to clear before their next output."""
         if isinstance(block, Live):
             ranks = {rank for each, _ in block.lines for rank in each}
         elif isinstance(block.item, Rich) and block.item.kind in ("clear", "update"):
@@ -288,8 +280,8 @@ class CellSink:
             self._clear_now(due)
 
     def _clear_now(self, ranks: Iterable[int]) -> None:
-        """A front end can only clear a whole cell: what is others' is shown again, unless it is
-        much.
+        """Clear the whole cell, which is all that a front end can do, and show again what other
+        ranks have shown, unless it is much.
         """
         gone = set(ranks)
         self._clearing -= gone
@@ -339,7 +331,7 @@ class CellSink:
         self._put(self._pane.content(), self._pane_id, is_new)
 
     def _forget_places(self) -> None:
-        """What would be redrawn in place is not there any more."""
+        """Forget the displays that were redrawn in place: the cell was cleared."""
         self._live_id = self._status_id = self._tabs_id = self._tabs = self._pane_id = ""
         self._pane = Pane()
         self._bar_ids.clear()

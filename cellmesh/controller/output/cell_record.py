@@ -1,4 +1,4 @@
-"""What stands in a cell's output area, by rank: bounded, and with each display in its latest state.
+"""A bounded record, by rank, of what a cell's output area shows; each display in its latest state.
 
 Pure. It is what the switch between ranks is made of (`tabs`), and what is drawn again when only
 some ranks clear their output.
@@ -18,7 +18,7 @@ _ENTRY_BYTES = 100  # what an entry costs beside its text
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing in the area.
+    """One item of an output area.
 
     Attributes:
         ranks: whose it is; empty for what is nobody's (remarks).
@@ -36,13 +36,13 @@ class Entry:
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes."""
+        """About how many bytes the item takes."""
         return _ENTRY_BYTES + 8 * len(self.ranks) + _size(self.item) + len(str(self.content))
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a rank has shown, without what was dropped.
+    """What one rank has shown, without what was dropped from the record.
 
     Attributes:
         items: in the rank's order.
@@ -54,7 +54,7 @@ class Output:
 
 
 class Record:
-    """Remembers an output area.
+    """Remembers what one output area shows.
 
     Args:
         budget_bytes: about how much; beyond twice of it, the oldest output of those ranks goes that
@@ -74,21 +74,21 @@ class Record:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """What is there, in its order."""
+        """The items, from top to bottom."""
         return self._entries
 
     def switch_off(self) -> None:
-        """Remember nothing any longer, but whose output is there."""
+        """Forget the items, and note from now on only which ranks have output here."""
         self._is_off = True
         self._dropped = {rank: 1 for entry in self._entries for rank in entry.ranks} | self._dropped
         self._entries, self._size = [], 0
 
     def empty(self) -> None:
-        """Nothing is there any more."""
+        """Note that the area was cleared."""
         self._entries, self._size, self._dropped = [], 0, {}
 
     def add(self, entry: Entry) -> None:
-        """This stands below the rest."""
+        """Note an item below all others."""
         if self._is_off:
             self._dropped.update(dict.fromkeys(entry.ranks, 1))
             return
@@ -98,7 +98,7 @@ class Record:
             self._shrink()
 
     def replace(self, entry: Entry) -> None:
-        """This stands where what has its `display_id` stands; nothing happens if nothing has."""
+        """Put an item in place of the one with its `display_id`; do nothing if there is none."""
         for index in range(len(self._entries) - 1, -1, -1):
             old = self._entries[index]
             if old.display_id == entry.display_id:
@@ -110,7 +110,7 @@ class Record:
                 return
 
     def holds(self, ranks: Iterable[int]) -> bool:
-        """Whether anything is there of these ranks, be it remembered or not."""
+        """Whether any of these ranks has output in the area, remembered or not."""
         these = set(ranks)
         return any(
             not these.isdisjoint(each)
@@ -118,7 +118,9 @@ class Record:
         )
 
     def cost_of_others(self, ranks: Iterable[int]) -> float:
-        """How much stays when these ranks clear; infinite where some of it is not remembered."""
+        """How many bytes stay if these ranks clear; infinite where not all of that is
+        remembered.
+        """
         these = set(ranks)
         if not these.issuperset(self._dropped):
             return float("inf")
@@ -129,7 +131,7 @@ class Record:
         )
 
     def clear(self, ranks: Iterable[int]) -> None:
-        """These ranks' output goes; what they share with others stays theirs."""
+        """Remove these ranks' output; items that other ranks share stay theirs."""
         gone = set(ranks)
         kept: list[Entry] = []
         for entry in self._entries:
@@ -143,7 +145,7 @@ class Record:
             self._dropped.pop(rank, None)
 
     def by_rank(self) -> dict[int, Output]:
-        """What each rank has shown."""
+        """The output of each rank."""
         if self._is_off:
             return {}
         items: dict[int, list[Item]] = {rank: [] for rank in self._dropped}
@@ -163,9 +165,7 @@ class Record:
         self._size = sum(entry.num_bytes for entry in entries)
 
     def _shrink(self) -> None:
-        """Keep the newest: each rank's up to a share that is the same for all who have more than
-        it.
-        """
+        """Drop the oldest items of the ranks that have more than an equal share of the limit."""
         costs: dict[int, float] = {}
         for entry in self._entries:
             for rank in entry.ranks or (-1,):
@@ -191,9 +191,7 @@ class Record:
 
 
 def share(costs: Iterable[float], budget: float) -> float:
-    """How much each may have so that all together have no more than a budget, and who needs less
-    has it.
-    """
+    """Return the largest share of a budget into which all sizes, cut to that share, fit."""
     waiting = sorted(costs)
     while waiting:
         each = budget / len(waiting)

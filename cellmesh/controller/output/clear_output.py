@@ -1,5 +1,5 @@
-"""Where ranks that clear their output show it, once others have shown more than can be drawn again;
-pure.
+"""A display of their own for ranks that call `clear_output` after other ranks have shown too much
+to draw again; pure.
 
 A front end can only clear a whole cell. Beside little, others' output is shown again each time;
 beside much, what these ranks show from then on stands in one display that is updated: the newest of
@@ -23,7 +23,7 @@ MAX_BYTES = 200_000
 
 
 class Pane:
-    """The newest output of some ranks.
+    """A display that holds the newest output of some ranks.
 
     Attributes:
         ranks: whose.
@@ -37,9 +37,7 @@ class Pane:
         self._dropped: set[int] = set()  # ranks with older output that is not here
 
     def clear(self, ranks: Iterable[int]) -> None:
-        """What these ranks show from now on stands here, and nothing that they have shown
-        before.
-        """
+        """Empty the display for these ranks, which show their output in it from now on."""
         gone = set(ranks)
         self.ranks |= gone
         left = [
@@ -53,8 +51,8 @@ class Pane:
         self.is_changed = True
 
     def take(self, block: Block | Live) -> bool:
-        """Take a block in; False if it has its place elsewhere, and what its ranks show next with
-        it.
+        """Add a block; return False if the block, and what its ranks show next, belongs
+        elsewhere.
         """
         if isinstance(block, Live) or not self.ranks.intersection(block.ranks):
             return False
@@ -76,7 +74,7 @@ class Pane:
         return True
 
     def content(self) -> dict[str, Any]:
-        """What is displayed."""
+        """The display's content."""
         self.is_changed = False
         above = "… the text of what came before is in %dist_logs\n" if self._dropped else ""
         text = above + "".join(as_text(block)[1] for block in self._blocks)

@@ -18,10 +18,10 @@ Publish = Callable[[str, dict[str, Any]], None]
 
 
 class Widgets(Protocol):
-    """The ranks' widgets that the front end knows."""
+    """The ranks' widgets that the front end has open."""
 
     def is_open(self, model_id: str) -> bool:
-        """Whether it knows this one."""
+        """Whether the front end has this widget open."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Displays:
     records: collections.deque[Record] = field(default_factory=collections.deque)
 
     def put(self, rank: int, theirs: str, place: Place) -> None:
-        """A rank's display is shown here, or has changed."""
+        """Note where a rank's display is shown."""
         self.places.pop((rank, theirs), None)
         self.places[rank, theirs] = place  # last
         if len(self.places) > _MAX_PLACES:
             del self.places[next(iter(self.places))]
 
     def keep(self, record: Record) -> None:
-        """A run has ended; of those that have, only the newest are remembered."""
+        """Remember the record of a run that has ended, and forget those of the oldest runs."""
         if record not in self.records:
             self.records.append(record)
         while len(self.records) > _MAX_RECORDS:

@@ -1,6 +1,4 @@
-"""Figures that differ by rank stand side by side: one display, redrawn as the ranks' figures
-arrive.
-"""
+"""Shows figures that differ by rank side by side, in one display that is redrawn as they arrive."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _CELL = '<div style="flex:1 1 240px;max-width:max-content">'
 
 @dataclass
 class FigureRow:
-    """The figures of one row, one of each rank at most.
+    """The figures of one row: at most one of each rank.
 
     Attributes:
         display_id: of the row's display.
@@ -32,7 +30,7 @@ class FigureRow:
     figures: list[tuple[Ranks, Mapping[str, Any]]] = field(default_factory=list)
 
     def has_room(self, ranks: Ranks, content: Mapping[str, Any]) -> bool:
-        """Whether a figure of these ranks may stand in this row."""
+        """Whether a figure of these ranks can be added to this row."""
         size = sum(_size(each) for _, each in self.figures) + _size(content)
         return (
             len(self.figures) < _MAX_FIGURES
@@ -41,7 +39,7 @@ class FigureRow:
         )
 
     def add(self, ranks: Ranks, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a figure; returns what is to be published for the row."""
+        """Add a figure; return the content of the row's display."""
         self.figures.append((ranks, content))
         bundle = labelled(dict(content), ranks) if len(self.figures) == 1 else self._side_by_side()
         return {**bundle, "transient": {"display_id": self.display_id}}
@@ -59,7 +57,7 @@ class FigureRow:
 
 
 def is_figure(content: Mapping[str, Any]) -> bool:
-    """Whether a bundle is one picture, beside its text."""
+    """Whether a MIME bundle is one picture, with nothing but text beside it."""
     kinds = set(content["data"]) - {"text/plain"}
     return (
         len(kinds) == 1 and kinds <= set(PICTURES) and isinstance(content["data"][kinds.pop()], str)

@@ -1,4 +1,4 @@
-"""Folding: what ranks print alike is shown once, as ``[0-7] step 3``.
+"""Folds output: what several ranks print alike is shown once, as ``[0-7] step 3``.
 
 Pure: text and time go in, blocks to show come out. Each rank has a queue of items (lines, displays,
 tracebacks). An item is shown as soon as every rank that still runs has it at the head of its queue,
@@ -43,19 +43,21 @@ class Line:
 
 @dataclass(frozen=True)
 class Rich:
-    """Something displayed; `bundle` is JSON."""
+    """A display; `bundle` is its MIME bundle as JSON."""
 
     kind: DisplayKind
     bundle: bytes
 
     def content(self) -> dict[str, Any]:
-        """Its types and their metadata; what clears has none."""
+        """The bundle's data and metadata; empty for a display that clears."""
         return unpack_bundle(self.bundle)
 
 
 @dataclass(frozen=True)
 class WidgetView(Rich):
-    """A widget. Those of a class on several ranks count as the same: the lowest rank's is shown."""
+    """A widget. Widgets of one class on several ranks count as equal, and the lowest rank's is
+    shown.
+    """
 
     bundle: bytes = field(compare=False)
     class_name: str = ""
@@ -72,7 +74,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Gap:
-    """Output that is only in the log."""
+    """Output that was not sent; the rank's log has it."""
 
     num_lines: int
     num_bytes: int
@@ -83,7 +85,9 @@ Item = Line | Rich | Trace | Gap | Mark | Bars
 
 @dataclass(frozen=True)
 class Block:
-    """An item to show, the ranks that it came from, and their ids for it where it is a display."""
+    """An item to show, the ranks that it is from and, for a display, the display id of each
+    rank.
+    """
 
     ranks: Ranks
     item: Item
@@ -92,7 +96,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Live:
-    """Unfinished lines, to be redrawn in place; `closed` when they will not change any more."""
+    """Unfinished lines, redrawn in place; `closed` when they do not change any more."""
 
     lines: tuple[tuple[Ranks, str], ...]
     closed: bool
@@ -126,7 +130,7 @@ class Folder:
         self._ready: list[Block | Live] = []
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """Take in what these ranks said."""
+        """Take in output of these ranks."""
         match verb:
             case Output():
                 if self._all_alike(ranks, verb.text):
@@ -152,18 +156,18 @@ class Folder:
                     self._finish_partials(rank, now)
 
     def mark(self, rank: int, mark: Mark, now: float) -> None:
-        """A progress bar of this rank stands here."""
+        """Note that a progress bar of this rank stands here in its output."""
         self._finish_partials(rank, now)
         self._queue((rank,), mark, now)
 
     def leave(self, ranks: Iterable[int], now: float) -> None:
-        """These ranks have ended the run: nobody waits for their output any longer."""
+        """Note that these ranks have ended the run, so that no output waits for theirs."""
         for rank in ranks:
             self._finish_partials(rank, now)
             self._running.discard(rank)
 
     def take(self, now: float, everything: bool = False) -> list[Block | Live]:
-        """What is to be shown now.
+        """Return what is to be shown now.
 
         Args:
             now: seconds, the clock of `feed`.
@@ -187,7 +191,7 @@ class Folder:
         return ready
 
     def deadline(self) -> float | None:
-        """When `take` will have more, if nothing comes; None if nothing is held."""
+        """When `take` has more to return without new output; None if nothing is held back."""
         if self._ready or self._live_changed:
             return 0.0
         if self._queues and self._all_agree():
@@ -201,7 +205,7 @@ class Folder:
     # ---- text
 
     def _all_alike(self, ranks: Ranks, text: str) -> bool:
-        """Whether whole lines came from all at once, and nothing is in the way: no queues
+        """Whether all ranks printed the same whole lines and nothing is queued, so that no queue is
         needed.
         """
         return (
@@ -231,8 +235,8 @@ class Folder:
                 self._live_changed = True
 
     def _draw_canvas(self, key: tuple[int, StreamName], text: str, now: float) -> bool:
-        """Lines that are redrawn all together are one unfinished piece; gives whether that is
-        over.
+        """Show lines that a rank redraws together as one unfinished piece; return whether that has
+        ended.
         """
         canvas = self._canvases.get(key)
         if canvas is not None and canvas.ends(text, now):
@@ -271,9 +275,7 @@ class Folder:
             self._end_line(key, text, now)
 
     def _may_open(self, key: tuple[int, StreamName]) -> bool:
-        """Whether an unfinished line may enter the block: not before what its rank has shown
-        earlier.
-        """
+        """Whether an unfinished line may be shown: not before what its rank printed earlier."""
         return key not in self._open and key[0] not in self._queues
 
     def _update_live(self, now: float, everything: bool) -> None:
@@ -302,8 +304,8 @@ class Folder:
             self._is_buried = False
 
     def _close_finished_live(self) -> None:
-        """A block of which no line is unfinished stays as it is, and what comes now stands below
-        it.
+        """Close the block of unfinished lines once all of its lines are finished; new output goes
+        below it.
         """
         if self._live and not self._open:
             self._ready.append(self._draw(closed=True))
@@ -311,14 +313,14 @@ class Folder:
             self._live_changed = self._is_buried = False
 
     def _make_way(self, key: tuple[int, StreamName], now: float) -> None:
-        """A new line begins where a finished one stands in the block."""
+        """Show a rank's finished line above the block before the rank begins a new line."""
         if key in self._live and key not in self._open:
             self._close_finished_live()
             self._vacate([key] if key in self._live else [], now)
 
     def _vacate(self, keys: Sequence[tuple[int, StreamName]], now: float) -> None:
-        """A rank goes on while others' lines in the block are unfinished: its finished ones go
-        before.
+        """Show a rank's finished lines above the block while lines of other ranks in it are
+        unfinished.
         """
         for key in reversed(keys):
             queue = self._queues.setdefault(key[0], collections.deque())
@@ -342,7 +344,7 @@ class Folder:
             queue.append(_Queued(item, now, display_id))
 
     def _choose(self, now: float, everything: bool) -> Ranks:
-        """The ranks whose equal heads are to be shown next; empty when it is better to wait."""
+        """Return the ranks whose equal first items are shown next; none if it is better to wait."""
         if not self._queues:
             return ()
         due = everything or now >= min(_show_by(queue[0]) for queue in self._queues.values())
@@ -352,7 +354,7 @@ class Folder:
         return tuple(sorted(min(groups.items(), key=lambda pair: self._reluctance(*pair))[1]))
 
     def _all_agree(self) -> bool:
-        """Whether every rank that runs has an item to show, and it is the same."""
+        """Whether every rank that still runs has the same first item."""
         heads = iter(self._queues.values())
         first = next(heads)[0].item
         return self._running <= self._queues.keys() and all(
@@ -360,8 +362,8 @@ class Folder:
         )
 
     def _reluctance(self, item: Item, ranks: Ranks) -> tuple[int, int]:
-        """How many other ranks have it, or a bar that began before it, further back; then the
-        lowest rank.
+        """Sort key of a candidate: how many other ranks have the item, or an earlier bar, further
+        back in their queues; then the lowest rank.
         """
         others = [rank for rank in self._queues if rank not in ranks]
         coming = sum(
@@ -395,7 +397,7 @@ def _rich(kind: DisplayKind, bundle: bytes) -> Rich:
 
 
 def _after_returns(text: str, keep_return: bool = False) -> str:
-    """What a terminal would show of a line with carriage returns: its last rewrite."""
+    """Return what a terminal shows of a line with carriage returns: the text after the last."""
     text = strip_controls(text) if has_controls(text) else text
     if "\r" not in text:
         return text

@@ -1,4 +1,4 @@
-"""Unfinished lines of many ranks as few: those that differ in their numbers only are one."""
+"""Shortens the unfinished lines of many ranks: lines that differ only in numbers become one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Line = tuple[Ranks, str]
 
 
 def compact(lines: Sequence[Line]) -> list[Line]:
-    """Join lines that differ in their numbers only, if there are many.
+    """Join lines that differ only in numbers, if there are many lines.
 
     Args:
         lines: ranks and their line; or lines, that they redraw all together.

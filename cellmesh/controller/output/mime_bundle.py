@@ -1,5 +1,5 @@
-"""Bundles of MIME types: where the label of their ranks goes, and what is left of one where nothing
-runs.
+"""MIME bundles: where the label of their ranks is written, and their static form without
+scripts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _RUNNING = ("<script", "<iframe", "<object", "<embed")
 
 
 def label(ranks: Ranks) -> str:
-    """``[0-3,5]``."""
+    """Ranks as a label: ``[0-3,5]``."""
     return f"[{format_ranks(ranks)}]"
 
 
 def html_label(ranks: Ranks) -> str:
-    """The label as HTML, a line of its own."""
+    """The label as a line of HTML."""
     return (
         '<div style="font:11px monospace;opacity:.65;margin:2px '
         f'0">{html.escape(label(ranks))}</div>'
@@ -43,7 +43,7 @@ def html_label(ranks: Ranks) -> str:
 
 
 def heading(ranks: Ranks, text: str) -> dict[str, Any]:
-    """A line that stands before what has no room for a label."""
+    """A line with the ranks' label, for a display that has no room for one."""
     line = f"{label(ranks)} {text}".rstrip()
     style = "font:11px monospace;opacity:.65;margin:2px 0"
     data = {"text/plain": line, "text/html": f'<div style="{style}">{html.escape(line)}</div>'}
@@ -51,7 +51,7 @@ def heading(ranks: Ranks, text: str) -> dict[str, Any]:
 
 
 def has_room(content: Mapping[str, Any]) -> bool:
-    """Whether `labelled` can write the ranks over all that a front end may choose of a bundle."""
+    """Whether `labelled` can write the label into every MIME type that a front end may choose."""
     isolated = content.get("metadata", {}).get("text/html", {})
     if isinstance(isolated, Mapping) and isolated.get("isolated"):
         return False  # a page of its own
@@ -59,7 +59,9 @@ def has_room(content: Mapping[str, Any]) -> bool:
 
 
 def labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """The bundle with its ranks written over it, where its types have room for that."""
+    """Return the bundle with the ranks' label written above its content, in the types that allow
+    it.
+    """
     mark = label(ranks)
     data = dict(content["data"])
     if not has_room(content):
@@ -87,7 +89,7 @@ def labelled(content: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
 
 
 def picture(content: Mapping[str, Any], kind: str, style: str = "") -> str:
-    """A picture of a bundle as HTML, in the size that its metadata asks for, with this style."""
+    """Return a bundle's image as an HTML ``<img>`` of the size in its metadata, with this style."""
     metadata = content.get("metadata", {}).get(kind, {})
     sizes = "".join(
         f' {name}="{int(metadata[name])}"'
@@ -102,7 +104,7 @@ def picture(content: Mapping[str, Any], kind: str, style: str = "") -> str:
 
 
 def still(content: Mapping[str, Any]) -> str:
-    """What a bundle shows, as HTML in which nothing runs and which ends where it ends."""
+    """Return what a bundle shows as closed HTML without scripts."""
     data = content["data"]
     written = str(data.get("text/html", ""))
     if written and not any(mark in written.lower() for mark in _RUNNING):
@@ -121,7 +123,7 @@ def still(content: Mapping[str, Any]) -> str:
 
 
 def pre(inner: str, style: str = "") -> str:
-    """Text, as it stands; `inner` is HTML."""
+    """Preformatted text as HTML; `inner` is HTML already."""
     return (
         "<pre "
         f'style="margin:0;padding:0;white-space:pre-wrap;overflow-wrap:anywhere;background:none;color:inherit;line-height:1.35;{style}">{inner}</pre>'
@@ -129,8 +131,8 @@ def pre(inner: str, style: str = "") -> str:
 
 
 def balance(text: str) -> str:
-    """HTML that can stand within other HTML: what is opened is closed, and no attribute runs
-    anything.
+    """Close all open elements of an HTML fragment and remove attributes that run scripts, so that
+    it can stand within other HTML.
 
     Elements that run (`_RUNNING`) stay.
     """
@@ -141,15 +143,15 @@ def balance(text: str) -> str:
 
 
 def _as_drawing(svg: str) -> str:
-    """A drawing as a picture: sanitizers take drawings out of HTML, and scripts in one do not
-    run.
+    """Return an SVG as an ``<img>``: sanitizers remove ``<svg>``, and scripts in an ``<img>`` do
+    not run.
     """
     data = base64.b64encode(svg.encode()).decode()
     return f'<img src="data:image/svg+xml;base64,{data}" style="max-width:100%"/>'
 
 
 def _written(attributes: Sequence[tuple[str, str | None]]) -> str:
-    """The attributes of an element, without those that run something."""
+    """Return an element's attributes, without those that run scripts."""
     return "".join(
         f" {name}" if value is None else f' {name}="{html.escape(value)}"'
         for name, value in attributes
@@ -158,7 +160,7 @@ def _written(attributes: Sequence[tuple[str, str | None]]) -> str:
 
 
 def _is_script(value: str) -> bool:
-    """Whether an address is a program; browsers pass over what is not to be seen in it."""
+    """Whether a URL runs a script; like browsers, ignore invisible characters in it."""
     return "".join(each for each in value[:100] if each > " ").lower().startswith("javascript:")
 
 

@@ -1,4 +1,4 @@
-"""JSON that ranks send, in a form that every front end takes."""
+"""Reads JSON that ranks send, and repairs what front ends refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def unpack(packed: bytes) -> Any:
-    """Read JSON; half of a character (a lone surrogate), which no front end takes, becomes "?"."""
+    """Decode JSON; replace lone surrogates, which no front end accepts, by "?"."""
     value = json.loads(packed)
     if b"\\ud" in packed:
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -15,7 +15,7 @@ def unpack(packed: bytes) -> Any:
 
 
 def unpack_bundle(packed: bytes) -> dict[str, Any]:
-    """A bundle of MIME types with its metadata, whatever user code has given for them."""
+    """Decode a MIME bundle with metadata, whatever types user code has given for its values."""
     bundle = unpack(packed)
     data, metadata = bundle.get("data"), bundle.get("metadata")
     return {

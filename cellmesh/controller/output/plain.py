@@ -46,7 +46,7 @@ def is_textual(block: Block) -> bool:
 
 
 def as_remark(block: Block | Live, error: Exception) -> tuple[str, str]:
-    """What is said in place of a block that cannot be shown, as `as_text` gives it."""
+    """Return a remark that replaces a block which cannot be shown, in the form of `as_text`."""
     if isinstance(block, Live):
         ranks, what = tuple(sorted({rank for each, _ in block.lines for rank in each})), "output"
     elif isinstance(block.item, Trace):
@@ -57,7 +57,7 @@ def as_remark(block: Block | Live, error: Exception) -> tuple[str, str]:
 
 
 def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join neighbours of the same stream; empty text goes."""
+    """Join neighbouring texts of one stream; drop empty texts."""
     joined: list[tuple[str, list[str]]] = []
     for stream, text in pieces:
         if not text:

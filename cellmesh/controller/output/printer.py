@@ -1,4 +1,6 @@
-"""Shows one run's output: folds it, holds it as long as folding needs, passes it to its sink."""
+"""Shows one run's output: folds it, holds it back as long as folding needs, and gives it to a
+sink.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _MAX_LATE_S = 60.0
 
 
 class Printer:
-    """The output of one run; used in the link's loop. It outlives the run, for threads that print
-    late.
+    """Prints one run's output, also after the run has ended, as threads print late; used in the
+    link's loop.
 
     Args:
         ranks: who runs it.
@@ -44,7 +46,7 @@ class Printer:
         self._sink = sink
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """These ranks printed or displayed something, say how far a bar is, or ask the user."""
+        """Take in what these ranks sent: output, displays, progress, or a question for the user."""
         if type(verb) is Bar:
             if self._bars is None:
                 self._bars = BarBoard(self._ranks)
@@ -57,8 +59,8 @@ class Printer:
         self._need_folder(now).feed(ranks, verb, now)
 
     def settle(self, ranks: Ranks, verb: Any, now: float, is_shown: bool = True) -> None:
-        """These ranks have ended the run, in this way; where it is not shown, `Run.result` raises
-        it.
+        """Note how these ranks ended the run; an exception that is not shown here is raised by
+        `Run.result`.
         """
         if type(verb) is Failed and self._shows_traces and is_shown:
             if verb.released:  # the summary that is raised in the end says the same
@@ -79,7 +81,7 @@ class Printer:
             self.note(one if len(ranks) == 1 else f"{describe_ranks(ranks)} {verb.reason}", now)
 
     def note(self, text: str, now: float | None = None) -> None:
-        """Show a remark, after the output that is due."""
+        """Show a remark below the output so far."""
         if now is not None:
             self.show(now)
         if self._bars is not None:
@@ -87,15 +89,13 @@ class Printer:
         self._sink.note(text)
 
     def status(self, text: str, now: float | None = None) -> None:
-        """Show a line that replaces the one before it, after the output that is due; "" takes it
-        away.
-        """
+        """Show a status line below the output, in place of the previous one; "" removes it."""
         if now is not None:
             self.show(now)
         self._sink.status(text, not text)
 
     def show(self, now: float, everything: bool = False) -> None:
-        """Show what is due."""
+        """Show the output that is not held back any longer."""
         if self._folder is None:
             return
         blocks = self._folder.take(now, everything)
@@ -111,7 +111,7 @@ class Printer:
             self._show_switch()
 
     def finish(self, now: float, is_raised: bool = False) -> None:
-        """All ranks have ended the run; threads may still print.
+        """Note that all ranks have ended the run; their threads may still print.
 
         Args:
             now: seconds.
@@ -133,7 +133,7 @@ class Printer:
             self._sink.end(self._ranks)
 
     def deadline(self) -> float | None:
-        """When `show` has more; None: not before something is fed."""
+        """When `show` has more to show; None: not before more output arrives."""
         if self._folder is None:
             return None
         bars = self._bars.deadline() if self._bars is not None else None
@@ -143,7 +143,7 @@ class Printer:
     def _place_bars(
         self, bars: BarBoard, blocks: Sequence[Block | Live], now: float, everything: bool
     ) -> list[Block | Live]:
-        """Give bars their places between the other output, and draw those that are due."""
+        """Place progress bars among the other output, and draw those whose redraw time has come."""
         shown: list[Block | Live] = []
         ranks = tuple(self._ranks)
         has_new = False

@@ -1,5 +1,5 @@
-"""The switch to one rank's output, below the folded output of a cell whose ranks said different
-things.
+"""The switch to each rank's own output, below the folded output of a cell whose ranks printed
+different things.
 
 Pure: what each rank has shown goes in, HTML comes out. It is `<details>` elements of one name and
 nothing else, so that it needs no kernel and no script, and is in the saved notebook. A style sheet
@@ -89,7 +89,7 @@ def switch(outputs: Mapping[int, Output], identity: str, limit_bytes: int = LIMI
 
 
 def _group(outputs: Mapping[int, Output]) -> dict[Ranks, Output]:
-    """Ranks that have shown the same, and what; those that have shown nothing are left out."""
+    """Group ranks that have shown the same; leave out ranks that have shown nothing."""
     shown = {
         rank: output for rank, output in sorted(outputs.items()) if output.items or output.dropped
     }
@@ -99,8 +99,8 @@ def _group(outputs: Mapping[int, Output]) -> dict[Ranks, Output]:
 def _newest(
     items: Sequence[Item], limit_bytes: int, known: dict[int, tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """The newest items as pieces, one more than there is room for; `known` has those made before,
-    by id.
+    """Return the newest items as HTML pieces, one more than fits; `known` caches pieces by the
+    item's id.
     """
     pieces: list[tuple[str, str]] = []
     size = 0
@@ -119,7 +119,7 @@ def _is_one_line(output: Output) -> bool:
 
 
 def _is_rich(item: Item) -> bool:
-    """Whether it is more than text."""
+    """Whether an item is a display, not text."""
     return isinstance(item, Rich) and list(item.content()["data"]) != ["text/plain"]
 
 
@@ -158,7 +158,7 @@ def _details(
 
 
 def _costs(pieces: Sequence[tuple[str, str]]) -> list[int]:
-    """How much each takes, with what stands round it."""
+    """Return the size of each piece with the markup around it."""
     before = ["", *(kind for kind, _ in pieces)]
     return [
         len(text) + (1 if kind == last else _BLOCK_BYTES)
@@ -167,14 +167,14 @@ def _costs(pieces: Sequence[tuple[str, str]]) -> list[int]:
 
 
 def _end_of(text: str, num_bytes: int) -> str:
-    """The end of escaped text, without a part of an entity before it."""
+    """Return the end of an escaped text without a cut entity at its start."""
     end = text[-num_bytes:] if num_bytes else ""
     at = end.find(";", 0, 8)
     return end[at + 1 :] if at >= 0 and "&" not in end[:at] else end
 
 
 def _piece(item: Item) -> tuple[str, str]:
-    """An item as `join` takes it."""
+    """Return an item in the form that `join` takes."""
     match item:
         case Line(stream, text):
             return stream, as_html(text)
@@ -191,8 +191,8 @@ def _piece(item: Item) -> tuple[str, str]:
 
 
 def join(pieces: Sequence[tuple[str, str]]) -> str:
-    """HTML of pieces, each (what it is, HTML); neighbours that are text of one kind are one block
-    of text.
+    """Join pieces (kind, HTML) to HTML; neighbouring pieces of text of one kind become one
+    block.
     """
     blocks: list[tuple[str, list[str]]] = []
     for kind, text in pieces:

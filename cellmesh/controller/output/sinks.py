@@ -1,4 +1,4 @@
-"""Where folded output goes: stdout and stderr, or the output area of a notebook's cell."""
+"""Sinks for folded output: stdout and stderr, or the output area of a notebook cell."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .plain import join_streams as join_streams
 
 
 class Sink(Protocol):
-    """Takes what is to be shown; called from the link's loop, in order."""
+    """Shows output; called from the link's loop, in order."""
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
-        """Show these now."""
+        """Show these blocks now."""
 
     def note(self, text: str) -> None:
         """Show a remark of cellmesh's own."""
 
     def status(self, text: str, final: bool) -> None:
-        """Show a line that replaces the one before it, until one is `final`; a final "" takes it
-        away.
+        """Show a status line in place of the previous one, until one is `final`; a final "" removes
+        it.
         """
 
 
@@ -117,7 +117,7 @@ class SilentSink:
 
 
 class Unremarked:
-    """Shows what code prints, and no remarks, which who has asked is told otherwise.
+    """A sink that drops cellmesh's remarks: the caller reports their content in another way.
 
     Args:
         sink: where that goes.
@@ -136,7 +136,7 @@ class Unremarked:
 
 
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
-    """The sink for the code that asks: its notebook cell in a Jupyter kernel, else the console.
+    """Return the caller's sink: its notebook cell in a Jupyter kernel, else the console.
 
     Args:
         displays: the mesh's.
@@ -147,7 +147,7 @@ def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Si
 
 
 def cell_publisher() -> Publish | None:
-    """What publishes in the output area of the notebook cell that asks, from any thread and at any
+    """Return a function that publishes in the caller's notebook cell, from any thread at any later
     time.
 
     Returns:
@@ -172,7 +172,7 @@ def cell_publisher() -> Publish | None:
 
 
 def is_attended() -> bool:
-    """Whether somebody sits before the notebook whose cell asks.
+    """Whether the calling notebook has a front end that can answer `input()`.
 
     Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions;
     nobody would draw a widget, and where its page is shown later there is no kernel.
@@ -184,7 +184,7 @@ def is_attended() -> bool:
 
 
 def _kernel() -> Any:
-    """The Jupyter kernel that this is, None if it is none."""
+    """Return the Jupyter kernel of this process; None if there is none."""
     if "ipykernel" not in sys.modules:
         return None
     interactive = sys.modules.get(

@@ -1,4 +1,4 @@
-"""Animations: output that replaces itself is shown ten times a second, however often it changes.
+"""Limits animations: output that replaces itself is shown ten times a second.
 
 Pure: blocks and the time go in, the blocks to show come out. A loop that clears its output, or
 updates a display, may turn a thousand times a second; what it replaced before anybody saw it is not
@@ -16,7 +16,7 @@ FRAME_S = 0.1
 
 
 class Frames:
-    """Holds back what would be replaced at once; used in the link's loop."""
+    """Holds back displays that would be replaced at once; used in the link's loop."""
 
     def __init__(self) -> None:
         self._held: list[Block | Live] = []
@@ -25,7 +25,7 @@ class Frames:
     def pass_on(
         self, blocks: Sequence[Block | Live], now: float, everything: bool
     ) -> list[Block | Live]:
-        """What to show of these, and of what was held.
+        """Return the blocks to show now, of these and of those that were held back.
 
         Args:
             blocks: what has come.
@@ -42,7 +42,7 @@ class Frames:
         return held
 
     def deadline(self) -> float | None:
-        """When there is more to show, if nothing comes; None if nothing is held."""
+        """When a block that is held back is to be shown; None if there is none."""
         return self._shown_at + FRAME_S if self._held else None
 
 
@@ -55,7 +55,7 @@ def _is_change(block: Block | Live) -> bool:
 
 
 def _without_replaced(blocks: Sequence[Block | Live]) -> list[Block | Live]:
-    """Blocks without what a later one of them clears or updates again."""
+    """Return the blocks without those that a later block clears or updates."""
     kept: list[Block | Live] = []
     cleared: set[int] = set()
     updated: set[tuple[int, str]] = set()

@@ -1,4 +1,4 @@
-"""The progress bars of a run, all ranks together: which are one bar, where they stand, when they
+"""The progress bars of one run: which bars of the ranks are one bar, where bars stand, when they
 are drawn.
 
 Pure: the ranks' words and the time go in, what to draw comes out. The first bars of ranks that have
@@ -34,7 +34,7 @@ _MAX_BLOCKS = 50
 
 @dataclass(frozen=True)
 class Mark:
-    """The place of a bar among the other output of each rank that has begun it before it was shown.
+    """A bar's place among the other output of each rank that began the bar before it was shown.
 
     Attributes:
         group: which bar.
@@ -45,7 +45,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Bars:
-    """A block of bars, as it is to be drawn now.
+    """One block of bars as it is drawn now.
 
     Attributes:
         number: of the block; drawings of the same number replace each other.
@@ -85,7 +85,7 @@ class _Block:
 
 
 class BarBoard:
-    """The bars of one run.
+    """The bars of one run, on all of its ranks.
 
     Args:
         ranks: who runs it.
@@ -107,7 +107,7 @@ class BarBoard:
     # ---- what happens
 
     def take(self, rank: int, bar: Bar) -> Mark | None:
-        """A rank says how far a bar is.
+        """Note how far a rank's bar is.
 
         Returns:
             The bar's place, if the rank has begun it and it does not stand anywhere yet.
@@ -129,8 +129,8 @@ class BarBoard:
         return mark
 
     def place(self, mark: Mark) -> bool:
-        """The output before a bar has been shown: here it stands, unless it stands somewhere
-        already.
+        """Place a bar below the output before it, unless it has a place already; return whether it
+        was placed.
         """
         group = self._groups.get(mark.group)
         if group is None or group.block >= 0:
@@ -142,11 +142,11 @@ class BarBoard:
         return True
 
     def bury(self) -> None:
-        """Other output has been shown, below all blocks."""
+        """Note that other output was shown below all blocks."""
         self._is_buried = True
 
     def lose(self, ranks: Iterable[int], reason: str) -> None:
-        """These ranks have died."""
+        """Note that these ranks have died."""
         for rank in ranks:
             self._died[rank] = reason
             for group in self._groups.values():
@@ -156,7 +156,7 @@ class BarBoard:
     # ---- what is shown
 
     def draw(self, now: float, at_once: bool = False, is_over: bool = False) -> list[Bars]:
-        """The blocks that are to be drawn now.
+        """Return the blocks that are drawn now.
 
         Args:
             now: seconds.
@@ -182,7 +182,7 @@ class BarBoard:
         return drawings
 
     def deadline(self) -> float | None:
-        """When `draw` will have something, if nothing comes; None if nothing has changed."""
+        """When `draw` returns a block without new messages; None if nothing has changed."""
         if not self._changed:
             ends = [
                 block.ended_at + SETTLE_S for block in self._blocks if block.ended_at is not None
@@ -249,7 +249,7 @@ class BarBoard:
         )
 
     def _has_ended(self, block: _Block, now: float) -> bool:
-        """Whether no bar goes on, and no rank seems to be about to begin it."""
+        """Whether all bars of a block have ended and no rank is expected to begin one."""
         groups = block.groups
         if any(self._is_open(group) for group in groups):
             block.ended_at = None
@@ -264,7 +264,7 @@ class BarBoard:
         return True
 
     def _is_removed(self, group: _Group) -> bool:
-        """Whether every rank has taken the bar away."""
+        """Whether every rank has removed the bar."""
         return all(bar.state == "removed" for bar in group.bars.values())
 
     def _forget(self, block: _Block, group: _Group) -> None:
@@ -278,7 +278,7 @@ class BarBoard:
 
 
 def _with_finite_numbers(bar: Bar) -> Bar:
-    """A bar may count up to infinity, or be set to NaN: such a number says nothing."""
+    """Replace infinite and NaN numbers of a bar by 0, which means unknown."""
     numbers = (bar.done, bar.total, bar.elapsed_s, bar.rate)
     if all(map(math.isfinite, numbers)):
         return bar

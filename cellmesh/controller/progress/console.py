@@ -1,5 +1,5 @@
-"""Progress bars in a terminal: a line for each once it has ended; while they run, one that is
-redrawn.
+"""Progress bars in a terminal: one line for each bar that has ended, one redrawn line for those
+that run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _MAX_GOING = 2
 
 
 class ConsoleBars:
-    """What a terminal has been shown of a run's bars."""
+    """The bars that a terminal has shown for one run."""
 
     def __init__(self) -> None:
         self._shown: dict[int, object] = {}
 
     def ended(self, bars: Bars) -> str:
-        """Lines for bars that have ended and have not been shown like that; with newlines."""
+        """Return lines, with newlines, for bars that have ended and are not shown as ended yet."""
         if not bars.closed:
             return ""
         rows = tuple(
@@ -33,7 +33,7 @@ class ConsoleBars:
         return "".join(f"{line}\n" for line in lines)
 
     def going(self, bars: Bars) -> str:
-        """A line with those that go on, the innermost last; "" if none does."""
+        """Return one line with the bars that still run, the innermost last; "" if there is none."""
         rows = tuple(row for row in bars.rows if row.state == "open")
         if bars.closed or not rows:
             return ""

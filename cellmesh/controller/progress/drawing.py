@@ -1,4 +1,4 @@
-"""Blocks of progress bars as text, and as HTML.
+"""Draws blocks of progress bars as text and as HTML.
 
 The HTML holds no script; its styles are inline, and of those that viewers leave in notebooks that
 they do not trust. Colours are good on light and on dark ground.
@@ -63,7 +63,7 @@ def as_html(bars: Bars) -> str:
 
 
 def _head(row: Row) -> str:
-    """Label and title, indented below the bar that it is in."""
+    """Label and title of a bar, indented below the bar that it is nested in."""
     return f"{label_of(row)} {'  ' * row.num_outer}{row.title}".rstrip()
 
 
@@ -136,7 +136,7 @@ def _span(text: str, style: str) -> str:
 
 
 def _track(slowest: float, fastest: float, colour: str) -> str:
-    """The bar: full up to the slowest, pale up to the fastest."""
+    """The bar as HTML: filled up to the slowest rank, pale up to the fastest."""
     fill = "display:inline-block;height:10px;vertical-align:top"
     pieces = f'<span style="{fill};width:{slowest * 100:.1f}%;background-color:{colour}"></span>'
     if fastest > slowest:
@@ -154,7 +154,7 @@ def _track(slowest: float, fastest: float, colour: str) -> str:
 
 
 def _strip(row: Row, is_still: bool) -> str:
-    """How far each rank is: a small column each, with its numbers to be seen by pointing at it.
+    """A small column for each rank's progress, with its numbers as a tooltip.
 
     While it moves, each redrawing would hide them again.
     """
@@ -183,8 +183,8 @@ def _strip(row: Row, is_still: bool) -> str:
 
 
 def _per_rank(row: Row, is_still: bool) -> str:
-    """A line for each rank, equal ones together; "" where that says no more than the row, or while
-    it moves.
+    """A line for each group of ranks with equal progress; "" while the bar moves, or where all
+    ranks are equal.
 
     Each redrawing would fold it again.
     """

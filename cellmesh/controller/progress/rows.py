@@ -1,4 +1,4 @@
-"""What is said of one progress bar of all ranks: how far the slowest is, and which ranks stand out.
+"""Sums up one progress bar of all ranks: the progress of the slowest, and which ranks stand out.
 
 Pure: the ranks' last words go in, a `Row` comes out.
 """
@@ -43,7 +43,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Row:
-    """A bar of all ranks, as it is shown.
+    """A bar of all ranks as it is shown.
 
     Attributes:
         number: tells it from the run's other bars.
@@ -76,7 +76,7 @@ class Row:
 
 
 def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> Row:
-    """Sum up a bar.
+    """Sum up the bars of several ranks as one row.
 
     Args:
         number: the bar's.
@@ -119,7 +119,7 @@ def _state_of(bar: Bar, has_died: bool) -> RowState:
 
 
 def _overall(states: Mapping[int, RowState]) -> RowState:
-    """What is worst, and whether it goes on."""
+    """The state of a row: the worst state of its ranks, or open while a rank goes on."""
     order: tuple[RowState, ...] = ("failed", "stopped", "open", "short", "done")
     return next(state for state in order if state in states.values())
 
@@ -139,7 +139,7 @@ def _mark(
     slow: int,
     fast: int,
 ) -> tuple[str, tuple[int, ...]]:
-    """Which ranks stand out, and how: in words, and who."""
+    """Describe the ranks that stand out, and return them."""
     lost = sorted(rank for rank in bars if states[rank] == "failed" and rank in died)
     failed = sorted(rank for rank in bars if states[rank] == "failed" and rank not in died)
     stopped = sorted(rank for rank in bars if states[rank] == "stopped")
@@ -158,7 +158,7 @@ def _mark(
 
 
 def _who(ranks: Sequence[int]) -> str:
-    """Which ranks, or how many where that would be long."""
+    """Name ranks, or count them where the names would be long."""
     text = describe_ranks(ranks)
     return text if len(text) <= _MAX_WHO else f"{len(ranks)} ranks"
 
@@ -206,7 +206,7 @@ def _member_text(bar: Bar, state: RowState, death: str | None) -> str:
 
 
 def _common(titles: list[str]) -> str:
-    """What titles have in common; a title may hold its rank's number."""
+    """Return the common part of titles, in which each rank may write its number."""
     first = titles[0]
     if all(title == first for title in titles):
         return first
@@ -221,7 +221,7 @@ def _common(titles: list[str]) -> str:
 
 
 def _notes(notes: list[str]) -> str:
-    """One note for all: of numbers that differ, from where to where they reach."""
+    """Merge the notes of ranks; a number that differs becomes a range."""
     if all(note == notes[0] for note in notes):
         return notes[0]
     pairs = [[part.partition("=") for part in note.split(", ")] for note in notes]
@@ -244,7 +244,7 @@ def _notes(notes: list[str]) -> str:
 
 
 def format_count(number: float, divisor: int = 0) -> str:
-    """A number of steps, or of bytes where there is a divisor."""
+    """Format a number of steps or, where there is a divisor, of bytes."""
     if not divisor:
         is_whole = abs(number) < 1e15 and number == int(number)
         return f"{int(number):,}" if is_whole else f"{number:.4g}"
@@ -256,7 +256,7 @@ def format_count(number: float, divisor: int = 0) -> str:
 
 
 def format_rate(rate: float, unit: str, divisor: int = 0) -> str:
-    """``12.1 it/s``, or ``3.2 s/it`` where it is slow; "" where it is not known."""
+    """Format a rate: ``12.1 it/s``, or ``3.2 s/it`` if it is slow; "" if it is unknown."""
     if rate <= 0 or not math.isfinite(rate):
         return ""
     unit = unit or "it"
@@ -268,7 +268,7 @@ def format_rate(rate: float, unit: str, divisor: int = 0) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """``0:05``, ``1:02:03``."""
+    """Format seconds: ``0:05``, ``1:02:03``."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -277,5 +277,5 @@ def format_time(seconds: float) -> str:
 
 
 def label_of(row: Row) -> str:
-    """``[0-3]``."""
+    """The row's ranks as a label: ``[0-3]``."""
     return f"[{format_ranks(row.ranks)}]"

@@ -1,1 +1,1 @@
-"""Large values on the notebook's side."""
+"""Large values in the controller: sent to ranks whole or in parts, and put together from parts."""

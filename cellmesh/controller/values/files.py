@@ -1,4 +1,4 @@
-"""Files that ranks are to read, named and checked in the notebook."""
+"""Values that ranks read from files; the controller checks the files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...wire.files import SUFFIXES, FileValue, choose, read_npy, read_safetensor
 
 
 def from_file(path: str | os.PathLike[str], key: str | None = None) -> FileValue:
-    """A value that ranks read from a file, each for itself:
+    """Name a value that each rank reads from a file itself:
     `mesh.push(x=cellmesh.from_file("w.npy"))`.
 
     The file is mapped copy-on-write, so that ranks share its pages, read what they touch and change

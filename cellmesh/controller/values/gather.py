@@ -1,4 +1,4 @@
-"""Parts of ranks made one value: put together, or reduced."""
+"""Makes one value of the ranks' parts: puts parts together, or reduces values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def gather(
 
 
 def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
-    """Reduce values of ranks to one; of nests, part by part.
+    """Reduce the values of ranks to one value; nests of tensors element by element.
 
     Args:
         values: rank -> value.
@@ -118,7 +118,7 @@ def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
 def _place(
     parts: Mapping[int, Part], dim: int, name: str
 ) -> tuple[dict[int, Part], tuple[int, ...]]:
-    """Plain parts, each with its box in the whole, and the whole's shape."""
+    """Return plain parts, each with its box in the whole, and the shape of the whole."""
     values = {rank: part.value for rank, part in parts.items()}
     odd = next(
         (value for value in values.values() if not _is_array(value) or _is_subclass(value)), None
@@ -158,8 +158,8 @@ def _place(
 def _join(
     parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], first: Any, shape: Sequence[int]
 ) -> Any:
-    """The whole, with the parts' segments mapped one behind the other; None where they do not lie
-    so.
+    """Map the parts' segments one behind the other as the whole; return None where the parts do not
+    fit together so.
     """
     if not shape or any(part.runs for part in parts.values()):
         return None
@@ -225,7 +225,7 @@ def _is_numpy(value: Any) -> bool:
 
 
 def _is_subclass(value: Any) -> bool:
-    """Whether an array is more than its elements, as a masked one."""
+    """Whether an array has state beside its elements, as a masked array does."""
     return _is_numpy(value) and type(value).__name__ not in ("ndarray", "memmap")
 
 

@@ -1,4 +1,5 @@
-"""The segments that this process lends to ranks: warm ones are used again.
+"""The segments in which a controller lends values to ranks; segments that ranks have released are
+used again.
 
 A page that a rank has not written shows what is written into the segment later. So a segment is
 used again only once the run that it went with has ended well on every rank, and each of them has
@@ -33,7 +34,9 @@ _MAX_SLACK = 4
 
 
 class _Segment:
-    """A memfd with its pages; mapped here when it is used again, which is faster than ``write``."""
+    """A memfd of the pool; it is mapped when it is used again, because writing through a mapping is
+    faster than ``write``.
+    """
 
     def __init__(self, num_bytes: int, name: str) -> None:
         self.memfd = segments.create(num_bytes, name)
@@ -62,8 +65,8 @@ def _copy(target: memoryview, source: Frame) -> None:
 
 
 class _LentFrame(SegmentFrame):
-    """The frame for a segment of the pool; what is dropped before a run takes it along is gone with
-    it.
+    """The frame of a segment; if it is dropped before a run is sent with it, the segment is dropped
+    too.
     """
 
     segment: _Segment
@@ -121,23 +124,23 @@ class SegmentPool:
         return mapped, [frame]
 
     def keep(self, frame: SegmentFrame, ranks: Sequence[int]) -> None:
-        """A run that takes a segment along is about to be sent to these ranks."""
+        """Note that a run with a segment is about to be sent to these ranks."""
         assert isinstance(frame, _LentFrame)
         with self._lock:
             if len(self._loans) + len(self._free) < MAX_SEGMENTS:
                 self._loans[frame.ref.loan] = _Loan(frame.segment, set(ranks))
 
     def follow(self, run: Run[object], frame: SegmentFrame) -> None:
-        """The run has been sent; its end is awaited."""
+        """Note that the run was sent; the pool waits for its end."""
         run.on_end(lambda: self._run_ended(frame.ref.loan, not run.failed_ranks()))
 
     def forget(self, frame: SegmentFrame) -> None:
-        """The run may not have been sent: what ranks have of the segment will not be known."""
+        """Never use a segment again: it is unknown whether its run was sent."""
         with self._lock:
             self._loans.pop(frame.ref.loan, None)
 
     def freed(self, ranks: Sequence[int], news: Freed) -> None:
-        """These ranks use a segment no more."""
+        """Note that these ranks hold no view of a segment any more."""
         with self._lock:
             loan = self._loans.get(news.loan)
             if loan is None:
@@ -149,14 +152,16 @@ class SegmentPool:
             self._take_back(news.loan, loan)
 
     def rank_ended(self, rank: int) -> None:
-        """A rank has died: what it has forked may live."""
+        """Never reuse the segments of a rank that has died: processes that it forked may read
+        them.
+        """
         with self._lock:
             self._loans = {
                 key: loan for key, loan in self._loans.items() if rank not in loan.holders
             }
 
     def clear(self) -> None:
-        """The ranks are no more, or not this process's: keep nothing."""
+        """Drop all segments: the ranks have ended, or belong to another controller."""
         with self._lock:
             self._free.clear()
             self._loans.clear()

@@ -1,4 +1,4 @@
-"""One value of all ranks' values."""
+"""Pulls one value from several ranks, gathered or reduced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import gather as gathering
 
 
 def pull_one(ranks: RankSet, expression: str, gather: bool, reduce: str | None, dim: int) -> Any:
-    """Evaluate an expression on ranks, and put their values together or reduce them.
+    """Evaluate an expression on ranks, and gather or reduce their values.
 
     Args:
         ranks, expression, gather, reduce, dim: as of `Ranks.pull`.

@@ -1,4 +1,4 @@
-"""Values of the notebook bound to names of the ranks: whole, in parts, or as DTensors."""
+"""Binds values of the notebook to names on ranks: whole, in parts, or as DTensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def push(
     shard: int | None,
     placements: Sequence[Any] | str | None,
 ) -> None:
-    """Bind names in the namespace of ranks, and wait.
+    """Bind names in the namespaces of ranks, and wait.
 
     Args:
         ranks, shard, placements: as of `Ranks.push`.

@@ -1,4 +1,4 @@
-"""Values that ranks give in segments, taken in."""
+"""Opens the segments in which ranks return large values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY_DESCRIPTORS = 512
 
 
 def open_value(parcel: Parcel[Any]) -> Parcel[Any]:
-    """Open the segment that a value came in: the agent has it open until this message is
+    """Open the segment of a returned value; the agent keeps the segment open until this message is
     acknowledged.
 
     Where many values are held already, and with each a descriptor, of which a process may have

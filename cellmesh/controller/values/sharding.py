@@ -1,4 +1,4 @@
-"""What is to be pushed in parts: checked before anything is sent."""
+"""Checks values that are to be pushed in parts, before anything is sent."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def check_placements(
 
 
 def reduce_to_cpu(value: Any) -> Any:
-    """How what is split travels: on the CPU, for each rank moves no more than its part to its own
-    device.
-    """
+    """Pickle tensors as CPU tensors: each rank moves only its own part to its device."""
     torch = sys.modules.get("torch")
     if (
         torch is not None
@@ -93,7 +91,7 @@ def _check_dim(name: str, dim: int, shape: Sequence[int] | None) -> None:
 
 
 def _shape_of(name: str, value: Any) -> tuple[int, ...] | None:
-    """A value's shape; None where only ranks will know it."""
+    """A value's shape; None if only ranks can know it."""
     if isinstance(value, FileValue):
         return value.shape
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
