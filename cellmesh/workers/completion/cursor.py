@@ -1,12 +1,12 @@
 """Where a cursor stands in code that is not finished: after which expression, in which brackets.
 
-Python's own parser and tokenizer want whole code. Here text is read from its begin to the cursor,
-piece by piece; what it cannot be is passed over.
+Python's own tokenizer wants whole code. Here text is read from its begin to the cursor, piece by
+piece; what it cannot be is passed over.
 """
 
 from __future__ import annotations
 
-import keyword
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +31,6 @@ _PIECE = re.compile(
 )
 _QUOTE = re.compile(r"(?i)([rbuft]*)(\"\"\"|'''|\"|')")
 _OPENING = {")": "(", "]": "[", "}": "{"}
-# Names that an expression may begin with, although they are keywords.
-_VALUES = ("None", "True", "False")
 
 
 class Piece(NamedTuple):
@@ -158,48 +156,24 @@ def _in_import(pieces: Sequence[Piece], begin: int, typed: str) -> Spot | None:
 
 
 def _expression_before(text: str, pieces: Sequence[Piece], index: int) -> str:
-    """The expression that ends before a piece; "" if there is none."""
-    begin = end = -1
-    at = index - 1
-    while at >= 0:
-        piece = pieces[at]
-        if piece.text in _OPENING:
-            opening = _find_opening(pieces, at)
-            if opening < 0:
-                break
-            end = piece.end if end < 0 else end
-            begin = pieces[opening].begin
-            before = pieces[opening - 1] if opening else None
-            if piece.text == "}" or before is None or not _ends_expression(before):
-                break
-            at = opening - 1
-            continue
-        if piece.kind not in ("name", "string", "number") or not _ends_expression(piece):
+    """The longest expression before a piece that may have an attribute; "" if there is none."""
+    found, depth = "", 0
+    for piece in reversed(pieces[:index]):
+        depth += (piece.text in _OPENING) - (piece.text in _OPENING.values())
+        if depth < 0 or (depth == 0 and piece.kind == "newline"):
             break
-        end = piece.end if end < 0 else end
-        begin = piece.begin
-        if at == 0 or pieces[at - 1].text != ".":
-            break
-        at -= 2
-    return text[begin:end] if begin >= 0 else ""
+        expression = text[piece.begin : pieces[index - 1].end]
+        if depth == 0 and _may_have_attribute(expression):
+            found = expression
+    return found
 
 
-def _ends_expression(piece: Piece) -> bool:
-    if piece.kind == "name":
-        return not keyword.iskeyword(piece.text) or piece.text in _VALUES
-    return piece.kind in ("string", "number") or piece.text in (")", "]")
-
-
-def _find_opening(pieces: Sequence[Piece], closing: int) -> int:
-    depth = 0
-    for at in range(closing, -1, -1):
-        if pieces[at].text in _OPENING:
-            depth += 1
-        elif pieces[at].text in _OPENING.values():
-            depth -= 1
-            if depth == 0:
-                return at
-    return -1
+def _may_have_attribute(expression: str) -> bool:
+    try:
+        tree = ast.parse(f"{expression}.attribute", mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return isinstance(tree.body, ast.Attribute)
 
 
 def _open_call(text: str, pieces: Sequence[Piece]) -> str:
