@@ -42,11 +42,6 @@ class InstanceOf:
 Known = Value | InstanceOf
 Lookup = Callable[[str], Known]
 
-# What attributes of a tensor are; to read them may make a tensor.
-_OF_TENSORS: Mapping[str, type] = {
-    **dict.fromkeys(("grad", "data", "T", "H", "mT", "mH", "real", "imag"), torch.Tensor),
-    "shape": torch.Size, "dtype": torch.dtype, "device": torch.device,
-}  # fmt: skip
 _RETURNS_TENSOR = re.compile(r"->\s*Tensor\b")
 C_FUNCTIONS = (
     types.BuiltinFunctionType,
@@ -125,17 +120,14 @@ def attribute(owner: Known, name: str) -> Known:
 
 def is_property(kind: type, name: str) -> bool:
     """Whether an attribute of a class's instances is what code gives."""
-    try:
-        found = type(in_classes(kind, name))
-    except Unknown:
-        return False
-    return found in (property, functools.cached_property, types.GetSetDescriptorType)
+    found = in_classes(kind, name, None)
+    return type(found) in (property, functools.cached_property, types.GetSetDescriptorType)
 
 
 def _of_class(kind: type, name: str) -> Known:
     """What an instance of a class has from the class."""
-    if issubclass(kind, torch.Tensor) and name in _OF_TENSORS:
-        return InstanceOf(_OF_TENSORS[name])
+    if issubclass(kind, torch.Tensor) and name in static_eval.OF_TENSORS:
+        return InstanceOf(static_eval.OF_TENSORS[name])
     return _plain(in_classes(kind, name))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..inspect.static_eval import WRAPPED, Unknown, boxes, in_classes
+from ..inspect.static_eval import WRAPPED, boxes, in_classes
 from ..static_lookup import classes_of, held_by, vars_of
 from .inference import C_FUNCTIONS, InstanceOf, Known, Value
 
@@ -110,10 +110,7 @@ def called(value: Any) -> types.FunctionType | None:
 
 def _in_classes(kind: type, name: str) -> Any:
     """What a class has under a name; of a static method, its function."""
-    try:
-        found = in_classes(kind, name)
-    except Unknown:
-        return None
+    found = in_classes(kind, name, None)
     return found.__func__ if type(found) is staticmethod else found
 
 

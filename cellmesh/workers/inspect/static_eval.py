@@ -40,21 +40,15 @@ _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _KEYS = (int, str, float, complex, bool, bytes, type(None), type(...))
 _INDICES = (int, type(None), type(...), slice)
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
-# Attributes of tensors whose reading costs nothing. Those of the first line make no other tensor.
+# Attributes of tensors whose reading costs nothing, and what they are.
+OF_TENSORS: Mapping[str, type] = {
+    **dict.fromkeys(("grad", "data", "T", "H", "mT", "mH", "real", "imag"), torch.Tensor),
+    "shape": torch.Size, "dtype": torch.dtype, "device": torch.device,
+    "ndim": int, "requires_grad": bool,
+}  # fmt: skip
+# Those that are read of subclasses of tensors, too: to read them makes no other tensor.
 _OF_ANY_TENSOR = ("grad", "requires_grad")
-_OF_PLAIN_TENSORS = (
-    "data",
-    "T",
-    "H",
-    "mT",
-    "mH",
-    "real",
-    "imag",
-    "shape",
-    "dtype",
-    "device",
-    "ndim",
-)
+_NOTHING = object()
 # How Python itself finds attributes: each of these has that under a lookup of its own.
 _LOOKUPS = tuple(
     kind.__getattribute__
@@ -130,15 +124,17 @@ def keeps_grad(tensor: torch.Tensor) -> bool:
         )
 
 
-def in_classes(kind: type, name: str) -> Any:
-    """What a class has under a name, itself or from a base.
+def in_classes(kind: type, name: str, *default: Any) -> Any:
+    """What a class has under a name, itself or from a base; else the default.
 
     Raises:
-        Unknown: nothing.
+        Unknown: the class has nothing under the name, and no default is given.
     """
     for each in classes_of(kind):
         if name in vars_of(each):
             return vars_of(each)[name]
+    if default:
+        return default[0]
     raise Unknown
 
 
@@ -151,7 +147,7 @@ def attribute(owner: Any, name: str) -> Any:
     """
     kind = type(owner)
     if issubclass(kind, torch.Tensor):
-        is_own = name in _OF_ANY_TENSOR or (kind in _PLAIN_TENSORS and name in _OF_PLAIN_TENSORS)
+        is_own = name in _OF_ANY_TENSOR or (kind in _PLAIN_TENSORS and name in OF_TENSORS)
         if is_own and _is_torchs(kind, name):
             if name == "grad" and not keeps_grad(owner):
                 raise AttributeError(
@@ -163,23 +159,19 @@ def attribute(owner: Any, name: str) -> Any:
         return _of_class(owner, name)
     if all(in_classes(kind, "__getattribute__") is not each for each in _LOOKUPS):
         raise NeedsCode(f"{kind.__qualname__} has a __getattribute__")
-    try:
-        found = in_classes(kind, name)
-    except Unknown:
-        found = None
-    else:
-        if type(found) in SLOTS:
-            return _slot(found, owner, name)
-        if _comes_first(found):
-            raise NeedsCode(_about(found, name, kind))
+    found = in_classes(kind, name, _NOTHING)
+    if type(found) in SLOTS:
+        return _slot(found, owner, name)
+    if _comes_first(found):
+        raise NeedsCode(_about(found, name, kind))
     for number, box in enumerate(boxes(owner)):
         # What a class has comes before a module's parts; a dict's items are attributes by its code
         # only.
-        if number and (found is not None or issubclass(kind, dict)):
+        if number and (found is not _NOTHING or issubclass(kind, dict)):
             break
         if name in box:
             return box[name]
-    if found is None:
+    if found is _NOTHING:
         return _missing(kind, name)
     if has(type(found), "__get__"):
         raise NeedsCode(_about(found, name, kind))
@@ -197,9 +189,8 @@ def _of_class(owner: type, name: str) -> Any:
         has(meta, name) and _comes_first(in_classes(meta, name))
     ):
         raise NeedsCode(f"{name!r} of {owner.__qualname__} is its metaclass's affair")
-    try:
-        found = in_classes(owner, name)
-    except Unknown:
+    found = in_classes(owner, name, _NOTHING)
+    if found is _NOTHING:
         return _missing(meta, name)
     if type(found) is not types.FunctionType and has(type(found), "__get__"):
         raise NeedsCode(_about(found, name, owner))
@@ -224,10 +215,7 @@ def _slot(found: Any, owner: Any, name: str) -> Any:
 
 
 def _missing(kind: type, name: str) -> Any:
-    try:
-        asked = in_classes(kind, "__getattr__")
-    except Unknown:
-        asked = None
+    asked = in_classes(kind, "__getattr__", None)
     if asked is not None and asked is not vars_of(nn.Module)["__getattr__"]:
         raise NeedsCode(f"{kind.__qualname__} has a __getattr__")
     if issubclass(kind, types.ModuleType):

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -94,6 +94,7 @@ class LoudTensor(torch.Tensor):
 @dataclasses.dataclass
 class Config:
     rate: float = 0.5
+    limit: ClassVar[None] = None
 
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -141,7 +142,7 @@ def names() -> dict[str, Any]:
         "optimizer.param_groups[0]['params'][0][1]", "nest['a'][1][0]", "nest[key][i]",
         "nest['b'][0, 1]",
         "nest[None]", "nest['a'][0:1]", "ordered['a']", "makes['a']", "pair[1][0]",
-        "pair.right[0]", "config.rate", "Config",
+        "pair.right[0]", "config.rate", "config.limit", "Config.limit", "Config",
         "slotted.here", "module.inner.path", "text[0]", "size[1]", "size[0:1]", "loud.held",
         "loud.kind",
         "loud_class.kind", "loud_class.__init__", "print", "3",
