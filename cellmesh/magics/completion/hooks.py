@@ -9,6 +9,7 @@ notebook completes alone.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,12 +87,12 @@ class CellCompletion:
             completer.custom_matchers.remove(self._matcher)
 
     def _completions(self, text: str, offset: int) -> Iterator[Completion]:
-        found, begin = self._complete(text, offset)
-        if found is None or not found.texts:
+        found = self._complete(text, offset)
+        if found is None:
             yield from self._own(text, offset)
             return
         for name, kind in zip(found.texts, found.kinds, strict=True):
-            yield Completion(begin + found.begin, offset, name, type=kind, signature="")
+            yield Completion(found.begin, offset, name, type=kind, signature="")
         if found.is_whole:
             return
         with self._without_names():
@@ -102,16 +103,16 @@ class CellCompletion:
         """As the kernel does; where it would show IPython one line only, a rank is asked all the
         same.
         """
-        found, begin = None, 0
+        found = None
         if not getattr(self._kernel, "use_experimental_completions", True):
             cursor_pos = len(code) if cursor_pos is None else cursor_pos
-            found, begin = self._complete(code, cursor_pos)
-        if found is None or not found.texts:
+            found = self._complete(code, cursor_pos)
+        if found is None:
             return self._own_of_kernel(code, cursor_pos)
         return {
             "status": "ok",
             "matches": list(found.texts),
-            "cursor_start": begin + found.begin,
+            "cursor_start": found.begin,
             "cursor_end": cursor_pos,
             "metadata": {},
         }
@@ -120,21 +121,23 @@ class CellCompletion:
         self, code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **kwargs: Any
     ) -> Any:
         """As the kernel does, of a name on the ranks."""
-
-        def explain(source: str, cursor: int) -> Explain | None:
-            name = name_at(source, cursor)
-            return Explain(name, detail_level) if name else None
-
-        text, _ = self._ask(code, cursor_pos, explain, _TOOLTIP_S)
+        text, _ = self._ask(
+            code, cursor_pos, lambda *at: Explain(name_at(*at), detail_level), _TOOLTIP_S
+        )
         if text:
             return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
         return self._own_help(code, cursor_pos, detail_level, *args, **kwargs)
 
-    def _complete(self, text: str, offset: int) -> tuple[Completions | None, int]:
-        return self._ask(text, offset, Complete, _WAIT_S)
+    def _complete(self, text: str, offset: int) -> Completions | None:
+        """What a rank has for a place in the text; None if nothing."""
+        found: Completions | None
+        found, begin = self._ask(text, offset, Complete, _WAIT_S)
+        if found is None or not found.texts:
+            return None
+        return dataclasses.replace(found, begin=begin + found.begin)
 
     def _ask(
-        self, text: str, offset: int, query: Callable[[str, int], Query | None], timeout_s: float
+        self, text: str, offset: int, query: Callable[[str, int], Query], timeout_s: float
     ) -> tuple[Any, int]:
         """What a rank answers about a place in a cell, and where in the text that cell begins."""
         with contextlib.suppress(
@@ -144,8 +147,7 @@ class CellCompletion:
             if read is not None and offset >= read[0].begin:
                 cell, ranks = read
                 subject = query(cell.source, offset - cell.begin)
-                if subject is not None:
-                    return look_at_one(ranks.rank_set, subject, timeout_s), cell.begin
+                return look_at_one(ranks.rank_set, subject, timeout_s), cell.begin
         return None, 0
 
     @contextlib.contextmanager
