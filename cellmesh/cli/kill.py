@@ -1,5 +1,4 @@
-"""End a mesh from outside: a signal to its agent, and what it takes if that does not end
-everything.
+"""Ends a mesh from outside: signals its agent, and kills what does not end.
 
 Signals go through pidfds: a pidfd means one process, whatever its number comes to mean.
 """
@@ -83,8 +82,8 @@ def _end_waiting(found: Found, patience_s: float) -> bool:
 
 
 def sweep(found: Found) -> bool:
-    """End what is left of a dead mesh, and remove its directory; whether it was one, and is
-    removed.
+    """End what is left of a dead mesh and remove its directory; return whether it was dead and
+    is removed.
 
     Raises:
         HostError: something of it is still there.
@@ -95,7 +94,7 @@ def sweep(found: Found) -> bool:
 
 
 def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> bool:
-    """End these; whether they ended without being killed."""
+    """End these processes; return whether they ended without being killed."""
     orderly = False
     if agent in pidfds:
         _signal(pidfds[agent], signal.SIGTERM)
@@ -138,7 +137,7 @@ def _signal(pidfd: int, number: signal.Signals) -> None:
 
 
 def _wait(pidfds: Iterable[int], timeout_s: float) -> bool:
-    """Wait until all these processes have ended; whether they have."""
+    """Wait until all these processes have ended; return whether they have."""
     deadline = time.monotonic() + timeout_s
     left = set(pidfds)
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""Meshes as others see them: found by their tickets, told apart by their processes.
+"""Finds meshes by their tickets, and tells their states by their processes.
 
 A mesh's guardian, agent, zygote and store have the ticket's path among their arguments (as forks of
 one another); ranks and what they start have the mesh's mark in their environment. A process counts
@@ -73,20 +73,18 @@ class Found:
 
     @property
     def living(self) -> bool:
-        """Whether it runs, or is about to."""
+        """Whether the mesh runs, or is about to."""
         return self.state in ("running", "starting", "detached")
 
     def lease_left_s(self, now: float) -> float | None:
-        """How long it still lives on without a controller, in seconds; None where one is
-        attached.
-        """
+        """How long the mesh lives without a controller, in seconds; None if one is attached."""
         if self.state != "detached" or self.holder is None:
             return None
         return max(0.0, self.holder.since + self.ticket.lease_s - now)
 
 
 def find_meshes(root: Path) -> list[Found]:
-    """The meshes under a root, oldest first.
+    """Return the meshes under a root, oldest first.
 
     Args:
         root: as `runtime_root` gives.
@@ -118,7 +116,7 @@ def find_meshes(root: Path) -> list[Found]:
 
 
 def find_waiting(root: Path) -> list[Found]:
-    """The zygotes that wait for meshes of notebooks, as meshes without ranks and without a
+    """Return the zygotes that wait for meshes of notebooks, as meshes without ranks and
     directory.
 
     Args:
@@ -172,7 +170,7 @@ def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """Memory of processes, pages that several share counted once (PSS); RSS where that cannot be
+    """Return the memory of processes, shared pages counted once (PSS); RSS where PSS cannot be
     read.
 
     Args:
@@ -203,14 +201,14 @@ def filesystem_of(path: Path) -> str:
 
 
 def processes_of(ticket: Ticket) -> set[int]:
-    """The processes of a mesh that are here, zombies excepted."""
+    """Return the processes of a mesh on this host, without zombies."""
     pids = set(_carriers([ticket]).get(str(ticket.path), []))
     return pids.union(_below(ticket.agent_pid)) if ticket.agent_pid in pids else pids
 
 
 def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
-    """Processes of this user by the ticket whose path is among their arguments, or whose mark they
-    carry.
+    """Return this user's processes by ticket: those with its path among their arguments, or its
+    mark in their environment.
     """
     wanted = {str(ticket.path) for ticket in tickets}
     carriers: dict[str, list[int]] = {
@@ -232,7 +230,7 @@ def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
 
 
 def _is_of_here(ticket: Ticket) -> bool:
-    """Whether a ticket was made here, since this host was started or before."""
+    """Whether a ticket was written on this host, since its boot or before."""
     here = this_place()
     if ticket.place.host != here.host:
         return False
@@ -240,14 +238,14 @@ def _is_of_here(ticket: Ticket) -> bool:
 
 
 def _is_moved(ticket: Ticket, root: Path) -> bool:
-    """Whether a ticket found under a root speaks of another place, as one written in a container
+    """Whether a ticket under this root names another directory, as one that a container wrote
     does.
     """
     return os.path.realpath(root) != os.path.realpath(Path(ticket.directory).parent)
 
 
 def _answers(ticket: Ticket) -> bool:
-    """Whether somebody listens on the agent's socket, seen from here or not."""
+    """Whether a process listens on the agent's socket, even if it is not visible from here."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(ticket.agent_endpoint.removeprefix("ipc://"))

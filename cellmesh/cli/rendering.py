@@ -1,4 +1,4 @@
-"""What the commands write: tables, findings, progress, JSON. Colours reach terminals only."""
+"""Writes the commands' tables, findings, progress and JSON; colours only to terminals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _HEADERS = (
 
 
 def as_json(value: Any) -> str:
-    """A value of structs, dataclasses and containers as indented JSON."""
+    """Return structs, dataclasses and containers as indented JSON."""
     return json.dumps(msgspec.to_builtins(value), indent=2)
 
 
@@ -94,7 +94,7 @@ def _row(mesh: Found, memory: int, held: int) -> tuple[str, ...]:
 
 
 def _holder(mesh: Found) -> str:
-    """Who holds a mesh; of one that nobody does, how long it still lives."""
+    """Return the process that holds a mesh or, if none does, how long the mesh still lives."""
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
         return f"none, {format_seconds(left_s)} left"
@@ -133,7 +133,7 @@ def _short(path: str) -> str:
 
 
 def echo_findings(findings: Sequence[Finding]) -> None:
-    """Write findings, one a paragraph, and what they come to.
+    """Write findings, one a paragraph, and a summary.
 
     Args:
         findings: as `examine` gives.
@@ -166,7 +166,7 @@ def _hang(text: str, indent: int, width: int | None) -> str:
 
 
 def echo_progress(text: str) -> None:
-    """Show on a terminal what is going on, in a line that the next one replaces.
+    """Show on a terminal what is being done, in a line that the next call replaces.
 
     Args:
         text: what; "" when it is over.

@@ -1,5 +1,5 @@
-"""Which cells are for the ranks; ``%dist_auto on``: an input transformer that sends plain cells
-there.
+"""Decides which cells run on ranks; with ``%dist_auto on``, an input transformer sends plain
+cells there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HELP = re.compile(
 
 @dataclass(frozen=True)
 class CellForRanks:
-    """A cell that runs on ranks, and which they are.
+    """A cell that runs on ranks, and the ranks.
 
     Attributes:
         source: what they run.
@@ -39,7 +39,7 @@ class CellForRanks:
 
 
 def read_cell(code: str, is_auto: bool) -> CellForRanks | None:
-    """A cell as the ranks get it; None if it stays here.
+    """Return a cell as the ranks get it; None if it runs in the notebook.
 
     Args:
         code: as typed.
@@ -52,8 +52,8 @@ def read_cell(code: str, is_auto: bool) -> CellForRanks | None:
 
 
 def read_help(source: str) -> tuple[str, int] | None:
-    """What a cell asks for help on, and in which detail (0, 1), if that is all it does: ``x?``,
-    ``??x``.
+    """Return the name that a cell asks help on and the detail (0, 1), if the cell does nothing
+    else: ``x?``, ``??x``.
     """
     match = _HELP.match(
         "\n".join(line for line in source.splitlines() if not line.lstrip().startswith("#"))
@@ -99,6 +99,6 @@ def stays_here(lines: list[str]) -> bool:
 
 
 def magics_inside(source: str) -> list[str]:
-    """Our line magics in a cell meant for the ranks, where there are none."""
+    """Return cellmesh's line magics in a cell for the ranks, where these magics do not exist."""
     words = (line.split()[0] for line in source.splitlines() if line.strip())
     return [word for word in words if word.startswith("%dist_")]

@@ -1,4 +1,4 @@
-"""What each magic does: reads its options, calls the mesh, shows what comes back."""
+"""The magics: each reads its options, calls the mesh, and shows the result."""
 
 from __future__ import annotations
 
@@ -306,8 +306,8 @@ class Commands:
             self._drop()
 
     def read_cell(self, code: str) -> tuple[CellForRanks, Ranks] | None:
-        """A cell that is being written as ranks would get it, and which they are; None if none
-        would.
+        """Return a cell that is being written as ranks would get it, with the ranks; None if no
+        rank would.
         """
         cell = read_cell(code, self.is_auto)
         if cell is None or self.mesh is None:
@@ -320,7 +320,7 @@ class Commands:
     # ---- inside
 
     def _help(self, source: str, ranks: Ranks) -> bool:
-        """Show help, if that is all that a cell asks for."""
+        """Show help, if a cell asks for nothing else."""
         asked = read_help(source)
         if asked is None:
             return False
@@ -352,8 +352,8 @@ class Commands:
         return chosen
 
     def execution_count(self) -> int:
-        """The ``In[n]`` of the cell that runs. Some versions of IPython count up before it, some
-        after.
+        """The ``In[n]`` of the running cell; some versions of IPython count it before the cell,
+        some after.
         """
         count = int(self._shell.execution_count)
         history = self._shell.history_manager

@@ -1,4 +1,4 @@
-"""How objects of ours show themselves in a notebook: as widgets, where the extension is loaded."""
+"""Shows cellmesh's objects as widgets, where the extension is loaded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ _MESH = ("cellmesh.controller.mesh", "Mesh")
 
 
 class Displays:
-    """What draws the objects of one shell; a widget's module is imported when it is first
-    needed.
-    """
+    """Draws the objects of one shell; a widget's module is imported when it is first needed."""
 
     def __init__(self) -> None:
         self._renderers: dict[tuple[str, str], Callable[[Any], None]] = {
@@ -23,7 +21,7 @@ class Displays:
         }
 
     def register(self, formatter: DisplayFormatter) -> None:
-        """Have a shell show our objects as widgets."""
+        """Have a shell show cellmesh's objects as widgets."""
         for (module, name), show in self._renderers.items():
             formatter.ipython_display_formatter.for_type_by_name(module, name, show)
         formatter.formatters["text/html"].for_type_by_name(*_MESH, _draw_mesh)
@@ -42,7 +40,7 @@ class Displays:
 
 
 def _draw_mesh(mesh: Any) -> str | None:
-    """The ranks in their places, and what each does; None of a mesh that has ended."""
+    """Draw the ranks at their coordinates with what each does; None if the mesh has ended."""
     from .render.tables import doing, mesh_table
 
     states = mesh.states() if mesh.alive else {}

@@ -36,7 +36,9 @@ class Extension:
         )
 
     def register(self) -> None:
-        """Register the magics, auto mode's transformer, and how our errors look."""
+        """Register the magics, auto mode's input transformer, and how cellmesh's errors are
+        shown.
+        """
         for name in map(str, COMMANDS):
             if name not in _CELL_MAGICS:
                 self._register(name, "line", self._line_magic(name, getattr(self.commands, name)))

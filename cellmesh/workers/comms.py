@@ -115,14 +115,16 @@ class Comms:
         self._is_installed = False
 
     def install(self) -> None:
-        """From now on, `comm` makes comms of this rank, once it is imported."""
+        """Have the package `comm`, once it is imported, make comms of this rank."""
         if "comm" in sys.modules:  # preloaded
             self._take_over()
         names = ("comm", "ipykernel.ipkernel")
         AfterImport(dict.fromkeys(names, lambda module: self._take_over())).install()
 
     def showing(self, show: Show) -> Show:
-        """Wrap what shows displays: a widget is opened first, an `Output` takes what is in it."""
+        """Wrap the function that shows displays: a displayed widget is opened first, and an
+        `Output` in use takes the display.
+        """
 
         def show_or_capture(kind: DisplayKind, bundle: bytes, display_id: str) -> None:
             run = self._tracker.current()
@@ -140,7 +142,8 @@ class Comms:
         return show_or_capture
 
     def receive(self, verb: FromFrontEnd, buffers: tuple[Frame, ...]) -> None:
-        """A message of the front end's; on the main thread. What a callback raises is shown.
+        """Handle a message of the front end, on the main thread; an exception of a callback is
+        shown.
 
         Raises:
             KeyboardInterrupt: the callback was interrupted.
@@ -171,7 +174,7 @@ class Comms:
             self._tracker.enter(verb.run)
 
     def _take_over(self) -> None:
-        """Have `comm` make this rank's comms, also where its functions were imported by name."""
+        """Have `comm` make this rank's comms, also through functions that were imported by name."""
         import comm
         from comm.base_comm import BaseComm
 
@@ -206,7 +209,7 @@ class Comms:
         buffers: Sequence[Frame] | None = None,
         **keys: Any,
     ) -> None:
-        """User code's comm says something."""
+        """Handle a message that user code sends through its comm."""
         content = {"data": data or {}, "metadata": metadata or {}, **keys}
         if kind == "open":
             run = self._tracker.current()
@@ -249,7 +252,9 @@ class Comms:
                 self._post(self._comms[comm_id], "message", {"data": data}, ())
 
     def _audience_of(self, run: int) -> int:
-        """The controller that a run is shown by, 0 where this rank does not lead it."""
+        """Return the number of the controller that shows a run's widgets; 0 where this rank does
+        not lead the run.
+        """
         records = reversed(self._tracker.copy_records())
         return next((r.audience for r in records if r.run == run and r.lead == self._rank), 0)
 
@@ -262,8 +267,8 @@ class Comms:
     def _post(
         self, opened: _Opened, kind: CommKind, content: Mapping[str, Any], buffers: Sequence[Any]
     ) -> bool:
-        """Send a comm's message after opening the models that it refers to; False if it, or one of
-        these, is larger than what may pass.
+        """Send a comm's message after opening the models that it refers to; return False if one
+        of these messages is too large.
         """
         packed = pack(content)
         frames = tuple(bytes(memoryview(buffer)) for buffer in buffers)
@@ -292,7 +297,9 @@ class Comms:
         return False
 
     def _open_view(self, model_id: str) -> bool:
-        """A widget is about to be displayed: a quiet one is opened, and with it all that are."""
+        """Open a widget that is about to be displayed; if it was quiet, open all other quiet
+        widgets, too.
+        """
         is_quiet = model_id in self._comms and self._comms[model_id].audience != self._audience
         is_open = self._open_again(model_id)
         for comm_id in list(self._comms) if is_quiet else ():
@@ -300,7 +307,9 @@ class Comms:
         return is_open
 
     def _open_again(self, comm_id: str) -> bool:
-        """Have the front end know a comm, after those that its state refers to; whether it does."""
+        """Open a comm in the front end, after those that its state refers to; return whether it
+        is open.
+        """
         opened = self._comms.get(comm_id)
         if opened is None or opened.audience == self._audience:
             return opened is None or opened.audience != 0
@@ -309,7 +318,7 @@ class Comms:
         return self._post(opened, "open", content, buffers)
 
     def _catch_up(self) -> None:
-        """After a cell or a callback, send the state of widgets of which an update was not sent."""
+        """Send the states of widgets whose updates were too large, after a cell or a callback."""
         self._throttle.call()
         outdated, self._outdated = self._outdated, set()
         for opened in (self._comms[comm_id] for comm_id in outdated if comm_id in self._comms):
@@ -337,7 +346,7 @@ def make_handler(context: RankContext) -> WidgetHandler:
 
 
 def pack(value: Any) -> str:
-    """JSON, as the notebook's kernel would send it.
+    """Encode as JSON in the way of the notebook's kernel.
 
     Raises:
         TypeError, ValueError: the value has no such form; NaN has none.
@@ -346,7 +355,7 @@ def pack(value: Any) -> str:
 
 
 def describe_widgets() -> dict[str, tuple[str, Sequence[Any]]]:
-    """The state of each of this rank's widgets, for a page that is loaded again; on any thread.
+    """Return the state of each of this rank's widgets, for a reloaded page; on any thread.
 
     Returns:
         Model id -> its state and the paths of binary values in it, as JSON, and those values.

@@ -1,4 +1,4 @@
-"""What is printed and displayed within an ipywidgets `Output` becomes the widget's state.
+"""Puts what is printed and displayed within an ipywidgets `Output` into the widget's state.
 
 In a kernel the front end picks it from the kernel's messages. A rank's output reaches the notebook
 folded and in other messages, so the rank itself puts it where it belongs.
@@ -19,7 +19,7 @@ MAX_BYTES = 200_000
 
 
 class Throttle:
-    """Calls an action at once after a pause, and else with the next of its regular calls.
+    """Calls an action at once after a pause, else at the next of its regular times.
 
     Args:
         action: what is called, on the caller's thread or a timer's.
@@ -33,7 +33,7 @@ class Throttle:
         self._timer: threading.Timer | None = None
 
     def request(self) -> None:
-        """There is something to do."""
+        """Ask for a call."""
         with self._lock:
             if time.monotonic() - self._called_s >= self._period_s:
                 self.call()
@@ -43,7 +43,7 @@ class Throttle:
                 self._timer.start()
 
     def call(self) -> None:
-        """Do it now."""
+        """Call the action now."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -53,7 +53,7 @@ class Throttle:
 
 
 class Capture:
-    """The output that goes into one widget, from ``with output:`` on.
+    """Collects the output of a ``with output:`` block in its widget.
 
     Args:
         widget: the `Output`.
@@ -71,12 +71,12 @@ class Capture:
         _captures.set((*(c for c in _captures.get() if c.run == run), self))
 
     def end(self) -> None:
-        """The ``with`` block ends."""
+        """Note that the ``with`` block ends."""
         _captures.set(tuple(each for each in _captures.get() if each is not self))
         self._throttle.call()
 
     def add_text(self, stream: str, text: str) -> None:
-        """Take in what is printed."""
+        """Add printed text."""
         with self._lock:
             self._clear_if_asked()
             last = self._outputs[-1] if self._outputs else {}
@@ -88,7 +88,7 @@ class Capture:
             self._throttle.request()
 
     def add_display(self, kind: DisplayKind, bundle: bytes, display_id: str) -> None:
-        """Take in what is displayed, updated or cleared."""
+        """Add, update or clear a display."""
         with self._lock:
             if kind == "clear":
                 self._clears = True
@@ -123,13 +123,13 @@ _captures: contextvars.ContextVar[tuple[Capture, ...]] = contextvars.ContextVar(
 
 
 def find_capture(run: int) -> Capture | None:
-    """The innermost `Output` that takes what the caller's run prints and displays, if any."""
+    """Return the innermost `Output` that collects the output of the caller's run, if any."""
     captures = _captures.get()
     return captures[-1] if captures and captures[-1].run == run else None
 
 
 def _after_returns(text: str) -> str:
-    """What is left of lines that were written over (progress bars)."""
+    """Return lines as a terminal shows them after carriage returns (progress bars)."""
     lines = text.replace("\r\n", "\n").split("\n")
     kept = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
     return "\n".join(kept) + ("\r" if text.endswith("\r") else "")

@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Run all checks; those that have nothing to look at find nothing.
+    """Run all checks; a check without something to look at returns nothing.
 
     Args:
         facts: of this machine.

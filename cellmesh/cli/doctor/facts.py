@@ -1,4 +1,4 @@
-"""What `doctor` reads of this machine: plain values, so that its checks are functions of them."""
+"""Reads the facts about this machine that the checks of `doctor` are functions of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .smoke_test import Trial, try_mesh
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the checks look at; a limit of None is none.
+    """All facts that the checks look at; a limit of None means that there is none.
 
     Attributes:
         num_ranks: how many ranks are meant to run here.
@@ -71,7 +71,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather(num_ranks: int | None, wants_trial: bool, report: Callable[[str], None]) -> Facts:
-    """Look at this machine. Takes as long as importing torch.
+    """Read the facts of this machine. Takes as long as importing torch.
 
     Args:
         num_ranks: how many ranks are meant to run here; None for one a GPU, or one a core.
@@ -121,7 +121,7 @@ def gather(num_ranks: int | None, wants_trial: bool, report: Callable[[str], Non
 
 
 def _find_unmet() -> dict[str, str]:
-    """The package's requirements that are not met; none where it runs without being installed."""
+    """Return the package's requirements that are not met; none if the package is not installed."""
     unmet = {}
     try:
         requirements = map(Requirement, importlib.metadata.requires("cellmesh") or ())
@@ -141,7 +141,7 @@ def _find_unmet() -> dict[str, str]:
 
 
 def _find_missing_calls() -> dict[str, str]:
-    """System calls that this kernel, or a sandbox around this process, refuses."""
+    """Return system calls that this kernel, or a sandbox around this process, refuses."""
     calls: dict[str, Callable[[], None]] = {
         "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
         "memfd_create": lambda: os.close(os.memfd_create("cellmesh-doctor")),

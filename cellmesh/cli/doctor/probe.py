@@ -1,4 +1,4 @@
-"""What is learnt only by importing torch or asking the GPU's driver, in a process of its own.
+"""Facts that need torch to be imported or the GPU's driver to be asked, in a process of its own.
 
 Both may hang or crash where an installation is broken, and neither is to leave a trace in the
 process that asks. The probe's process prints one `Probe` as JSON.

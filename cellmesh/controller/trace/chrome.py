@@ -16,7 +16,8 @@ _CELLS, _COMPUTE, _COLLECTIVES = 0, 1, 2
 
 
 def trace_of(history: History) -> bytes:
-    """A trace in which each rank is a process; times count from the first cell's begin.
+    """Return a Chrome trace in which each rank is a process; times count from the begin of the
+    first cell.
 
     Returns:
         JSON for ``chrome://tracing`` or Perfetto.
@@ -35,7 +36,7 @@ def trace_of(history: History) -> bytes:
 
 
 def merge_traces(traces: Mapping[int, bytes]) -> bytes:
-    """One trace in which each rank is a process, all on one clock.
+    """Merge the traces of torch.profiler to one in which each rank is a process, on one clock.
 
     torch gives times in microseconds since ``baseTimeNanoseconds``, by the host's system clock.
     Here they count from the first event of any rank.
@@ -82,7 +83,9 @@ def _nanoseconds(event: Mapping[str, Any], base: int) -> int:
 def _of_rank(
     rank: int, events: Iterable[dict[str, Any]], base: int, origin: int, ids: dict[Any, int]
 ) -> list[dict[str, Any]]:
-    """The events of one rank: its process and its GPU's streams become threads of one process."""
+    """Return the events of one rank: its process and its GPU's streams become threads of one
+    process.
+    """
     threads: dict[tuple[Any, Any], int] = {}
     names: dict[int, str] = {}
     made: list[dict[str, Any]] = []
@@ -118,7 +121,7 @@ def _thread_name(place: tuple[Any, Any], name: str) -> str:
 
 
 def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
-    """An event that names a process or a thread, or says where it stands."""
+    """Return an event that names or sorts a process or a thread."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 

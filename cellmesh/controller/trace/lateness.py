@@ -16,7 +16,7 @@ Match = tuple[dict[int, int], set[int]]
 
 @dataclass(frozen=True)
 class Lateness:
-    """How a rank came to the collectives that it has in common with others.
+    """How late a rank began the collectives that it shares with others.
 
     Attributes:
         rank: which.
@@ -34,7 +34,7 @@ class Lateness:
 
 
 def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | None:
-    """The rank that the others waited for, if that is worth a word.
+    """Return the rank that others waited for noticeably; None if there is none.
 
     Args:
         lateness: of all ranks.
@@ -51,7 +51,7 @@ def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | Non
 
 
 def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
-    """The straggler, in words; "" where there was nothing to wait for. See `find_straggler`."""
+    """Describe the straggler; "" if no rank waited for another. See `find_straggler`."""
     num = sum(one.num_last for one in lateness.values())
     straggler = find_straggler(lateness, took_s)
     if straggler is None:
@@ -71,7 +71,7 @@ def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
 
 
 class Timed(Protocol):
-    """What has a begin and a length."""
+    """An operation with a begin and a length."""
 
     @property
     def start_ns(self) -> int: ...
@@ -81,7 +81,7 @@ class Timed(Protocol):
 
 
 def find_lateness(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, Lateness]:
-    """Who came last to collectives, and how long others waited for it.
+    """Find out which rank began collectives last, and how long others waited for it.
 
     Args:
         collectives: rank -> its collectives, in order.
@@ -92,7 +92,7 @@ def find_lateness(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, 
 def add_up_lateness(
     collectives: Mapping[int, Sequence[Timed]], matched: Iterable[Match]
 ) -> dict[int, Lateness]:
-    """As `find_lateness`, where it is known which of them are one."""
+    """As `find_lateness`, for collectives that are matched already."""
     totals = {rank: [0, 0, 0, 0] for rank in collectives}
     for of_ranks, missing in matched:
         if missing:
@@ -119,7 +119,7 @@ def add_up_lateness(
 
 
 def find_waits(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, list[int]]:
-    """How long each collective waited for the last of its ranks, in nanoseconds.
+    """Return how long each collective waited for the last of its ranks, in nanoseconds.
 
     Args:
         collectives: rank -> its collectives, in order.
@@ -133,7 +133,7 @@ def find_waits(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, lis
 def add_up_waits(
     collectives: Mapping[int, Sequence[Timed]], matched: Iterable[Match]
 ) -> dict[int, list[int]]:
-    """As `find_waits`, where it is known which of them are one."""
+    """As `find_waits`, for collectives that are matched already."""
     waits = {rank: [0] * len(of_rank) for rank, of_rank in collectives.items()}
     for of_ranks, missing in matched:
         if missing:
@@ -153,8 +153,8 @@ def _waited_ns(one: Timed, last_ns: int) -> int:
 def match_collectives(
     collectives: Mapping[int, Sequence[Collective]],
 ) -> list[Match]:
-    """Which collectives of the ranks are one: the n-th of a kind on a process group, over its
-    members.
+    """Match the collectives of ranks: the n-th of a name on a process group is one collective on
+    all members.
 
     Messages are left out. Members that never came to one are named where its group is known.
 

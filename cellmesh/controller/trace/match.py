@@ -1,5 +1,5 @@
-"""The last cells on all ranks: who computed, who was in which collective, and who waited for whom.
-Pure.
+"""The last cells on all ranks: which rank computed, was in a collective, and waited for which
+rank. Pure.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class Operation:
 
     @property
     def is_message(self) -> bool:
-        """Whether it is one of two ranks only."""
+        """Whether it is a send or receive between two ranks."""
         return self.name in ("send", "recv")
 
 
 def lanes_of(operations: Iterable[Operation]) -> list[int]:
-    """A lane for each operation, so that those of one lane do not overlap."""
+    """Return a lane for each operation, so that operations in one lane do not overlap."""
     ends: list[int] = []
     lanes = []
     for one in operations:
@@ -120,13 +120,13 @@ class CellTimes:
 
     @property
     def straggler(self) -> int | None:
-        """The rank that the others waited for, if that is worth a word."""
+        """The rank that others waited for noticeably; None if there is none."""
         return find_straggler(self.lateness, self.wall_ns / 1e9)
 
 
 @dataclass(frozen=True)
 class History:
-    """What ranks did lately.
+    """What ranks did in their last cells.
 
     Attributes:
         ranks: of which it tells.
@@ -144,12 +144,12 @@ class History:
 
     @property
     def length_ns(self) -> int:
-        """How long it is as it is drawn."""
+        """The length of the drawn history."""
         return max((cell.end_ns - cell.shift_ns for cell in self.cells), default=0)
 
     @property
     def is_running(self) -> bool:
-        """Whether a cell goes on."""
+        """Whether a cell has not ended."""
         return any(cell.running for cell in self.cells)
 
     @cached_property
@@ -165,7 +165,7 @@ class History:
         return self._by_cell.get((rank, run), ())
 
     def computing(self, rank: int, cell: Cell) -> list[tuple[int, int]]:
-        """When a rank was in a cell, but did not wait for an operation: (begin, end)."""
+        """Return when a rank was in a cell without waiting for an operation: (begin, end)."""
         if rank not in cell.by_rank:
             return []
         begin, end = cell.by_rank[rank]
@@ -175,7 +175,7 @@ class History:
         return cut_out([(begin, end)], blocked)
 
     def times(self, cell: Cell) -> CellTimes:
-        """Where the time of a cell went."""
+        """Return where the time of a cell went."""
         operations = [self.of(rank, cell.run) for rank in cell.by_rank]
         spans = [[(one.start_ns, one.end_ns) for one in ours] for ours in operations]
         waits = [
@@ -193,7 +193,8 @@ class History:
         )
 
     def lateness(self, run: int | None = None) -> dict[int, Lateness]:
-        """Who came last to collectives; messages do not count, as one side always waits.
+        """How late ranks began collectives; messages do not count, because one side always
+        waits.
 
         Args:
             run: of the cell that is asked about; None for all.
@@ -209,11 +210,11 @@ class History:
 
     @property
     def straggler(self) -> int | None:
-        """The rank that the others waited for, if that is worth a word."""
+        """The rank that others waited for noticeably; None if there is none."""
         return find_straggler(self.lateness(), self._took_s())
 
     def describe(self) -> str:
-        """The straggler, in words."""
+        """Describe the straggler."""
         text = describe_lateness(self.lateness(), self._took_s())
         return text.replace("never came to", "has not come yet to") if self.is_running else text
 

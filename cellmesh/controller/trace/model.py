@@ -1,4 +1,4 @@
-"""What each rank told of its time, as one history. Pure.
+"""Joins what each rank recorded to one history. Pure.
 
 What a rank was in the same collective with others shows in the group and in how many that had
 begun; who begins such a one early waits for the last. All ranks of a host have one clock.
@@ -21,7 +21,7 @@ _GAP = 0.02
 
 
 def merge(pasts: Mapping[int, Past], refusals: Mapping[int, Refusal], num_cells: int) -> History:
-    """What ranks told, as one.
+    """Join the ranks' records to one history.
 
     Args:
         pasts: rank -> what it told.
@@ -70,7 +70,7 @@ def _merge_cells(pasts: Mapping[int, Past], num_cells: int) -> tuple[tuple[Cell,
 
 
 def _close_gaps(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """Draw cells closer to each other: what a person thought in between is of no interest here."""
+    """Shorten the pauses between cells, in which only the user was thinking."""
     ordered = sorted(cells, key=lambda cell: cell.begin_ns)
     longest = round(_GAP * sum(cell.end_ns - cell.begin_ns for cell in ordered))
     shift, reached, closed = 0, 0, []
@@ -120,7 +120,7 @@ def match(
     since_ns: Mapping[int, int] | None = None,
     cut: Iterable[int] = (),
 ) -> list[Match]:
-    """Which operations of the ranks are one, by their group and how many that had begun.
+    """Match the operations of ranks by their group and their number on it.
 
     Args:
         operations: rank -> its own.

@@ -1,4 +1,4 @@
-"""Profiles a cell on all its ranks, and says which rank the others waited for."""
+"""Profiles a cell on all its ranks, and finds the rank that the others waited for."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Profile:
 
     @property
     def took_s(self) -> float:
-        """From the first rank's begin to the last one's end."""
+        """The time from the begin of the first rank to the end of the last, in seconds."""
         return (max((one.end_ns for one in self.by_rank.values()), default=0) - self.start_ns) / 1e9
 
     @property
@@ -75,11 +75,11 @@ class Profile:
 
     @property
     def lateness(self) -> dict[int, Lateness]:
-        """Who came last to collectives, and who waited for it."""
+        """How late each rank began collectives, and how long others waited for it."""
         return find_lateness({rank: one.collectives for rank, one in self.by_rank.items()})
 
     def describe_trace(self) -> str:
-        """Where the traces are, in words."""
+        """Say where the traces were written."""
         lines = []
         if self.trace_path is not None:
             size = f"{self.num_trace_bytes / 1e6:.1f} MB"
@@ -99,7 +99,7 @@ class Profile:
         return "\n".join(lines)
 
     def describe_lateness(self) -> str:
-        """The straggler, in words; "" where ranks waited for nobody worth a word."""
+        """Describe the straggler; "" if no rank waited noticeably."""
         return describe_lateness(self.lateness, self.took_s)
 
     def __repr__(self) -> str:
@@ -140,7 +140,8 @@ class Profiling:
         self.run: Run[None] = ranks.submit_cell(source, execution_count=execution_count, argv=argv)
 
     def collect(self) -> Profile:
-        """What the ranks have seen, once the cell has ended, well or not. Blocks; writes the trace.
+        """Return the ranks' profiles once the cell has ended, well or not, and write the trace.
+        Blocks.
 
         Raises:
             HostError: the trace could not be written.
@@ -198,7 +199,7 @@ def profile(ranks: Ranks, source: str, trace: str | Path | None = None) -> Profi
 
 
 def check_target(path: Path) -> Path:
-    """Where a trace is to be written, as an absolute path.
+    """Return the absolute path of a trace that is to be written.
 
     Raises:
         MeshUsageError: nothing can be written there.
@@ -216,12 +217,12 @@ def check_target(path: Path) -> Path:
 
 
 def _beside(path: Path, rank: int) -> Path:
-    """Where a rank writes its own: ``trace.rank3.json`` beside ``trace.json``."""
+    """Return the path of one rank's trace: ``trace.rank3.json`` beside ``trace.json``."""
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix or '.json'}")
 
 
 def compare_operators(by_rank: Mapping[int, RankProfile]) -> list[OperatorByRank]:
-    """Every operator's self time over the ranks, those that took longest on average first."""
+    """Return every operator's self time on the ranks, the longest on average first."""
     found: dict[tuple[OperatorKind, str], dict[int, tuple[int, int]]] = {}
     for rank, one in by_rank.items():
         for operator in one.operators:

@@ -21,7 +21,7 @@ _MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 
 
 def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) -> History:
-    """What ranks did in the last cells (see `Ranks.timeline`)."""
+    """Return what ranks did in their last cells (see `Ranks.timeline`)."""
     ranks.session._check_usable(())
     if num_cells < 1:
         raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")

@@ -1,3 +1,3 @@
-"""``%dist_export``: what a notebook ran on its ranks, recorded, and written as a script for
+"""``%dist_export``: records what a notebook ran on its ranks, and writes it as a script for
 torchrun.
 """

@@ -1,4 +1,4 @@
-"""What names are that ranks have just saved or loaded, for `%dist_export`."""
+"""Finds out, for `%dist_export`, what the names are that ranks have just saved or loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .history import Checkpoint, Held
 
 
 def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpoint:
-    """A save or load that has been done. Asks the ranks.
+    """Record a save or load that has ended; asks the ranks about its names.
 
     Args:
         mesh: who did it.
@@ -21,7 +21,9 @@ def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpo
 
     # A nested function travels as what it is: ranks import nothing of the notebook's.
     def look(names: list[str], path: str) -> list[tuple[str, str, str, str]]:
-        """Name, kind, an optimizer's model, and a digest of what may differ by rank."""
+        """Return a value's name, kind, the model of an optimizer, and a digest of what may
+        differ by rank.
+        """
         import hashlib
         import pickle
         import sys

@@ -1,4 +1,4 @@
-"""What magics did to the ranks, as plain torch. Pure."""
+"""Writes magics that changed the ranks (push, seed, save, load) as plain torch. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STATE_DICTS = "torch.distributed.checkpoint.state_dict"
 
 
 def write_push(count: int, push: Push, draft: Draft) -> Part:
-    """Values of the notebook: those that Python can write down; the others are asked for."""
+    """Write pushed values that have a Python literal; leave a place to fill in for the others."""
     lines, missing = [], []
     for name, value in push.values.items():
         if value.literal:
@@ -33,7 +33,7 @@ def write_push(count: int, push: Push, draft: Draft) -> Part:
 
 
 def write_seed(count: int, seed: Seed, uses_numpy: bool, draft: Draft) -> Part:
-    """Seeds of all generators that the script has."""
+    """Write the seeding of all generators that the script imports."""
     value = f"{seed.seed} + {draft.rank}" if seed.per_rank else str(seed.seed)
     draft.imports.add("import random")
     lines = [f"random.seed({value})\n"]
@@ -46,7 +46,7 @@ def write_seed(count: int, seed: Seed, uses_numpy: bool, draft: Draft) -> Part:
 
 
 def write_checkpoint(count: int, checkpoint: Checkpoint, draft: Draft) -> Part:
-    """A save or a load, as `torch.distributed.checkpoint` does it."""
+    """Write a save or a load with `torch.distributed.checkpoint`."""
     kinds = {held.kind for held in checkpoint.items}
     action = checkpoint.action
     names = {"model": "model_state_dict", "optimizer": "optimizer_state_dict"}
@@ -101,5 +101,5 @@ def _restore(held: Held, draft: Draft) -> str:
 
 
 def describe_dims(dims: Mapping[str, int]) -> str:
-    """Dims as ``%dist_mesh`` is given them."""
+    """Write dims as ``%dist_mesh`` takes them."""
     return " ".join(f"{name}={size}" for name, size in dims.items())

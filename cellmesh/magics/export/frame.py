@@ -1,4 +1,6 @@
-"""What stands before and after the cells in an exported script, and what its parts share. Pure."""
+"""The code before and after the cells of an exported script, and names that its parts share.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from .rewriting import MAIN, free_name, under
 
 @dataclass
 class Draft:
-    """What comes up while parts are written, and stands elsewhere in the script.
+    """The helpers and imports that parts of the script need, collected while the parts are
+    written.
 
     Attributes:
         names: that ranks' cells use or bind.
@@ -41,24 +44,24 @@ class Draft:
     awaits: bool = False
 
     def own(self, name: str) -> str:
-        """A name of the script's frame (`rank`, `device`), or its copy where cells bind that
-        name.
+        """Return a name of the script's own (`rank`, `device`), or of its copy if cells bind
+        that name.
         """
         return free_name(f"own_{name}", self.names) if name in self.bound else name
 
     @property
     def rank(self) -> str:
-        """An expression for this rank, whatever cells do with `rank`."""
+        """An expression for this process's rank, even if cells bind `rank`."""
         return self.own("rank")
 
     @property
     def show(self) -> str:
-        """The name of the function that shows a value."""
+        """The name of the function that prints a value."""
         return free_name("show", self.names)
 
     @property
     def loop(self) -> str:
-        """The name of the event loop."""
+        """The name of the asyncio event loop."""
         return free_name("loop", self.names)
 
 
@@ -79,7 +82,7 @@ class Part:
     can_repeat: bool = False
 
     def render(self) -> str:
-        """The part as text."""
+        """Return the part as text."""
         cells = ", ".join(f"In [{count}]" for count in self.counts[:1] + self.counts[1:][-1:])
         if len(self.counts) > 2:
             cells = cells.replace(", ", " to ")
@@ -87,13 +90,13 @@ class Part:
 
 
 def condition(draft: Draft, *ranks: int) -> str:
-    """The head of an ``if`` for some ranks."""
+    """Return the head of an ``if`` that is true on some ranks."""
     among = f"== {ranks[0]}" if len(ranks) == 1 else f"in ({', '.join(map(str, ranks))})"
     return f"if {draft.rank} {among}"
 
 
 def make_mesh(dims: Mapping[str, int], draft: Draft) -> str:
-    """The call that makes a DeviceMesh."""
+    """Return the call that makes a DeviceMesh."""
     names = ", ".join(f'"{name}"' for name in dims)
     kind = f"{draft.own('device')}.type"
     if len(dims) == 1:
@@ -106,7 +109,7 @@ def make_mesh(dims: Mapping[str, int], draft: Draft) -> str:
 
 
 def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
-    """Everything before the first cell."""
+    """Write everything before the first cell."""
     num_ranks = math.prod(beginning.dims.values())
     attached = (
         "\nThe ranks were attached to: what others ran on them before is not here.\n"
@@ -142,7 +145,7 @@ def write_head(beginning: Beginning, filename: str, draft: Draft) -> str:
 
 
 def _imports(lines: set[str]) -> str:
-    """Imports in their usual order; names of one module are imported in one line."""
+    """Write imports in the usual order; names of one module share a line."""
     others = lines | {"import torch", "import torch.distributed as dist"}
     others.add("from torch.distributed.device_mesh import init_device_mesh")
     own = {line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names}
@@ -188,7 +191,7 @@ sleep(0.5)  # gloo's threads let go of their last tensors: in Python's shutdown,
 
 
 def write_tail(draft: Draft) -> str:
-    """Everything after the last cell.
+    """Write everything after the last cell.
 
     A script that raises does not come here, and need not: its process ends, and torchrun ends the
     others. Taking down a process group in which others wait could hang. Threads of gloo's groups

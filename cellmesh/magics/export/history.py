@@ -1,4 +1,4 @@
-"""What a notebook has run on its mesh, as `%dist_export` needs it: records, in order."""
+"""Records of what a notebook ran on its mesh, in order, for `%dist_export`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LITERAL = 10_000
 
 
 class Outcome(Protocol):
-    """How a run ended, as a `controller.run.Run` tells it."""
+    """How a run ended; `controller.run.Run` has these attributes."""
 
     def done(self) -> bool: ...
 
@@ -41,7 +41,7 @@ class RankCell:
     argv: tuple[str, ...] | None = None
 
     def settle(self) -> None:
-        """Take in how the run has ended, if it has."""
+        """Note how the run has ended, if it has."""
         run = self.run
         if run is not None and run.done():
             self.failed = tuple(run.failed_ranks())
@@ -65,7 +65,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Push:
-    """Values that the notebook gave to ranks (None: all)."""
+    """Values that the notebook pushed to ranks (None: to all)."""
 
     values: Mapping[str, Value]
     ranks: tuple[int, ...] | None = None
@@ -73,7 +73,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Reshape:
-    """``mesh`` got other dims."""
+    """The ranks' ``mesh`` got other dims."""
 
     dims: Mapping[str, int]
 
@@ -88,7 +88,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Held:
-    """What a name was when it was saved or loaded.
+    """What a name stood for when it was saved or loaded.
 
     Attributes:
         name: of the ranks.
@@ -114,7 +114,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Aside:
-    """Another magic: a script has nothing that does the same.
+    """Another magic, which has no counterpart in a script.
 
     Attributes:
         line: as typed.
@@ -145,13 +145,13 @@ class NotebookCell:
     failed: bool = False
 
     def is_on_ranks(self) -> bool:
-        """Whether ranks ran it, rather than the notebook."""
+        """Whether the cell ran on ranks, not in the notebook."""
         return any(isinstance(entry, RankCell) for entry in self.entries)
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """How the ranks began that the mesh has now.
+    """How the mesh's present ranks were started.
 
     Attributes:
         dims: of the DeviceMesh.
@@ -167,7 +167,7 @@ class Beginning:
 
 
 class History:
-    """The cells of one notebook. `begin` forgets what ranks ran before, and nothing else."""
+    """The cells of one notebook."""
 
     def __init__(self) -> None:
         self.beginning: Beginning | None = None
@@ -175,34 +175,34 @@ class History:
         self._open: NotebookCell | None = None
 
     def begin(self, beginning: Beginning) -> None:
-        """The ranks are new: nothing that ran before has left anything on them."""
+        """Forget what earlier ranks ran: the ranks are new and hold nothing of it."""
         self.beginning = beginning
         self._cells = [cell for cell in self._cells if not cell.is_on_ranks()]
         for cell in (*self._cells, *((self._open,) if self._open else ())):
             cell.entries.clear()
 
     def add(self, count: int, entry: Entry) -> None:
-        """The cell that runs has done this."""
+        """Add an action of the running cell."""
         if self._open is None:
             self._open = NotebookCell(count)
         self._open.entries.append(entry)
 
     def close(self, count: int, source: str, failed: bool) -> None:
-        """The cell has ended."""
+        """Note that the cell has ended."""
         cell = self._open or NotebookCell(count)
         self._open = None
         cell.count, cell.source, cell.failed = count, source, failed
         self._cells.append(cell)
 
     def cells(self) -> Iterator[NotebookCell]:
-        """All cells, in order; the one that runs now is last, without its source."""
+        """All cells in order; the running cell is the last, without its source."""
         yield from self._cells
         if self._open is not None:
             yield self._open
 
 
 def value_of(value: Any) -> Value:
-    """A value as a record: what Python makes it, or else what it is."""
+    """Record a value: its Python literal, or else a description."""
     try:
         literal = _literal(value, depth=0)
     except ValueError:
@@ -236,13 +236,13 @@ def _literal(value: Any, depth: int) -> str:
 
 
 def quote(text: str) -> str:
-    """Text as Python, in double quotes where it has none itself."""
+    """Write text as a Python literal, in double quotes if it contains none."""
     literal = repr(text)
     return literal if '"' in literal else f'"{literal[1:-1]}"'
 
 
 def describe(value: Any) -> str:
-    """What a value is, in a few words: its type, shape and dtype or length."""
+    """Describe a value in a few words: type, shape, and dtype or length."""
     words = [type(value).__name__]
     try:
         return " ".join([*words, *_size(value)])

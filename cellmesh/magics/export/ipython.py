@@ -1,4 +1,6 @@
-"""IPython's syntax in a cell (``!ls``, ``%time f()``) as Python, where some does the same. Pure."""
+"""Rewrites IPython's syntax in a cell (``!ls``, ``%time f()``) as Python, where Python can do
+the same. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from .rewriting import parse
 
 @dataclass
 class Plain:
-    """A cell as Python.
+    """A cell rewritten as Python.
 
     Attributes:
         source: the Python.
@@ -26,7 +28,7 @@ class Plain:
 
 
 def to_python(source: str) -> Plain:
-    """A cell without IPython's syntax.
+    """Rewrite a cell without IPython's syntax.
 
     Args:
         source: as typed.
@@ -57,7 +59,7 @@ def to_python(source: str) -> Plain:
 
 
 def magic_of(value: ast.expr) -> tuple[str, list[str]] | None:
-    """``get_ipython().method("text", ...)``: the method and its texts."""
+    """Return the method and the texts of a call ``get_ipython().method("text", ...)``."""
     match value:
         case ast.Call(
             func=ast.Attribute(
@@ -113,5 +115,5 @@ def _leave_out(plain: Plain, what: str, is_nested: bool) -> str:
 
 
 def _command(command: str) -> str:
-    """A shell command as Python: IPython fills in ``{expressions}``."""
+    """Rewrite a shell command as Python; IPython fills in its ``{expressions}``."""
     return f"f{command!r}" if "{" in command else repr(command)

@@ -1,4 +1,4 @@
-"""Cells of the notebook's own process in a script: as comments, or once, on rank 0. Pure."""
+"""Writes cells that ran in the notebook's own process: as comments, or for rank 0. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FRAME = {"rank", "local_rank", "world_size", "device", "mesh", "torch", "dist",
 
 
 def write_comment(cell: NotebookCell) -> Iterator[Part]:
-    """What the notebook itself ran, as a comment."""
+    """Write a cell of the notebook's own process as a comment."""
     lines = [line.strip() for line in source_of(cell).splitlines() if line.strip()]
     told = [line for line in lines if line.split()[0] not in _TRACELESS]
     if not told:
@@ -40,13 +40,15 @@ def write_comment(cell: NotebookCell) -> Iterator[Part]:
 
 
 def source_of(cell: NotebookCell) -> str:
-    """A cell without the line of ``%%local``."""
+    """Return a cell without its ``%%local`` line."""
     first, _, rest = cell.source.lstrip("\n").partition("\n")
     return rest if first.split()[:1] == ["%%local"] else cell.source
 
 
 def write_on_rank_0(cell: NotebookCell, draft: Draft) -> Iterator[Part]:
-    """What the notebook itself ran, run by rank 0; values are pulled where ranks have them."""
+    """Write a cell of the notebook's own process for rank 0; `%dist_pull` becomes a gather from
+    the ranks.
+    """
     problem = _find_problem(cell, draft)
     if problem:
         draft.warnings.append(f"In [{cell.count}] of the notebook is left out: {problem}")
@@ -58,7 +60,7 @@ def write_on_rank_0(cell: NotebookCell, draft: Draft) -> Iterator[Part]:
 
 
 def _find_problem(cell: NotebookCell, draft: Draft) -> str:
-    """Why a cell cannot run on rank 0, "" if it can."""
+    """Return why a cell cannot run on rank 0; "" if it can."""
     if cell.failed:
         return "it failed"
     plain = to_python(source_of(cell)).source
@@ -91,7 +93,7 @@ def _transform(cell: NotebookCell) -> str:
 
 
 def _dist_magic(statement: ast.stmt) -> tuple[str, str] | None:
-    """One of our line magics, and its line."""
+    """Return the name and the line of one of cellmesh's line magics."""
     match magic_of(statement.value) if isinstance(statement, ast.Expr) else None:
         case ("run_line_magic", [name, line]) if name.startswith("dist_"):
             return name, line
@@ -126,7 +128,7 @@ def _on_rank_0(source: str, count: int, draft: Draft) -> str:
 
 
 def _read_pull(line: str) -> tuple[str, str, bool]:
-    """The expression, the name that it gets in the notebook ("": none), and whether of all
+    """Return a pull's expression, its name in the notebook ("": none), and whether it is of all
     ranks.
     """
     options = parse_options("dist_pull", line)
@@ -136,9 +138,7 @@ def _read_pull(line: str) -> tuple[str, str, bool]:
 
 
 def _pull(line: str) -> str:
-    """A pull: every rank evaluates the expression, as in the notebook, and rank 0 gets what was
-    asked for.
-    """
+    """Write a pull: every rank evaluates the expression, and rank 0 gets the value or values."""
     expression, target, of_others = _read_pull(line)
     options = parse_options("dist_pull", line)
     if not target or (target == expression and not of_others):

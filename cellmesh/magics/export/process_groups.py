@@ -1,4 +1,4 @@
-"""Cells that make process groups, or processes, as a script's own cells do. Pure."""
+"""Supports cells that make process groups or spawn processes in an exported script. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GroupUse:
 
 
 def find_group_use(sources: Iterable[str]) -> GroupUse:
-    """What cells do with process groups, by the words in them."""
+    """Find out what cells do with process groups, by the names in them."""
     text = "\n".join(sources)
     return GroupUse(
         *(pattern.search(text) is not None for pattern in (_MAKES, _NAMES_A_STORE, _SPAWNS))
@@ -37,7 +37,8 @@ def find_group_use(sources: Iterable[str]) -> GroupUse:
 
 
 def write_group_use(use: GroupUse, has_mesh: bool) -> str:
-    """What lets cells call ``init_process_group`` in a script that has a process group.
+    """Write the code that lets cells call ``init_process_group`` in a script that has a process
+    group already.
 
     torch numbers groups from 0 again after the default one was destroyed: the next one would read
     the addresses that the last one has left in torchrun's store, so that one of a few runs fails.

@@ -45,7 +45,7 @@ class Recorder:
         mesh: Mesh,
         argv: str | None = None,
     ) -> None:
-        """Ranks have been sent a cell."""
+        """Record a cell that was sent to ranks."""
         entry = RankCell(source, _unless_all(run.ranks, mesh), quiet, run, argv=read_argv(argv))
         self.history.add(count, entry)
         run.on_end(entry.settle)
@@ -53,7 +53,7 @@ class Recorder:
     def magic(
         self, count: int, name: str, line: str, options: dict[str, Any], mesh: Mesh | None
     ) -> None:
-        """A line magic has done what it does."""
+        """Record a line magic that has ended."""
         if mesh is not None and name in _BEGINNINGS:
             self.history.begin(_beginning(mesh, attached=name == "dist_attach"))
         elif mesh is not None and name not in _PASSED_OVER:
@@ -62,7 +62,7 @@ class Recorder:
                 self.history.add(count, entry)
 
     def close_cell(self, result: ExecutionResult | None) -> None:
-        """IPython's event: a cell of the notebook has ended."""
+        """Handle IPython's event that a cell of the notebook has ended."""
         info = result.info if result is not None else None
         if (
             result is None
@@ -100,7 +100,7 @@ class Recorder:
 
 
 def _asks_for_help(source: str) -> bool:
-    """Whether a cell does nothing else: ``x?``, ``?x``, ``%magic?``."""
+    """Whether a cell only asks for help: ``x?``, ``?x``, ``%magic?``."""
     cell = read_cell(source, is_auto=False)
     lines = [line.strip() for line in (cell.source if cell is not None else source).splitlines()]
     told = [line for line in lines if line and not line.startswith("#")]

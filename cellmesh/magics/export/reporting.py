@@ -1,6 +1,4 @@
-"""``cellmesh.log`` in a script: there is nobody to plot, and cellmesh need not be installed.
-Pure.
-"""
+"""Replaces ``cellmesh.log`` in a script, which must run without cellmesh. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +12,8 @@ IMPORT = "from types import SimpleNamespace"
 
 
 def without_cellmesh(source: str) -> str:
-    """A cell in which what it imports of cellmesh to log numbers does nothing.
+    """Return a cell in which imports of cellmesh's `log` are replaced by a function that does
+    nothing.
 
     Imports of anything else of cellmesh stay as they are.
     """
@@ -31,7 +30,7 @@ def without_cellmesh(source: str) -> str:
 
 
 def _stand_in(node: ast.AST) -> str:
-    """What stands for an import, "" where it stays."""
+    """Return the replacement of an import; "" if the import stays."""
     match node:
         case ast.Import(names) if any(alias.name == "cellmesh" for alias in names):
             others = [alias for alias in names if alias.name != "cellmesh"]

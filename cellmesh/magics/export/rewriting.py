@@ -35,11 +35,13 @@ _STEPPERS = re.compile(r"opt|sched", re.IGNORECASE)
 
 
 class CannotRewriteError(Exception):
-    """A cell has something that cannot stand where the script needs it; says what."""
+    """A cell contains something that cannot be moved to where the script needs it; the message
+    names it.
+    """
 
 
 def parse(source: str) -> ast.Module | None:
-    """A cell's tree, which may await at top level; None if it is no Python."""
+    """Parse a cell, which may await at top level; return None if it is not Python."""
     try:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
         tree = compile(source, "cell", "exec", flags, dont_inherit=True)
@@ -56,7 +58,7 @@ def awaits(source: str) -> bool:
 
 
 def names_in(source: str) -> set[str]:
-    """All names that a cell uses or binds, at any depth."""
+    """Return all names that a cell uses or binds, at any depth."""
     tree = parse(source)
     found: set[str] = set()
     for node in ast.walk(tree) if tree is not None else ():
@@ -75,7 +77,9 @@ def names_in(source: str) -> set[str]:
 
 
 def names_bound(source: str) -> set[str]:
-    """The global names that a cell binds: at its top level, or as ``global`` in a function."""
+    """Return the global names that a cell binds: at its top level, or as ``global`` in a
+    function.
+    """
     try:
         tree = _Generators().visit(ast.parse(_as_function(source, "cell")))
         table = symtable.symtable(ast.unparse(tree), "cell", "exec").get_children()[0]
@@ -90,7 +94,7 @@ def names_bound(source: str) -> set[str]:
 
 
 def without_globals(source: str) -> str:
-    """A cell without ``global`` at its top level, where it changes nothing.
+    """Return a cell without ``global`` statements at its top level, where they have no effect.
 
     In the script, such a statement would be a syntax error below a line that binds the same name.
     """
@@ -108,9 +112,7 @@ def without_globals(source: str) -> str:
 
 
 def _passing(source: str, statement: ast.stmt) -> str:
-    """A cell with ``pass`` in place of a statement, or without its lines where nothing else is on
-    them.
-    """
+    """Replace a statement by ``pass``, or remove its lines if nothing else is on them."""
     begin = offset(source, statement.lineno, statement.col_offset)
     end = offset(source, statement.end_lineno, statement.end_col_offset)
     is_alone = statement.col_offset == 0 and source[end : end + 1] in ("", "\n")
@@ -118,8 +120,7 @@ def _passing(source: str, statement: ast.stmt) -> str:
 
 
 def guard(source: str) -> str:
-    """A cell of which a process that was spawned, and imports the script, runs only what defines
-    names.
+    """Guard a cell so that spawned processes, which import the script, run only its definitions.
 
     Raises:
         CannotRewriteError: a part of it cannot stand under an ``if``.
@@ -160,8 +161,8 @@ def _only_defines(node: ast.stmt) -> bool:
 
 
 class _Generators(ast.NodeTransformer):
-    """Makes generators of all comprehensions: from Python 3.12 a symbol table lists the names that
-    other comprehensions bind with those of the function round them.
+    """Turns all comprehensions into generators: from Python 3.12 on, a symbol table lists names
+    bound in other comprehensions as names of the enclosing function.
     """
 
     def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.AST:
@@ -176,7 +177,7 @@ class _Generators(ast.NodeTransformer):
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
-    """A name that nobody has taken, like the wanted one."""
+    """Return a name like the wanted one that is not taken."""
     taken = set(taken)
     name = wanted
     while name in taken:
@@ -185,7 +186,7 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
 
 
 def indent(source: str) -> str:
-    """Indent a cell by one level; what stands inside strings stays as it was.
+    """Indent a cell by one level, but not the insides of strings.
 
     Raises:
         CannotRewriteError: it means something else when it is indented.
@@ -231,7 +232,7 @@ def _tokens(source: str) -> list[tokenize.TokenInfo]:
 
 
 def under(head: str, source: str) -> str:
-    """A cell as the body of an ``if`` or a loop.
+    """Return a cell as the body of an ``if`` or a loop.
 
     Raises:
         CannotRewriteError: it cannot be one.
@@ -244,7 +245,7 @@ def under(head: str, source: str) -> str:
 
 
 def as_coroutine(source: str, name: str) -> str:
-    """A cell that awaits, as an ``async def`` that binds the same global names.
+    """Return a cell that awaits as an ``async def`` that binds the same global names.
 
     Raises:
         CannotRewriteError: something in it cannot stand in a function.
@@ -262,8 +263,8 @@ def as_coroutine(source: str, name: str) -> str:
 
 
 def _lines(source: str) -> list[str]:
-    """Lines as Python counts them, with their line feeds (`str.splitlines` knows other ends as
-    well).
+    """Split text into lines as Python counts them, with their line feeds (`str.splitlines`
+    splits at other characters, too).
     """
     return re.findall(r"[^\n]*\n|[^\n]+", source)
 
@@ -277,9 +278,7 @@ def _ended(source: str) -> str:
 
 
 def show_last(source: str, show: str) -> str:
-    """A cell whose last expression, if it may have a value and is not ended by ``;``, is given to
-    `show`.
-    """
+    """Pass a cell's last expression to `show`, if it can have a value and is not ended by ``;``."""
     tree = parse(source)
     if tree is None or not tree.body:
         return source
@@ -303,7 +302,9 @@ def show_last(source: str, show: str) -> str:
 
 
 def offset(source: str, line: int | None, column: int | None) -> int:
-    """Where a position of the syntax tree (its columns count UTF-8 bytes) lies in the text."""
+    """Return the position in the text of a node of the syntax tree, whose columns count UTF-8
+    bytes.
+    """
     assert line is not None
     assert column is not None
     lines = _lines(source)
@@ -332,7 +333,9 @@ def _ends_quietly(source: str) -> bool:
 
 
 def split_future(source: str) -> tuple[list[str], str]:
-    """The features that a cell imports from ``__future__``, and the cell without those lines."""
+    """Return the features that a cell imports from ``__future__``, and the cell without these
+    imports.
+    """
     tree = parse(source)
     features: list[str] = []
     for node in reversed(tree.body if tree is not None else ()):
@@ -343,7 +346,7 @@ def split_future(source: str) -> tuple[list[str], str]:
 
 
 def comment(source: str, depth: int = 0) -> str:
-    """Source as a comment."""
+    """Return source as a comment."""
     return "".join(
         f"#{' ' * (4 * depth + 1)}{line}\n" if line.strip() else "#\n"
         for line in source.strip("\n").splitlines()
@@ -351,7 +354,7 @@ def comment(source: str, depth: int = 0) -> str:
 
 
 def without_margin(source: str) -> str:
-    """A cell without blank lines around it, ended by a line feed, and at the left margin."""
+    """Remove blank lines around a cell and its common indentation, and end it with a line feed."""
     text = source.strip("\n").rstrip()
     tree = parse(text)
     return (text if tree is not None else textwrap.dedent(text)) + "\n"

@@ -1,4 +1,4 @@
-"""``%dist_export``: what a notebook ran on its mesh, as one script for torchrun. Pure.
+"""``%dist_export``: writes what a notebook ran on its mesh as one script for torchrun. Pure.
 
 A script does what the ranks did, in the same order and with the same numbers: `device`, `mesh`,
 process group and threads are made as `workers/rank/main.py` makes them.
@@ -41,7 +41,7 @@ from .rewriting import (
 
 @dataclass(frozen=True)
 class Script:
-    """A script, and what to say of it.
+    """The text of a script, and remarks on it.
 
     Attributes:
         text: the script.
@@ -215,7 +215,7 @@ def _left_out(count: int, why: str, source: str, draft: Draft) -> Part:
 
 
 def _fold(parts: Iterable[Part], draft: Draft) -> Iterator[Part]:
-    """Make a loop of cells that were run again and again."""
+    """Write cells that were run again and again as a loop."""
     for (text, title, can_repeat), alike in itertools.groupby(
         parts, lambda part: (part.text, part.title, part.can_repeat)
     ):

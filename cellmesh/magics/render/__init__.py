@@ -1,1 +1,1 @@
-"""What stands still: tables and pictures, as HTML and text."""
+"""Static tables and pictures, as HTML and text."""

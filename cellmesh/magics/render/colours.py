@@ -22,7 +22,7 @@ _NAN, _INFINITE, _MINUS_INFINITE = (255, 0, 220), (0, 224, 64), (0, 120, 40)
 
 
 def colour_of(rank: int, num_ranks: int) -> str:
-    """A rank's colour, as ``#rrggbb``."""
+    """Return a rank's colour, as ``#rrggbb``."""
     if num_ranks <= len(_FEW):
         return _FEW[rank % len(_FEW)]
     red, green, blue = colorsys.hls_to_rgb(rank / num_ranks, 0.48, 0.62)
@@ -30,7 +30,9 @@ def colour_of(rank: int, num_ranks: int) -> str:
 
 
 def heat_colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
-    """The colours of numbers, [height, width, 3]; around zero where there are both signs."""
+    """Return the colours of numbers, [height, width, 3]; centred on zero if there are both
+    signs.
+    """
     import numpy as np
 
     if low < 0 < high:

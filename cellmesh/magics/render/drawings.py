@@ -31,7 +31,7 @@ _MAX_BLOCKS = 4096
 
 
 def bars_text(counts: Sequence[int], width: int = 24) -> str:
-    """A histogram in one line of text; a bin that has any element shows."""
+    """Draw a histogram in one line of text; a bin with any element is visible."""
     most = max(counts, default=0)
     if not most:
         return ""
@@ -84,7 +84,7 @@ class Block:
 
 
 def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
-    """The parts of one DTensor, on the ranks that are in its mesh; [] of a tensor that is none."""
+    """Return the parts of one DTensor on the ranks of its mesh; [] for other tensors."""
     places = {
         rank: (fact.offset, fact.local_shape)
         for rank, fact in sorted(facts.items())
@@ -96,8 +96,8 @@ def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
 
 
 def shards_image(shape: Sequence[int], blocks: Sequence[Block]) -> str:
-    """A DTensor drawn whole, each part in its place, in two of its dims; "" if there is nothing to
-    draw.
+    """Draw two dims of a whole DTensor with each rank's part in its place; "" if there is
+    nothing to draw.
     """
     drawn = [block for block in blocks if block.shape and all(block.shape)][:_MAX_BLOCKS]
     if not drawn or not all(shape):
@@ -128,7 +128,7 @@ def shards_image(shape: Sequence[int], blocks: Sequence[Block]) -> str:
 
 
 def _dims_to_draw(shape: Sequence[int], blocks: Sequence[Block]) -> tuple[int | None, int]:
-    """The dims that are cut, before those that are not; rows and columns."""
+    """Return the dims for rows and columns; sharded dims come first."""
     if len(shape) == 1:
         return None, 0
     cut = [
@@ -143,7 +143,7 @@ def _dims_to_draw(shape: Sequence[int], blocks: Sequence[Block]) -> tuple[int | 
 
 
 def heatmap_image(pixels: Pixels) -> str:
-    """Pixels in colours; "" if there are none."""
+    """Draw pixels in colours; "" if there are none."""
     values = pixels.values
     if not values.size:
         return ""
@@ -157,7 +157,7 @@ def heatmap_image(pixels: Pixels) -> str:
 
 
 def png(colours: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG of [height, width, 3] (red, green, blue)."""
+    """Encode [height, width, 3] (red, green, blue) as PNG."""
     height, width, _ = colours.shape
     lines = b"".join(
         b"\0" + line.tobytes() for line in colours

@@ -1,4 +1,4 @@
-"""An inspection that stands still: text for terminals, HTML with small pictures for other
+"""A static view of an inspection: text for terminals, HTML with small pictures for other
 viewers.
 """
 
@@ -22,7 +22,7 @@ _SECTION = "margin-top:.6em"
 
 
 def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = None) -> Static:
-    """What is shown of an inspection where there is no widget.
+    """Return the static view of an inspection.
 
     Args:
         inspection: what ranks told.
@@ -47,19 +47,19 @@ def static_of(inspection: Inspection, path: str = "", picture: Pixels | None = N
 
 
 def label_of(expression: str, path: str) -> str:
-    """What a tensor in a value is called."""
+    """Return how a tensor inside a value is named."""
     if not path:
         return expression
     return f"{expression}{path}" if path.startswith("[") else f"{expression}.{path}"
 
 
 def torn_note(ranks: Collection[int]) -> str:
-    """What is said of values of ranks that ran while the values were read."""
+    """Return the note for values that were read while their ranks ran."""
     return f"{describe_ranks(ranks)} ran meanwhile: values may be torn, half old and half new"
 
 
 def items_table(inspection: Inspection) -> Table:
-    """The tensors of a nest, a row each; the numbers are those of the first rank that has it."""
+    """Return a table of a nest's tensors, with the numbers of the first rank that has each."""
     by_path = inspection.by_path()
     everywhere = set(inspection.found)
     rows = []
@@ -117,7 +117,7 @@ def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> tuple
 
 
 def _short(comparison: Comparison) -> str:
-    """Whether replicas are equal, in a word or two."""
+    """Say in a word or two whether replicas are equal."""
     if comparison.unequal:
         return "differ: " + "; ".join(map(str, comparison.unequal))
     if comparison.unread:
@@ -193,7 +193,7 @@ def _figure(drawing: str, caption: str) -> str:
 
 
 def _remarks(inspection: Inspection, is_anything_shown: bool) -> Iterator[str]:
-    """What is to be said of ranks, in a line each."""
+    """Return remarks on ranks, one per line."""
     if not is_anything_shown:
         for rank, found in inspection.found.items():
             yield f"rank {rank}: {found.kind} {found.text}"

@@ -1,4 +1,4 @@
-"""A plot that stands still: SVG in an ``<img>``. Pure."""
+"""A static plot of logged numbers: SVG in an ``<img>``. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_SHARE, _LEAST_SPAN = 1e-12, 1e-290
 
 
 def draw_html(plot: Plot) -> str:
-    """All panels, one below the other."""
+    """Draw all panels, one below the other."""
     return "".join(_panel(plot, name) for name in plot.names)
 
 
@@ -38,7 +38,7 @@ def _panel(plot: Plot, name: str) -> str:
 
 
 def draw_svg(name: str, series: Mapping[int, Series], mean: bool) -> str:
-    """One panel, on a white ground: it cannot know the colours of the page that shows it."""
+    """Draw one panel on white, because the page's colours are unknown."""
     finite = _finite(series)
     low_x, high_x = _widen(min(x for x, _ in finite), max(x for x, _ in finite), 0.0)
     low_y, high_y = _widen(min(y for _, y in finite), max(y for _, y in finite), 0.05)
@@ -138,7 +138,7 @@ def _widen(low: float, high: float, share: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers from `low` to `high`, about `count` of them."""
+    """Return about `count` round numbers from `low` to `high`."""
     step = 10 ** math.floor(math.log10((high - low) / count))
     step = next(
         (step * factor for factor in (1, 2, 5) if (high - low) / (step * factor) <= count),

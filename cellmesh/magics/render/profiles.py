@@ -1,4 +1,6 @@
-"""What ``%%dist_profile`` shows: the picture, who waited for whom, and where time went."""
+"""The view of ``%%dist_profile``: the timeline, which rank others waited for, and where time
+went.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _MAX_NAME = 64
 
 @dataclass(frozen=True)
 class ProfileView:
-    """A profile for the notebook; shows itself as HTML or text.
+    """A profile in the notebook; shows itself as HTML or text.
 
     Args:
         profile: what to show.
@@ -61,7 +63,7 @@ class ProfileView:
 
 
 def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[Table]:
-    """A table for each kind of operator that there is, those that took longest first.
+    """Return a table for each kind of operator, those that took longest first.
 
     Args:
         operators: longest first.
@@ -90,7 +92,7 @@ def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[
 
 
 def rank_table(profile: Profile) -> Table:
-    """Where each rank's time went."""
+    """Return a table of where each rank's time went."""
     lateness = profile.lateness
     waits = find_waits({rank: one.collectives for rank, one in profile.by_rank.items()})
     rows = []

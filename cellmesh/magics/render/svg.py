@@ -10,7 +10,7 @@ import html
 
 
 def element(tag: str, /, *children: str, **attributes: object) -> str:
-    """An SVG element.
+    """Write an SVG element.
 
     Args:
         tag: its name.
@@ -24,7 +24,7 @@ def element(tag: str, /, *children: str, **attributes: object) -> str:
 
 
 def drawing(width: float, height: float, /, *children: str, **attributes: object) -> str:
-    """A whole SVG document."""
+    """Write a whole SVG document."""
     view = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:g} {height:g}"}
     return element("svg", *children, **view, **attributes)
 
@@ -37,7 +37,7 @@ def image(
     kind: str = "image/svg+xml",
     css_class: str = "cellmesh",
 ) -> str:
-    """An ``<img>`` with its data in it.
+    """Write an ``<img>`` with its data in it.
 
     Args:
         data: an SVG document, or another picture.

@@ -77,7 +77,7 @@ def compact_table(
     notes: Sequence[str] = (),
     wraps: bool = False,
 ) -> Table:
-    """A table of the first column and of those that have text in any row."""
+    """Return a table without the columns that are empty in every row, but with the first."""
     keep = [i for i in range(len(headers)) if i == 0 or any(row[i] for row in rows)]
     return Table(
         [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], caption, notes, wraps
@@ -85,7 +85,7 @@ def compact_table(
 
 
 def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
-    """What ``%dist_status`` shows.
+    """Return the table of ``%dist_status``.
 
     Args:
         title: the mesh in a sentence.
@@ -112,7 +112,7 @@ def status_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, Ran
 
 
 def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Table:
-    """The ranks of a mesh in their places: the last dim across, the others down; one dim down.
+    """Return a table of the ranks at their coordinates: the last dim across, the others down.
 
     Args:
         title: the mesh in a sentence.
@@ -132,7 +132,9 @@ def mesh_table(title: str, dims: Mapping[str, int], words: Sequence[str]) -> Tab
 
 
 def _last_lines(info: RankInfo) -> list[str]:
-    """The end of what a rank wrote that is dead, or has been replaced by one that is empty."""
+    """Return the last output of a rank that is dead, or was replaced by a rank that holds
+    nothing yet.
+    """
     lines = info.last_output.splitlines()[-_NUM_LAST_LINES:]
     if not lines:
         return []
@@ -141,7 +143,7 @@ def _last_lines(info: RankInfo) -> list[str]:
 
 
 def memory_table(title: str, infos: Sequence[RankInfo], states: Mapping[int, RankState]) -> Table:
-    """What ``%dist_mem`` shows.
+    """Return the table of ``%dist_mem``.
 
     Args:
         title: a sentence below.
@@ -189,7 +191,7 @@ def _change(number: int) -> str:
 
 
 def doing(info: RankInfo, state: RankState | None) -> str:
-    """What a rank does, or what became of it."""
+    """Say what a rank does, or how it ended."""
     if info.phase == "dead":
         return f"dead: {info.ending}"
     if state is None:
@@ -206,7 +208,7 @@ def doing(info: RankInfo, state: RankState | None) -> str:
 def facts_table(
     expression: str, facts: Mapping[int, TensorSummary], comparison: Comparison | None = None
 ) -> Table:
-    """What ``%dist_inspect`` shows of one value: a row for each group of ranks that are alike.
+    """Return the table of ``%dist_inspect`` for one value: a row for each group of equal ranks.
 
     Args:
         expression: what was inspected.
@@ -256,9 +258,7 @@ def _tensor_row(fact: TensorSummary) -> tuple[str, ...]:
 
 
 def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor of this shape that lies in memory without gaps, in row-major
-    order.
-    """
+    """Return the strides of a contiguous row-major tensor of this shape."""
     return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
 
 

@@ -1,4 +1,4 @@
-"""The picture of cells over time: a row for each rank, as SVG or text. Pure."""
+"""Draws cells over time, a row for each rank, as SVG or text. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """What is drawn of one rank; the note is a word below its name."""
+    """One rank's row; the note stands below its name."""
 
     rank: int
     busy: Sequence[tuple[int, int]]
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Operators and collectives of each rank over time; shows itself as a picture or text.
+    """The operators and collectives of each rank over time; shows itself as a picture or text.
 
     Attributes:
         rows: one a rank.
@@ -72,7 +72,7 @@ class Timeline:
 
     @property
     def names(self) -> list[str]:
-        """The collectives, those that took longest in all first."""
+        """The names of the collectives, those with the longest total time first."""
         totals: Counter[str] = Counter()
         for row in self.rows:
             for bar in row.bars:
@@ -87,7 +87,7 @@ class Timeline:
 
 
 def timeline_of(profile: Profile) -> Timeline:
-    """The picture of a profile."""
+    """Return the timeline of a profile."""
     start = profile.start_ns
     waits = find_waits({rank: one.collectives for rank, one in profile.by_rank.items()})
     rows = []
@@ -103,7 +103,7 @@ def timeline_of(profile: Profile) -> Timeline:
 
 
 def timeline_of_history(history: History) -> Timeline:
-    """The picture of the last cells; what lay between them is left out."""
+    """Return the timeline of the last cells, without the pauses between them."""
     shifts = {cell.run: cell.shift_ns for cell in history.cells}
     straggler = history.straggler
     rows = []
@@ -127,8 +127,7 @@ def timeline_of_history(history: History) -> Timeline:
 
 
 def draw_html(timeline: Timeline) -> str:
-    """The picture as an ``<img>``, which pages keep that remove inline SVG from what they do not
-    trust.
+    """Draw the timeline as an ``<img>``, which pages that remove inline SVG still show.
 
     Hovering over a collective tells what it was; an image map does that, as SVG in an ``<img>``
     does not.
@@ -149,9 +148,7 @@ def draw_html(timeline: Timeline) -> str:
 
 
 def draw_svg(timeline: Timeline) -> str:
-    """The picture alone, on a white ground: it cannot know the colours of the page that shows
-    it.
-    """
+    """Draw the timeline on white, because the page's colours are unknown."""
     colours = colours_of(timeline.names)
     height = _height(timeline)
     parts = [
@@ -173,7 +170,7 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 def _legend(
     timeline: Timeline, colours: Mapping[str, str]
 ) -> list[list[tuple[float, str, str, str]]]:
-    """Lines of entries: x, name, colour and opacity."""
+    """Return the legend's lines; an entry is x, name, colour and opacity."""
     entries = [
         (timeline.busy_name, _INK, _BUSY),
         *((name, colour, "1") for name, colour in colours.items()),
@@ -202,7 +199,7 @@ def _height(timeline: Timeline) -> float:
 
 
 def _row(timeline: Timeline) -> float:
-    """The height of a row: less where there are many."""
+    """Return the height of a row, less for many ranks."""
     return _ROW if len(timeline.rows) <= _MANY else _ROW / 2
 
 
@@ -264,7 +261,9 @@ def _draw_row(
 
 
 def _areas(timeline: Timeline) -> Iterable[str]:
-    """What a collective was, where it is drawn; not of a rank with very many."""
+    """Draw areas that show a collective's name on hover; none for a rank with very many
+    collectives.
+    """
     for index, row in enumerate(timeline.rows):
         if len(row.bars) > _MAX_TITLES:
             continue
@@ -292,7 +291,7 @@ def _describe(row: Row, bar: Bar) -> str:
 
 
 def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Intervals as (x, width), wide enough to be seen and joined where they touch."""
+    """Return intervals as (x, width), widened to be visible and joined where they touch."""
     joined: list[list[float]] = []
     for start_ns, end_ns in intervals:
         if end_ns <= start_ns:
@@ -321,7 +320,7 @@ def _x(timeline: Timeline, at_ns: int) -> float:
 
 
 def ticks(length_ns: int) -> list[int]:
-    """Round times from 0 on, about six of them."""
+    """Return about six round times from 0 on."""
     step = 1
     while length_ns / step > _TICKS:
         for factor in (2, 5, 10):
@@ -332,7 +331,7 @@ def ticks(length_ns: int) -> list[int]:
 
 
 def format_time(ns: float) -> str:
-    """``12 µs``, ``3.4 ms``, ``1.25 s``."""
+    """Format nanoseconds: ``12 µs``, ``3.4 ms``, ``1.25 s``."""
     if ns == 0:
         return "0"
     for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
@@ -345,7 +344,9 @@ def format_time(ns: float) -> str:
 
 
 def draw_text(timeline: Timeline) -> str:
-    """The picture for a terminal: a letter for each collective, small where it waits."""
+    """Draw the timeline for a terminal: a letter for each collective, in lower case while it
+    waits.
+    """
     letters = dict(zip(timeline.names, "ABCDEFGHIJKLMNOPQRSTUVWXYZ", strict=False))
     width = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
     lines = [

@@ -1,4 +1,4 @@
-"""How long ranks took for a cell, in words (``%%dist --time``). Pure."""
+"""Describes how long ranks took for a cell (``%%dist --time``). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LATE_S, _LATE_SHARE = 0.005, 0.1
 
 
 def describe_timings(timings: Mapping[int, Timing]) -> str:
-    """A line for ranks that took equally long, and one that names the straggler if there is one.
+    """Return a line for each group of ranks with equal times, and one that names the straggler.
 
     Args:
         timings: of each rank.
@@ -33,8 +33,8 @@ def describe_timings(timings: Mapping[int, Timing]) -> str:
 
 
 def find_straggler(timings: Mapping[int, Timing]) -> int | None:
-    """The rank that took clearly longer than the others, outside collectives; None if there is
-    none.
+    """Return the rank that took clearly longer than the others outside of collectives; None if
+    there is none.
 
     In a collective all wait for the last, so that all seem to take as long: what tells is the rest.
     """

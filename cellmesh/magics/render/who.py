@@ -1,4 +1,4 @@
-"""What ``%dist_who`` shows: the ranks' names, a row each, and where ranks differ."""
+"""The view of ``%dist_who``: the ranks' names, a row each, and where ranks differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_VARIANTS = 3
 
 
 def names_table(ranks: Ranks, pattern: str) -> Table:
-    """The ranks' names as a table.
+    """Return the table of the ranks' names.
 
     Args:
         ranks: who is asked; also busy ones answer.
@@ -29,7 +29,7 @@ def names_table(ranks: Ranks, pattern: str) -> Table:
 
 
 def fold_names(told: Mapping[int, Bound], pattern: str, notes: list[str]) -> Table:
-    """A row for each name.
+    """Return a row for each name.
 
     Args:
         told: rank -> its names.
@@ -72,7 +72,7 @@ def _row(name: str, facts: Mapping[int, TensorSummary], ranks: list[int]) -> lis
 
 
 def _fold(facts: Mapping[int, TensorSummary], part: Callable[[TensorSummary], str]) -> str:
-    """What ranks say, once where they say the same."""
+    """Join the ranks' texts, equal ones once."""
     variants = group_ranks({rank: part(each) for rank, each in facts.items()})
     if len(variants) == 1:
         return next(iter(variants))

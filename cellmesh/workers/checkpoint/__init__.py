@@ -1,1 +1,3 @@
-"""``%dist_save`` and ``%dist_load`` on a rank: names as one DCP checkpoint, whole or not at all."""
+"""``%dist_save`` and ``%dist_load`` on a rank: one DCP checkpoint of names, written whole or not
+at all.
+"""

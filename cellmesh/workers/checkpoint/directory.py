@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a directory that is always whole, and one beside it in which the next is
+"""A checkpoint's directory, which is always whole, and the one beside it in which the next is
 written.
 
 The directory beside has a name of its own for each save, and a lock that ends with the processes
@@ -38,13 +38,15 @@ class Place:
     # ---- what is there
 
     def recover(self) -> None:
-        """Put the checkpoint back, if a save died after it had stepped aside."""
+        """Put the checkpoint back, if a save died between its two renames."""
         if not self.target.exists():
             with contextlib.suppress(OSError):
                 self._aside.rename(self.target)
 
     def why_not(self) -> str:
-        """Why nothing can be saved here; "" if it can. What is no checkpoint is never replaced."""
+        """Return why nothing can be saved here; "" if it can. Only a checkpoint is ever
+        replaced.
+        """
         self.recover()
         if not self.target.exists():
             return ""
@@ -62,7 +64,7 @@ class Place:
         return ""
 
     def why_no_checkpoint(self) -> str:
-        """Why there is nothing to load; "" if there is a checkpoint."""
+        """Return why there is nothing to load; "" if there is a checkpoint."""
         self.recover()
         if not self.target.exists():
             return f"there is nothing at {self.target}"
@@ -74,14 +76,14 @@ class Place:
         return ""
 
     def describe_target(self) -> str:
-        """What is at the target, for who could not replace it."""
+        """Describe what is at the target that could not be replaced."""
         is_there = (self.target / _METADATA).is_file()
         return f"{self.target} is as it was" if is_there else f"there is nothing at {self.target}"
 
     # ---- writing beside
 
     def open_beside(self, token: str, cleans_up: bool) -> None:
-        """Make the directory in which a save is written, and hold it. Every rank of the save calls
+        """Make and lock the directory in which a save is written. Every rank of the save calls
         it.
 
         Args:
@@ -108,11 +110,11 @@ class Place:
             shutil.rmtree(self._aside, ignore_errors=True)
 
     def mark_written(self, rank: int, data: bytes) -> None:
-        """Leave word that a rank has written its files."""
+        """Leave a mark that this rank has written its files."""
         self._mark(f"{_WRITTEN}{rank}", data)
 
     def mark_failed(self, rank: int, text: str) -> None:
-        """Leave word that a rank could not."""
+        """Leave a mark that this rank could not write its files."""
         with contextlib.suppress(
             OSError
         ):  # the disk may be full, the directory gone: its death is seen then
@@ -125,15 +127,15 @@ class Place:
         half.rename(path)
 
     def written(self) -> list[int]:
-        """The ranks that have written."""
+        """The ranks that have written their files."""
         return sorted(self._marks(_WRITTEN))
 
     def read_written(self, rank: int) -> bytes:
-        """What a rank has left word of."""
+        """Read the mark of a rank."""
         return (self.beside / f"{_WRITTEN}{rank}").read_bytes()
 
     def failures(self) -> dict[int, str]:
-        """rank -> why it could not write."""
+        """rank -> why it could not write its files."""
         found = {}
         for rank in sorted(self._marks(_FAILED)):
             with contextlib.suppress(OSError):
@@ -147,7 +149,7 @@ class Place:
     # ---- its end
 
     def put(self) -> None:
-        """Put what has been written in the checkpoint's place, in one step; the old one goes."""
+        """Replace the checkpoint by what was written, in one step; remove the old one."""
         for name in os.listdir(self._directory):
             if name.startswith((_WRITTEN, _FAILED)):
                 os.unlink(name, dir_fd=self._directory)
@@ -170,18 +172,18 @@ class Place:
             shutil.rmtree(before, ignore_errors=True)
 
     def is_there(self) -> bool:
-        """Whether what was written beside is in the checkpoint's place now."""
+        """Whether what was written is the checkpoint now."""
         try:
             return os.path.samestat(self.target.stat(), os.fstat(self._directory))
         except OSError:
             return False
 
     def was_removed(self) -> bool:
-        """Whether the directory beside is gone, and has not become the checkpoint."""
+        """Whether the directory of the save is gone without having become the checkpoint."""
         return not self.beside.exists() and not self.is_there()
 
     def close(self, discards: bool) -> None:
-        """Let go of the directory beside.
+        """Unlock the directory of the save.
 
         Args:
             discards: the save has failed: the last rank to let go removes the directory.
@@ -202,7 +204,7 @@ class Place:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Let two directories change their names, in one step.
+    """Exchange the names of two directories in one step.
 
     Returns:
         False if the file system cannot.

@@ -1,4 +1,4 @@
-"""Answers what ranks are asked of checkpoints."""
+"""Answers requests about checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load a checkpoint into the objects that the names of the namespace stand for.
+"""Loads a checkpoint into the objects that names of the namespace are bound to.
 
 Each rank reads what its own shards need, on whatever number of ranks it was saved. No collective is
 run.
@@ -38,7 +38,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a name's part of a checkpoint goes.
+    """Where the values of one name are loaded to.
 
     Attributes:
         key: of the name in the checkpoint.
@@ -52,7 +52,7 @@ class _Target:
 
 
 class _Contents:
-    """What a checkpoint has.
+    """What a checkpoint contains.
 
     Args:
         path: of it.
@@ -69,7 +69,7 @@ class _Contents:
         self.names = list(dict.fromkeys(key.partition("@")[0] for key in self.keys))
 
     def cut_short(self) -> str:
-        """A file of the checkpoint that is not all there; "" if all are."""
+        """A file of the checkpoint that is shorter than it should be; "" if none is."""
         ends: dict[str, int] = {}
         for stored in self.metadata.storage_data.values():
             end = stored.offset + stored.length
@@ -81,7 +81,7 @@ class _Contents:
         return ""
 
     def key_of(self, name: str) -> str:
-        """The key of a name; for this rank, where each rank has one."""
+        """Return the key of a name; this rank's key, if each rank has one."""
         if name in self.keys:
             return name
         if name not in self.names:
@@ -100,11 +100,11 @@ class _Contents:
         return key
 
     def below(self, *path: str) -> dict[str, KeyPath]:
-        """Flat keys with their paths, of what lies at or below a path."""
+        """Return the flat keys, with their paths, at or below a path."""
         return {fqn: at for fqn, at in self.paths.items() if at[: len(path)] == path}
 
     def skeleton(self, *path: str) -> Any:
-        """A tree like that at a path, of empty tensors and None."""
+        """Return a tree like the one at a path, of empty tensors and None."""
         root: dict[str, Any] = {}
         for fqn, at in self.below(*path).items():
             set_element(root, ("", *at[len(path) :]), self._empty(fqn))
@@ -117,7 +117,7 @@ class _Contents:
         return None
 
     def compare(self, key: str, tree: Any) -> str:
-        """In what a tree differs from what the checkpoint has at a key; "" if it does not."""
+        """Say in what a tree differs from the checkpoint's at a key; "" if it does not."""
         mine = leaves(tree, key)
         theirs = self.below(key)
         told = []
@@ -140,7 +140,7 @@ class _Contents:
 
 
 def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Path) -> str:
-    """Why names cannot be loaded; "" if they can."""
+    """Return why names cannot be loaded; "" if they can."""
     try:
         contents = _Contents(path)
     except Exception as error:  # whatever unpickling meets
@@ -211,7 +211,7 @@ def _target(
 
 
 def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, Any]) -> _Target:
-    """A tensor or a value can be made of what was saved; a model cannot."""
+    """Make a new tensor or value for what was saved; a model cannot be made."""
     if any(len(at) > 1 for at in contents.below(key).values()):
         raise MeshUsageError(
             f"there is no name {name!r} to load into: make it as it was made when it was saved, "
@@ -257,7 +257,7 @@ def _set_model(module: nn.Module, tree: Any) -> None:
 
 
 def _set_value(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Fill a list or a dict that is there, as others may hold it; replace anything else."""
+    """Fill an existing list or dict, which other objects may refer to; replace any other value."""
     before = namespace[name]
     if type(before) is list and type(value) is list:
         before[:] = value

@@ -1,5 +1,4 @@
-"""Save names of the ranks' namespaces with torch.distributed.checkpoint (DCP), all of it or
-nothing.
+"""Saves names of the ranks' namespaces with torch.distributed.checkpoint (DCP), all or nothing.
 
 A save has two parts. On the main thread, in step with the other ranks: DCP's plan of who writes
 what, and a copy of what this rank is to write. Then, on a thread and without collectives, so that
@@ -41,7 +40,7 @@ _MAX_NAMED = 3
 
 
 class Checkpoints:
-    """The saves and loads of one rank; at most one save is under way.
+    """The saves and loads of one rank; at most one save is in progress.
 
     Args:
         namespace: the rank's.
@@ -52,7 +51,7 @@ class Checkpoints:
         self._saving: _Saving | None = None
 
     def check_save(self, names: Sequence[str], path: str) -> str:
-        """Why this rank cannot save these names there; "" if it can. No collective is run."""
+        """Return why this rank cannot save these names there; "" if it can. Runs no collective."""
         self.finish()
         return find_save_problem(self._namespace, names) or Place(Path(path)).why_not()
 
@@ -78,13 +77,15 @@ class Checkpoints:
                 raise HostError(saving.problem)
 
     def check_load(self, names: Sequence[str], path: str) -> str:
-        """Why this rank cannot load these names from there; "" if it can. No collective is run."""
+        """Return why this rank cannot load these names from there; "" if it can. Runs no
+        collective.
+        """
         self.finish()
         why = Place(Path(path)).why_no_checkpoint()
         return why or find_load_problem(self._namespace, names, Path(path))
 
     def load(self, names: Sequence[str], path: str) -> tuple[str, ...]:
-        """Load names in place; waits for a save. No collective is run, but for those of old FSDP
+        """Load names in place, after a save in progress. Runs no collectives but those of FSDP1
         models.
 
         Args:
@@ -98,7 +99,7 @@ class Checkpoints:
         return load(self._namespace, names, Path(path))
 
     def finish(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until no save is in progress."""
         # An Event, as a Thread.join that is interrupted takes the thread for ended.
         while self._saving is not None and not self._saving.has_ended.wait(1.0):
             pass
@@ -106,14 +107,14 @@ class Checkpoints:
 
 
 class _StagedPlanner(DefaultSavePlanner):
-    """Has a copy of what the plan has this rank write, and only of that."""
+    """Copies only what the plan has this rank write."""
 
     def __init__(self) -> None:
         super().__init__()
         self.staged: dict[Any, torch.Tensor | io.BytesIO] = {}
 
     def stage(self, plan: SavePlan) -> None:
-        """Copy it, into memory of the host."""
+        """Copy the planned tensors into host memory."""
         for item in plan.items:
             data = super().resolve_data(item)
             if isinstance(data, torch.Tensor):
@@ -159,7 +160,7 @@ class _Saving:
     has_ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Write; on a thread of its own."""
+        """Write the checkpoint; on a thread of its own."""
         try:
             self._run()
         finally:
@@ -194,7 +195,7 @@ class _Saving:
             )
 
     def _await_end(self, dead: set[int]) -> str:
-        """Wait until the checkpoint is in its place, or will not be; rank 0 puts it there.
+        """Wait until the checkpoint is in its place, or has failed; rank 0 puts it there.
 
         Args:
             dead: gets the ranks that have died.
@@ -240,7 +241,7 @@ class _Saving:
 def _prepare(
     namespace: Mapping[str, Any], names: Sequence[str], place: Place, tells: bool
 ) -> _Saving:
-    """Plan a save and copy what this rank is to write of it. Collective."""
+    """Plan a save and copy what this rank writes. Collective."""
     began_at = time.monotonic()
     state: dict[str, State] = {}
 
@@ -308,7 +309,7 @@ def _open_peers(pids: Sequence[int], rank: int) -> dict[int, int]:
 
 
 def _agree(step: Callable[[], Any]) -> list[Any]:
-    """Take a step on every rank; what each came to. Collective.
+    """Run a step on every rank and return each rank's result. Collective.
 
     Raises:
         MeshUsageError: on all ranks, if some could not take it.

@@ -1,6 +1,4 @@
-"""What a name of the namespace is in a checkpoint: a tree of tensors and values, as DCP is given
-it.
-"""
+"""The tree of tensors and values that a name is saved as."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 @dataclass(frozen=True)
 class State:
-    """What is saved of a name.
+    """What is saved for one name.
 
     Attributes:
         tree: a tensor, a value, or nested dicts and lists of them.
@@ -41,7 +39,9 @@ class State:
 
 
 def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Why names cannot be saved, as far as it can be told without reading them; "" if they can."""
+    """Return why names cannot be saved, as far as can be said without reading them; "" if they
+    can.
+    """
     for name in names:
         if name not in namespace:
             return _missing(name, namespace)
@@ -63,7 +63,7 @@ def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str
 
 
 def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, State]:
-    """What is to be saved of names. Tensors in it are the live ones."""
+    """Return the state of names that is saved; its tensors are the live ones."""
     problem = find_save_problem(namespace, names)
     if problem:
         raise MeshUsageError(problem)
@@ -82,8 +82,8 @@ def _state_of(value: Any, name: str, namespace: Mapping[str, Any], names: Sequen
 
 
 def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """An optimizer's state by the names of its model's parameters. One that has not stepped has
-    none.
+    """Return an optimizer's state by the names of its model's parameters; none before its first
+    step.
     """
     with fresh_state(optimizer) as was_fresh:
         tree: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
@@ -94,8 +94,7 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
-    """Let torch give an optimizer without state one, by a step that changes nothing; then it goes
-    again.
+    """Give an optimizer without state one for a while, by a step that changes nothing.
 
     Gradients would keep torch from it, so they are out of the way meanwhile. Yields whether there
     was none.
@@ -117,8 +116,8 @@ def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
 def owner_of(
     optimizer: Optimizer, name: str, namespace: Mapping[str, Any], names: Sequence[str]
 ) -> nn.Module:
-    """The model whose parameters an optimizer steps: of the names given, else the smallest at top
-    level.
+    """Return the model whose parameters an optimizer steps: one of the given names, else the
+    smallest at top level.
 
     Raises:
         MeshUsageError: there is none.
@@ -144,7 +143,9 @@ def owner_of(
 
 
 def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None]:
-    """For each name, digests by path of what may differ by rank; None where that is not asked."""
+    """Return, for each name, digests by path of values that may differ by rank; None if none are
+    needed.
+    """
     return {
         name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name).items()}
         if one.is_plain
@@ -154,8 +155,8 @@ def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None
 
 
 def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) -> str:
-    """The key of a name in the checkpoint: its own, or one for each rank where ranks hold different
-    things.
+    """Return a name's key in the checkpoint: the name, or one for each rank if ranks hold
+    different values.
 
     Args:
         name: which.
@@ -171,7 +172,7 @@ def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) ->
 
 
 def leaves(tree: Any, path: str) -> dict[str, Any]:
-    """The leaves of a tree by their paths, as DCP finds and joins them."""
+    """Return the leaves of a tree by their paths, as DCP flattens and joins them."""
     return flatten_state_dict({path: tree})[0]
 
 
@@ -186,7 +187,7 @@ def _digest(leaf: Any) -> str:
 
 
 def _is_text(leaf: Any) -> bool:
-    """Whether a value's text says all of it."""
+    """Whether a value's text describes all of it."""
     if type(leaf) in (list, tuple):
         return all(map(_is_text, leaf))
     if type(leaf) is dict:

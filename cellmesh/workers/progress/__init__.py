@@ -1,3 +1,1 @@
-"""Progress bars of user code's: their numbers travel, in place of the lines that they would
-draw.
-"""
+"""Progress bars of user code: their numbers are sent instead of the lines that they would draw."""

@@ -1,4 +1,4 @@
-"""The libraries whose bars say their numbers, from when they are imported."""
+"""Patches tqdm and rich, when they are imported, to report their bars' numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATCHES: Mapping[str, Callable[[types.ModuleType, Meters], None]] = {
 
 
 def watch_bars(meters: Meters) -> None:
-    """Have the progress bars of the libraries that people use say their numbers.
+    """Have the bars of tqdm and rich report their numbers.
 
     Args:
         meters: takes them.

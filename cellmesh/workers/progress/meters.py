@@ -1,4 +1,4 @@
-"""The progress bars of a rank, whoever draws them: what is sent of them, and when.
+"""The progress bars of a rank, of any library: what is sent of them, and when.
 
 Bars change as often as their own rules let them (tqdm's `mininterval`); here they are gathered, so
 that a rank sends what its bars have come to ten times a second at most. A bar's first word goes at
@@ -40,7 +40,7 @@ Spot = tuple[int, int]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a bar says now; see `Bar`."""
+    """A bar's numbers now; see `Bar`."""
 
     title: str
     done: float
@@ -115,7 +115,7 @@ class Meters:
 
     @property
     def is_usable(self) -> bool:
-        """Whether bars of this process are shown by their numbers: not in a process that user code
+        """Whether bars of this process report their numbers: not in a process that user code
         forked.
         """
         return os.getpid() == self._pid
@@ -123,7 +123,7 @@ class Meters:
     def open(
         self, read: Callable[[], Reading | None], owner: object = None, thread: int | None = None
     ) -> Meter:
-        """A bar begins; it is shown once it has `changed`.
+        """Note that a bar begins; it is shown after its first `changed`.
 
         Args:
             read: what it says now; called on any thread.
@@ -144,7 +144,7 @@ class Meters:
         return meter
 
     def changed(self, meter: Meter) -> None:
-        """What it says is another thing now."""
+        """Note that a bar's numbers have changed."""
         now = self._clock()
         with self._shield:
             reading = None if meter.state == "open" else _read(meter)
@@ -162,7 +162,7 @@ class Meters:
             self._send_or_wait(is_due)
 
     def close(self, meter: Meter, state: BarState, spot: Spot | None = None) -> None:
-        """It has ended.
+        """Note that a bar has ended.
 
         Args:
             meter: the bar.
@@ -186,8 +186,8 @@ class Meters:
             self._send_or_wait(is_due)
 
     def end_run(self, run: int, error: BaseException | None) -> None:
-        """The main thread has ended a run: the last of its bars is sent, and those that failed say
-        so.
+        """Send the last numbers of a run's bars, with the state of bars that failed; the main
+        thread has ended the run.
 
         Args:
             run: the run.
@@ -216,8 +216,8 @@ class Meters:
         self.flush(waits=True)
 
     def flush(self, waits: bool = False) -> None:
-        """Send what has changed; one thread at a time, so that bars come in the order in which they
-        began.
+        """Send what has changed; on one thread at a time, so that bars arrive in the order in
+        which they began.
 
         Args:
             waits: until all is sent, also what another thread is sending; else that one sends what
@@ -248,7 +248,7 @@ class Meters:
         return True
 
     def _reopen(self, meter: Meter) -> None:
-        """It goes on, in another run than the one that failed: there it is a bar of its own."""
+        """Give a bar that goes on in another run a new number, as a bar of that run."""
         meter.number, meter.run, meter.state = next(self._numbers), self._current_run(), "open"
         meter.was_sent = False
         self._open[meter.number] = meter

@@ -1,1 +1,1 @@
-"""What ranks should hold alike: found, compared, made equal, and copied to ranks that are new."""
+"""Replicas: found, compared, made equal, and copied to new ranks."""

@@ -1,4 +1,4 @@
-"""What `copying` pickles by reference, found or made again on the rank where it is loaded.
+"""Rebuilds, on the new rank, objects that `copying` pickles by reference.
 
 The names of these functions stand in the pickles. The rank's namespace is that of ``__main__``.
 """
@@ -25,8 +25,8 @@ Buckets = list[list[int]]  # positions of parameters, a list a bucket
 
 
 def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
-    """Take over where modules and files are looked for; a dict for the names, which are loaded
-    after.
+    """Take over the source rank's import path and working directory; return the dict for the
+    names, which are loaded later.
     """
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
     with contextlib.suppress(OSError):
@@ -38,14 +38,14 @@ def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
 
 
 def find_device() -> torch.device:
-    """The rank's own device."""
+    """Return this rank's device."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def make_storage(data: Any, is_on_cpu: bool) -> torch.UntypedStorage:
-    """A tensor's memory, on the CPU or on the rank's own device.
+    """Make a tensor's storage, on the CPU or on this rank's device.
 
     Args:
         data: what it holds. It is copied: what arrives may be read-only, or shared between ranks.
@@ -72,7 +72,7 @@ _UNBOUND = "cellmesh: this closure variable has no value yet"
 
 
 def contents_of(cell: types.CellType) -> Any:
-    """What a closure's cell holds."""
+    """Return the content of a closure's cell."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -80,8 +80,8 @@ def contents_of(cell: types.CellType) -> Any:
 
 
 def make_function(code: types.CodeType, name: str, num_cells: int) -> types.FunctionType:
-    """A function that sees the rank's namespace; what it closes over may refer to it, and comes
-    later.
+    """Make a function whose globals are the rank's namespace; its closure, which may refer to
+    it, is set later.
     """
     cells = tuple(types.CellType() for _ in range(num_cells))
     return types.FunctionType(code, vars(sys.modules["__main__"]), name, None, cells)
@@ -104,13 +104,13 @@ def finish_function(
 
 
 def find_mesh(dims: tuple[str, ...]) -> DeviceMesh:
-    """The rank's ``mesh``, or a part of it."""
+    """Return the rank's ``mesh``, or a submesh of it."""
     mesh: DeviceMesh = vars(sys.modules["__main__"])["mesh"]
     return mesh[dims] if dims else mesh
 
 
 def find_dim_group(dim: int) -> dist.ProcessGroup:
-    """The group of a dim of ``mesh`` that this rank is in."""
+    """Return this rank's group of a dim of ``mesh``."""
     return find_mesh(()).get_group(dim)
 
 
@@ -119,7 +119,7 @@ def find_world() -> dist.ProcessGroup | None:
 
 
 def find_group(name: str) -> Any:
-    """A group by torch's name; torch's token for ranks that are not in it."""
+    """Return a group by torch's name; torch's token for ranks that are not in it."""
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     try:
         return resolve(name)
@@ -132,7 +132,7 @@ def non_member() -> Any:
 
 
 def make_sampler(kind: type[DistributedSampler[Any]], dim: int) -> DistributedSampler[Any]:
-    """A sampler without its state, with this rank's part (`set_sampler`)."""
+    """Make a sampler without state, for this rank's part of the data (`set_sampler`)."""
     sampler = kind.__new__(kind)
     sampler.rank = dist.get_rank() if dim < 0 else find_mesh(()).get_local_rank(dim)
     return sampler
@@ -152,7 +152,7 @@ def make_ddp(kind: type[DistributedDataParallel]) -> DistributedDataParallel:
 def set_ddp(
     module: DistributedDataParallel, carried: tuple[dict[str, Any], list[Any], Buckets | None]
 ) -> None:
-    """Make the module whole, with a reducer of its own; runs no collective."""
+    """Give a DDP module its state and a reducer of its own; runs no collective."""
     state, hooks, buckets = dict(carried[0]), carried[1], carried[2]
     if state.get("device_ids"):
         state["device_ids"] = [torch.cuda.current_device()]
@@ -169,7 +169,7 @@ def set_ddp(
 
 
 def renew_reducers(ranks: Collection[int]) -> None:
-    """Let this rank's DDP models go on with copies of them that have just come to new ranks.
+    """Let this rank's DDP models work with copies of them that new ranks have just received.
 
     After its first step a reducer agrees with the other ranks on its buckets, once. Where one
     rank's copy is new and will do that, the others must do it again, or they wait for each other.
@@ -212,9 +212,7 @@ def _renew_reducer(module: DistributedDataParallel) -> None:
 
 
 def buckets_of(module: DistributedDataParallel) -> Buckets | None:
-    """The buckets that a module has come to in its second step; None where it has those of a new
-    one.
-    """
+    """Return the buckets that DDP chose in its second step; None before that."""
     internals: Any = module
     told = internals._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     if told:  # "3 2, 1 0"
@@ -230,7 +228,7 @@ def buckets_of(module: DistributedDataParallel) -> Buckets | None:
 
 @contextlib.contextmanager
 def _use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
-    """Let the next reducer have these: another layout would add up gradients in another order."""
+    """Make the next reducer use these buckets: another layout adds gradients in another order."""
     if buckets is None:
         yield
         return

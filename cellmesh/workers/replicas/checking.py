@@ -1,5 +1,5 @@
-"""One rank's word on whether replicas are equal, and by how much they differ; no collective is
-run.
+"""This rank's answers on whether replicas are equal, and by how much they differ; runs no
+collective.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _TEXT_CHARS = 60
 def find_parts(
     namespace: Mapping[str, Any], expression: str
 ) -> tuple[list[Part], list[Entry], list[StateSlot]]:
-    """Parts of an expression's value, what was left out, and where optimizers keep their state.
+    """Return the parts of an expression's value, what was left out, and the slots of optimizer
+    state.
 
     Args:
         namespace: the rank's.
@@ -56,7 +57,7 @@ def find_parts(
 
 
 def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[Part], list[Entry]]:
-    """Of all at top level: what says by itself who holds the same."""
+    """Return the models at top level that define by themselves which ranks are replicas."""
     visible = {name: value for name, value in namespace.items() if not name.startswith("_")}
     modules = {name: value for name, value in visible.items() if isinstance(value, nn.Module)}
     wrapped = {name: module for name, module in modules.items() if is_wrapped(module)}
@@ -89,7 +90,7 @@ def _refuse(value: Any) -> None:
 
 
 def check(namespace: Mapping[str, Any], expression: str) -> list[Entry]:
-    """Digests of what an expression's value holds. No collective is run.
+    """Return digests of the parts of an expression's value. Runs no collective.
 
     Args:
         namespace: the rank's.
@@ -135,7 +136,7 @@ def _entry(part: Part) -> Entry:
 
 
 def find_tensor(namespace: Mapping[str, Any], expression: str, path: str) -> torch.Tensor:
-    """The rank's own part of a tensor that `check` found, in memory of its own, on the CPU.
+    """Return the rank's own part of a tensor that `check` found, copied to the CPU.
 
     Raises:
         MeshUsageError: it is no longer there, or is no tensor.
@@ -156,7 +157,7 @@ def _find_local(namespace: Mapping[str, Any], expression: str, path: str) -> tor
 def compare(
     namespace: Mapping[str, Any], expression: str, path: str, theirs: torch.Tensor
 ) -> Distance:
-    """How far the rank's own part of a tensor is from another rank's.
+    """Return how far this rank's part of a tensor is from another rank's.
 
     Args:
         namespace: the rank's.
@@ -177,7 +178,9 @@ def compare(
 
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
-    """How far two tensors of one shape and dtype are apart; holds little more than they take."""
+    """Return how far two tensors of one shape and dtype are apart; uses little more memory than
+    they take.
+    """
     flat_ours, flat_theirs = ours.reshape(-1), theirs.reshape(-1)
     num_differing = num_nan = 0
     max_abs, first = 0.0, -1
@@ -211,7 +214,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
 
 
 def _widened(values: torch.Tensor) -> torch.Tensor:
-    """As a dtype in which all comparing is there, and exact."""
+    """Convert to a dtype in which subtraction exists and is exact."""
     if values.is_complex():
         return values.to(torch.complex128)
     return values.to(torch.float64 if values.is_floating_point() else torch.int64)

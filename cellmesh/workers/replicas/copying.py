@@ -1,4 +1,4 @@
-"""Which names of a rank can be copied to a new one, and their values as one pickle.
+"""Decides which names of a rank can be copied to a new rank, and pickles their values.
 
 One pickle for all, so that what is shared stays shared: an optimizer holds the parameters of its
 model. What belongs to the rank itself (groups, meshes, its device) travels as a reference that the
@@ -56,7 +56,7 @@ _CANNOT: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Which names can be copied to another rank.
+    """Return which names can be copied to another rank, and why others cannot.
 
     Every value is pickled to nowhere; what tensors and arrays hold is not even read.
 
@@ -77,7 +77,7 @@ def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
-    """The values of names as one pickle of a dict, for another rank.
+    """Pickle the values of names as one dict, for another rank.
 
     A name that turns out not to be copyable is left out, with a line on stderr that says why. Where
     the pickle is loaded, `sys.path` and the working directory become this rank's first, as modules
@@ -109,7 +109,7 @@ def _dump(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, 
 
 
 def _why_not(namespace: Mapping[str, Any], name: str) -> str:
-    """Why a name cannot be copied, "" if it can."""
+    """Return why a name cannot be copied; "" if it can."""
     reducer = _Reducer(namespace, reads=False)
     try:
         with warnings.catch_warnings():
@@ -124,23 +124,21 @@ def _why_not(namespace: Mapping[str, Any], name: str) -> str:
 
 
 class _Values:
-    """Names and their values; pickled as a dict that the arriving rank makes after it has moved
-    in.
-    """
+    """Names and their values; pickled as a dict that the new rank makes after `move_in`."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
 
 
 class _Storage:
-    """A tensor's memory; one object for all tensors that share it."""
+    """A tensor's storage: one object for all tensors that share it."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
 
 
 class _Reducer:
-    """How values reduce (see `payload.dumps`).
+    """Reduces values for pickling (see `payload.dumps`).
 
     Args:
         namespace: the rank's.
@@ -211,7 +209,7 @@ class _Reducer:
     # ---- what is the rank's own
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
-        """A cell's function sees the new rank's names, as it sees this one's."""
+        """Reduce a function of a cell: its globals are the new rank's namespace."""
         if function.__globals__ is not self._namespace:
             return NotImplemented
         cells = function.__closure__ or ()
@@ -231,7 +229,7 @@ class _Reducer:
         return arriving.make_function, made_from, state, None, None, arriving.finish_function
 
     def _dims_of(self, mesh: DeviceMesh) -> tuple[str, ...]:
-        """Which dims of the rank's ``mesh`` a mesh is."""
+        """Return which dims of the rank's ``mesh`` a mesh consists of."""
         root = self._namespace.get("mesh")
         if isinstance(root, DeviceMesh) and mesh is root:
             return ()
@@ -255,7 +253,7 @@ class _Reducer:
         return arriving.find_group, (group.group_name,)
 
     def _reduce_sampler(self, sampler: DistributedSampler[Any]) -> Any:
-        """Its `rank` is the new rank's, in whatever this rank's is."""
+        """Reduce a sampler so that it gets the new rank's number wherever it has this rank's."""
         dim = self._dim_of_sampler(sampler)
         return (
             arriving.make_sampler,
@@ -267,7 +265,7 @@ class _Reducer:
         )
 
     def _dim_of_sampler(self, sampler: DistributedSampler[Any]) -> int:
-        """The dim of ``mesh`` that it goes by, -1 for all ranks."""
+        """Return the dim of ``mesh`` that a sampler splits data by; -1 for all ranks."""
         if sampler.num_replicas == dist.get_world_size() and sampler.rank == dist.get_rank():
             return -1
         fitting = []
@@ -310,8 +308,8 @@ def _refuse_fsdp(module: torch.nn.Module) -> Any:
 
 
 def _reduce_ddp(module: DistributedDataParallel) -> Any:
-    """With its group, which need not be the default one; its reducer is made anew, without a
-    collective.
+    """Reduce a DDP module with its group, which need not be the default one; the new rank makes
+    the reducer without a collective.
     """
     if module.mixed_precision is not None:
         raise UnpicklableError(

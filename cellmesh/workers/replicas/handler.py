@@ -1,4 +1,4 @@
-"""Answers what ranks are asked of replicas."""
+"""Answers requests about replicas."""
 
 from __future__ import annotations
 

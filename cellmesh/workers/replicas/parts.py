@@ -1,5 +1,5 @@
-"""The tensors and plain values inside models, optimizers and containers, and who should hold the
-same.
+"""Finds tensors and plain values inside models, optimizers and containers, and the ranks that
+should hold equal ones.
 
 What a rank's own books say decides: DistributedDataParallel's group, a DTensor's mesh and
 placements. No collective is run, as groups may be broken when somebody asks.
@@ -36,7 +36,7 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Holders:
-    """Ranks that should hold the same.
+    """Ranks that should hold equal values.
 
     Args:
         ranks: global ranks; those of two sets of replicas stand in the same order. () for all
@@ -95,7 +95,7 @@ class StateSlot:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a module says by itself which ranks hold what: DDP, FSDP, tensor parallel."""
+    """Whether a module defines by itself which ranks are replicas: DDP, FSDP, tensor parallel."""
     return any(
         isinstance(m, DistributedDataParallel) or _is_fsdp1(m) for m in module.modules()
     ) or any(is_dtensor(p) for p in module.parameters())
@@ -128,7 +128,7 @@ class Walk:
         return is_dtensor(parameter) or (known is not None and known.holders is not EVERYONE)
 
     def parts(self, value: Any, path: str, replace: Callable[[Any], None]) -> Iterator[Part]:
-        """The parts of a value, each once.
+        """Return the parts of a value, each once.
 
         Args:
             value: a tensor, model, optimizer, generator, number, or what holds them.
@@ -233,7 +233,7 @@ class Walk:
 
 
 def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[Part]:
-    """The states of the process's generators.
+    """Return the states of the process's random generators.
 
     Args:
         why_differs: why they may differ.
@@ -282,7 +282,7 @@ def _tensor_of(state: bytes) -> torch.Tensor:
 
 
 def _of_module(module: nn.Module, path: str) -> Iterator[Part]:
-    """A module's parameters and buffers, each once, in its order."""
+    """Yield a module's parameters and buffers, each once, in the module's order."""
     meshes = [p.device_mesh for p in module.parameters() if is_dtensor(p)]
     # Norms and biases beside tensor-parallel layers: plain tensors that all ranks of that mesh
     # share.
@@ -333,7 +333,7 @@ def _of_submodule(
 
 
 def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
-    """By its placements for a DTensor, else as given."""
+    """Return a DTensor's holders by its placements; for other tensors, the given ones."""
     if not is_dtensor(tensor):
         return holders
     mesh = tensor.device_mesh
@@ -344,7 +344,7 @@ def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
 
 
 def _on_mesh(mesh: Any, dims: list[int] | None = None) -> Holders:
-    """The ranks that differ from this one in these dims of a mesh only (None: in any)."""
+    """Return the ranks that differ from this one only in these dims of a mesh (None: in any)."""
     wanted = list(range(mesh.ndim)) if dims is None else dims
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -1,4 +1,4 @@
-"""Make replicas equal again: all ranks tell each other what they hold, then broadcast it.
+"""Makes replicas equal again: all ranks exchange what they hold, then the source broadcasts.
 
 All is decided from what every rank has said, so that every rank decides the same: nobody waits in a
 collective which others do not come to.
@@ -25,7 +25,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class _Spec:
-    """What a tensor of an optimizer's state is like."""
+    """Shape and dtype of a tensor of an optimizer's state."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -112,14 +112,14 @@ def _expand(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _leader(ranks: tuple[int, ...], ranks_of_source: tuple[int, ...], source: int) -> int:
-    """Who stands among these ranks where `source` stands among its own."""
+    """Return the rank whose position among these ranks is that of `source` among its own."""
     return _expand(ranks)[_expand(ranks_of_source).index(source)]
 
 
 def _agree(
     namespace: Mapping[str, Any], expression: str, source: int
 ) -> tuple[list[StateSlot], list[dict[str, _SlotView]]]:
-    """Make sure that all ranks have the value; what each has for optimizer states."""
+    """Check that all ranks have the value; return each rank's optimizer state slots."""
     slots: list[StateSlot] = []
     parts: dict[str, _PartView] = {}
     states: dict[str, _SlotView] = {}
@@ -151,9 +151,7 @@ def _agree(
 
 
 def _match_state(slot: StateSlot, views: Sequence[_SlotView | None], source: int) -> bool:
-    """Give an optimizer's state of a parameter the tensors that it has where its values come
-    from.
-    """
+    """Give an optimizer's state of a parameter the tensors that the source rank has in it."""
     theirs, mine = views[source], views[dist.get_rank()]
     if theirs is None or mine is None or len(_expand(slot.holders.ranks)) == 1:
         return False
@@ -174,7 +172,7 @@ def _match_state(slot: StateSlot, views: Sequence[_SlotView | None], source: int
 
 
 def _layout(state: Any, slot: StateSlot) -> Any:
-    """A state with its tensors described; None where there is none."""
+    """Describe a state's tensors; None if there is no state."""
     if isinstance(state, torch.Tensor):
         beside = state.device == slot.parameter.device
         return _Spec(state.dtype, tuple(state.shape), beside, is_dtensor(state))
@@ -208,7 +206,7 @@ def _view_part(part: Part) -> _PartView:
 
 
 def _differences(views: Sequence[Mapping[str, _PartView]]) -> Iterator[str]:
-    """What is not alike on ranks that should hold the same."""
+    """Return what is not equal on ranks that should hold equal values."""
     for path in dict.fromkeys(path for view in views for path in view):
         for ranks in sorted({_expand(view[path].ranks) for view in views if path in view}):
             kinds = _kinds(path, ranks, views)
@@ -221,7 +219,7 @@ def _differences(views: Sequence[Mapping[str, _PartView]]) -> Iterator[str]:
 def _kinds(
     path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _PartView]]
 ) -> dict[str, tuple[int, ...]]:
-    """Shape and dtype -> the ranks that have a part so."""
+    """Group ranks by the shape and dtype of their part."""
     return group_ranks({rank: _kind(views[rank].get(path)) for rank in ranks})
 
 
@@ -232,7 +230,9 @@ def _kind(view: _PartView | None) -> str:
 
 
 def _broadcast(tensor: torch.Tensor, group: Any, position: int) -> None:
-    """Bytes, as not every backend knows every dtype; on a device that the group serves."""
+    """Broadcast a tensor as bytes, because not every backend supports every dtype, on a device
+    that the group supports.
+    """
     devices = {device.type for device in group._device_types}
     carrier = tensor if tensor.device.type in devices else tensor.to(sorted(devices)[-1])
     carrier = carrier.contiguous()

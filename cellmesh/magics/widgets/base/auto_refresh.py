@@ -1,4 +1,4 @@
-"""When a view is refreshed: after each cell, or each second while one runs."""
+"""Decides when a view is refreshed: after each cell, or each second while one runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ Occasion = Literal["asked", "after", "during"]
 
 
 def pause_after(took_s: float, period_s: float) -> float:
-    """How long to wait after a refresh, so that refreshes take no more than a tenth of the time."""
+    """Return how long to pause after a refresh, so that refreshes take a tenth of the time at
+    most.
+    """
     return max(period_s, 10 * took_s)
 
 
 class Worker:
-    """Does jobs one after the other, on a thread that exists only while there are jobs."""
+    """Does jobs one after the other, on a thread that lives only while there are jobs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +30,7 @@ class Worker:
         self._is_running = False
 
     def do(self, job: Callable[[], None], key: object = None) -> None:
-        """Add a job; of jobs of the same key that wait, only the last one is done."""
+        """Add a job, in place of a waiting job with the same key."""
         with self._lock:
             self._jobs[key if key is not None else object()] = job
             if self._is_running:
@@ -56,7 +58,7 @@ class Worker:
 
 
 class AutoRefresh:
-    """Refreshes a view when cells have run, and while they run.
+    """Refreshes a view after cells, and while they run.
 
     Args:
         refresh: refreshes the view; given the reason.
@@ -103,34 +105,34 @@ class AutoRefresh:
             self._follow()
 
     def note_seen(self) -> None:
-        """The view is on a screen again: refresh it if it has missed a refresh."""
+        """Refresh a view that is visible again, if it has missed a refresh."""
         if self._is_stale:
             self._do("after")
         if self.follows and self._is_busy():
             self._follow()
 
     def now(self) -> None:
-        """Refresh on another thread, as the user asked for it."""
+        """Refresh on another thread, on the user's request."""
         self._do("asked")
 
     def pause(self) -> None:
-        """Listen to no cells until `set`, as no page shows the view. From any thread."""
+        """Ignore cells until `set` is called: no page shows the view. From any thread."""
         self._register(False)
         self._is_stale = True
 
     def close(self) -> None:
-        """Refresh no more. From any thread."""
+        """Stop refreshing for good. From any thread."""
         self._is_closed.set()
         self._register(False)
 
     def before_cell(self, *_: Any) -> None:
-        """A cell begins."""
+        """Handle that a cell begins."""
         self._cell_runs = True
         if self.follows:
             self._follow()
 
     def after_cell(self, *_: Any) -> None:
-        """A cell has ended; what it has begun in the background may go on."""
+        """Handle that a cell has ended; runs that it began in the background may go on."""
         was_seen_to_begin, self._cell_runs = self._cell_runs, False
         if not was_seen_to_begin:  # it is the one that shows the widget
             return

@@ -1,5 +1,5 @@
-"""What all widgets share: how they are shown, and what is left of them where there is nobody to
-draw them.
+"""The base of all widgets: how they are shown, and their static form for viewers without
+widgets.
 
 A widget is an `anywidget`: its JavaScript (an ES module) and its CSS are files of this package,
 sent with it, so that it works offline. What is published has three forms: the widget; HTML that
@@ -28,7 +28,7 @@ _VIEW = "application/vnd.jupyter.widget-view+json"
 
 @dataclass(frozen=True)
 class Static:
-    """What is shown where no widget can be.
+    """The static form of a view: HTML and text.
 
     Attributes:
         text: for terminals.
@@ -40,7 +40,7 @@ class Static:
 
 
 def load_css(*names: str) -> str:
-    """A widget's style sheets, after the one that all share.
+    """Return a widget's style sheets behind the shared one.
 
     Args:
         names: their paths below `widgets/`, without their suffix, as in ``"plot/plot"``.
@@ -49,7 +49,7 @@ def load_css(*names: str) -> str:
 
 
 def load_js(*names: str) -> str:
-    """An ES module out of files: all that they define is one scope, and the last one exports.
+    """Join files to one ES module with one scope; the last file exports.
 
     Args:
         names: the files' paths below `widgets/`, without their suffix.
@@ -58,13 +58,13 @@ def load_js(*names: str) -> str:
 
 
 class Widget(anywidget.AnyWidget):
-    """Base of the widgets: what the front end is told of all of them."""
+    """Base of the widgets: the state that all of them have in the front end."""
 
     # Why it changes no more, "" while it does.
     ended = traitlets.Unicode("").tag(sync=True)
 
     def open(self) -> None:
-        """Begin to speak with the front end, if there is one."""
+        """Open the comm to the front end, if there is one."""
         if (
             not is_attended()
         ):  # a program that executes the notebook would keep the state of every widget
@@ -97,8 +97,8 @@ class LiveView:
         self.is_attended = is_attended()
 
     def freeze(self, why: str) -> None:
-        """Leave what it shows now, and why it changes no more, in place of the widget. From any
-        thread.
+        """Replace the widget by its static form and a note why it is not updated any more. From
+        any thread.
         """
         if self._ended:
             return
@@ -118,12 +118,12 @@ class LiveView:
             self.widget.ended = why
 
     def close(self) -> None:
-        """Let go of the widget. From any thread."""
+        """Drop the widget. From any thread."""
         with contextlib.suppress(Exception):
             self.widget.close()
 
     def refresh(self) -> None:
-        """Show what it shows now also where no widget can be.
+        """Update the static form, for viewers without widgets.
 
         From any thread; where a program executes the notebook, within a cell: such a program
         listens only to the cell that it runs.

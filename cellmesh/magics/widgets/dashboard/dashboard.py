@@ -1,4 +1,4 @@
-"""The mesh dashboard: what every rank does, once a second, as long as somebody sees it.
+"""The mesh dashboard: what every rank does, updated once a second while a page shows it.
 
 A thread takes snapshots of the mesh and sends them; it begins when a view in the front end says
 that it is seen, and ends when none is. What the buttons ask for runs in threads of its own, so
@@ -52,7 +52,7 @@ Take = Callable[[Snapshot | None], Snapshot | None]
 
 
 class DashboardWidget(Widget):
-    """What draws the dashboard in the front end."""
+    """Draws the dashboard in the front end."""
 
     _esm = load_js("base/elements", "dashboard/cards", "dashboard/grid", "dashboard/dashboard")
     _css = load_css("dashboard/dashboard")
@@ -96,7 +96,7 @@ class Dashboard:
     # ---- the front end
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """The front end said something; on any thread, and malformed messages are passed over."""
+        """Handle a message of the front end, on any thread; malformed messages are ignored."""
         match message:
             case {"kind": "look", "view": str(view), "looks": bool(looks)}:
                 self._hear_look(view, looks)
@@ -111,7 +111,7 @@ class Dashboard:
                     self._open = None
 
     def look(self) -> None:
-        """Take a snapshot and send it."""
+        """Take a snapshot and send it to the front end."""
         snapshot = self._take(self.snapshot)
         if snapshot is None:
             self.end()
@@ -134,14 +134,14 @@ class Dashboard:
         }
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop taking snapshots."""
         with self._lock:
             self._is_over = True
             self._wake.notify_all()
 
     @property
     def is_looking(self) -> bool:
-        """Whether its thread runs."""
+        """Whether the thread that takes snapshots runs."""
         with self._lock:
             return self._thread is not None
 
@@ -162,7 +162,7 @@ class Dashboard:
                 self._thread.start()
 
     def _watch(self) -> None:
-        """Look once a second as long as somebody sees it."""
+        """Take a snapshot each second while a page shows the dashboard."""
         while True:
             began_at = time.monotonic()
             trouble = ""
@@ -193,7 +193,7 @@ class Dashboard:
     # ---- one rank
 
     def _show_panel(self) -> None:
-        """Tell the open rank's stack and the end of its log, if they have changed."""
+        """Send the selected rank's stack and the end of its log, if they have changed."""
         rank = self._open
         if rank is None:
             return
@@ -240,7 +240,7 @@ class Dashboard:
     # ---- where no widget can be
 
     def static(self) -> Static:
-        """What ``%dist_status`` would have shown at the last look.
+        """The table of ``%dist_status`` at the last snapshot.
 
         A rank that did not answer then is shown by what it said before: its mesh may have been
         ending.
@@ -251,8 +251,7 @@ class Dashboard:
 
 
 def show_dashboard(mesh: Mesh) -> LiveView | Table:
-    """What ``%dist_status --live`` shows: the dashboard, or a table where there is nobody to draw
-    it.
+    """Show ``%dist_status --live``: the dashboard, or a table where no front end can draw it.
 
     Args:
         mesh: which.

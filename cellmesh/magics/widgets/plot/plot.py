@@ -1,4 +1,4 @@
-"""Live plots of what ranks log: lines that grow while a cell runs."""
+"""Live plots of logged numbers: lines that grow while a cell runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REFRESH_S = 0.25
 
 
 class PlotWidget(Widget):
-    """Draws lines; holds the points that it draws, so that a saved notebook has them."""
+    """Draws lines; its state has the points, so that a saved notebook shows them."""
 
     _esm = load_js("vendor/uplot/uplot", "base/elements", "plot/plot")
     _css = load_css("vendor/uplot/uplot", "plot/plot")
@@ -42,7 +42,7 @@ class PlotWidget(Widget):
 
 
 def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
-    """The lines of a plot, and their points, as `PlotWidget` has them."""
+    """Return a plot's lines and points as the state of `PlotWidget`."""
     lines: list[dict[str, Any]] = []
     points = array.array("d")
     for index, name in enumerate(plot.names):
@@ -63,7 +63,7 @@ def pack(plot: Plot) -> tuple[list[dict[str, Any]], bytes]:
 
 
 class LivePlot:
-    """A plot in a notebook that is drawn again when ranks have logged more.
+    """A plot in a notebook that is updated when ranks have logged more.
 
     Args:
         plot: what is drawn.
@@ -95,7 +95,7 @@ class LivePlot:
         self._draw()
 
     def _settle(self) -> None:
-        """A cell has ended: show what it logged also where no widget can be."""
+        """Update the static form at the end of a cell."""
         if not self._is_stale:
             return
         self._is_stale = False
@@ -128,7 +128,9 @@ class LivePlot:
 
 
 def _at_cells_ends(function: Callable[[], None]) -> Callable[[], None]:
-    """Call something at the end of each cell of the notebook; returns what ends that."""
+    """Call a function at the end of each cell of the notebook; return the function that ends
+    this.
+    """
     shell = get_ipython()
     if shell is None:
         return lambda: None

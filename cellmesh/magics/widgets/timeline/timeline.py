@@ -1,6 +1,4 @@
-"""The timeline of the last cells: drawn to be zoomed into; a picture and a table where it cannot
-be.
-"""
+"""The timeline of the last cells: a widget with zoom; elsewhere a picture and a table."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ _RANK_HEADERS = (
 
 
 class TimelineWidget(Widget):
-    """Draws a history; holds all of it, so that a saved notebook has it.
+    """Draws a history; its state has all of it, so that a saved notebook shows it.
 
     Times are microseconds, as drawn: what lay between cells is left out.
     """
@@ -77,7 +75,7 @@ class LiveTimeline:
         ranks.rank_set.session.beside.shown.add("timelines", self.view)
 
     def handle(self, content: dict[str, Any]) -> None:
-        """Ask the ranks again, or send the trace, as the front end wants.
+        """Handle the front end's request to ask the ranks again or to send the trace.
 
         Does not wait for ranks: messages of other widgets are read on the same thread.
         """
@@ -108,7 +106,7 @@ class LiveTimeline:
 
 
 def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> LiveView:
-    """What ``%dist_timeline`` shows.
+    """Show ``%dist_timeline``.
 
     Raises:
         NoMeshError: the mesh has ended.
@@ -118,7 +116,7 @@ def show_timeline(ranks: Ranks, num_cells: int, trace: str | None) -> LiveView:
 
 
 def describe_trace(path: Path) -> str:
-    """Where a trace is, in words."""
+    """Say where a trace was written."""
     whole = path.expanduser().absolute()
     size = f"{whole.stat().st_size / 1e6:.1f} MB"
     name = str(whole).removeprefix(f"{Path.cwd()}{os.sep}")
@@ -126,7 +124,7 @@ def describe_trace(path: Path) -> str:
 
 
 def cell_table(history: History) -> Table:
-    """Where the time of each cell went, the oldest first."""
+    """Return a table of where the time of each cell went, the oldest first."""
     rows = []
     for cell in history.cells:
         times = history.times(cell)
@@ -149,7 +147,7 @@ def _describe_late(rank: int, awaited_s: float) -> str:
 
 
 def rank_table(history: History) -> Table:
-    """Where the time of each rank went, in all cells."""
+    """Return a table of where the time of each rank went, in all cells."""
     lateness = history.lateness()
     num = sum(one.num_last for one in lateness.values())
     rows = []
@@ -172,7 +170,7 @@ def rank_table(history: History) -> Table:
 
 
 def static_of(history: History, notes: list[str]) -> Static:
-    """The history as text, and as a picture with its tables."""
+    """Return a history as text, and as a picture with its tables."""
     sentences = [text for text in (history.describe(), *history.notes, *notes) if text]
     if not history.cells:
         words = "".join(f"<div>{html.escape(text)}</div>" for text in sentences)
@@ -186,7 +184,7 @@ def static_of(history: History, notes: list[str]) -> Static:
 
 
 def pack(history: History, notes: list[str]) -> dict[str, Any]:
-    """A history as `TimelineWidget` has it."""
+    """Return a history as the state of `TimelineWidget`."""
     rows = {rank: row for row, rank in enumerate(history.ranks)}
     cells = {cell.run: index for index, cell in enumerate(history.cells)}
     kinds: dict[tuple[str, str, tuple[int, ...]], int] = {}
