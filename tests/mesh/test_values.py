@@ -339,7 +339,7 @@ def test_the_peak_of_results_is_one_copy(runtime_dir: Path) -> None:
 
 
 def cm_agent(mesh: cm.Mesh) -> int:
-    return mesh.rank_set.session._agent.pid
+    return mesh.rank_set.session._launcher._agent.pid
 
 
 def mapped_results() -> set[int]:
