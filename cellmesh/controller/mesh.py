@@ -98,7 +98,7 @@ class Mesh(Ranks):
     @property
     def start_s(self) -> float:
         """How long the start or the last restart took, in seconds."""
-        return self.rank_set.session.start_s
+        return self.rank_set.session.life.start_s
 
     @property
     def ready_ranks(self) -> Sequence[RankInfo]:

@@ -5,6 +5,7 @@ to.
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import os
 import sys
@@ -116,6 +117,11 @@ class Link:
             if len(self._commands) == 1:
                 self._turns.rouse()
         self._turns.hand_over()
+
+    def post_if_open(self, command: Command) -> None:
+        """As `post`, unless the link has been closed."""
+        with contextlib.suppress(NoMeshError):
+            self.post(command)
 
     def hand_over(self) -> None:
         """The caller is about to wait while another thread runs the loop.

@@ -5,17 +5,21 @@ another.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...wire.bounds import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS
-from ...wire.messages import PullNames, RunCall, RunCell, RunInfo, Welcome
+from ...stdlib import time
+from ...wire.bounds import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
+from ...wire.messages import PullNames, RankState, RunCall, RunCell, RunInfo, Welcome
 from ..output.printer import Printer
 from ..output.sinks import Sink
 from ..run import Run
-from ..run_waiter import RunControl
+from ..run_waiter import RunControl, Serve
 from ..work_item import WorkItem
 from .reattach import Adopted, adopt
+
+# How often a thread that waits until it may submit looks whether a signal has come.
+_LOOK_UP_S = 0.5
 
 
 class Catalog:
@@ -76,6 +80,37 @@ class Catalog:
         return all(
             len(own) < 2 or sum(own[1:]) + num_bytes <= MAX_RUN_BYTES for own in waiting.values()
         )
+
+    def make_room(
+        self,
+        ranks: Sequence[int],
+        num_bytes: int,
+        serve: Serve,
+        is_over: Callable[[], bool],
+        states: Callable[[Sequence[int]], Mapping[int, RankState]],
+    ) -> None:
+        """Wait until there is room (`has_room`), unless a rank waits for others that have nothing
+        to do: what is sent next may be what it waits for.
+
+        Args:
+            ranks: of the run that there is to be room for.
+            num_bytes: of its arguments.
+            serve: brings news on this thread.
+            is_over: whether there is nothing more to wait for.
+            states: asks ranks what they are doing.
+        """
+
+        def may_go_on() -> bool:
+            return is_over() or self.has_room(ranks, num_bytes)
+
+        all_ranks = range(self._num_ranks)
+        while not may_go_on():
+            until = time.monotonic() + _LOOK_UP_S
+            serve(may_go_on, until, lambda: self.wait_for_news(_LOOK_UP_S))
+            if time.monotonic() >= until:
+                idle = set(all_ranks) - self.busy_ranks()
+                if any(may_wait_for(state, idle) for state in states(all_ranks).values()):
+                    return
 
     def wait_for_news(self, timeout_s: float) -> None:
         """Wait until a run ends, while another thread has the link's loop."""

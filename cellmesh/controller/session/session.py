@@ -9,31 +9,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import secrets
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
-from ...wire.bounds import COUNTED_BYTES, MAX_RUNS, may_wait_for
+from ...wire.bounds import COUNTED_BYTES, MAX_RUNS
 from ...wire.comms import FromFrontEnd, WidgetStates
 from ...wire.messages import (
     Detached,
     HostReport,
     LogText,
-    MeshReady,
     RankInfo,
     RankState,
     Refused,
     Welcome,
 )
-from ...wire.messages import Progress as ProgressVerb
 from ...wire.ticket import Ticket, remove_directory
 from ..beside import Beside
 from ..comms import FrontEndMessage, States
@@ -47,19 +42,19 @@ from ..output.sinks import CellSink, ConsoleSink, Sink
 from ..rank_set import RankSet
 from ..run import Run
 from ..work_item import WorkItem
-from .ending import End, describe_end, explain_start, reason_of, refuse_use
+from .ending import describe_end, explain_start, reason_of, refuse_use
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
-from .link import Command, Link
+from .life import Life
+from .link import Link
 from .reattach import Adopted
+from .run_orders import RunOrders
 from .run_registry import Catalog
 from .start_progress import Progress as Progress
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
 _ANSWER_S = 5.0
-# How often a thread that waits until it may submit looks whether a signal has come.
-_LOOK_UP_S = 0.5
 
 
 class Session:
@@ -96,12 +91,11 @@ class Session:
         self.dims: Mapping[str, int] = dict(
             zip(ticket.mesh_dim_names, ticket.mesh_shape, strict=True)
         )
-        self._started_at = time.monotonic() if started_at is None else started_at
-        self.start_s = 0.0
+        started_at = time.monotonic() if started_at is None else started_at
+        self.life = Life(self.num_ranks, started_at, on_progress)
         self.beside = Beside(
             self._send_to_widget, self._ask_widgets, lambda: self.ending, ticket.name
         )
-        self._on_progress = on_progress
         self._sink = sink
         self._owner_pid = os.getpid()
         self._core = Core(
@@ -112,10 +106,6 @@ class Session:
             auto_heal=ticket.auto_heal,
             last_request=secrets.randbits(40),
         )
-        self._state: State = "connecting"
-        self._condition = threading.Condition()
-        self.catalog = Catalog(ticket.num_ranks, self)
-        self._end: End | None = None
         self._has_left = False
         self.finish_saving: Callable[[], None] | None = (
             None  # waits for a save that ranks may be writing
@@ -132,7 +122,8 @@ class Session:
             self._release,
             steal,
         )
-        self.serve = self._link.serve
+        self.orders = RunOrders(self._link, ticket.num_ranks, self._beside_runs)
+        self.catalog = Catalog(ticket.num_ranks, self.orders)
         atexit.register(self._leave_at_exit)
         self._forget_shutdown = call_at_shutdown(self._end_with_kernel)
         self._link.start()  # last, as the agent's first message may need all of the above
@@ -147,7 +138,7 @@ class Session:
     @property
     def state(self) -> State:
         """Where in its life it is."""
-        return self._state
+        return self.life.state
 
     @property
     def ready_ranks(self) -> tuple[RankInfo, ...]:
@@ -171,7 +162,7 @@ class Session:
     @property
     def ending(self) -> str:
         """That there is no more to be done with the mesh, and why; "" as long as there is."""
-        return describe_end(self.name, self._end, self._has_left)
+        return describe_end(self.name, self.life.end, self._has_left)
 
     def describe_transitions(self) -> list[str]:
         """Where the agent runs, and what the last events did to runs and to the recovery."""
@@ -209,7 +200,7 @@ class Session:
             self.beside.follow(run, parcel.verb.fills)
             self._link.start_run(run, lambda core, now: core.submit(parcel, now))
         except BaseException:  # Ctrl-C, before or after it was sent
-            self._post(lambda core, now: self._forget_unsent(run.number))
+            self._link.post_if_open(lambda core, now: self._forget_unsent(run.number))
             raise
         return run
 
@@ -233,20 +224,13 @@ class Session:
         self._check_usable(ranks)
         if self._link.is_in_loop():
             return
-
-        def is_over() -> bool:
-            return (
-                self._end is not None or self._has_left or self.catalog.has_room(ranks, num_bytes)
-            )
-
-        while not is_over():
-            until = time.monotonic() + _LOOK_UP_S
-            self._link.serve(is_over, until, lambda: self.catalog.wait_for_news(_LOOK_UP_S))
-            if time.monotonic() >= until:
-                all_ranks = range(self.num_ranks)
-                idle = set(all_ranks) - self.catalog.busy_ranks()
-                if any(may_wait_for(state, idle) for state in self.states(all_ranks).values()):
-                    return
+        self.catalog.make_room(
+            ranks,
+            num_bytes,
+            self._link.serve,
+            lambda: self.life.end is not None or self._has_left,
+            self.states,
+        )
 
     def _send_to_widget(self, message: FrontEndMessage) -> Run[Any]:
         """Pass what the front end says to a widget on to its rank."""
@@ -255,7 +239,7 @@ class Session:
         item = WorkItem(message.verb, FromFrontEnd, ranks, message.buffers, "a widget's callback")
         run = self.start_run(item, printer)
         # A callback that waits for ranks which have nothing to do is to be released.
-        self.wait_for(run.number)
+        self.orders.wait_for(run.number)
         return run
 
     def _ask_widgets(self, ranks: Sequence[int]) -> Mapping[int, States]:
@@ -264,28 +248,6 @@ class Session:
             return look(RankSet(self, ranks), WidgetStates(), timeout_s=3.0).answers
         except NoMeshError:
             return {}
-
-    def wait_for(self, number: int) -> None:
-        """The caller waits for a run, which is not on all ranks, and does nothing else."""
-        try:
-            self._link.post_at_once(lambda core, now: core.wait_for(number))
-        except NoMeshError:
-            return
-
-    def interrupt(self, runs: Sequence[Run[Any]]) -> None:
-        """Interrupt runs that are in flight, given the oldest first. Does not wait."""
-        for run in runs:
-            run.note_interrupted()
-        numbers = [run.number for run in reversed(runs)]
-        self._post(lambda core, now: core.interrupt_all(numbers, now))
-
-    def give_up(self, number: int) -> None:
-        """Interrupt a run, and no other: nobody waits for it any longer."""
-        self._post(functools.partial(_interrupt, number))
-
-    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
-        """Answer ranks (rank -> request) that ask the user."""
-        self._post(lambda core, now: core.reply(requests, text, is_end))
 
     def ask(
         self,
@@ -322,14 +284,14 @@ class Session:
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
-            self._post(lambda core, now: core.abandon_heal())
+            self._link.post_if_open(lambda core, now: core.abandon_heal())
             raise
         return report or HealReport(failure="the mesh has ended")
 
     def reshaped(self, dims: Mapping[str, int]) -> None:
         """The DeviceMesh has these dims now."""
         self.dims = dict(dims)
-        self._post(lambda core, now: core.set_dims(dims))
+        self._link.post_if_open(lambda core, now: core.set_dims(dims))
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until every rank has answered.
@@ -338,11 +300,11 @@ class Session:
             MeshUsageError: what was asked for cannot work.
             HostError: the mesh did not come up, or not in time.
         """
-        self._wait(lambda: self._state == "ready", timeout_s, self._give_up)
-        self._on_progress = None
+        self.life.wait(lambda: self.life.state == "ready", timeout_s, self._give_up)
+        self.life.forget_progress()
         if self.state == "ready":
             return
-        end = self._end
+        end = self.life.end
         log = read_agent_log(self._ticket)
         if isinstance(end, Refused | Detached):
             self._leave()
@@ -356,11 +318,11 @@ class Session:
         Raises:
             NoMeshError: it has not, or the mesh has ended.
         """
-        settled = self._wait(lambda: self._state != "connecting", timeout_s, self._leave)
-        if self._end is None and settled:
+        settled = self.life.wait(lambda: self.life.state != "connecting", timeout_s, self._leave)
+        if self.life.end is None and settled:
             return
         self._leave()
-        reason = reason_of(self._end) or f"its agent did not answer for {timeout_s} s"
+        reason = reason_of(self.life.end) or f"its agent did not answer for {timeout_s} s"
         raise NoMeshError(f"{self.name} cannot be attached: {reason}")
 
     def restart(
@@ -369,10 +331,7 @@ class Session:
         """Replace every rank, and wait until the new ones have answered."""
         self._check_usable(())
         self._link.check_may_wait()
-        self._on_progress = on_progress
-        with self._condition:
-            self._state = "restarting"
-        self._started_at = time.monotonic()
+        self.life.restart(on_progress)
         self._link.post(lambda core, now: core.restart(self.dims))
         self.wait_until_ready(timeout_s)
 
@@ -381,12 +340,12 @@ class Session:
         if self._has_left or os.getpid() != self._owner_pid:
             return
         self._link.check_may_wait()
-        if isinstance(self._end, Detached):  # another one's, or nobody's
+        if isinstance(self.life.end, Detached):  # another one's, or nobody's
             self._leave()
             return
-        self._post(lambda core, now: core.stop())
+        self._link.post_if_open(lambda core, now: core.stop())
         if not self._launcher.wait(_STOP_S):
-            if isinstance(self._end, Detached):  # it has been stolen
+            if isinstance(self.life.end, Detached):  # it has been stolen
                 self._leave()
                 return
             self._launcher.signal(signal.SIGKILL)
@@ -397,7 +356,7 @@ class Session:
     def finish_save(self) -> None:
         """Wait for a save that idle ranks may still be writing."""
         finish, self.finish_saving = self.finish_saving, None
-        if finish is not None and self._state == "ready" and not self.catalog.all():
+        if finish is not None and self.life.state == "ready" and not self.catalog.all():
             finish()
 
     def detach(self) -> None:
@@ -409,7 +368,7 @@ class Session:
             HostError: the agent does not answer.
         """
         self._link.check_may_wait()
-        if self._end is not None:
+        if self.life.end is not None:
             self._check_usable(())
         if self.lease_s <= 0:
             raise MeshUsageError(
@@ -417,7 +376,7 @@ class Session:
                 "(cellmesh.start(..., lease_s=1800)), or end it with `%dist_stop`"
             )
         self._link.post(lambda core, now: core.detach())
-        if not self._wait(lambda: False, _ANSWER_S, lambda: None):
+        if not self.life.wait(lambda: False, _ANSWER_S, lambda: None):
             raise HostError(
                 f"the agent ({self._launcher.describe()}) did not answer for {_ANSWER_S} s; "
                 "`cellmesh ps` tells how it is"
@@ -440,7 +399,7 @@ class Session:
 
     def _release(self) -> None:
         """The link has ended: a mesh that is another's is not this process's to end any more."""
-        if isinstance(self._end, Detached):
+        if isinstance(self.life.end, Detached):
             self._forget()
 
     def _forget(self) -> None:
@@ -450,7 +409,7 @@ class Session:
 
     def _give_up(self) -> None:
         """The mesh is not ready, and is waited for no longer."""
-        if self._is_found and self._end is None:
+        if self._is_found and self.life.end is None:
             self._leave_alive()
         else:
             self.stop()
@@ -470,7 +429,7 @@ class Session:
         """The kernel is shut down for good; called on its control thread, which must not wait."""
         self._is_over = True
         if self._may_end() and self.finish_saving is None:
-            self._post(lambda core, now: core.stop())
+            self._link.post_if_open(lambda core, now: core.stop())
 
     def _may_end(self) -> bool:
         is_kept = self._ticket.is_lease_chosen or bool(self.catalog.busy_ranks())
@@ -478,7 +437,7 @@ class Session:
 
     def _leave_alive(self) -> None:
         """Leave the mesh to its lease, if it has one."""
-        if self.lease_s > 0 and self._end is None:
+        if self.lease_s > 0 and self.life.end is None:
             with contextlib.suppress(CellmeshError):
                 self.detach()
         else:
@@ -490,77 +449,17 @@ class Session:
             self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
         return self.catalog.adopt(welcome, self._sink or ConsoleSink())
 
-    def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run, and what it may wait for: callbacks of widgets, and queries."""
+    def _beside_runs(self, ranks: Sequence[int]) -> list[int]:
+        """Callbacks of widgets, and queries, in flight on some ranks."""
         queries = [run.number for run in self.catalog.on(ranks) if run.is_query]
-        older = [each for each in (*self.beside.comms.running(ranks), *queries) if each < number]
-        for each in (number, *older):
-            self.give_up(each)
-
-    def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """The user waits for the end of a run on these ranks, and does nothing else."""
-        if len(ranks) < self.num_ranks:  # else there is none that would have to join it
-            self.wait_for(number)
-
-    def hand_over(self) -> None:
-        """Have the link's thread bring news."""
-        self._link.hand_over()
-
-    def condemned(self) -> set[int]:
-        """The ranks that are about to be killed, after what was asked for before."""
-        found: Future[set[int]] = Future()
-
-        def look(core: Core, now: float) -> Sequence[Effect]:
-            found.set_result(core.condemned)
-            return ()
-
-        try:
-            self._link.post(look)
-            return found.result(_ANSWER_S)
-        except (NoMeshError, TimeoutError):
-            return set()
+        return [*self.beside.comms.running(ranks), *queries]
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":
-            raise refuse_use(self.name, self._end, self.state)
+            raise refuse_use(self.name, self.life.end, self.state)
         if self._core.dead and (dead := [rank for rank in ranks if rank in self._core.lost]):
             raise refuse_dead(dead, self._core.dead[dead[0]])
 
-    def _post(self, command: Command) -> None:
-        """Have the core do something, unless the link has been closed."""
-        with contextlib.suppress(NoMeshError):
-            self._link.post(command)
-
-    def _wait(
-        self, is_there: Callable[[], bool], timeout_s: float, give_up: Callable[[], None]
-    ) -> bool:
-        """Wait until something is there or the mesh has ended, and give up where that is
-        interrupted.
-        """
-        try:
-            with self._condition:
-                return self._condition.wait_for(
-                    lambda: is_there() or self._end is not None, timeout_s
-                )
-        except BaseException:  # Ctrl-C
-            give_up()
-            raise
-
     def _note_change(self, change: Change) -> None:
-        """The mesh's state changed; called in the link's loop."""
-        cause = change.cause
-        elapsed_s = time.monotonic() - self._started_at
-        if isinstance(cause, MeshReady):
-            self.start_s = elapsed_s
-        if isinstance(cause, ProgressVerb) and self._on_progress is not None:
-            self._on_progress(Progress(cause.stage, cause.num_ready, self.num_ranks, elapsed_s))
-        with self._condition:
-            self._state = change.state
-            if isinstance(cause, End) and self._end is None:
-                self._end = cause
-            self._condition.notify_all()
+        self.life.note(change)
         self.beside.note(change)
-
-
-def _interrupt(run: int, core: Core, now: float) -> Sequence[Effect]:
-    return core.interrupt(run)

@@ -1,0 +1,84 @@
+"""What is ordered of runs in flight: wait for them, answer, interrupt and give them up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ...errors import NoMeshError
+from ..core.core import Core, Effect
+from ..run import Run
+from .link import Link
+
+_ANSWER_S = 5.0
+
+
+class RunOrders:
+    """Orders about the runs of one session; used on any thread. Runs have it as `RunControl`.
+
+    Args:
+        link: carries the orders out.
+        num_ranks: of the mesh.
+        beside: gives the runs on some ranks that a run of the user's may wait for: callbacks of
+            widgets, and queries.
+    """
+
+    def __init__(
+        self, link: Link, num_ranks: int, beside: Callable[[Sequence[int]], Iterable[int]]
+    ) -> None:
+        self._link = link
+        self._num_ranks = num_ranks
+        self._beside = beside
+        self.serve, self.hand_over = link.serve, link.hand_over
+
+    def wait_for(self, number: int) -> None:
+        """The caller waits for a run, which is not on all ranks, and does nothing else."""
+        try:
+            self._link.post_at_once(lambda core, now: core.wait_for(number))
+        except NoMeshError:
+            return
+
+    def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
+        """The user waits for the end of a run on these ranks, and does nothing else."""
+        if len(ranks) < self._num_ranks:  # else there is none that would have to join it
+            self.wait_for(number)
+
+    def interrupt(self, runs: Sequence[Run[Any]]) -> None:
+        """Interrupt runs that are in flight, given the oldest first. Does not wait."""
+        for run in runs:
+            run.note_interrupted()
+        numbers = [run.number for run in reversed(runs)]
+        self._link.post_if_open(lambda core, now: core.interrupt_all(numbers, now))
+
+    def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
+        """Interrupt a run, and what it may wait for."""
+        for each in (number, *(older for older in self._beside(ranks) if older < number)):
+            self.give_up(each)
+
+    def give_up(self, number: int) -> None:
+        """Interrupt a run, and no other: nobody waits for it any longer."""
+        self._link.post_if_open(functools.partial(_interrupt, number))
+
+    def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
+        """Answer ranks (rank -> request) that ask the user."""
+        self._link.post_if_open(lambda core, now: core.reply(requests, text, is_end))
+
+    def condemned(self) -> set[int]:
+        """The ranks that are about to be killed, after what was asked for before."""
+        found: Future[set[int]] = Future()
+
+        def look(core: Core, now: float) -> Sequence[Effect]:
+            found.set_result(core.condemned)
+            return ()
+
+        try:
+            self._link.post(look)
+            return found.result(_ANSWER_S)
+        except (NoMeshError, TimeoutError):
+            return set()
+
+
+def _interrupt(run: int, core: Core, now: float) -> Sequence[Effect]:
+    return core.interrupt(run)
