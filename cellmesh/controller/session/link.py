@@ -5,7 +5,6 @@ to.
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 import os
 import sys
@@ -76,9 +75,7 @@ class Link:
         self._on_change = on_change
         self._runs: dict[int, Run[Any]] = {}
         self._printers: dict[int, Printer] = {}
-        self._ended: dict[bool, collections.deque[int]] = {
-            is_cell: collections.deque() for is_cell in (False, True)
-        }
+        self._ended = {is_cell: collections.deque[int]() for is_cell in (False, True)}
         self._timed: dict[int, Printer] = {}
         self._answers: dict[int, Future[Any]] = {}
         self._commands: list[Command] = []
@@ -118,11 +115,6 @@ class Link:
                 self._turns.rouse()
         self._turns.hand_over()
 
-    def post_if_open(self, command: Command) -> None:
-        """As `post`, unless the link has been closed."""
-        with contextlib.suppress(NoMeshError):
-            self.post(command)
-
     def hand_over(self) -> None:
         """The caller is about to wait while another thread runs the loop.
 
@@ -135,8 +127,7 @@ class Link:
     def post_at_once(self, command: Command) -> None:
         """As `post`, done here and now if nobody uses the sockets at this moment.
 
-        Only what is to be sent is sent: other effects, which may call user code, are left to the
-        loop.
+        Effects that may call user code are left to the loop.
         """
         connection = self._connection
         if connection is not None and os.getpid() == self._turns.pid:
@@ -246,11 +237,7 @@ class Link:
         return number != self._agent
 
     def _step_guarded(self) -> float:
-        """Do what is to be done; return when the loop must look around at the latest.
-
-        Of a call that was sent at once, the caller begins to wait before there is an answer:
-        nothing is to be done then but to poll.
-        """
+        """Do what there is to do, if any; return when the loop must look around at the latest."""
         connection = self._connection
         assert connection is not None
         self._turns.inside = threading.get_ident()
@@ -289,12 +276,7 @@ class Link:
                 return
 
     def _hear(self, connection: Connection, effects: list[Effect], now: float) -> int:
-        """Add what follows from what the agent says; what one message cannot do leaves the others
-        alone.
-
-        Returns:
-            How many messages there were.
-        """
+        """Add what follows from each of the agent's messages; returns how many there were."""
         num_heard = 0
         try:
             for parcel in connection.hear(now):
@@ -326,11 +308,11 @@ class Link:
             commands, self._commands = self._commands, []
         effects: list[Effect] = []
         for command in commands:
-            self._faults.guard(self._obey_one, command, effects, now)
+            try:
+                effects += command(self._core, now)
+            except Exception as error:
+                self._faults.take(error)
         return effects
-
-    def _obey_one(self, command: Command, effects: list[Effect], now: float) -> None:
-        effects += command(self._core, now)
 
     def _take_over(self, welcome: Welcome) -> None:
         adopted = self._adopt(welcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from typing import Any
 from ...errors import NoMeshError
 from ..core.core import Core, Effect
 from ..run import Run
-from .link import Link
+from .link import Command, Link
 
 _ANSWER_S = 5.0
 
@@ -33,6 +34,11 @@ class RunOrders:
         self._beside = beside
         self.serve, self.hand_over = link.serve, link.hand_over
 
+    def post_if_open(self, command: Command) -> None:
+        """Have the core do something, unless the link has been closed."""
+        with contextlib.suppress(NoMeshError):
+            self._link.post(command)
+
     def wait_for(self, number: int) -> None:
         """The caller waits for a run, which is not on all ranks, and does nothing else."""
         try:
@@ -50,7 +56,7 @@ class RunOrders:
         for run in runs:
             run.note_interrupted()
         numbers = [run.number for run in reversed(runs)]
-        self._link.post_if_open(lambda core, now: core.interrupt_all(numbers, now))
+        self.post_if_open(lambda core, now: core.interrupt_all(numbers, now))
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
         """Interrupt a run, and what it may wait for."""
@@ -59,11 +65,11 @@ class RunOrders:
 
     def give_up(self, number: int) -> None:
         """Interrupt a run, and no other: nobody waits for it any longer."""
-        self._link.post_if_open(functools.partial(_interrupt, number))
+        self.post_if_open(functools.partial(_interrupt, number))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
         """Answer ranks (rank -> request) that ask the user."""
-        self._link.post_if_open(lambda core, now: core.reply(requests, text, is_end))
+        self.post_if_open(lambda core, now: core.reply(requests, text, is_end))
 
     def condemned(self) -> set[int]:
         """The ranks that are about to be killed, after what was asked for before."""

@@ -1,14 +1,9 @@
-"""One mesh's life in this process: its agent's process, the link to it, and the runs in flight.
-
-A little long, and one class all the same: starting, working, leaving and stopping wait for the same
-condition and end by the same cause. What can be decided without them is in `core`, `catalog`,
-`beside` and `ending`.
-"""
+"""One mesh in this process: work is started, questions are asked, the mesh is left and stopped."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -19,7 +14,6 @@ from typing import Any
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.bounds import COUNTED_BYTES, MAX_RUNS
-from ...wire.comms import FromFrontEnd, WidgetStates
 from ...wire.messages import (
     Detached,
     HostReport,
@@ -31,18 +25,15 @@ from ...wire.messages import (
 )
 from ...wire.ticket import Ticket, remove_directory
 from ..beside import Beside
-from ..comms import FrontEndMessage, States
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
-from ..inspect.query import look
-from ..kernel import call_at_shutdown, is_terminal
 from ..output.printer import Printer
-from ..output.sinks import CellSink, ConsoleSink, Sink
-from ..rank_set import RankSet
+from ..output.sinks import ConsoleSink, Sink
 from ..run import Run
 from ..work_item import WorkItem
 from .ending import describe_end, explain_start, reason_of, refuse_use
+from .exiting import AtExit
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
 from .life import Life
@@ -51,6 +42,7 @@ from .reattach import Adopted
 from .run_orders import RunOrders
 from .run_registry import Catalog
 from .start_progress import Progress as Progress
+from .widgets import ask_widgets, send_to_widget
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -94,7 +86,10 @@ class Session:
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
         self.beside = Beside(
-            self._send_to_widget, self._ask_widgets, lambda: self.ending, ticket.name
+            functools.partial(send_to_widget, self),
+            functools.partial(ask_widgets, self),
+            lambda: self.ending,
+            ticket.name,
         )
         self._sink = sink
         self._owner_pid = os.getpid()
@@ -107,10 +102,8 @@ class Session:
             last_request=secrets.randbits(40),
         )
         self._has_left = False
-        self.finish_saving: Callable[[], None] | None = (
-            None  # waits for a save that ranks may be writing
-        )
-        self._is_over = False  # its kernel or its terminal ends for good
+        # Waits for a save that ranks may be writing.
+        self.finish_saving: Callable[[], None] | None = None
         self._link = Link(
             ticket.agent_endpoint,
             ticket.key,
@@ -124,8 +117,7 @@ class Session:
         )
         self.orders = RunOrders(self._link, ticket.num_ranks, self._beside_runs)
         self.catalog = Catalog(ticket.num_ranks, self.orders)
-        atexit.register(self._leave_at_exit)
-        self._forget_shutdown = call_at_shutdown(self._end_with_kernel)
+        self._at_exit = AtExit(self._is_kept, self._end, self._order_end, self._leave_alive)
         self._link.start()  # last, as the agent's first message may need all of the above
 
     # ---- what there is to know
@@ -166,10 +158,8 @@ class Session:
 
     def describe_transitions(self) -> list[str]:
         """Where the agent runs, and what the last events did to runs and to the recovery."""
-        agent = (
-            f"agent: {self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
-        )
-        return [agent, *describe_transitions(self._core.transitions, time.monotonic())]
+        agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
+        return [f"agent: {agent}", *describe_transitions(self._core.transitions, time.monotonic())]
 
     @property
     def lease_s(self) -> float:
@@ -200,7 +190,7 @@ class Session:
             self.beside.follow(run, parcel.verb.fills)
             self._link.start_run(run, lambda core, now: core.submit(parcel, now))
         except BaseException:  # Ctrl-C, before or after it was sent
-            self._link.post_if_open(lambda core, now: self._forget_unsent(run.number))
+            self.orders.post_if_open(lambda core, now: self._forget_unsent(run.number))
             raise
         return run
 
@@ -211,12 +201,10 @@ class Session:
         return ()
 
     def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
-        """Wait until ranks have taken in enough of what was sent to them for a run with so many
-        bytes.
+        """Wait until ranks have taken in enough for a run with so many bytes (`Catalog.make_room`).
 
         Ctrl-C ends the wait. A callback in the link's loop does not wait: nobody else would bring
-        the news. Nor is anything awaited as long as a rank waits for others that have nothing to
-        do: what is sent next may be what it waits for.
+        the news.
 
         Raises:
             NoMeshError, RankDied: as `start_run`.
@@ -224,30 +212,11 @@ class Session:
         self._check_usable(ranks)
         if self._link.is_in_loop():
             return
-        self.catalog.make_room(
-            ranks,
-            num_bytes,
-            self._link.serve,
-            lambda: self.life.end is not None or self._has_left,
-            self.states,
-        )
 
-    def _send_to_widget(self, message: FrontEndMessage) -> Run[Any]:
-        """Pass what the front end says to a widget on to its rank."""
-        ranks = (message.rank,)
-        printer = Printer(ranks, CellSink(message.publish, self.beside.displays))
-        item = WorkItem(message.verb, FromFrontEnd, ranks, message.buffers, "a widget's callback")
-        run = self.start_run(item, printer)
-        # A callback that waits for ranks which have nothing to do is to be released.
-        self.orders.wait_for(run.number)
-        return run
+        def is_over() -> bool:
+            return self.life.end is not None or self._has_left
 
-    def _ask_widgets(self, ranks: Sequence[int]) -> Mapping[int, States]:
-        """Ask ranks for the states of their widgets, for a page that waits four seconds."""
-        try:
-            return look(RankSet(self, ranks), WidgetStates(), timeout_s=3.0).answers
-        except NoMeshError:
-            return {}
+        self.catalog.make_room(ranks, num_bytes, self._link.serve, is_over, self.states)
 
     def ask(
         self,
@@ -284,14 +253,14 @@ class Session:
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
-            self._link.post_if_open(lambda core, now: core.abandon_heal())
+            self.orders.post_if_open(lambda core, now: core.abandon_heal())
             raise
         return report or HealReport(failure="the mesh has ended")
 
     def reshaped(self, dims: Mapping[str, int]) -> None:
         """The DeviceMesh has these dims now."""
         self.dims = dict(dims)
-        self._link.post_if_open(lambda core, now: core.set_dims(dims))
+        self.orders.post_if_open(lambda core, now: core.set_dims(dims))
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until every rank has answered.
@@ -343,7 +312,7 @@ class Session:
         if isinstance(self.life.end, Detached):  # another one's, or nobody's
             self._leave()
             return
-        self._link.post_if_open(lambda core, now: core.stop())
+        self.orders.post_if_open(lambda core, now: core.stop())
         if not self._launcher.wait(_STOP_S):
             if isinstance(self.life.end, Detached):  # it has been stolen
                 self._leave()
@@ -391,7 +360,7 @@ class Session:
 
     def _leave(self) -> None:
         """Have no more to do with the mesh."""
-        self._forget()
+        self._at_exit.forget()
         if not self._has_left:
             self._has_left = True
             self._link.close()
@@ -400,40 +369,24 @@ class Session:
     def _release(self) -> None:
         """The link has ended: a mesh that is another's is not this process's to end any more."""
         if isinstance(self.life.end, Detached):
-            self._forget()
-
-    def _forget(self) -> None:
-        """There is nothing to do for the mesh when this process ends."""
-        atexit.unregister(self._leave_at_exit)
-        self._forget_shutdown()
+            self._at_exit.forget()
 
     def _give_up(self) -> None:
         """The mesh is not ready, and is waited for no longer."""
-        if self._is_found and self.life.end is None:
-            self._leave_alive()
-        else:
-            self.stop()
+        is_left = self._is_found and self.life.end is None
+        return self._leave_alive() if is_left else self.stop()
 
-    def _leave_at_exit(self) -> None:
-        if os.getpid() != self._owner_pid:
-            return
-        self._is_over |= is_terminal()
-        if self._may_end():
-            with contextlib.suppress(CellmeshError):
-                self.finish_save()
-            self.stop()
-        else:
-            self._leave_alive()
+    def _is_kept(self) -> bool:
+        return self._ticket.is_lease_chosen or bool(self.catalog.busy_ranks())
 
-    def _end_with_kernel(self) -> None:
-        """The kernel is shut down for good; called on its control thread, which must not wait."""
-        self._is_over = True
-        if self._may_end() and self.finish_saving is None:
-            self._link.post_if_open(lambda core, now: core.stop())
+    def _end(self) -> None:
+        with contextlib.suppress(CellmeshError):
+            self.finish_save()
+        self.stop()
 
-    def _may_end(self) -> bool:
-        is_kept = self._ticket.is_lease_chosen or bool(self.catalog.busy_ranks())
-        return self._is_over and not is_kept
+    def _order_end(self) -> None:
+        if self.finish_saving is None:
+            self.orders.post_if_open(lambda core, now: core.stop())
 
     def _leave_alive(self) -> None:
         """Leave the mesh to its lease, if it has one."""

@@ -43,6 +43,6 @@ def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.Monk
     session = Session(
         TICKET, LocalAgent(lambda: found(TICKET)), os.pidfd_open(os.getpid()), is_found=True
     )
-    session._forget()
+    session._at_exit.forget()
     (run,) = session.catalog.all()
     assert (run.number, run.title) == (7, "cell 2")
