@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.core import ANSWER_S, Answer, Change, Core, Deliver, Finish, Waits
+from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish, Waits
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.wire.codec import Parcel, at_rank_for_work
 from cellmesh.wire.messages import (
@@ -153,15 +153,6 @@ def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
     assert of(Waits, core.tick(20.0)) == []
 
 
-def test_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
-    core = ready_core(on_error="wait")
-    core.submit(relay(1, (0, 1, 2)))
-    hear(core, (0,), FAILED, now=0.0)
-    [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
-    hear(core, (1,), state_of(probe.request, 1))
-    assert core.tick(REPORT_AFTER_S + ANSWER_S) == [Waits(1, {1: state_of(probe.request, 1)})]
-
-
 def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
     core = ready_core(on_error="wait")
     core.submit(relay(1, (0, 1, 2)))
@@ -215,14 +206,6 @@ def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
     assert of(Finish, effects) == [Finish(6)]
 
 
-def test_after_a_death_the_others_are_asked_where_they_are() -> None:
-    core = ready_core(on_error="wait")
-    core.submit(relay(1, (0, 1)))
-    core.receive(Parcel(Died(1, "killed", "")), 3.0)
-    [(ranks, _)] = control_sent(core.tick(3.0 + REPORT_AFTER_S))
-    assert ranks == (0,)
-
-
 def test_the_death_of_the_store_is_told() -> None:
     core = ready_core()
     assert core.receive(Parcel(StoreDied("killed")), 0.0) == [Change("ready", StoreDied("killed"))]
@@ -241,15 +224,6 @@ def test_states_are_answered_by_all_living_ranks() -> None:
     same = state_of(request, -1)
     assert hear(core, (0, 1), same) == [Answer(request, {0: same, 1: same})]
     assert core.deadline() is None
-
-
-def test_states_that_do_not_come_are_not_waited_for() -> None:
-    core = ready_core()
-    request, _ = core.ask_states((0, 1), 10.0)
-    hear(core, (1,), state_of(request, -1))
-    assert core.deadline() == 10.0 + ANSWER_S
-    assert core.tick(10.0 + ANSWER_S) == [Answer(request, {1: state_of(request, -1)})]
-    assert hear(core, (0,), state_of(request, -1)) == []
 
 
 def test_states_of_nobody_are_answered_at_once() -> None:
