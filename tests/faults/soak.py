@@ -142,8 +142,7 @@ class Soak:
         name = self.rig.mesh.name
         self.rig.mesh.detach()
         self.rig.mesh = cm.attach(name, sink=Shown())
-        # The agent is this process's child: a thread waits for its end where no session does any
-        # more.
+        # The agent's parent is this process's child: a thread waits for its end.
         assert sum(thread.name == REAPER for thread in threading.enumerate()) <= 1
         return "attached again"
 
