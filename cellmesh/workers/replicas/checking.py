@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -197,8 +198,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
         num_nan += int(one_nan.sum())
         pick = differs & ~one_nan
         if bool(pick.any()):
-            gap = (_real(a[pick]) - _real(b[pick])).abs()
-            max_abs = max(max_abs, gap.max().item())
+            max_abs = max(max_abs, _largest_gap(a[pick], b[pick], ours.dtype))
     if first < 0:
         return Distance(num_differing=0, num_elements=flat_ours.numel())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), ours.shape))
@@ -214,14 +214,22 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
 
 
 def _widened(values: torch.Tensor) -> torch.Tensor:
-    """Convert to a dtype in which subtraction exists and is exact."""
+    """Convert to a dtype in which all comparisons exist, without losing bits."""
     if values.is_complex():
         return values.to(torch.complex128)
     return values.to(torch.float64 if values.is_floating_point() else torch.int64)
 
 
-def _real(values: torch.Tensor) -> torch.Tensor:
-    return values if values.is_complex() else values.double()
+def _largest_gap(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> float:
+    """Return the largest distance of two widened tensors; `dtype` is what they had before."""
+    if a.is_complex() or a.is_floating_point():
+        return float((a - b).abs().max().item())
+    # float64 has too few bits for 64-bit integers. Their difference may wrap around; read as
+    # unsigned, it is exact.
+    kind = np.uint64 if dtype == torch.uint64 else np.int64
+    one, other = a.numpy().view(kind), b.numpy().view(kind)
+    gaps = np.maximum(one, other) - np.minimum(one, other)
+    return float(gaps.view(np.uint64).max())
 
 
 def _text(element: torch.Tensor) -> str:

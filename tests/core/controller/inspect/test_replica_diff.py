@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from cellmesh.controller.inspect.replica_diff import (
     split,
 )
 from cellmesh.wire.inspect import Refusal, TensorSummary, ValueSummary
+from cellmesh.workers.inspect.chunks import sample_of_parts
 
 
 def tensor(
@@ -128,6 +130,15 @@ def test_the_largest_difference_is_of_any_to_the_first() -> None:
     assert largest_difference([first, np.array([1.0, 2.0, math.inf, 0.0])]) == math.inf
     assert largest_difference([first, np.array([1.0, math.nan, -math.inf, 0.0])]) == math.inf
     assert largest_difference([np.array([3 + 4j]), np.array([0j])]) == 5.0
+
+
+def test_large_integers_are_compared_as_such() -> None:
+    one, other = (
+        sample_of_parts(torch.tensor([2**62 + step, 5]), ((0, 2),), 9).numpy() for step in (0, 3)
+    )
+    assert largest_difference([one, other]) == 3.0
+    unsigned = [torch.tensor([2**63 + step], dtype=torch.uint64) for step in (5, 2)]
+    assert largest_difference([sample_of_parts(x, ((0, 1),), 9).numpy() for x in unsigned]) == 3.0
 
 
 # ---- inspections

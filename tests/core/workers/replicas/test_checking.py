@@ -1,97 +1,260 @@
-"""Differences of two ranks: what differs is never told as equal, and by how much is exact."""
+"""One rank's parts that should be equal on several ranks, and how far two parts are apart."""
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
-from cellmesh.controller.inspect.replica_diff import largest_difference
-from cellmesh.magics.widgets.inspector.slices import ask_element, ask_picture, subtract
-from cellmesh.wire.inspect import Pixels
-from cellmesh.workers.inspect.chunks import sample_of_parts
-
-from ....support.inspected_ranks import LocalAnswers
-
-STEP = 2.0**-23  # from 1 to the next float32
-CONTENT: dict[str, Any] = {
-    "path": "", "rank": 1, "minus": 0, "dims": [0, 1], "index": [0, 0], "rows": [0, 2],
-    "cols": [0, 2],
-    "height": 9, "width": 9, "reduction": "mean",
-}  # fmt: skip
-PAIRS = {
-    "float32": (torch.float32, 1.0, 1.0 + STEP, STEP),
-    "float64": (torch.float64, 1.0, 1.0 + 1e-9, 1e-9),
-    "int64": (torch.int64, 100_000_001, 100_000_002, 1.0),
-    "large int64": (torch.int64, 2**62, 2**62 + 1, 1.0),
-    "large uint64": (torch.uint64, 2**63 + 5, 2**63 + 2, -3.0),
-    "bool": (torch.bool, False, True, 1.0),
-    "bfloat16": (torch.bfloat16, 1.0, 1.0078125, 0.0078125),
-    "beyond float32": (torch.float64, -1e300, 1e300, float(np.finfo(np.float32).max)),
-}
+from cellmesh.errors import MeshUsageError
+from cellmesh.workers.rank.failures import interrupted_step
+from cellmesh.workers.replicas.checking import check, compare, distance, find_tensor
+from cellmesh.workers.replicas.parts import rng_parts
 
 
-def answers_of(name: str) -> LocalAnswers:
-    dtype, one, other, _ = PAIRS[name]
-    values = [torch.tensor([[value, one], [one, one]], dtype=dtype) for value in (one, other)]
-    return LocalAnswers("w", {rank: {"w": value} for rank, value in enumerate(values)})
+def model_of(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("reduction", ["mean", "stride"])
-def test_pictures_are_subtracted_as_they_are(name: str, reduction: str) -> None:
-    found = ask_picture(answers_of(name), {**CONTENT, "reduction": reduction})
-    assert isinstance(found, Pixels)
-    assert found.values.dtype == np.float32
-    np.testing.assert_allclose(found.values, [[PAIRS[name][3], 0], [0, 0]], rtol=1e-6)
-    assert found.low == min(0.0, found.values[0, 0])
+# ---- what a value holds
 
 
-def test_a_mean_shows_one_element_that_differs_a_little() -> None:
-    values = [torch.ones(64, 64), torch.ones(64, 64)]
-    values[1][3, 40] += STEP
-    answers = LocalAnswers("w", {rank: {"w": value} for rank, value in enumerate(values)})
-    content = {**CONTENT, "rows": [0, 64], "cols": [0, 64], "height": 2, "width": 2}
-    for changes in ({}, {"height": 3, "width": 5}):
-        found = ask_picture(answers, {**content, **changes})
-        assert isinstance(found, Pixels)
-        assert np.count_nonzero(found.values) == 1
-    alone = ask_picture(answers, {**content, "minus": None})
-    assert isinstance(alone, Pixels)
-    assert alone.values.dtype == np.float32
+def test_a_model_is_its_parameters_and_buffers() -> None:
+    found = check({"model": model_of()}, "model")
+    assert [(e.path, e.kind) for e in found] == [
+        ("model.0.weight", "parameter"),
+        ("model.0.bias", "parameter"),
+        ("model.1.weight", "parameter"),
+        ("model.1.bias", "parameter"),
+        ("model.1.running_mean", "buffer"),
+        ("model.1.running_var", "buffer"),
+        ("model.1.num_batches_tracked", "buffer"),
+        ("model.2.weight", "parameter"),
+    ]
+    assert found[0].shape == (4, 3)
+    assert found[0].dtype == "float32"
+    assert all(e.ranks == () for e in found)
+    assert [e.path for e in found if e.why_differs] == [e.path for e in found if e.kind == "buffer"]
+
+
+def test_equal_values_have_equal_digests_and_others_do_not() -> None:
+    first, again, other = (check({"m": model_of(seed)}, "m") for seed in (0, 0, 1))
+    assert first == again
+    assert first[0].digest != other[0].digest
+
+
+def test_tied_parameters_are_told_once() -> None:
+    tied = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+    tied[1].weight = tied[0].weight
+    assert [e.path for e in check({"tied": tied}, "tied")] == ["tied.0.weight"]
+
+
+def test_optimizer_state_has_the_names_of_its_model() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    found = {e.path: e for e in check({"net": model, "optimizer": optimizer}, "optimizer")}
+    assert {"optimizer.state[net.weight].exp_avg", "optimizer.state[net.bias].step"} <= set(found)
+    assert found["optimizer.state[net.weight].exp_avg"].kind == "optimizer state"
+    assert found["optimizer.param_groups[0].lr"].text == "0.25"
+    unnamed = check({"optimizer": optimizer}, "optimizer")
+    assert any(e.path == "optimizer.state[param_groups[0].params[1]].step" for e in unnamed)
+
+
+def test_schedulers_are_compared_with_their_numbers() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    found = {e.path: e.text for e in check({"s": scheduler}, "s")}
+    assert found["s.step_size"] == "3"
+    assert found["s.optimizer.param_groups[0].lr"] == "1.0"
+
+
+class Trainer:
+    """As users write them: with numbers that are the rank's own."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(1, 1)
+        self.rank = 3
+        self.history = [1.0, 2.0]
+        self.me = self
+
+
+def test_of_objects_only_what_holds_tensors_is_compared() -> None:
+    assert [e.path for e in check({"t": Trainer()}, "t")] == ["t.model.weight", "t.model.bias"]
+
+
+def test_containers_numbers_arrays_and_generators() -> None:
+    value = {"a": [torch.ones(1), 2.5], 3: (np.ones(2), "x"), "g": torch.Generator(), "n": [1, 2]}
+    found = {e.path: e.kind for e in check({"v": value}, "v")}
+    assert found == {
+        "v['a'][0]": "tensor",
+        "v['a'][1]": "number",
+        "v[3][0]": "tensor",
+        "v[3][1]": "number",
+        "v['g']": "rng",
+        "v['n']": "number",
+    }
+
+
+def test_a_number_can_be_checked_by_itself() -> None:
+    (found,) = check({"lr": 0.5}, " lr ")
+    assert (found.path, found.kind, found.text) == ("lr", "number", "0.5")
+
+
+@pytest.mark.parametrize("value", [object(), [object()], print, nn.ReLU()])
+def test_what_holds_nothing_is_refused(value: Any) -> None:
+    with pytest.raises(MeshUsageError, match="without tensors or numbers"):
+        check({"value": value}, "value")
+
+
+def test_everything_means_what_is_wrapped() -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    found = check(
+        {"model": model, "optimizer": optimizer, "_hidden": model_of(), "loss": nn.MSELoss()}, ""
+    )
+    assert [(e.path, e.kind) for e in found] == [
+        ("model", "not wrapped"),
+        ("optimizer", "not wrapped"),
+    ]
+
+
+def test_generators_are_compared_where_that_is_asked() -> None:
+    first = {e.path: e.digest for e in check({}, "rng")}
+    assert set(first) == {"rng.torch", "rng.python", "rng.numpy"}
+    assert {e.path: e.digest for e in check({}, "rng")} == first
+    random.random()
+    torch.rand(1)
+    np.random.rand()
+    assert all(e.digest != first[e.path] for e in check({}, "rng"))
+    assert check({"rng": 4}, "rng")[0].kind == "number"  # the user's own name goes first
+
+
+def test_the_state_of_a_generator_can_be_put_back() -> None:
+    parts = {part.path: part for part in rng_parts()}
+    drawn = random.random(), torch.rand(1).item(), np.random.rand()
+    for part in parts.values():
+        assert part.replace is not None
+        part.replace(part.value)
+    assert (random.random(), torch.rand(1).item(), np.random.rand()) == drawn
+
+
+# ---- how far
+
+
+def test_a_tensor_is_found_and_compared() -> None:
+    ours, theirs = model_of(), model_of()
+    with torch.no_grad():
+        theirs[0].weight[2, 1] += 0.5
+    sent = find_tensor({"m": theirs}, "m", "m.0.weight")
+    found = compare({"m": ours}, "m", "m.0.weight", sent)
+    assert (found.num_differing, found.num_elements, found.first_index) == (1, 12, (2, 1))
+    assert found.max_abs == pytest.approx(0.5)
+    assert float(found.theirs) - float(found.ours) == pytest.approx(0.5, abs=1e-4)
+    assert sent.data_ptr() != theirs[0].weight.data_ptr()
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    namespace = {"x": torch.ones(2)}
+    with pytest.raises(MeshUsageError, match=r"no tensor x\.y"):
+        find_tensor(namespace, "x", "x.y")
+    with pytest.raises(MeshUsageError, match=r"\(2,\) torch.float32 here, and \(3,\)"):
+        compare(namespace, "x", "x", torch.ones(3))
+
+
+def test_nan_equals_nan_and_differs_from_numbers() -> None:
+    ours = torch.tensor([1.0, math.nan, math.nan, math.inf, -math.inf])
+    theirs = torch.tensor([1.0, math.nan, 2.0, math.inf, math.inf])
+    found = distance(ours, theirs)
+    assert (found.num_differing, found.num_nan, found.first_index) == (2, 1, (2,))
+    assert found.max_abs == math.inf
+    assert (found.ours, found.theirs) == ("nan", "2")
 
 
 @pytest.mark.parametrize(
-    ("name", "difference"),
+    "dtype",
     [
-        ("float32", "1.1920929e-07 (1.0000001192092896 − 1.0)"),
-        ("large int64", f"1 ({2**62 + 1} − {2**62})"),
-        ("large uint64", f"-3 ({2**63 + 2} − {2**63 + 5})"),
-        ("bool", "not equal (True − False)"),
+        torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int64,
+        torch.bool,
+        torch.complex64, torch.float8_e4m3fn,
+    ],
+)  # fmt: skip
+def test_every_dtype_is_compared(dtype: torch.dtype) -> None:
+    ours = torch.tensor([0, 1, 0, 1]).to(dtype)
+    theirs = torch.tensor([0, 1, 1, 1]).to(dtype)
+    found = distance(ours, theirs)
+    assert (found.num_differing, found.max_abs, found.first_index) == (1, 1.0, (2,))
+    assert distance(ours, ours.clone()).num_differing == 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "dtype", "gap"),
+    [
+        (2**62, 2**62 + 3, torch.int64, 3.0),
+        (2**63 + 5, 2**63 + 2, torch.uint64, 3.0),
+        (2**63 + 1, 2**63 - 1, torch.uint64, 2.0),
+        (-(2**63), 2**63 - 1, torch.int64, 2.0**64),
     ],
 )
-def test_elements_are_subtracted_as_they_are(name: str, difference: str) -> None:
-    assert ask_element(answers_of(name), CONTENT) == {"text": difference}
-    assert "−" not in ask_element(answers_of(name), {**CONTENT, "minus": None})["text"]
+def test_distance_of_large_integers_is_exact(
+    ours: int, theirs: int, dtype: torch.dtype, gap: float
+) -> None:
+    found = distance(*(torch.tensor([number, 7], dtype=dtype) for number in (ours, theirs)))
+    assert (found.num_differing, found.max_abs) == (1, gap)
+    assert (found.ours, found.theirs) == (str(ours), str(theirs))
 
 
-def test_one_element_is_told_shortly() -> None:
-    text = ask_element(answers_of("float32"), {**CONTENT, "minus": None})["text"]
-    assert text == "1.0000001"
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.data())
+def test_distance_counts_what_differs(numbers: list[float], data: st.DataObject) -> None:
+    other = [data.draw(st.one_of(st.just(x), st.floats(width=32))) for x in numbers]
+    found = distance(torch.tensor(numbers), torch.tensor(other))
+    differs = [
+        a != b and not (math.isnan(a) and math.isnan(b))
+        for a, b in zip(numbers, other, strict=True)
+    ]
+    assert found.num_differing == sum(differs)
+    assert found.first_index == ((differs.index(True),) if any(differs) else ())
 
 
-def test_numbers_of_two_kinds_are_subtracted() -> None:
-    assert subtract(["3", "1.5"]) == "1.5 (3 − 1.5)"
-    assert subtract(["inf", "inf"]) == "nan (inf − inf)"
-    assert subtract(["(1+2j)", "1.0"]) == "2j ((1+2j) − 1.0)"
+# ---- interrupted steps
 
 
-def test_large_integers_are_compared_as_such() -> None:
-    one, other = (
-        sample_of_parts(torch.tensor([2**62 + step, 5]), ((0, 2),), 9).numpy() for step in (0, 3)
-    )
-    assert largest_difference([one, other]) == 3.0
-    unsigned = [torch.tensor([2**63 + step], dtype=torch.uint64) for step in (5, 2)]
-    assert largest_difference([sample_of_parts(x, ((0, 1),), 9).numpy() for x in unsigned]) == 3.0
+def traceback_of(call: Callable[[], Any]) -> Any:
+    try:
+        call()
+    except BaseException as error:
+        return error.__traceback__
+    raise AssertionError("it did not raise")
+
+
+def test_an_interrupted_step_is_known_by_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.Adam([parameter], lr=1.0)
+
+    def stop(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "zeros_like", stop)
+    assert interrupted_step(traceback_of(optimizer.step))
+
+
+def test_other_errors_are_no_interrupted_step() -> None:
+    class Game:
+        def step(self) -> None:
+            raise ValueError
+
+    assert not interrupted_step(traceback_of(Game().step))
+    assert not interrupted_step(traceback_of(lambda: torch.optim.SGD([], lr=1.0)))
+    assert not interrupted_step(None)
