@@ -10,7 +10,9 @@ from typing import Any
 
 from ..wire.codec import Parcel
 from ..wire.comms import ToFrontEnd
-from ..wire.messages import Died, Freed, Logged
+from ..wire.messages import Died
+from ..wire.metrics import Logged
+from ..wire.values import Freed
 from .comms import FrontEndMessage, RankComms, States
 from .core.effects import Change
 from .live_views import LiveViews

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..wire.messages import PushNames, RunCell
+from ..wire.messages import RunCell
 from ..wire.replicas import GatherNames, SurveyNames
+from ..wire.values import PushNames
 from .rank_set import RankSet
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from ..errors import RankDied, RemoteError
 from ..wire import payload
 from ..wire.codec import Parcel
-from ..wire.messages import Died, Done, Failed, RankState
+from ..wire.messages import Died, Done, Failed
 from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.status import RankState
 from .core.mesh_state import FIRST_HEAL
 
 _MAX_LINE = 300

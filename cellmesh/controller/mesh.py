@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HostError, MeshUsageError
-from ..wire.messages import HostReport, LogText, RankInfo, SetMesh
+from ..wire.groups import SetMesh
+from ..wire.messages import LogText
+from ..wire.status import HostReport, RankInfo
 from .checkpoint import finish_saving, save
 from .copying import copy_names
 from .core.effects import HealReport
@@ -19,7 +21,7 @@ from .options import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
 from .run import Run
-from .session.session import Progress, Session
+from .session.session import Session, StartProgress
 
 
 class Mesh(Ranks):
@@ -225,7 +227,7 @@ class Mesh(Ranks):
             )
 
     def restart(
-        self, timeout_s: float = 60.0, on_progress: Callable[[Progress], None] | None = None
+        self, timeout_s: float = 60.0, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
         """Replace every rank by a new one, forked from the zygote; what ranks held is lost. Blocks.
 

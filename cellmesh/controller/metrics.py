@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError
 from ..wire.codec import Parcel
-from ..wire.messages import Logged
+from ..wire.metrics import Logged
 from .live_views import LiveViews
 from .options import did_you_mean
 

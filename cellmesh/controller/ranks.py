@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshUsageError
-from ..wire.messages import PostMortem, PullNames, RankState, RunCall, RunCell
+from ..wire.messages import PostMortem, RunCall, RunCell
+from ..wire.status import RankState
+from ..wire.values import PullNames
 from .arguments import check_expression, dump_call, read_argv
 from .options import ranks_at
 from .output.sinks import SilentSink, Sink, current_sink

@@ -17,8 +17,10 @@ from ..errors import MeshUsageError, RankFailure, RanksInterrupted
 from ..stdlib import time
 from ..wire import payload
 from ..wire.codec import Frame, Parcel
-from ..wire.messages import Ask, AskEnded, Done, Failed, Pickled, RankState, Timing
+from ..wire.messages import Done, Failed, Pickled, Timing
 from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.status import RankState
+from ..wire.stdin import InputCancelled, InputRequest
 from .failure_summary import describe_live, describe_state, exception_of, is_released, summarize
 from .output.printer import Printer
 from .results import Results
@@ -260,16 +262,16 @@ class Run(Generic[T]):
         self._waiter.withdraw(ranks)
         self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
-    def ask(self, ranks: tuple[int, ...], verb: Ask | AskEnded, now: float) -> None:
+    def ask(self, ranks: tuple[int, ...], verb: InputRequest | InputCancelled, now: float) -> None:
         """Note that some ranks ask the user something, or do not ask any longer."""
-        if type(verb) is Ask:
+        if type(verb) is InputRequest:
             self.clear_live()
             self.printer.feed(ranks, verb, now)
             # What was said before the question stands before it.
             self._waiter.add(
                 ranks, verb, now, before=lambda: self.printer.show(now, everything=True)
             )
-        elif type(verb) is AskEnded:
+        elif type(verb) is InputCancelled:
             self._waiter.withdraw(ranks, verb.request)
 
     def show_live(self, states: Mapping[int, RankState], now: float) -> None:

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from ..errors import RanksInterrupted
 from ..stdlib import time
-from ..wire.messages import Ask
 from ..wire.ranks import describe_ranks
+from ..wire.stdin import InputRequest
 from .core.runs import ESCALATE_S, STOP_S
 from .kernel import is_leaving
 from .stdin import Prompt, Prompts, ask_user
@@ -114,7 +114,11 @@ class RunWaiter:
         self.tell_news()
 
     def add(
-        self, ranks: Sequence[int], ask: Ask, now: float, before: Callable[[], None] = lambda: None
+        self,
+        ranks: Sequence[int],
+        ask: InputRequest,
+        now: float,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         """Add a question of these ranks.
 

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..errors import HostError
-from ..wire.messages import StackText
 from ..wire.ranks import describe_ranks, group_ranks
+from ..wire.status import StackText
 from .session.session import Session
 
 _DUMP_S = 20.0

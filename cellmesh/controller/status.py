@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..wire.messages import RankInfo, RankState
+from ..wire.status import RankInfo, RankState
 from .core.effects import State
 from .core.mesh_state import FIRST_HEAL
 from .session.session import Session
@@ -218,7 +218,7 @@ def _cpu(before: RankInfo | None, now: RankInfo, passed_s: float) -> float | Non
     return round(max(0.0, 100 * (now.cpu_s - before.cpu_s) / passed_s), 1)
 
 
-class History:
+class StatusHistory:
     """The series of all ranks over the last minute."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import getpass
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ..wire.messages import Ask
+from ..wire.stdin import InputRequest
 from .output.sinks import label
 
 # How long ranks that ask alike may take to come together.
@@ -54,7 +54,7 @@ class Prompts:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, ranks: Collection[int], ask: Ask, now: float) -> None:
+    def add(self, ranks: Collection[int], ask: InputRequest, now: float) -> None:
         """Add a question of these ranks."""
         question = _Open(ask.request, ask.prompt, ask.is_password, now)
         self._open.update(dict.fromkeys(ranks, question))

@@ -17,7 +17,7 @@ from ..controller.output.sinks import Sink, current_sink
 from ..controller.ranks import Ranks
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks
-from ..controller.session.session import Progress
+from ..controller.session.session import StartProgress
 from ..controller.session.start import attach, start
 from ..controller.trace.profile import Profiling
 from ..errors import MeshUsageError, NoMeshError
@@ -372,8 +372,8 @@ class Commands:
         )
 
 
-def _progress_shower(sink: Sink) -> Callable[[Progress], None]:
-    def show(progress: Progress) -> None:
+def _progress_shower(sink: Sink) -> Callable[[StartProgress], None]:
+    def show(progress: StartProgress) -> None:
         count = f" {progress.num_ready}/{progress.num_ranks}" if progress.num_ready else ""
         sink.status(f"starting: {progress.stage}{count} ({progress.elapsed_s:.1f} s)", False)
 

@@ -11,7 +11,7 @@ from IPython.display import display
 _MESH = ("cellmesh.controller.mesh", "Mesh")
 
 
-class Displays:
+class MagicDisplays:
     """Draws the objects of one shell; a widget's module is imported when it is first needed."""
 
     def __init__(self) -> None:

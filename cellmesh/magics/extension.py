@@ -12,7 +12,7 @@ from ..errors import MeshUsageError, RankFailure
 from .auto import AUTO_MAGIC, make_transformer
 from .commands import Commands
 from .completion.hooks import CellCompletion
-from .displays import Displays
+from .displays import MagicDisplays
 from .line import describe, parse, wants_help
 from .options import COMMANDS
 
@@ -29,7 +29,7 @@ class Extension:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.commands = Commands(shell)
-        self._displays = Displays()
+        self._displays = MagicDisplays()
         self._transformer = make_transformer(lambda: self.commands.is_auto)
         self._completion = CellCompletion(
             shell, lambda: self.commands.mesh, self.commands.read_cell

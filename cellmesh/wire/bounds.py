@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from .messages import RankState
+from .status import RankState
 
 # Runs in flight in one mesh. A controller has 6 kB of each, an agent 1 kB.
 MAX_RUNS = 10_000

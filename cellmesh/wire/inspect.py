@@ -319,7 +319,7 @@ def alphabetically(name: str) -> tuple[str, str]:
 # ---------------------------------------------------------------- time
 
 
-class History(Query, frozen=True):
+class HistoryQuery(Query, frozen=True):
     """Ask for the last cells that ran on the rank, and the collectives in them. Answer:
     `trace.Past`.
 
@@ -346,4 +346,4 @@ class Refusal:
 
 # What is asked of an expression's value.
 OfValue = Overview | Histogram | Picture | Element | Gradients | Digests | Sample
-AnyRequest = OfValue | Forget | Names | History
+AnyRequest = OfValue | Forget | Names | HistoryQuery

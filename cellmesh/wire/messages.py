@@ -12,8 +12,8 @@ agent reads headers and never a payload, which it passes on unchanged between co
 =================  =============================================================
 
 Structs are encoded as arrays (``array_like``): fields are positional, so their order is part of the
-protocol; `PROTOCOL` changes when it does. Long, and one file all the same: who changes a verb sees
-here all that speak to whom, and nothing but declarations is in it.
+protocol; `PROTOCOL` changes when it does. The verbs of a feature
+stand in a module of its own; the unions here say who sends which to whom.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from typing import ClassVar, Literal
 import msgspec
 
 from . import checkpoint, comms, completion, inspect, profile, replicas
+from .attach import Detach, Detached, Hello, Refused, Welcome
 from .comms import FromFrontEnd, ToFrontEnd
+from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
+from .metrics import Logged
+from .output import Display, Output, Skipped
+from .progress import Bar
+from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
+from .stdin import InputCancelled, InputReply, InputRequest
+from .values import Freed, GatherParts, Mapped, PullNames, PushNames, PushParts
 from .verb import FeatureRequest as FeatureRequest
 from .verb import Pickled as Pickled
 from .verb import Verb as Verb
@@ -42,38 +50,9 @@ AnyRequest = (
 PROTOCOL = 8
 
 Channel = Literal["work", "control"]
-StreamName = Literal["stdout", "stderr"]
-DisplayKind = Literal["display", "update", "result", "clear"]
-BarState = Literal["open", "done", "failed", "stopped", "removed"]
-Phase = Literal["starting", "idle", "running", "dead"]
 
 
 # ---------------------------------------------------------------- controller -> agent
-
-
-class Hello(Verb, frozen=True):
-    """First message of a controller; before accepting it, the agent reads no other message of that
-    peer.
-
-    `link` names one controller's link, also across connections that break; `num_received` is how
-    many messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who
-    holds it.
-    """
-
-    key: bytes
-    protocol: int
-    pid: int
-    version: str = ""
-    python: str = ""
-    link: bytes = b""
-    num_received: int = 0
-    steal: bool = False
-    package: str = ""
-    torch: str = ""
-
-
-class Detach(Verb, frozen=True):
-    """The controller leaves; the ranks live on under their lease."""
 
 
 class Relay(Verb, frozen=True):
@@ -135,12 +114,6 @@ class ReadLog(Verb, frozen=True):
     num_bytes: int
 
 
-class ReadHost(Verb, frozen=True):
-    """Ask the agent for facts about its processes (`HostReport`)."""
-
-    request: int
-
-
 ToAgent = Hello | Detach | Relay | Restart | Respawn | Kill | SetDims | Stop | ReadLog | ReadHost
 
 
@@ -189,75 +162,6 @@ class RunCall(WorkVerb, frozen=True):
     audience: int = 0
 
 
-class PushNames(WorkVerb, frozen=True):
-    """Bind the names of a pickled dict in the rank's namespace."""
-
-    fills: ClassVar[bool] = True
-
-    run: int
-    payload: Pickled
-
-
-class PushParts(WorkVerb, frozen=True):
-    """Bind, to the names of a pickled dict, this rank's parts of the tensors and arrays in it.
-
-    Without `placements`, they are split along `dim` among `ranks`, in that order. With them, each
-    becomes a DTensor on the rank's DeviceMesh: for each of its dims, the tensor's dim that it
-    shards, or None.
-    """
-
-    fills: ClassVar[bool] = True
-
-    run: int
-    payload: Pickled
-    ranks: tuple[int, ...]
-    dim: int = 0
-    placements: tuple[int | None, ...] | None = None
-
-
-class GatherParts(WorkVerb, frozen=True):
-    """Answer with this rank's `wire.shards.Part` of an expression's value, which the controller
-    joins with other ranks'.
-    """
-
-    run: int
-    expression: str
-
-
-class PullNames(WorkVerb, frozen=True):
-    """Answer with the value of an expression in the rank's namespace."""
-
-    run: int
-    expression: str
-
-
-class SetMesh(WorkVerb, frozen=True):
-    """Build the torch DeviceMesh of these dims and bind it to ``mesh``. Collective."""
-
-    run: int
-    mesh_dim_names: tuple[str, ...]
-    mesh_shape: tuple[int, ...]
-
-
-class Heal(WorkVerb, frozen=True):
-    """Rebuild every process group whose members are all among `ranks`, in place. Collective among
-    them.
-
-    A rank does this before work that it holds back. `generation` has not been used before in this
-    mesh. A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with
-    an empty one it makes the mesh's own, of these dims. `store_port` is where the c10d store
-    listens now (0: as before).
-    """
-
-    run: int
-    generation: int
-    ranks: tuple[int, ...]
-    blueprint: bytes
-    mesh_dim_names: tuple[str, ...]
-    mesh_shape: tuple[int, ...]
-    store_port: int = 0
-
-
 class Resume(Verb, frozen=True):
     """Continue with the runs held back since a run failed. Not answered."""
 
@@ -282,33 +186,6 @@ class Release(Verb, frozen=True):
     """
 
     run: int
-
-
-class Stacks(Verb, frozen=True):
-    """Ask for the Python stacks of the rank's threads (`StackText`)."""
-
-    request: int
-    all_threads: bool = False
-
-
-class Describe(Verb, frozen=True):
-    """Ask a rank for the data from which a new rank makes the same process groups (`Blueprint`)."""
-
-    request: int
-
-
-class Reply(Verb, frozen=True):
-    """The user's answer to a request for input; `is_end` is end of file (Ctrl-D)."""
-
-    request: int
-    text: str
-    is_end: bool = False
-
-
-class Probe(Verb, frozen=True):
-    """Ask a rank's control thread for the state of the main thread (`RankState`)."""
-
-    request: int
 
 
 class Request(WorkVerb, frozen=True):
@@ -338,53 +215,10 @@ Work = (
     | FromFrontEnd
 )
 ToMainThread = Work | Resume
-Control = Interrupt | Release | Probe | Request | Stacks | Describe | Reply | Leave
+Control = Interrupt | Release | Probe | Request | Stacks | Describe | InputReply | Leave
 
 
 # ---------------------------------------------------------------- rank -> agent
-
-
-class GroupCount(msgspec.Struct, frozen=True, array_like=True):
-    """How many collectives a rank has begun on a process group.
-
-    Attributes:
-        name: torch's name of the group.
-        ranks: its members; () for all ranks.
-        num_collectives: begun by this rank since the group was made or healed.
-        num_sent: messages sent, as (peer's global rank, number), peers ascending.
-        num_received: likewise.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    num_collectives: int
-    num_sent: tuple[tuple[int, int], ...] = ()
-    num_received: tuple[tuple[int, int], ...] = ()
-
-
-class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's memory, in bytes; the last cell may still be running.
-
-    Attributes:
-        rss: resident now. Pages that ranks share (what was imported before they were forked) count
-            in each.
-        peak_rss: the most that it has been since the rank began.
-        cell_rss: by how much the last cell has changed `rss`.
-        cell_peak_rss: by how much the last cell has raised `peak_rss`.
-        execution_count: the last cell's ``In[n]``; 0 if there was none.
-        allocated, peak_allocated, reserved: on the rank's GPU, by torch's allocator.
-        cell_allocated: by how much the last cell has changed `allocated`.
-    """
-
-    rss: int = 0
-    peak_rss: int = 0
-    cell_rss: int = 0
-    cell_peak_rss: int = 0
-    execution_count: int = 0
-    allocated: int = 0
-    peak_allocated: int = 0
-    reserved: int = 0
-    cell_allocated: int = 0
 
 
 class RankReady(Verb, frozen=True):
@@ -398,33 +232,6 @@ class RankUnready(Verb, frozen=True):
     """The rank could not start; `text` says why."""
 
     text: str
-
-
-class Output(Verb, frozen=True):
-    """Text that a run printed (a delta). `run` is -1 where it belongs to none."""
-
-    run: int
-    stream: StreamName
-    text: str
-
-
-class Skipped(Verb, frozen=True):
-    """Lines and bytes of output that exceeded the bound; the rank's log has them."""
-
-    run: int
-    num_lines: int
-    num_bytes: int
-
-
-class Display(Verb, frozen=True):
-    """A rich display: `bundle` is JSON ``{"data", "metadata"}``; `display_id` is "" where it has
-    none.
-    """
-
-    run: int
-    kind: DisplayKind
-    bundle: bytes
-    display_id: str = ""
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
@@ -479,128 +286,6 @@ def interrupted_unbegun(run: int) -> Failed:
     )
 
 
-class RankState(Verb, frozen=True):
-    """The state of a rank's main thread.
-
-    `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is
-    in, as written, or the innermost Python function; `collective` the torch.distributed call it
-    waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
-    `asks` that it waits for the user (`Ask`); `is_broken` that its groups must be healed; `counts`
-    has all its groups; `memory` what it holds; `device_percent` how busy its GPU is, by whomever
-    (-1: not known).
-    """
-
-    request: int
-    run: int
-    execution_count: int
-    line: int
-    where: str
-    collective: str
-    device: str
-    device_bytes: int
-    group: str = ""
-    waited_s: float = 0.0
-    asks: bool = False
-    is_broken: bool = False
-    counts: tuple[GroupCount, ...] = ()
-    memory: MemoryUse = MemoryUse()
-    device_percent: int = -1
-
-
-class StackText(Verb, frozen=True):
-    """Answer to `Stacks`."""
-
-    request: int
-    text: str
-
-
-class Blueprint(Verb, frozen=True):
-    """Answer to `Describe`; only ranks read its content."""
-
-    request: int
-    data: bytes
-
-
-class Ask(Verb, frozen=True):
-    """A run waits for a line of input (``input()``, ``getpass()``, the debugger)."""
-
-    run: int
-    request: int
-    prompt: str
-    is_password: bool = False
-
-
-class AskEnded(Verb, frozen=True):
-    """The rank no longer waits for an answer: it was interrupted."""
-
-    run: int
-    request: int
-
-
-class Logged(Verb, frozen=True):
-    """Numbers that user code has reported (``cellmesh.log``), in the order of their steps.
-
-    Each row of `values` belongs to one name of `names`; its columns to `steps`.
-    """
-
-    run: int
-    names: tuple[str, ...]
-    steps: tuple[float, ...]
-    values: tuple[tuple[float, ...], ...]
-
-
-class Freed(Verb, frozen=True):
-    """The rank's last reference to the memory of a segment has gone (`loan`: see
-    `wire.segments.Ref`).
-
-    `is_shared`: the rank has forked in between, so that another process may read it still.
-    """
-
-    loan: int
-    is_shared: bool = False
-    run: int = -1
-
-
-class Mapped(Verb, frozen=True):
-    """The rank maps a file of this length, so a truncation of the file kills the rank. For the
-    agent.
-    """
-
-    path: str
-    num_bytes: int
-
-
-class Bar(Verb, frozen=True):
-    """The state of a progress bar of user code.
-
-    Attributes:
-        run: the run that it was made in.
-        bar: its number on the rank; what says that it is open no more is the last of that number.
-        title: what stands before it.
-        done, total: in `unit`; a total of 0 is not known.
-        elapsed_s: since it began.
-        unit: of what is counted.
-        divisor: numbers are shown with k, M, G of this base (1000 or 1024); 0 for plain ones.
-        rate: units a second, lately; 0 is not known.
-        note: what stands behind it (tqdm's postfix).
-        state: whether it goes on. `stopped`: it was interrupted or released.
-        num_outer: how many bars were open round it.
-    """
-
-    run: int
-    bar: int
-    title: str
-    done: float
-    total: float
-    elapsed_s: float
-    unit: str = "it"
-    divisor: int = 0
-    rate: float = 0.0
-    note: str = ""
-    state: BarState = "open"
-    num_outer: int = 0
-
-
 FromRank = (
     RankReady
     | RankUnready
@@ -612,8 +297,8 @@ FromRank = (
     | RankState
     | StackText
     | Blueprint
-    | Ask
-    | AskEnded
+    | InputRequest
+    | InputCancelled
     | Logged
     | Freed
     | Mapped
@@ -623,73 +308,6 @@ FromRank = (
 
 
 # ---------------------------------------------------------------- agent -> controller
-
-
-class RankInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One rank, as the agent knows it.
-
-    Attributes:
-        ending: how it ended, if it is dead.
-        predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work
-            that `fills` (`Relay`) has ended well on it; "" for all others.
-        last_output: the last lines of the one that ended, if either is given.
-        cpu_s: CPU time that its process has used, by all its threads, in seconds.
-    """
-
-    rank: int
-    pid: int
-    host: str
-    phase: Phase
-    device: str = ""
-    backend: str = ""
-    rss_bytes: int = 0
-    ending: str = ""
-    predecessor_ending: str = ""
-    last_output: str = ""
-    cpu_s: float = 0.0
-
-
-class RunInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A run in flight, for a controller that attaches."""
-
-    run: int
-    ranks: tuple[int, ...]
-    title: str
-    execution_count: int = 0
-
-
-class Welcome(Verb, frozen=True):
-    """The agent accepts the controller.
-
-    `num_received` is how many messages the agent has received from this link; `next_run` is above
-    every run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of output were
-    dropped while no controller was attached. The kept messages follow.
-    """
-
-    protocol: int
-    agent_pid: int
-    host: str
-    num_received: int = 0
-    next_run: int = 1
-    runs: tuple[RunInfo, ...] = ()
-    mesh_dim_names: tuple[str, ...] = ()
-    mesh_shape: tuple[int, ...] = ()
-    num_dropped_bytes: int = 0
-    away_s: float = 0.0
-
-
-class Refused(Verb, frozen=True):
-    """The agent does not accept the controller."""
-
-    reason: str
-
-
-class Detached(Verb, frozen=True):
-    """The agent has detached the controller: at its request, or because another one took over
-    (`reason`).
-    """
-
-    reason: str
 
 
 class Progress(Verb, frozen=True):
@@ -762,16 +380,6 @@ class LogText(Verb, frozen=True):
     request: int
     text: str
     num_dropped_bytes: int
-
-
-class HostReport(Verb, frozen=True):
-    """Answer to `ReadHost`; `at_s` is when the processes were measured, by the host's monotonic
-    clock.
-    """
-
-    request: int
-    ranks: tuple[RankInfo, ...]
-    at_s: float = 0.0
 
 
 class Stopped(Verb, frozen=True):

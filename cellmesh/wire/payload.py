@@ -32,7 +32,7 @@ _ARRAY_MODULES = frozenset(("numpy", "torch", "torch.storage"))
 Reducer = Callable[[Any], Any]
 
 
-class Holder(Protocol):
+class BufferHolder(Protocol):
     """Notes which segments this process still uses."""
 
     def hold(self, loan: int) -> Callable[[], object]:
@@ -156,7 +156,7 @@ def _pickler_to_nowhere(reducer: Reducer | None) -> _Pickler:
     return _Pickler(_Nowhere(), reducer, protocol=5, buffer_callback=lambda buffer: None)
 
 
-def loads(payload: Pickled, buffers: Sequence[Frame], holder: Holder | None = None) -> Any:
+def loads(payload: Pickled, buffers: Sequence[Frame], holder: BufferHolder | None = None) -> Any:
     """Unpickle the result of `dumps`.
 
     Args:

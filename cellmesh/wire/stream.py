@@ -45,7 +45,7 @@ def pack(frames: Sequence[Frame]) -> list[Frame]:
     return [sizes, *frames]
 
 
-class Reader:
+class StreamReader:
     """Cuts a stream into messages."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Channel:
         # itself is also woken when the peer reads what was sent: twice a call instead of once.
         connection.settimeout(_PATIENCE_S)
         self._connection = connection
-        self._reader = Reader()
+        self._reader = StreamReader()
         self._received: collections.deque[list[Frame]] = collections.deque()
 
     def send(self, frames: Sequence[Frame]) -> None:
@@ -189,7 +189,7 @@ class QueuedChannel:
         connection.setblocking(False)
         self.has_ended = False
         self.connection = connection
-        self._reader = Reader()
+        self._reader = StreamReader()
         self._unsent: list[memoryview] = []
 
     def send(self, frames: Sequence[Frame]) -> bool:

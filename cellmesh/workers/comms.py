@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ..stdlib import threading
 from ..wire.codec import Frame, Parcel
 from ..wire.comms import CommKind, FromFrontEnd, ToFrontEnd, WidgetStates
-from ..wire.messages import DisplayKind, StreamName
+from ..wire.output import DisplayKind, StreamName
 from .output_widget import Capture, Throttle, find_capture
 from .rank.after_import import AfterImport
 from .rank.streams import DISPLAY_BOUND, Pump, RankStream

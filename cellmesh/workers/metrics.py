@@ -10,7 +10,7 @@ import torch
 from ..errors import MeshUsageError
 from ..stdlib import threading, time
 from ..wire.codec import Parcel
-from ..wire.messages import Logged
+from ..wire.metrics import Logged
 from .rank.value_reducer import is_dtensor
 
 # How long points are gathered, so that a fast loop makes few messages.

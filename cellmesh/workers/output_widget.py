@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..stdlib import threading, time
-from ..wire.messages import DisplayKind
+from ..wire.output import DisplayKind
 
 # What one widget holds at most; the oldest goes.
 MAX_BYTES = 200_000

@@ -40,7 +40,7 @@ _IMPORTED_WHEN_IDLE = ("torch.distributed.tensor", "torch.distributed.fsdp")
 _IDLE_S = 0.5
 
 
-class Patience:
+class IdleLimit:
     """How long a waiting zygote waits: its time runs while no mesh of it lives.
 
     Args:
@@ -101,7 +101,7 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
     sys.stdout.flush()  # or each fork would write it
     with contextlib.suppress(OSError):  # the kernel has ended: its pidfd says so
         kernel.send(READY)
-    _serve(kernel, pidfd, Patience(keep_ms / 1000, time.monotonic()), shell)
+    _serve(kernel, pidfd, IdleLimit(keep_ms / 1000, time.monotonic()), shell)
     os._exit(0)  # an interpreter that has imported torch takes long to take itself down
 
 
@@ -120,7 +120,7 @@ def _in_the_background() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def _serve(kernel: socket.socket, pidfd: int, patience: Patience, shell: RankShell) -> None:
+def _serve(kernel: socket.socket, pidfd: int, patience: IdleLimit, shell: RankShell) -> None:
     guardians: dict[int, int] = {}  # pidfd -> pid
     poll = select.poll()
     for number in (kernel.fileno(), pidfd):

@@ -16,7 +16,7 @@ from cellmesh.controller.progress.bars import Bars
 from cellmesh.controller.ranks import Ranks
 from cellmesh.controller.session import start as starting
 from cellmesh.controller.session.launch.prestart import Prestart, conditions
-from cellmesh.wire.messages import RankState
+from cellmesh.wire.status import RankState
 from cellmesh.wire.ticket import Ticket
 from tests.conftest import FOLD, FORKED_MARKS, PATIENCE_S, check_nothing_left, own_runtime_dir
 

@@ -22,7 +22,7 @@ from cellmesh.controller.inspect import query as look_module
 from cellmesh.controller.inspect import source as answers_module
 from cellmesh.controller.inspect.inspection import Inspection
 from cellmesh.controller.inspect.query import about, look
-from cellmesh.controller.inspect.replica_diff import Difference
+from cellmesh.controller.inspect.replica_diff import LargestDifference
 from cellmesh.controller.inspect.source import InspectionSource, inspect
 from cellmesh.controller.trace import timeline as timeline_module
 from cellmesh.wire.inspect import Element, Gradients, Overview, Picture
@@ -39,7 +39,7 @@ optimizer.step()
 """
 
 
-def differences(inspection: Inspection, path: str = "") -> list[Difference | None]:
+def differences(inspection: Inspection, path: str = "") -> list[LargestDifference | None]:
     return [each.difference for each in inspection.comparisons[path].unequal]
 
 
@@ -82,9 +82,9 @@ def test_replicas_that_differ_a_little_are_told_by_how_much(mesh: cm.Mesh) -> No
 
 def test_a_nan_on_one_rank_is_a_difference(mesh: cm.Mesh) -> None:
     mesh.cell("n = torch.zeros(3)\nif rank == 2: n[1] = float('nan')")
-    assert differences(mesh.inspect("n")) == [Difference(float("inf"), False)]
+    assert differences(mesh.inspect("n")) == [LargestDifference(float("inf"), False)]
     mesh.cell("n = torch.zeros(3)\nif rank == 2: n[1] = -0.0")
-    assert differences(mesh.inspect("n")) == [Difference(0.0, False)]
+    assert differences(mesh.inspect("n")) == [LargestDifference(0.0, False)]
 
 
 def test_values_are_shown_where_they_are_and_errors_where_not(mesh: cm.Mesh) -> None:
@@ -131,7 +131,7 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
     assert optimizer.facts_of("param_groups[0].lr")[2].text == "0.1"
     mesh.cell("if rank == 3: model.module[1].bias.data[0] += 1")
     again = mesh.inspect("model")
-    assert differences(again, "module.1.bias") == [Difference(1.0, False)]
+    assert differences(again, "module.1.bias") == [LargestDifference(1.0, False)]
     source = InspectionSource(mesh.rank_set, "model", again)
     bias = again.facts_of("module.1.bias")
     comparison = source.compare("module.1.bias", bias)

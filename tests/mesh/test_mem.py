@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cellmesh as cm
-from cellmesh.wire.messages import MemoryUse
+from cellmesh.wire.status import MemoryUse
 
 from .conftest import Recorder, state_of
 

@@ -13,7 +13,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.session.start import attach
 from cellmesh.magics.render.tables import status_table
-from cellmesh.wire.messages import RankInfo
+from cellmesh.wire.status import RankInfo
 from tests.conftest import check_nothing_left
 
 from .conftest import Recorder

@@ -15,7 +15,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import RanksInterrupted
-from cellmesh.wire.messages import RankState
+from cellmesh.wire.status import RankState
 from tests.conftest import check_nothing_left, own_runtime_dir
 
 from .conftest import state_of

@@ -8,23 +8,19 @@ from typing import Any
 
 from cellmesh.wire import payload
 from cellmesh.wire.codec import Frame, Parcel, at_rank_for_control, at_rank_for_work, encode
+from cellmesh.wire.groups import Blueprint, Describe, Heal
 from cellmesh.wire.messages import (
-    Blueprint,
-    Describe,
-    Display,
     Done,
     Failed,
-    Heal,
     Interrupt,
     Leave,
-    Output,
-    Probe,
     RankReady,
-    RankState,
     Release,
     Request,
     Resume,
 )
+from cellmesh.wire.output import Display, Output
+from cellmesh.wire.status import Probe, RankState
 
 Frames = Sequence[Frame]
 

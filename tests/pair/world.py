@@ -23,13 +23,14 @@ from cellmesh.controller.core.core import (
     Finish,
     Note,
     Send,
-    Waits,
+    Waiting,
     Watch,
 )
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
 from cellmesh.controller.work_item import WorkItem
+from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import (
     Frame,
     Parcel,
@@ -44,21 +45,18 @@ from cellmesh.wire.messages import (
     Died,
     Done,
     Failed,
-    HostReport,
     Kill,
     Leave,
     Pickled,
-    PullNames,
-    PushNames,
-    ReadHost,
     Relay,
     Request,
     Respawn,
     Restart,
     Stop,
-    Welcome,
     Work,
 )
+from cellmesh.wire.status import HostReport, ReadHost
+from cellmesh.wire.values import PullNames, PushNames
 from cellmesh.workers.agent.actions import AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from cellmesh.workers.agent.spool import Spool
 from cellmesh.workers.agent.supervisor import Supervisor
@@ -376,7 +374,7 @@ class World:
                     self._in_flight.remove(number)
                     self.finished[number] += 1
                     self.runs[number].finish(self.now)
-                case Waits(number, states):
+                case Waiting(number, states):
                     assert number in self._in_flight
                     self.runs[number].report_waiting(states)
                 case Watch(number, states):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cellmesh.magics.export.history import Beginning, History, RankCell
+from cellmesh.magics.export.history import Beginning, PageHistory, RankCell
 from cellmesh.magics.export.script import export
 from tests.exactness.comparing import Losses
 from tests.exactness.launcher import launcher
@@ -148,7 +148,7 @@ def test_an_exported_script_computes_what_the_cells_do(
     name: str, launch: Callable[[Job], Losses], tmp_path: Path
 ) -> None:
     cells, losses = CELLS[name]
-    history = History()
+    history = PageHistory()
     history.begin(Beginning({"dp": 2}, "gloo", 1))
     for count, cell in enumerate(cells, 2):
         source, *ranks = (cell,) if isinstance(cell, str) else cell

@@ -6,25 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cellmesh.controller.core.core import Core, Effect, Send
+from cellmesh.wire.attach import Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
-from cellmesh.wire.messages import (
-    Blueprint,
-    Describe,
-    Died,
-    Done,
-    Failed,
-    GroupCount,
-    Heal,
-    MeshReady,
-    Probe,
-    Progress,
-    Ranked,
-    RankInfo,
-    RankState,
-    Relay,
-    Resume,
-    Welcome,
-)
+from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal
+from cellmesh.wire.messages import Died, Done, Failed, MeshReady, Progress, Ranked, Relay, Resume
+from cellmesh.wire.status import Probe, RankInfo, RankState
 
 FAILED = Failed(1, "ValueError", "no", "Traceback", 3)
 

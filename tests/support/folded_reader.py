@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cellmesh.controller.output.fold import HOLD_S, Block, Folder, Item, Line, Live, Ranks
-from cellmesh.wire.messages import Display, Failed, Output, StreamName
+from cellmesh.wire.messages import Failed
+from cellmesh.wire.output import Display, Output, StreamName
 from cellmesh.wire.ranks import format_ranks
 
 ALL = (0, 1, 2, 3)

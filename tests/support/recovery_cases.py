@@ -6,21 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from cellmesh.controller.core.core import Answer, Change, Core, Effect, HealReport
+from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import (
-    Describe,
-    Died,
-    Done,
-    Heal,
-    MeshReady,
-    PullNames,
-    RankInfo,
-    RankState,
-    Respawn,
-    Respawned,
-    RunInfo,
-    Welcome,
-)
+from cellmesh.wire.groups import Describe, Heal
+from cellmesh.wire.messages import Died, Done, MeshReady, Respawn, Respawned
+from cellmesh.wire.status import RankInfo, RankState
+from cellmesh.wire.values import PullNames
 
 from .core_decisions import (
     FAILED,

@@ -8,7 +8,8 @@ from typing import Any
 from cellmesh.controller.run_waiter import Serve
 from cellmesh.controller.work_item import WorkItem
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Channel, PullNames, Relay
+from cellmesh.wire.messages import Channel, Relay
+from cellmesh.wire.values import PullNames
 
 
 def work_item(

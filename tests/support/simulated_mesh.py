@@ -16,24 +16,18 @@ from typing import Any
 
 from cellmesh.controller.core.core import Answer, Core, Effect, Finish, Send
 from cellmesh.controller.work_item import WorkItem
+from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.codec import Parcel, at_rank_for_control, at_rank_for_work
+from cellmesh.wire.groups import Blueprint, Describe, GroupCount, Heal
 from cellmesh.wire.messages import (
-    Blueprint,
-    Describe,
     Died,
     Done,
     Failed,
-    GroupCount,
-    Heal,
     Interrupt,
     Kill,
     MeshReady,
-    Phase,
-    Probe,
     Progress,
     Ranked,
-    RankInfo,
-    RankState,
     Relay,
     Release,
     Respawn,
@@ -42,10 +36,9 @@ from cellmesh.wire.messages import (
     Restart,
     Resume,
     RunCell,
-    RunInfo,
     StoreDied,
-    Welcome,
 )
+from cellmesh.wire.status import Phase, Probe, RankInfo, RankState
 
 Step = Sequence[Any]
 # What a rank's part of a run may be made of.

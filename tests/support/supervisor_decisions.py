@@ -6,12 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cellmesh.wire.codec import Parcel, encode
-from cellmesh.wire.messages import (
-    Done,
-    PullNames,
-    RankReady,
-    Relay,
-)
+from cellmesh.wire.messages import Done, RankReady, Relay
+from cellmesh.wire.values import PullNames
 from cellmesh.workers.agent.actions import Action, Up
 from cellmesh.workers.agent.supervisor import Supervisor
 

@@ -20,7 +20,7 @@ from ...errors import HostError
 from ...wire.cgroups import Quota, read_quota
 from ...wire.ticket import make_directory, remove_directory, runtime_root
 from ..meshes import filesystem_of
-from .probe import Probe, run_probe
+from .probe import HostProbe, run_probe
 from .smoke_test import Trial, try_mesh
 
 
@@ -46,7 +46,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_ranks: int
-    probe: Probe
+    probe: HostProbe
     python: str
     executable: str
     unmet: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Facts that need torch to be imported or the GPU's driver to be asked, in a process of its own.
 
 Both may hang or crash where an installation is broken, and neither is to leave a trace in the
-process that asks. The probe's process prints one `Probe` as JSON.
+process that asks. The probe's process prints one `HostProbe` as JSON.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Torch(msgspec.Struct, frozen=True):
     initialized_cuda: bool
 
 
-class Probe(msgspec.Struct, frozen=True):
+class HostProbe(msgspec.Struct, frozen=True):
     """What the probe's process found.
 
     Attributes:
@@ -73,7 +73,7 @@ class Probe(msgspec.Struct, frozen=True):
     driver: Driver
 
 
-def run_probe(command: Sequence[str] = _COMMAND, timeout_s: float = _PROBE_S) -> Probe:
+def run_probe(command: Sequence[str] = _COMMAND, timeout_s: float = _PROBE_S) -> HostProbe:
     """Run the probe's process.
 
     Args:
@@ -92,15 +92,17 @@ def run_probe(command: Sequence[str] = _COMMAND, timeout_s: float = _PROBE_S) ->
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return Probe(None, f"import torch has not ended after {timeout_s:.0f} s", Driver())
+        return HostProbe(None, f"import torch has not ended after {timeout_s:.0f} s", Driver())
     try:
-        return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else b"", type=Probe)
+        return msgspec.json.decode(
+            done.stdout.splitlines()[-1] if done.stdout else b"", type=HostProbe
+        )
     except msgspec.MsgspecError:
         code = done.returncode
         killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         ending = f"{killed or f'exited with code {code}'}. {last}".strip()
-        return Probe(None, f"the process that imported torch {ending}", Driver())
+        return HostProbe(None, f"the process that imported torch {ending}", Driver())
 
 
 def _probe_torch() -> Torch:
@@ -157,13 +159,13 @@ def _is_exclusive(gpu: object) -> bool:
 
 
 def main() -> None:
-    """Probe, and print the `Probe`."""
+    """Probe, and print the `HostProbe`."""
     torch, error = None, ""
     try:
         torch = _probe_torch()
     except Exception as exc:  # whatever a broken installation raises is the finding
         error = f"{type(exc).__name__}: {exc}"
-    sys.stdout.buffer.write(msgspec.json.encode(Probe(torch, error, _probe_driver())) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(HostProbe(torch, error, _probe_driver())) + b"\n")
     sys.stdout.flush()
 
 

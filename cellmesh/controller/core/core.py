@@ -13,42 +13,31 @@ from typing import Any
 
 import msgspec
 
+from ...wire.attach import Detach, Detached, Refused, Welcome
 from ...wire.codec import Parcel
+from ...wire.groups import Blueprint
 from ...wire.messages import (
-    Ask,
-    AskEnded,
-    Blueprint,
-    Detach,
-    Detached,
     Died,
     Done,
     Failed,
-    HostReport,
     LogText,
     MeshReady,
-    Probe,
     Progress,
     Ranked,
-    RankInfo,
-    RankState,
-    ReadHost,
     ReadLog,
-    Refused,
     Relay,
-    Reply,
     Respawned,
     RespawnFailed,
     Restart,
     SetDims,
-    Stacks,
-    StackText,
     StartFailed,
     Stop,
     Stopped,
     StoreDied,
-    Welcome,
     interrupted_unbegun,
 )
+from ...wire.status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
+from ...wire.stdin import InputCancelled, InputReply, InputRequest
 from .effects import Answer as Answer
 from .effects import Change as Change
 from .effects import Deliver as Deliver
@@ -58,9 +47,9 @@ from .effects import HealReport as HealReport
 from .effects import Note as Note
 from .effects import Send as Send
 from .effects import State as State
-from .effects import Waits as Waits
+from .effects import Waiting as Waiting
 from .effects import Watch as Watch
-from .mesh_state import FIRST_HEAL, Board
+from .mesh_state import FIRST_HEAL, MeshState
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
@@ -98,32 +87,32 @@ class Core:
     ) -> None:
         self.num_ranks = num_ranks
         self.has_ended = False
-        self._board = Board(num_ranks, dims=dict(dims or {}))
+        self._mesh = MeshState(num_ranks, dims=dict(dims or {}))
         self._questions = Questions(last_request)
-        self._recovery = Recovery(self._board, self._questions, new_generation, auto_heal)
-        self._runs = Runs(self._board, self._questions, self._recovery, settle_s, on_error)
+        self._recovery = Recovery(self._mesh, self._questions, new_generation, auto_heal)
+        self._runs = Runs(self._mesh, self._questions, self._recovery, settle_s, on_error)
         self._now = 0.0
         self._is_attached = True  # to a mesh that was there before
 
     @property
     def state(self) -> State:
         """Where in its life the mesh is."""
-        return self._board.state
+        return self._mesh.state
 
     @property
     def ranks(self) -> tuple[RankInfo, ...]:
         """The ranks as they were when the mesh became ready, or were replaced."""
-        return self._board.ranks
+        return self._mesh.ranks
 
     @property
     def dead(self) -> Mapping[int, Died]:
         """rank -> how it died."""
-        return self._board.dead
+        return self._mesh.dead
 
     @property
     def lost(self) -> set[int]:
         """The dead ranks that nobody is about to replace."""
-        return self._board.dead.keys() - set(self._recovery.to_replace.missing())
+        return self._mesh.dead.keys() - set(self._recovery.to_replace.missing())
 
     @property
     def condemned(self) -> set[int]:
@@ -133,12 +122,12 @@ class Core:
     @property
     def transitions(self) -> tuple[Transition, ...]:
         """Those of the recovery and of runs that came last, the oldest first."""
-        return self._board.transitions.all()
+        return self._mesh.transitions.all()
 
     @property
     def dims(self) -> Mapping[str, int]:
         """The DeviceMesh's dims."""
-        return self._board.dims
+        return self._mesh.dims
 
     # ---- what the user asks for
 
@@ -159,13 +148,13 @@ class Core:
         is_work = relay.channel == "work"
         effects = self._recovery.before_run(ranks, now) if is_work else []
         effects += self._runs.add(run, ranks, now, is_work, relay.fills)
-        dead = self._board.dead
+        dead = self._mesh.dead
         gone = set() if not dead else self.lost if is_work else set(dead)
         left = ranks
         if gone:
             left = tuple([rank for rank in ranks if rank not in gone])
             parcel = Parcel(msgspec.structs.replace(relay, ranks=left), parcel.buffers)
-        self._board.pending[run].is_sent, self._board.pending[run].title = bool(left), relay.title
+        self._mesh.pending[run].is_sent, self._mesh.pending[run].title = bool(left), relay.title
         missing = self._recovery.to_replace.missing() if dead else ()
         must_wait = bool(self._runs.condemned().union(missing).intersection(left))
         if left and not (is_work and self._recovery.defer(run, parcel, must_wait)):
@@ -176,8 +165,8 @@ class Core:
 
     def wait_for(self, run: int) -> list[Effect]:
         """The user waits for a run and does nothing else: who has no work will not join it."""
-        if run in self._board.pending:
-            self._board.pending[run].is_waited_for = True
+        if run in self._mesh.pending:
+            self._mesh.pending[run].is_waited_for = True
         return []
 
     def interrupt(self, run: int, now: float | None = None) -> list[Effect]:
@@ -193,15 +182,15 @@ class Core:
         return self._runs.interrupt(runs, self._see(now))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> list[Effect]:
-        """Answer ranks that ask (`Ask`).
+        """Answer ranks that ask (`InputRequest`).
 
         Args:
             requests: rank -> its request.
             text: what the user typed.
             is_end: end of file.
         """
-        asking = self._board.forget_asking(requests)
-        return [control([rank], Reply(requests[rank], text, is_end)) for rank in asking]
+        asking = self._mesh.forget_asking(requests)
+        return [control([rank], InputReply(requests[rank], text, is_end)) for rank in asking]
 
     def ask_states(self, ranks: Iterable[int], now: float) -> tuple[int, list[Effect]]:
         """Ask ranks what they are doing; the answer is rank -> `RankState`."""
@@ -234,7 +223,7 @@ class Core:
 
     def set_dims(self, dims: Mapping[str, int]) -> list[Effect]:
         """The DeviceMesh has these dims now."""
-        self._board.dims = dict(dims)
+        self._mesh.dims = dict(dims)
         return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
 
     def restart(self, dims: Mapping[str, int] | None = None) -> list[Effect]:
@@ -245,7 +234,7 @@ class Core:
         """
         if self.state in ("stopping", "ended"):
             return []
-        self._board.state = "restarting"
+        self._mesh.state = "restarting"
         effects = self._abandon_all("was restarted")
         return [
             *effects,
@@ -261,7 +250,7 @@ class Core:
         """End the mesh."""
         if self.state in ("stopping", "ended"):
             return []
-        self._board.state = "stopping"
+        self._mesh.state = "stopping"
         return [*self._recovery.reset("the mesh was stopped", self._now), Send(Parcel(Stop()))]
 
     # ---- what happens
@@ -284,7 +273,7 @@ class Core:
             case Progress():
                 self._is_attached = False
                 if self.state == "connecting":
-                    self._board.state = "starting"
+                    self._mesh.state = "starting"
             case MeshReady():
                 return self._mesh_ready(verb, now)
             case Respawned():
@@ -297,7 +286,7 @@ class Core:
             case Stopped() | Detached():
                 return self.agent_ended(verb.reason, verb)
             case StoreDied():
-                self._board.store_port = verb.new_port
+                self._mesh.store_port = verb.new_port
                 moved = self._recovery.store_moved(now) if verb.new_port else []
                 return [Change(self.state, verb), *moved]
         return [Change(self.state, verb)]
@@ -306,7 +295,7 @@ class Core:
         """The agent is gone, and every rank with it; or it no longer listens to this controller."""
         if self.state == "ended":
             return []
-        self._board.state, self.has_ended = "ended", True
+        self._mesh.state, self.has_ended = "ended", True
         what = "can no longer be reached" if isinstance(cause, Detached) else "ended with its mesh"
         effects = [*self._abandon_all(f"{what} ({reason})"), *self._questions.close_all(self._now)]
         return [*effects, Change("ended", cause or Stopped(reason))]
@@ -331,14 +320,12 @@ class Core:
 
     def _welcomed(self, welcome: Welcome, now: float) -> list[Effect]:
         if self.state == "connecting":
-            self._board.state = "starting"
+            self._mesh.state = "starting"
             if welcome.mesh_dim_names:
-                self._board.dims = dict(
-                    zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True)
-                )
+                self._mesh.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
             for info in welcome.runs:
                 self._runs.add(info.run, info.ranks, now, fills=True)
-                self._board.pending[info.run].title = info.title
+                self._mesh.pending[info.run].title = info.title
         return [Change(self.state, welcome)]
 
     def _mesh_ready(self, ready: MeshReady, now: float) -> list[Effect]:
@@ -346,9 +333,9 @@ class Core:
             return [Change(self.state, ready)]
         effects: list[Effect] = []
         if self.state == "ready":  # restarted twice
-            self._board.state = "restarting"
+            self._mesh.state = "restarting"
             effects = self._abandon_all("was restarted")
-        self._board.begin(ready)
+        self._mesh.begin(ready)
         effects += [*self._recovery.reset("every rank is new", now), Change(self.state, ready)]
         effects += self._recovery.resume_all(now) if self._is_attached else []
         self._is_attached = False
@@ -359,10 +346,10 @@ class Core:
         match verb:
             case Done() | Failed():
                 return self._ended_on(ranks, parcel, now)
-            case Ask():
-                self._board.asking.update(dict.fromkeys(ranks, verb.request))
-            case AskEnded():
-                self._board.forget_asking(dict.fromkeys(ranks, verb.request))
+            case InputRequest():
+                self._mesh.asking.update(dict.fromkeys(ranks, verb.request))
+            case InputCancelled():
+                self._mesh.forget_asking(dict.fromkeys(ranks, verb.request))
             case RankState() | StackText() | Blueprint():
                 return self._questions.answer(verb.request, ranks, verb, now)
         return [Deliver(verb.run, ranks, parcel)]
@@ -370,12 +357,12 @@ class Core:
     def _ended_on(
         self, ranks: tuple[int, ...], parcel: Parcel[Done | Failed], now: float
     ) -> list[Effect]:
-        verb, pending = parcel.verb, self._board.pending.get(parcel.verb.run)
+        verb, pending = parcel.verb, self._mesh.pending.get(parcel.verb.run)
         if pending is None or pending.is_work:
             for rank in ranks:
-                self._board.asking.pop(rank, None)
+                self._mesh.asking.pop(rank, None)
             if isinstance(verb, Failed):
-                self._board.held.update(dict.fromkeys(ranks, verb.run))
+                self._mesh.held.update(dict.fromkeys(ranks, verb.run))
             elif verb.counts:
                 self._recovery.tally.add(ranks, verb.counts)
         if pending is None:
@@ -387,9 +374,9 @@ class Core:
     def _rank_died(self, parcel: Parcel[Died], now: float) -> list[Effect]:
         rank = parcel.verb.rank
         is_news = rank not in self.dead and self.state == "ready"
-        self._board.dead[rank] = parcel.verb
-        self._board.held.pop(rank, None)
-        self._board.asking.pop(rank, None)
+        self._mesh.dead[rank] = parcel.verb
+        self._mesh.held.pop(rank, None)
+        self._mesh.asking.pop(rank, None)
         effects: list[Effect] = [Change(self.state, parcel.verb)]
         if is_news:
             self._recovery.rank_died(rank)
@@ -401,14 +388,14 @@ class Core:
 
     def _abandon_all(self, reason: str) -> list[Effect]:
         effects = self._recovery.reset(f"the mesh {reason}", self._now)
-        self._board.held.clear()
+        self._mesh.held.clear()
         return [*effects, *self._runs.abandon(reason, self._now)]
 
     def _ask(
         self, ranks: Iterable[int], verb: Callable[[int], Any], now: float
     ) -> tuple[int, list[Effect]]:
         request = self._questions.new_request()
-        living = self._board.among_living(ranks) if self.state in ("ready", "restarting") else ()
+        living = self._mesh.among_living(ranks) if self.state in ("ready", "restarting") else ()
         return request, self._questions.ask(
             living, verb, self._see(now), lambda answers, now: [Answer(request, answers)], request
         )

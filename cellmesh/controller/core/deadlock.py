@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ...wire.messages import GroupCount, RankState
+from ...wire.groups import GroupCount
+from ...wire.status import RankState
 
 Key = tuple[str, tuple[int, ...]]
 Counts = Mapping[int, Sequence[GroupCount]]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...wire.codec import Parcel
-from ...wire.messages import RankState
 from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.status import RankState
 
 State = Literal["connecting", "starting", "ready", "restarting", "stopping", "ended"]
 
@@ -34,7 +34,7 @@ class Deliver(msgspec.Struct, frozen=True):
     has_begun: bool = True
 
 
-class Waits(msgspec.Struct, frozen=True):
+class Waiting(msgspec.Struct, frozen=True):
     """Tell a run's user where its other ranks are, after one failed."""
 
     run: int
@@ -172,4 +172,4 @@ def describe_healing(report: HealReport) -> str:
     return "\n".join(lines)
 
 
-Effect = Send | Deliver | Waits | Watch | Note | Finish | Answer | Change
+Effect = Send | Deliver | Waiting | Watch | Note | Finish | Answer | Change

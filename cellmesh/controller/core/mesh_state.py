@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ...wire.messages import Died, MeshReady, RankInfo, RankState
+from ...wire.messages import Died, MeshReady
 from ...wire.ranks import describe_ranks, group_ranks
+from ...wire.status import RankInfo, RankState
 from .effects import Effect, Note, State, tell_empty
 from .transitions import RunPhase, TransitionLog
 
@@ -99,7 +100,7 @@ class News:
 
 
 @dataclass
-class Board:
+class MeshState:
     """The mesh as the core sees it.
 
     Attributes:

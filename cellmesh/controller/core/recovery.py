@@ -11,24 +11,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ...wire.codec import Parcel
-from ...wire.messages import (
-    Blueprint,
-    Control,
-    Describe,
-    Died,
-    Done,
-    Heal,
-    Probe,
-    RankInfo,
-    RankState,
-    Release,
-    Respawn,
-    Resume,
-)
+from ...wire.groups import Blueprint, Describe, Heal
+from ...wire.messages import Control, Died, Done, Release, Respawn, Resume
 from ...wire.ranks import describe_ranks
+from ...wire.status import Probe, RankInfo, RankState
 from .deadlock import Tally, must_be_healed
 from .effects import Change, Effect, HealReport, Note, Send, describe_heal
-from .mesh_state import FIRST_HEAL, Board, Pending
+from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery_state import Attempt, Deferred, HealRequests, Replacements, Settle
 from .requests import OnAnswers, Questions, control, work
 from .transitions import RECOVERY, RecoveryAction, RecoveryEvent, RecoveryPhase
@@ -48,20 +37,24 @@ class Recovery:
     """The recovery of one mesh.
 
     Args:
-        board: the mesh; runs of its own are put among its pending ones.
+        mesh: the mesh; runs of its own are put among its pending ones.
         questions: asks ranks.
         new_generation: gives numbers that the mesh has not seen.
         auto_heal: whether dead ranks are replaced without being asked.
     """
 
     def __init__(
-        self, board: Board, questions: Questions, new_generation: Callable[[], int], auto_heal: bool
+        self,
+        mesh: MeshState,
+        questions: Questions,
+        new_generation: Callable[[], int],
+        auto_heal: bool,
     ) -> None:
-        self._board = board
+        self._mesh = mesh
         self._questions = questions
         self._new_generation = new_generation
         self._auto_heal = auto_heal
-        self._heal_requests = HealRequests(board)
+        self._heal_requests = HealRequests(mesh)
         self.tally = Tally()
         self.phase: RecoveryPhase = "calm"
         self._step = 0  # how many phases have been entered
@@ -87,9 +80,9 @@ class Recovery:
 
     def _forget(self, now: float) -> list[Effect]:
         self._again = False
-        self.deferred = Deferred(self._board)
+        self.deferred = Deferred(self._mesh)
         self.tally.clear()
-        self.to_replace = Replacements(self._board)
+        self.to_replace = Replacements(self._mesh)
         self._newcomers: set[int] = set()  # without groups
         self._outsiders: set[int] = set()  # living, and without a part in the last heal
         self._must_heal = self._is_new_here = False
@@ -102,8 +95,8 @@ class Recovery:
 
     def reset(self, reason: str, now: float) -> list[Effect]:
         """All ranks are new, or gone."""
-        for run in [run for run in self._board.pending if run >= FIRST_HEAL]:
-            del self._board.pending[run]
+        for run in [run for run in self._mesh.pending if run >= FIRST_HEAL]:
+            del self._mesh.pending[run]
         self._on("reset", now)
         return self._heal_requests.answer(HealReport(failure=reason))
 
@@ -111,13 +104,13 @@ class Recovery:
         """Heal before a run is sent whose ranks would not meet in their collectives."""
         if self.phase != "calm":
             return []
-        missing = self._board.dead and set(self.to_replace.missing()).intersection(ranks)
-        if missing and not self._board.in_failed_run(missing):
+        missing = self._mesh.dead and set(self.to_replace.missing()).intersection(ranks)
+        if missing and not self._mesh.in_failed_run(missing):
             return self.begin(now)  # nothing else would
         if not (self._outsiders or self.tally.is_new):
             return []
-        idle = self._board.idle()
-        groups = self.tally.find_new_disagreements(idle, self._board.num_ranks)
+        idle = self._mesh.idle()
+        groups = self.tally.find_new_disagreements(idle, self._mesh.num_ranks)
         meets_outsiders = self._outsiders & idle & set(ranks)
         if meets_outsiders or any(set(ranks) >= set(members) for members in groups):
             return self.begin(now)
@@ -142,7 +135,7 @@ class Recovery:
         is_suspect = pending.has_failed or was_stopped
         if is_suspect:
             self._attempt.note_to = run
-        missing = self.to_replace.missing() if self._board.dead else ()
+        missing = self.to_replace.missing() if self._mesh.dead else ()
         is_open = self._must_heal or self._newcomers or missing or self.deferred
         if is_suspect or is_open or self._outsiders & set(pending.members) or self.phase != "calm":
             return self.begin(now)
@@ -152,7 +145,7 @@ class Recovery:
         """A rank's process has ended; its runs are told next, then `after_death`."""
         self._must_heal = True
         self.tally.forget([rank])
-        self._board.news.forget([rank])
+        self._mesh.news.forget([rank])
         self._newcomers.discard(rank)
         self._outsiders.discard(rank)
         if self._auto_heal:
@@ -163,7 +156,7 @@ class Recovery:
 
     def after_death(self, rank: int, now: float) -> list[Effect]:
         """The runs of a rank that died have been told; they are to end first."""
-        if self.phase != "calm" or self._board.in_failed_run({rank}):
+        if self.phase != "calm" or self._mesh.in_failed_run({rank}):
             return []
         return self.begin(now)
 
@@ -178,20 +171,20 @@ class Recovery:
             self._newcomers.difference_update(ranks)
             self._attempt.notes.update(dict.fromkeys(verb.notes))
             for rank in ranks:
-                self._board.held.pop(rank, None)
+                self._mesh.held.pop(rank, None)
         if run != self._heal_run or type(verb) is Done:
             return []
         for rank in ranks:
             died = type(verb) is Died
             self._attempt.failures[rank] = verb.reason if died else verb.text or verb.type_name
-        return self._release(self._board.pending[run])
+        return self._release(self._mesh.pending[run])
 
     def respawned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
         """Dead ranks are there again, without groups."""
         new = {info.rank: info for info in ranks}
-        self._board.ranks = tuple(new.get(info.rank, info) for info in self._board.ranks)
+        self._mesh.ranks = tuple(new.get(info.rank, info) for info in self._mesh.ranks)
         for rank in new:
-            self._board.dead.pop(rank, None)
+            self._mesh.dead.pop(rank, None)
         self._newcomers |= new.keys()
         self._attempt.respawned |= new.keys()
         self.to_replace.spare(new)
@@ -210,8 +203,8 @@ class Recovery:
         must_wait = self._heal_requests.can_wait_for(busy, now)
         if busy and self.phase == "calm" and not must_wait:
             return self._heal_requests.refuse()
-        self._board.news.forget()  # the answer tells
-        self.to_replace.ask_for(self._board.dead)
+        self._mesh.news.forget()  # the answer tells
+        self.to_replace.ask_for(self._mesh.dead)
         return [] if must_wait else self.begin(now)
 
     def abandon(self, now: float) -> list[Effect]:
@@ -220,9 +213,9 @@ class Recovery:
 
     def resume_all(self, now: float) -> list[Effect]:
         """A controller has attached and does not know who holds back, nor what was healed."""
-        self._board.held = dict.fromkeys(self._board.living(), -1)
-        self._must_heal, self._is_new_here = bool(self._board.dead), True
-        self.to_replace.add(self._board.dead if self._auto_heal else ())
+        self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
+        self._must_heal, self._is_new_here = bool(self._mesh.dead), True
+        self.to_replace.add(self._mesh.dead if self._auto_heal else ())
         return self.begin(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -238,7 +231,7 @@ class Recovery:
 
     def begin(self, now: float) -> list[Effect]:
         """Something may not be as it should: look, now or once more."""
-        return self._on("trouble", now) if self._board.state == "ready" else []
+        return self._on("trouble", now) if self._mesh.state == "ready" else []
 
     def _on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
         """Do what the table has for an event in this phase; nothing where it has none."""
@@ -250,7 +243,7 @@ class Recovery:
             self.phase = phase
             self._deadline = now + _LIMITS_S[phase] if phase in _LIMITS_S else None
             self._step += 1
-        self._board.transitions.add(now, "recovery", before, event, self.phase)
+        self._mesh.transitions.add(now, "recovery", before, event, self.phase)
         return self._actions[action](now, *args)
 
     def _ask(
@@ -284,17 +277,17 @@ class Recovery:
         if problem:
             self._attempt.problems.append(problem)
         self._again = False
-        self._resumable = {rank for rank in self._board.held if self._board.may_go_on(rank)}
-        return self._ask(self._board.living(), Probe, now, self._examined)
+        self._resumable = {rank for rank in self._mesh.held if self._mesh.may_go_on(rank)}
+        return self._ask(self._mesh.living(), Probe, now, self._examined)
 
     def _examined(self, states: dict[int, RankState], now: float) -> list[Effect]:
-        living = self._board.living()
+        living = self._mesh.living()
         # A rank may answer between the end of a run, which it has sent, and its next wait for work.
-        settled = {r for r, s in states.items() if s.run < 0 or s.run in self._board.pending}
+        settled = {r for r, s in states.items() if s.run < 0 or s.run in self._mesh.pending}
         if self._heal_requests.can_ask_again(living - settled, now):
             return self._on("no answer", now)
         idle = {rank for rank, state in states.items() if state.run < 0} & living
-        self._quiet = self._board.find_quiet(states, self._resumable)
+        self._quiet = self._mesh.find_quiet(states, self._resumable)
         if self._attempt.num_respawns == MAX_ATTEMPTS:
             self.to_replace.clear()
         is_whole = self._quiet >= living
@@ -310,7 +303,7 @@ class Recovery:
         new = self._quiet & self._newcomers
         is_open = self._must_heal or new or (self._outsiders and is_whole)
         quiet = {rank: states[rank] for rank in self._quiet}
-        if quiet and (is_open or must_be_healed(quiet, self._board.num_ranks)):
+        if quiet and (is_open or must_be_healed(quiet, self._mesh.num_ranks)):
             is_mixed = new and new != self._quiet
             return self._on("ranks without groups" if is_mixed else "groups broken", now)
         return self._finish(now)
@@ -331,7 +324,7 @@ class Recovery:
     def _described(self, answers: dict[int, Blueprint], now: float) -> list[Effect]:
         if not answers:
             return self._try_again("a rank did not tell of its groups", now)
-        self._quiet -= self._board.dead.keys()
+        self._quiet -= self._mesh.dead.keys()
         if not self._quiet:
             return self._finish(now)
         (blueprint,) = answers.values()
@@ -343,14 +336,14 @@ class Recovery:
         self._heal_run = run = FIRST_HEAL + generation
         self._attempt.failures.clear()
         self._must_heal = False
-        self._board.pending[run] = Pending(ranks, set(ranks), now, watched_at=now)
-        dims, port = self._board.dims, self._board.store_port
+        self._mesh.pending[run] = Pending(ranks, set(ranks), now, watched_at=now)
+        dims, port = self._mesh.dims, self._mesh.store_port
         heal = Heal(run, generation, ranks, blueprint, tuple(dims), tuple(dims.values()), port)
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:
         """Ranks that take too long are released, and then left alone."""
-        pending = self._board.pending[self._heal_run]
+        pending = self._mesh.pending[self._heal_run]
         if not pending.released:
             self._deadline = now + ABANDON_S
             return self._release(pending)
@@ -367,7 +360,7 @@ class Recovery:
         self._heal_requests.stop_asking_again()
         self._attempt.num_failures = MAX_ATTEMPTS
         self._deadline = now + ABANDON_S
-        return self._release(self._board.pending[self._heal_run])
+        return self._release(self._mesh.pending[self._heal_run])
 
     def _release(self, pending: Pending) -> list[Effect]:
         left = pending.ranks - pending.released
@@ -381,7 +374,7 @@ class Recovery:
             return self._try_again("; ".join(f"rank {rank} {why}" for rank, why in failures), now)
         self._attempt.is_healed = True
         self.tally.forget(self._quiet)
-        self._outsiders = self._board.living() - self._quiet
+        self._outsiders = self._mesh.living() - self._quiet
         return self._finish(now, "healed")
 
     def _try_again(self, text: str, now: float) -> list[Effect]:
@@ -403,16 +396,16 @@ class Recovery:
     def _calm_down(self, now: float) -> list[Effect]:
         """Let go on what has waited."""
         effects: list[Effect] = []
-        if resumed := self._board.let_go(self._resumable):
+        if resumed := self._mesh.let_go(self._resumable):
             effects.append(work(resumed, Resume(), -1))
         attempt, self._attempt = self._attempt, Attempt()
-        report = attempt.report(self._board.dead, now)
+        report = attempt.report(self._mesh.dead, now)
         if report.healed or report.failure:
             if attempt.note_to >= 0:
                 effects.append(Note(attempt.note_to, describe_heal(report)))
-            effects.append(Change(self._board.state, report))
+            effects.append(Change(self._mesh.state, report))
         if attempt.note_to < 0 and not self._heal_requests:  # nobody knows of it
-            self._board.news.add(i for i in self._board.ranks if i.rank in report.respawned)
-        without = self._board.living() - self._quiet
+            self._mesh.news.add(i for i in self._mesh.ranks if i.rank in report.respawned)
+        without = self._mesh.living() - self._quiet
         effects += self._heal_requests.answer_without(without, report, now)
         return [*effects, *self.deferred.send_all(now, self.settle)]

@@ -14,7 +14,7 @@ import msgspec
 from ...wire.codec import Parcel
 from ...wire.messages import Died, Relay
 from .effects import Answer, Effect, HealReport, Send, tell_busy
-from .mesh_state import Board
+from .mesh_state import MeshState
 
 # How long a heal waits for a run that has failed, from when its ranks are released, and for ranks'
 # answers.
@@ -68,11 +68,11 @@ class Deferred:
     """Runs that have been submitted and wait until the mesh is calm, in order.
 
     Args:
-        board: has the runs.
+        mesh: has the runs.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, mesh: MeshState) -> None:
+        self._mesh = mesh
         self._waiting: dict[int, Parcel[Relay]] = {}
 
     def __bool__(self) -> bool:
@@ -80,9 +80,9 @@ class Deferred:
 
     def add(self, run: int, parcel: Parcel[Any]) -> None:
         """Keep a run."""
-        pending = self._board.pending[run]
+        pending = self._mesh.pending[run]
         pending.is_sent = False
-        self._board.note(run, pending, pending.phase, "deferred", pending.started_at)
+        self._mesh.note(run, pending, pending.phase, "deferred", pending.started_at)
         self._waiting[run] = parcel
 
     def take_back(self, run: int) -> bool:
@@ -99,16 +99,16 @@ class Deferred:
         waiting, self._waiting = self._waiting, {}
         effects: list[Effect] = []
         for run, (relay, frames) in waiting.items():
-            pending = self._board.pending.get(run)
+            pending = self._mesh.pending.get(run)
             if pending is not None:
                 pending.begin(now)
-                self._board.note(run, pending, "waiting", "sent", now)
-                dead = self._board.dead
+                self._mesh.note(run, pending, "waiting", "sent", now)
+                dead = self._mesh.dead
                 ranks = tuple(
                     rank for rank in relay.ranks if rank in pending.ranks and rank not in dead
                 )
                 if pending.fills:
-                    effects += self._board.news.tell(run)
+                    effects += self._mesh.news.tell(run)
                 if ranks:
                     effects.append(
                         Send(Parcel(msgspec.structs.replace(relay, ranks=ranks), frames))
@@ -123,17 +123,17 @@ class Replacements:
     the user asks for it.
 
     Args:
-        board: the mesh.
+        mesh: the mesh.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, mesh: MeshState) -> None:
+        self._mesh = mesh
         self._ranks: set[int] = set()
         self._asked: set[int] = set()
 
     def missing(self) -> tuple[int, ...]:
         """Those that are dead: they are about to be replaced, and runs for them wait."""
-        return tuple(sorted(self._ranks & self._board.dead.keys()))
+        return tuple(sorted(self._ranks & self._mesh.dead.keys()))
 
     def add(self, ranks: Collection[int]) -> None:
         """These are replaced, whatever the user asks for."""
@@ -165,11 +165,11 @@ class HealRequests:
     """The questions that a `HealReport` answers.
 
     Args:
-        board: the mesh.
+        mesh: the mesh.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, mesh: MeshState) -> None:
+        self._mesh = mesh
         self._requests: list[int] = []
         self._patience_ends = 0.0
 
@@ -178,23 +178,21 @@ class HealRequests:
 
     def busy(self) -> set[int]:
         """The living ranks that run the user's work."""
-        return self._board.living() & self._board.busy(with_heals=False)
+        return self._mesh.living() & self._mesh.busy(with_heals=False)
 
     def add(self, request: int, now: float) -> None:
         """Somebody asks."""
-        due = [run.settle_at for run in self._board.pending.values() if run.settle_at is not None]
+        due = [run.settle_at for run in self._mesh.pending.values() if run.settle_at is not None]
         self._patience_ends = max([now, *due]) + PATIENCE_S
         self._requests.append(request)
 
     def can_wait_for(self, ranks: set[int], now: float) -> bool:
         """Whether these ranks are about to leave what they run: somebody has failed in it."""
-        held, pending = self._board.held, self._board.pending
+        held, pending = self._mesh.held, self._mesh.pending
         left = {
             rank for rank in ranks if held.get(rank) in pending
         }  # their run, but others have not
-        return (
-            bool(ranks) and now < self._patience_ends and self._board.in_failed_runs(ranks - left)
-        )
+        return bool(ranks) and now < self._patience_ends and self._mesh.in_failed_runs(ranks - left)
 
     def can_ask_again(self, silent: set[int], now: float) -> bool:
         """Whether to ask ranks again that have not answered: a busy machine may keep them from
@@ -212,14 +210,14 @@ class HealRequests:
 
     def refuse(self) -> list[Effect]:
         """Ranks are busy still."""
-        return self.answer(HealReport(failure=tell_busy(self._board.running(self.busy()))))
+        return self.answer(HealReport(failure=tell_busy(self._mesh.running(self.busy()))))
 
     def answer_without(self, missing: set[int], report: HealReport, now: float) -> list[Effect]:
         """All have their answer, unless the ranks that had no part in it are waited for."""
         if self.can_wait_for(missing, now):
             return []
         if missing and not report.failure:  # only who asked for it needs to know
-            report = dataclasses.replace(report, failure=tell_busy(self._board.running(missing)))
+            report = dataclasses.replace(report, failure=tell_busy(self._mesh.running(missing)))
         return self.answer(report)
 
     def answer(self, report: HealReport) -> list[Effect]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.codec import Parcel, encode
-from ...wire.messages import Control, Heal, Relay, Resume
+from ...wire.groups import Heal
+from ...wire.messages import Control, Relay, Resume
 from .effects import Effect, Send
 
 # A rank whose control thread cannot get a word in is reported without its answer.

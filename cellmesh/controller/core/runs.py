@@ -9,20 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from ...wire.codec import Parcel
-from ...wire.messages import (
-    Died,
-    Done,
-    Failed,
-    Interrupt,
-    Kill,
-    Probe,
-    RankState,
-    Release,
-    interrupted_unbegun,
-)
+from ...wire.messages import Died, Done, Failed, Interrupt, Kill, Release, interrupted_unbegun
+from ...wire.status import Probe, RankState
 from .deadlock import find_stuck
-from .effects import Deliver, Effect, Finish, Note, Send, Waits, Watch
-from .mesh_state import FIRST_HEAL, Board, Pending
+from .effects import Deliver, Effect, Finish, Note, Send, Waiting, Watch
+from .mesh_state import FIRST_HEAL, MeshState, Pending
 from .recovery import Recovery
 from .requests import Questions, control
 from .transitions import RUN, RunAction, RunEvent, RunPhase
@@ -54,7 +45,7 @@ class Runs:
     """The runs of one mesh.
 
     Args:
-        board: the mesh; holds them.
+        mesh: the mesh; holds them.
         questions: asks ranks.
         recovery: told when a run has ended.
         settle_s: how long the other ranks of a run may take to end after one has failed, in
@@ -64,13 +55,13 @@ class Runs:
 
     def __init__(
         self,
-        board: Board,
+        mesh: MeshState,
         questions: Questions,
         recovery: Recovery,
         settle_s: float,
         on_error: OnError,
     ) -> None:
-        self._board = board
+        self._mesh = mesh
         self._questions = questions
         self._recovery = recovery
         self._settle_s = settle_s
@@ -104,13 +95,13 @@ class Runs:
         fills: bool = False,
     ) -> list[Effect]:
         """A run begins on these ranks; its output begins with what the user does not know yet."""
-        if not self._board.pending:
+        if not self._mesh.pending:
             self._sweep_at = now + SWEEP_S
-        self._board.pending[run] = Pending(
+        self._mesh.pending[run] = Pending(
             ranks, set(ranks), now, is_work, watched_at=now, fills=fills
         )
         self._came |= set(ranks)
-        return self._board.news.tell(run) if fills else []
+        return self._mesh.news.tell(run) if fills else []
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; the second time kills what does not
@@ -120,7 +111,7 @@ class Runs:
         unclear: dict[int, set[int]] = {}
         settled: list[Effect] = []
         for run in runs:
-            pending = self._board.pending.get(run)
+            pending = self._mesh.pending.get(run)
             if pending is not None:
                 first = pending.interrupted_at
                 is_again = first is not None and now - first <= ESCALATE_S and pending.is_work
@@ -142,7 +133,7 @@ class Runs:
             return []
         phase, action = RUN[before, event]
         pending.phase = phase or pending.phase
-        self._board.note(run, pending, before, event, now)
+        self._mesh.note(run, pending, before, event, now)
         return self._actions[action](run, pending, now, *args)
 
     def _pass_over(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
@@ -161,8 +152,8 @@ class Runs:
         told.setdefault(tuple(sorted(pending.ranks)), []).append(Interrupt(run))
         if not pending.is_work:
             return []
-        held = pending.ranks & self._board.held.keys()
-        unclear[run] = pending.ranks - held - self._board.runs_first(run)
+        held = pending.ranks & self._mesh.held.keys()
+        unclear[run] = pending.ranks - held - self._mesh.runs_first(run)
         return self._settle_unbegun(run, tuple(sorted(held)), now)
 
     def _condemn(self, run: int, pending: Pending, now: float, *_: Any) -> list[Effect]:
@@ -189,14 +180,14 @@ class Runs:
         """The ranks that are about to be killed, unless they stop after all."""
         if not self._settling:
             return set()
-        runs = [run for run in self._settling if self._board.pending[run].kill_at is not None]
-        return {rank for run in runs for rank in self._board.runs_first(run)}
+        runs = [run for run in self._settling if self._mesh.pending[run].kill_at is not None]
+        return {rank for run in runs for rank in self._mesh.runs_first(run)}
 
     def abandon(self, reason: str, now: float) -> list[Effect]:
         """No run will be answered any more."""
         effects: list[Effect] = []
-        begun = {run: bool(self._board.runs_first(run)) for run in self._board.pending}
-        for run, pending in list(self._board.pending.items()):
+        begun = {run: bool(self._mesh.runs_first(run)) for run in self._mesh.pending}
+        for run, pending in list(self._mesh.pending.items()):
             ranks = tuple(sorted(pending.ranks))
             effects += self.settle(run, ranks, Parcel(Died(ranks[0], reason, "")), now, begun[run])
         self._settling.clear()
@@ -205,8 +196,8 @@ class Runs:
     def rank_died(self, rank: int, parcel: Parcel[Died], now: float) -> list[Effect]:
         """A rank has died: it ends all its runs."""
         effects: list[Effect] = []
-        runs = [run for run, pending in self._board.pending.items() if rank in pending.ranks]
-        begun = {run for run in runs if rank in self._board.runs_first(run)}
+        runs = [run for run, pending in self._mesh.pending.items() if rank in pending.ranks]
+        begun = {run for run in runs if rank in self._mesh.runs_first(run)}
         for run in runs:
             effects += self.settle(run, (rank,), parcel, now, run in begun)
         return effects
@@ -224,12 +215,12 @@ class Runs:
         """When to call `tick` at the latest."""
         due = math.inf
         if self._sweep_at is not None:
-            for run in self._board.pending:
+            for run in self._mesh.pending:
                 if run < FIRST_HEAL:
                     due = self._sweep_at
                     break
         for run in self._settling:
-            pending = self._board.pending.get(run)
+            pending = self._mesh.pending.get(run)
             if pending is not None and pending.is_sent:
                 due = min(due, pending.settle_at or due, pending.kill_at or due)
         return due if due < math.inf else None
@@ -243,7 +234,7 @@ class Runs:
         has_begun: bool = True,
     ) -> list[Effect]:
         """These ranks have ended the run (`has_begun`: see `Deliver`)."""
-        pending = self._board.pending.get(run)
+        pending = self._mesh.pending.get(run)
         if pending is None:
             return []
         if not pending.ranks.issuperset(ranks):
@@ -257,17 +248,17 @@ class Runs:
         effects: list[Effect] = [] if is_own else [Deliver(run, ranks, parcel, has_begun)]
         if type(parcel.verb) is Done:
             if pending.fills:
-                self._board.news.forget(ranks)
+                self._mesh.news.forget(ranks)
         else:
             pending.has_failed = True
             pending.was_in_step |= isinstance(parcel.verb, Failed) and parcel.verb.in_step
         if is_own:
             effects += self._recovery.rank_left_heal(run, ranks, parcel.verb)
         if not pending.ranks:
-            del self._board.pending[run]
+            del self._mesh.pending[run]
             self._settling.discard(run)
             if not is_own and (pending.has_failed or pending.phase != "running"):
-                self._board.note(run, pending, pending.phase, "ended", now)
+                self._mesh.note(run, pending, pending.phase, "ended", now)
             if pending.was_in_step:
                 effects.append(Note(run, STEP_WAS_INTERRUPTED))
             if not is_own:
@@ -297,7 +288,7 @@ class Runs:
         return self.settle(run, ranks, Parcel(stopped), now, has_begun=False) if ranks else []
 
     def _settle_due(self, run: int, now: float) -> list[Effect]:
-        pending = self._board.pending.get(run)
+        pending = self._mesh.pending.get(run)
         if pending is None:
             self._settling.discard(run)
             return []
@@ -315,12 +306,12 @@ class Runs:
     def _time_over(self, pending: Pending) -> RunEvent:
         if self._on_error == "wait":
             return "time is over, nobody is released"
-        is_asking = pending.ranks & self._board.asking.keys()  # in the debugger
+        is_asking = pending.ranks & self._mesh.asking.keys()  # in the debugger
         return "a rank asks the user" if is_asking else "time is over"
 
     def _kill(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.kill_at = None
-        ranks = tuple(sorted(self._board.runs_first(run)))  # what waits behind another run is well
+        ranks = tuple(sorted(self._mesh.runs_first(run)))  # what waits behind another run is well
         if not ranks:
             return []
         self._recovery.to_replace.add(ranks)
@@ -332,7 +323,7 @@ class Runs:
 
     def _release_rest(self, run: int, pending: Pending, now: float) -> list[Effect]:
         pending.settle_at = None
-        effects = self._release(run, pending, now, self._board.runs_first(run))
+        effects = self._release(run, pending, now, self._mesh.runs_first(run))
         if pending.ranks - pending.released:  # they are to have their time, too
             self._give_more_time(run, pending, now)
         return effects
@@ -348,30 +339,30 @@ class Runs:
         pending.settle_at = None
 
         def report(states: dict[int, RankState], now: float) -> list[Effect]:
-            pending = self._board.pending.get(run)
+            pending = self._mesh.pending.get(run)
             left = {
                 rank: state
                 for rank, state in states.items()
                 if pending is not None and rank in pending.ranks and state.run == run
             }
-            return [Waits(run, left)] if left else []
+            return [Waiting(run, left)] if left else []
 
-        ranks = self._board.among_living(pending.ranks)
+        ranks = self._mesh.among_living(pending.ranks)
         return self._questions.ask(ranks, Probe, now, report)
 
     def _sweep(self, now: float) -> list[Effect]:
         """Look at the runs that have not ended: some are to be shown, some released."""
-        self._sweep_at = now + SWEEP_S if self._board.pending else None
-        if self._is_sweeping or self._board.state != "ready" or not self._runs_to_look_at(now):
+        self._sweep_at = now + SWEEP_S if self._mesh.pending else None
+        if self._is_sweeping or self._mesh.state != "ready" or not self._runs_to_look_at(now):
             return []
         self._is_sweeping = True
         self._came.clear()
-        return self._questions.ask(self._board.living(), Probe, now, self._swept)
+        return self._questions.ask(self._mesh.living(), Probe, now, self._swept)
 
     def _runs_to_look_at(self, now: float) -> list[int]:
         return [
             run
-            for run, pending in self._board.pending.items()
+            for run, pending in self._mesh.pending.items()
             if pending.is_work
             and pending.is_sent
             and run < FIRST_HEAL
@@ -385,27 +376,27 @@ class Runs:
     def _may_be_stuck(self, pending: Pending, now: float) -> bool:
         if self._on_error == "wait" or pending.ranks <= pending.released:
             return False
-        if pending.ranks & self._board.asking.keys():
+        if pending.ranks & self._mesh.asking.keys():
             return False
         since = pending.first_end_at
-        if since is None and pending.is_waited_for and len(pending.members) < self._board.num_ranks:
+        if since is None and pending.is_waited_for and len(pending.members) < self._mesh.num_ranks:
             since = pending.started_at
         return since is not None and now - since >= self._settle_s
 
     def _swept(self, states: dict[int, RankState], now: float) -> list[Effect]:
         self._is_sweeping = False
         effects: list[Effect] = []
-        runs, with_work = self._runs_to_look_at(now), self._board.with_work()
+        runs, with_work = self._runs_to_look_at(now), self._mesh.with_work()
         begun = {state.run for state in states.values()}
         # The oldest, whose ranks may not answer; behind others, the newest is what a user waits
         # for.
         watched = begun.union(runs[:1], runs[-MAX_WATCHED:])
         for run in runs:
-            pending = self._board.pending[run]
+            pending = self._mesh.pending[run]
             if run in begun and self._may_be_stuck(pending, now):
                 own = {r: s for r, s in states.items() if r not in pending.ranks or s.run == run}
-                absent = self._board.find_absent(pending, with_work) - self._came
-                dead, num_ranks = self._board.dead, self._board.num_ranks
+                absent = self._mesh.find_absent(pending, with_work) - self._came
+                dead, num_ranks = self._mesh.dead, self._mesh.num_ranks
                 stuck = find_stuck(own, pending.ranks, absent, dead, num_ranks, self._settle_s)
                 if set(stuck) - pending.released:
                     effects += self._on("stuck", run, pending, now, stuck)

@@ -20,7 +20,7 @@ Parts = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Difference:
+class LargestDifference:
     """How much the elements of replicas differ.
 
     Attributes:
@@ -56,7 +56,7 @@ class Replicas:
 
     shard: tuple[int, ...]
     alike: tuple[tuple[int, ...], ...]
-    difference: Difference | None = None
+    difference: LargestDifference | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ def exact(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def largest_difference(values: Sequence[npt.NDArray[Any]]) -> float:
     """The largest magnitude of a difference between the first array and the others, see
-    `Difference`.
+    `LargestDifference`.
     """
     import numpy as np
 

@@ -23,7 +23,7 @@ from .inspection import Inspection, Spread
 from .query import ANSWER_S, PinnedValue, QueryResult, about, forget_what_is_gone, look
 from .replica_diff import (
     Comparison,
-    Difference,
+    LargestDifference,
     Parts,
     Replicas,
     compare,
@@ -247,7 +247,7 @@ def _measured(
 
 def _difference(
     context: _Context, path: str, replicas: Replicas, summaries: Mapping[int, TensorSummary]
-) -> Difference | None:
+) -> LargestDifference | None:
     """How much replicas differ, from no more than a bounded part of them."""
     one_of_each = [ranks[0] for ranks in replicas.alike]
     shapes = {summaries[rank].local_shape for rank in one_of_each}
@@ -271,7 +271,7 @@ def _difference(
     samples = [result.answers[rank].values for rank in one_of_each]
     if len({sample.shape for sample in samples}) > 1:  # the value has changed since
         return None
-    return Difference(largest_difference(samples), size_of(parts) > most)
+    return LargestDifference(largest_difference(samples), size_of(parts) > most)
 
 
 def _scale_of(summaries: Mapping[int, TensorSummary]) -> tuple[float, float] | None:

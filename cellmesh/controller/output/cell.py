@@ -9,9 +9,9 @@ from typing import Any
 from ...wire.ranks import describe_ranks, group_ranks
 from ..progress.bars import Bars
 from ..progress.drawing import as_html, as_lines
-from .cell_record import Entry, Record
+from .cell_record import Record, RecordEntry
 from .clear_output import Pane
-from .displays import Displays, Place, Publish
+from .displays import DisplayPlace, Displays, Publish
 from .figure_row import FigureRow, is_figure
 from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
@@ -75,11 +75,11 @@ class CellSink:
             self._clear_for(block)
         if self._pane.take(block):
             assert isinstance(block, Block)
-            self._record.add(Entry(block.ranks, block.item))
+            self._record.add(RecordEntry(block.ranks, block.item))
             return
         if isinstance(block, Block) and is_textual(block):
             texts.append(as_text(block))
-            self._record.add(Entry(block.ranks, block.item))
+            self._record.add(RecordEntry(block.ranks, block.item))
             return
         self._flush(texts)
         if isinstance(block, Live):
@@ -92,7 +92,7 @@ class CellSink:
             self._show_rich(block, block.item)
 
     def note(self, text: str) -> None:
-        self._record.add(Entry((), Line("stderr", text)))
+        self._record.add(RecordEntry((), Line("stderr", text)))
         self._publish("stream", {"name": "stderr", "text": text + "\n"})
 
     def status(self, text: str, final: bool) -> None:
@@ -134,7 +134,7 @@ class CellSink:
 
     def _show_trace(self, ranks: Ranks, trace: Trace) -> None:
         self._publish_trace(ranks, trace)
-        self._record.add(Entry(ranks, trace))
+        self._record.add(RecordEntry(ranks, trace))
 
     def _publish_trace(self, ranks: Ranks, trace: Trace) -> None:
         self._publish(
@@ -154,7 +154,7 @@ class CellSink:
             "metadata": {},
         }
         self._put(content, display_id, is_new)
-        entry = Entry(ranks, None, display_id, _with_id(content, display_id))
+        entry = RecordEntry(ranks, None, display_id, _with_id(content, display_id))
         self._record.add(entry) if is_new else self._record.replace(entry)
 
     def _show_live(self, live: Live) -> None:
@@ -164,7 +164,7 @@ class CellSink:
         if live.closed:
             for ranks, text in live.lines:
                 for line in text.split("\n"):
-                    self._record.add(Entry(ranks, Line(live.stream, line)))
+                    self._record.add(RecordEntry(ranks, Line(live.stream, line)))
 
     def _redraw(self, display_id: str, text: str, final: bool) -> str:
         """Replace the text under this id; return the id under which the new text can be
@@ -190,9 +190,9 @@ class CellSink:
         if known:
             ours = uuid.uuid4().hex
             for rank, theirs in known:
-                self._displays.put(rank, theirs, Place(ours, block.ranks[0]))
+                self._displays.put(rank, theirs, DisplayPlace(ours, block.ranks[0]))
         self._display(block.ranks, content, ours)
-        self._record.add(Entry(block.ranks, rich, ours))
+        self._record.add(RecordEntry(block.ranks, rich, ours))
 
     def _display(self, ranks: Ranks, content: dict[str, Any], display_id: str) -> None:
         if not display_id and is_figure(content):
@@ -230,7 +230,7 @@ class CellSink:
         said = heading(ranks[:1], remark)
         for each, identity in ((said, ""), (_with_id(content, display_id), display_id)):
             self._publish("display_data", each)
-            self._record.add(Entry(ranks, None, identity, each, model_id))
+            self._record.add(RecordEntry(ranks, None, identity, each, model_id))
 
     def _is_open(self, model_id: str) -> bool:
         widgets = self._displays.widgets
@@ -238,7 +238,7 @@ class CellSink:
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
-        shown: dict[int, Place] = {}
+        shown: dict[int, DisplayPlace] = {}
         for rank, theirs in zip(block.ranks, block.display_ids, strict=True):
             place = self._displays.places.get((rank, theirs))
             if place is not None:
@@ -247,7 +247,7 @@ class CellSink:
         for place, ranks in group_ranks(shown).items():
             if place.leader in ranks:
                 self._put(labelled(content, ranks), place.display_id, is_new=False)
-                self._record.replace(Entry(ranks, _as_display(block.item), place.display_id))
+                self._record.replace(RecordEntry(ranks, _as_display(block.item), place.display_id))
 
     # ---- clearing
 

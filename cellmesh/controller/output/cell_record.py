@@ -17,7 +17,7 @@ _ENTRY_BYTES = 100  # what an entry costs beside its text
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecordEntry:
     """One item of an output area.
 
     Attributes:
@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Output:
+class RecordedOutput:
     """What one rank has shown, without what was dropped from the record.
 
     Attributes:
@@ -67,13 +67,13 @@ class Record:
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self._budget = budget_bytes
         self._size = 0
-        self._entries: list[Entry] = []
+        self._entries: list[RecordEntry] = []
         self._dropped: dict[int, int] = {}
         self._is_off = False
         self.keeps_widgets = False
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[RecordEntry]:
         """The items, from top to bottom."""
         return self._entries
 
@@ -87,7 +87,7 @@ class Record:
         """Note that the area was cleared."""
         self._entries, self._size, self._dropped = [], 0, {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RecordEntry) -> None:
         """Note an item below all others."""
         if self._is_off:
             self._dropped.update(dict.fromkeys(entry.ranks, 1))
@@ -97,7 +97,7 @@ class Record:
         if self._size > 2 * self._budget:
             self._shrink()
 
-    def replace(self, entry: Entry) -> None:
+    def replace(self, entry: RecordEntry) -> None:
         """Put an item in place of the one with its `display_id`; do nothing if there is none."""
         for index in range(len(self._entries) - 1, -1, -1):
             old = self._entries[index]
@@ -133,7 +133,7 @@ class Record:
     def clear(self, ranks: Iterable[int]) -> None:
         """Remove these ranks' output; items that other ranks share stay theirs."""
         gone = set(ranks)
-        kept: list[Entry] = []
+        kept: list[RecordEntry] = []
         for entry in self._entries:
             left = tuple(rank for rank in entry.ranks if rank not in gone)
             if left == entry.ranks or self._is_kept(entry):
@@ -144,7 +144,7 @@ class Record:
         for rank in gone:
             self._dropped.pop(rank, None)
 
-    def by_rank(self) -> dict[int, Output]:
+    def by_rank(self) -> dict[int, RecordedOutput]:
         """The output of each rank."""
         if self._is_off:
             return {}
@@ -154,13 +154,14 @@ class Record:
                 for rank in entry.ranks:
                     items.setdefault(rank, []).append(entry.item)
         return {
-            rank: Output(tuple(items[rank]), self._dropped.get(rank, 0)) for rank in sorted(items)
+            rank: RecordedOutput(tuple(items[rank]), self._dropped.get(rank, 0))
+            for rank in sorted(items)
         }
 
-    def _is_kept(self, entry: Entry) -> bool:
+    def _is_kept(self, entry: RecordEntry) -> bool:
         return self.keeps_widgets and entry.widget != ""
 
-    def _keep(self, entries: list[Entry]) -> None:
+    def _keep(self, entries: list[RecordEntry]) -> None:
         self._entries = entries
         self._size = sum(entry.num_bytes for entry in entries)
 
@@ -171,8 +172,8 @@ class Record:
             for rank in entry.ranks or (-1,):
                 costs[rank] = costs.get(rank, 0.0) + entry.num_bytes / max(1, len(entry.ranks))
         left = dict.fromkeys(costs, share(costs.values(), self._budget))
-        kept: list[Entry] = []
-        dropped: list[Entry] = []
+        kept: list[RecordEntry] = []
+        dropped: list[RecordEntry] = []
         for entry in reversed(self._entries):
             cost = entry.num_bytes / max(1, len(entry.ranks))
             for rank in entry.ranks or (-1,):

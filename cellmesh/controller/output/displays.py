@@ -25,7 +25,7 @@ class Widgets(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class DisplayPlace:
     """Where a rank's display is shown.
 
     Attributes:
@@ -48,12 +48,12 @@ class Displays:
         records: what the newest cells have shown, for output that comes after a cell's end.
     """
 
-    places: dict[tuple[int, str], Place] = field(default_factory=dict)
+    places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
     widgets: Widgets | None = None
     has_tabs: bool = True
     records: collections.deque[Record] = field(default_factory=collections.deque)
 
-    def put(self, rank: int, theirs: str, place: Place) -> None:
+    def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:
         """Note where a rank's display is shown."""
         self.places.pop((rank, theirs), None)
         self.places[rank, theirs] = place  # last

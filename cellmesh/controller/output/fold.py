@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...wire.messages import Ask, Display, DisplayKind, Failed, Output, Skipped, StreamName
+from ...wire.messages import Failed
+from ...wire.output import Display, DisplayKind, Output, Skipped, StreamName
 from ...wire.ranks import group_ranks
+from ...wire.stdin import InputRequest
 from ..progress.bars import Bars, Mark
 from .canvas import Canvas, has_controls, moves_up, strip_controls
 from .packed import unpack_bundle
@@ -151,7 +153,7 @@ class Folder:
                 for rank in ranks:
                     self._finish_partials(rank, now)
                 self._queue(ranks, Trace(verb.type_name, verb.text, verb.traceback), now)
-            case Ask():  # the answer ends the line
+            case InputRequest():  # the answer ends the line
                 for rank in ranks:
                     self._finish_partials(rank, now)
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import RankDied
-from ...wire.messages import Bar, Died, Failed
+from ...wire.messages import Died, Failed
+from ...wire.progress import Bar
 from ...wire.ranks import describe_ranks
 from ..progress.bars import BarBoard, Mark
 from .fold import Block, Folder, Live, Ranks

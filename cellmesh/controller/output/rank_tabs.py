@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
 from .ansi import as_html
-from .cell_record import Output, share
+from .cell_record import RecordedOutput, share
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
 from .mime_bundle import pre, still
 
@@ -50,7 +50,9 @@ try {
 })()</script>"""
 
 
-def switch(outputs: Mapping[int, Output], identity: str, limit_bytes: int = LIMIT_BYTES) -> str:
+def switch(
+    outputs: Mapping[int, RecordedOutput], identity: str, limit_bytes: int = LIMIT_BYTES
+) -> str:
     """The switch as HTML.
 
     Args:
@@ -88,7 +90,7 @@ def switch(outputs: Mapping[int, Output], identity: str, limit_bytes: int = LIMI
     )
 
 
-def _group(outputs: Mapping[int, Output]) -> dict[Ranks, Output]:
+def _group(outputs: Mapping[int, RecordedOutput]) -> dict[Ranks, RecordedOutput]:
     """Group ranks that have shown the same; leave out ranks that have shown nothing."""
     shown = {
         rank: output for rank, output in sorted(outputs.items()) if output.items or output.dropped
@@ -114,7 +116,7 @@ def _newest(
     return pieces[::-1]
 
 
-def _is_one_line(output: Output) -> bool:
+def _is_one_line(output: RecordedOutput) -> bool:
     return not output.dropped and len(output.items) <= 1 and not any(map(_is_rich, output.items))
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from ...wire.messages import Bar
-from .rows import Row, make_row
+from ...wire.progress import Bar
+from .rows import ProgressRow, make_row
 
 REDRAW_S = 0.1
 # With many ranks a drawing is large, and looks no better ten times a second.
@@ -57,7 +57,7 @@ class Bars:
     """
 
     number: int
-    rows: tuple[Row, ...]
+    rows: tuple[ProgressRow, ...]
     num_passed: int = 0
     num_more: int = 0
     closed: bool = False

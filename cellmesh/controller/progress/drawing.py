@@ -11,7 +11,7 @@ import math
 
 from ...wire.ranks import format_ranks
 from .bars import Bars
-from .rows import Member, Row, RowState, label_of
+from .rows import Member, ProgressRow, RowState, label_of
 
 _WIDTH = 10
 _BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -62,7 +62,7 @@ def as_html(bars: Bars) -> str:
 # ---- text
 
 
-def _head(row: Row) -> str:
+def _head(row: ProgressRow) -> str:
     """Label and title of a bar, indented below the bar that it is nested in."""
     return f"{label_of(row)} {'  ' * row.num_outer}{row.title}".rstrip()
 
@@ -73,7 +73,7 @@ def _passed_text(bars: Bars) -> str:
     return f"… {bars.num_passed:,} earlier bar{'s' if bars.num_passed > 1 else ''}"
 
 
-def _line(row: Row, width: int) -> str:
+def _line(row: ProgressRow, width: int) -> str:
     parts = [f"{_head(row):{width}}"]
     if row.slowest is not None:
         parts.append(f"{_percent(row.slowest):>5} |{_blocks(row.slowest)}|")
@@ -96,7 +96,7 @@ def _blocks(fraction: float) -> str:
 # ---- HTML
 
 
-def _row_html(row: Row, width: int, wants_strip: bool, is_still: bool) -> str:
+def _row_html(row: ProgressRow, width: int, wants_strip: bool, is_still: bool) -> str:
     pieces = [
         f'<span style="display:inline-block;min-width:{width * 0.62:.1f}em;margin-right:8px">'
         f'<span style="{_SOFT}">{html.escape(label_of(row))}</span> '
@@ -153,7 +153,7 @@ def _track(slowest: float, fastest: float, colour: str) -> str:
     return f'<span style="{style}">{pieces}</span>'
 
 
-def _strip(row: Row, is_still: bool) -> str:
+def _strip(row: ProgressRow, is_still: bool) -> str:
     """A small column for each rank's progress, with its numbers as a tooltip.
 
     While it moves, each redrawing would hide them again.
@@ -182,7 +182,7 @@ def _strip(row: Row, is_still: bool) -> str:
     )
 
 
-def _per_rank(row: Row, is_still: bool) -> str:
+def _per_rank(row: ProgressRow, is_still: bool) -> str:
     """A line for each group of ranks with equal progress; "" while the bar moves, or where all
     ranks are equal.
 

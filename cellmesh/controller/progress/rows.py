@@ -1,6 +1,6 @@
 """Sums up one progress bar of all ranks: the progress of the slowest, and which ranks stand out.
 
-Pure: the ranks' last words go in, a `Row` comes out.
+Pure: the ranks' last words go in, a `ProgressRow` comes out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...wire.messages import Bar
+from ...wire.progress import Bar
 from ...wire.ranks import describe_ranks, format_ranks
 
 RowState = Literal["open", "done", "short", "failed", "stopped"]
@@ -42,7 +42,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProgressRow:
     """A bar of all ranks as it is shown.
 
     Attributes:
@@ -75,7 +75,7 @@ class Row:
     members: tuple[Member, ...]
 
 
-def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> Row:
+def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> ProgressRow:
     """Sum up the bars of several ranks as one row.
 
     Args:
@@ -88,7 +88,7 @@ def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> R
     slow = min(going, key=lambda rank: _place(going[rank]))
     fast = max(bars, key=lambda rank: _place(bars[rank]))
     mark, marked = _mark(bars, states, died, slow, fast)
-    return Row(
+    return ProgressRow(
         number=number,
         ranks=tuple(sorted(bars)),
         title=_common([bar.title for bar in bars.values()]),
@@ -276,6 +276,6 @@ def format_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def label_of(row: Row) -> str:
+def label_of(row: ProgressRow) -> str:
     """The row's ranks as a label: ``[0-3]``."""
     return f"[{format_ranks(row.ranks)}]"

@@ -14,9 +14,10 @@ import msgspec
 import zmq
 
 from ...wire import transport
+from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.codec import Frame, Parcel, at_controller, encode
 from ...wire.host import own_package, own_python, own_torch, own_version
-from ...wire.messages import PROTOCOL, Detached, Hello, Refused, Welcome
+from ...wire.messages import PROTOCOL
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
 from ..values.results import open_value

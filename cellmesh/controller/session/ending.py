@@ -5,7 +5,8 @@ the same.
 from __future__ import annotations
 
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
-from ...wire.messages import Detached, Refused, StartFailed, Stopped
+from ...wire.attach import Detached, Refused
+from ...wire.messages import StartFailed, Stopped
 from ..core.core import State
 
 # Why there is no more to be done with a mesh.

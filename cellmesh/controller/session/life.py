@@ -10,7 +10,7 @@ from ...wire.messages import MeshReady
 from ...wire.messages import Progress as ProgressVerb
 from ..core.core import Change, State
 from .ending import End
-from .start_progress import Progress
+from .start_progress import StartProgress
 
 
 class Life:
@@ -31,7 +31,7 @@ class Life:
         self,
         num_ranks: int,
         started_at: float,
-        on_progress: Callable[[Progress], None] | None,
+        on_progress: Callable[[StartProgress], None] | None,
     ) -> None:
         self.state: State = "connecting"
         self.end: End | None = None
@@ -41,7 +41,7 @@ class Life:
         self._on_progress = on_progress
         self._condition = threading.Condition()
 
-    def restart(self, on_progress: Callable[[Progress], None] | None) -> None:
+    def restart(self, on_progress: Callable[[StartProgress], None] | None) -> None:
         """All ranks are about to be replaced."""
         self._on_progress = on_progress
         with self._condition:
@@ -55,7 +55,9 @@ class Life:
         if isinstance(cause, MeshReady):
             self.start_s = elapsed_s
         if isinstance(cause, ProgressVerb) and self._on_progress is not None:
-            self._on_progress(Progress(cause.stage, cause.num_ready, self._num_ranks, elapsed_s))
+            self._on_progress(
+                StartProgress(cause.stage, cause.num_ready, self._num_ranks, elapsed_s)
+            )
         with self._condition:
             self.state = change.state
             if isinstance(cause, End) and self.end is None:

@@ -15,11 +15,13 @@ from typing import Any
 
 from ...errors import NoMeshError, ProtocolError
 from ...stdlib import time
+from ...wire.attach import Welcome
 from ...wire.codec import Parcel
 from ...wire.faults import Faults
-from ...wire.messages import AgentFault, Ask, AskEnded, Died, Done, Failed, Welcome
+from ...wire.messages import AgentFault, Died, Done, Failed
+from ...wire.stdin import InputCancelled, InputRequest
 from .. import beside
-from ..core.core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waits, Watch
+from ..core.core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waiting, Watch
 from ..output.printer import Printer
 from ..run import Run
 from .connection import Connection
@@ -356,7 +358,7 @@ class Link:
                 self._deliver(number, ranks, parcel, now, has_begun)
             case Finish(number):
                 self._finish(number, now)
-            case Waits(number, states):
+            case Waiting(number, states):
                 run = self._runs[number]
                 run.printer.show(now)
                 run.report_waiting(states)
@@ -395,7 +397,7 @@ class Link:
         elif type(parcel.verb) in beside.KINDS:
             self._on_aside(number, ranks, parcel)
             return
-        elif type(parcel.verb) in (Ask, AskEnded):
+        elif type(parcel.verb) in (InputRequest, InputCancelled):
             if number in self._runs:
                 self._runs[number].ask(ranks, parcel.verb, now)
         else:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...wire.attach import RunInfo, Welcome
 from ...wire.host import format_span
-from ...wire.messages import RunInfo, Welcome
 from ..output.fold import Block, Live
 from ..output.printer import Printer
 from ..output.sinks import Sink

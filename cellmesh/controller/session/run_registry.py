@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...stdlib import time
+from ...wire.attach import RunInfo, Welcome
 from ...wire.bounds import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
-from ...wire.messages import PullNames, RankState, RunCall, RunCell, RunInfo, Welcome
+from ...wire.messages import RunCall, RunCell
+from ...wire.status import RankState
+from ...wire.values import PullNames
 from ..output.printer import Printer
 from ..output.sinks import Sink
 from ..run import Run
@@ -22,7 +25,7 @@ from .reattach import Adopted, adopt
 _LOOK_UP_S = 0.5
 
 
-class Catalog:
+class RunRegistry:
     """Knows which runs are in flight; used on any thread.
 
     Args:

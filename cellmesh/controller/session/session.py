@@ -13,16 +13,10 @@ from typing import Any
 
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
+from ...wire.attach import Detached, Refused, Welcome
 from ...wire.bounds import COUNTED_BYTES, MAX_RUNS
-from ...wire.messages import (
-    Detached,
-    HostReport,
-    LogText,
-    RankInfo,
-    RankState,
-    Refused,
-    Welcome,
-)
+from ...wire.messages import LogText
+from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
 from ..beside import Beside
 from ..core.core import Change, Core, Effect, HealReport, State
@@ -40,8 +34,8 @@ from .life import Life
 from .link import Link
 from .reattach import Adopted
 from .run_orders import RunOrders
-from .run_registry import Catalog
-from .start_progress import Progress as Progress
+from .run_registry import RunRegistry
+from .start_progress import StartProgress as StartProgress
 from .widgets import ask_widgets, send_to_widget
 
 # The agent gives ranks a second to leave; then everything is killed.
@@ -70,7 +64,7 @@ class Session:
         launcher: Launcher,
         agent_end: int,
         *,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[StartProgress], None] | None = None,
         steal: bool = False,
         sink: Sink | None = None,
         is_found: bool = False,
@@ -116,7 +110,7 @@ class Session:
             steal,
         )
         self.orders = RunOrders(self._link, ticket.num_ranks, self._beside_runs)
-        self.catalog = Catalog(ticket.num_ranks, self.orders)
+        self.catalog = RunRegistry(ticket.num_ranks, self.orders)
         self._at_exit = AtExit(self._is_kept, self._end, self._order_end, self._leave_alive)
         self._link.start()  # last, as the agent's first message may need all of the above
 
@@ -201,7 +195,7 @@ class Session:
         return ()
 
     def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
-        """Wait until ranks have taken in enough for a run with so many bytes (`Catalog.make_room`).
+        """Wait until there is room for a run with so many bytes (`RunRegistry.make_room`).
 
         Ctrl-C ends the wait. A callback in the link's loop does not wait: nobody else would bring
         the news.
@@ -295,7 +289,7 @@ class Session:
         raise NoMeshError(f"{self.name} cannot be attached: {reason}")
 
     def restart(
-        self, timeout_s: float, on_progress: Callable[[Progress], None] | None = None
+        self, timeout_s: float, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
         """Replace every rank, and wait until the new ones have answered."""
         self._check_usable(())

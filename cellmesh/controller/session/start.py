@@ -20,7 +20,7 @@ from ..output.sinks import Sink, current_sink
 from .launch.launcher import Launcher
 from .launch.local import LocalAgent, forked, found, make_ticket, spawned
 from .launch.prestart import own_prestart
-from .session import Progress, Session
+from .session import Session, StartProgress
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
 # ends.
@@ -41,7 +41,7 @@ def start(
     on_error: str | None = None,
     auto_heal: bool | None = None,
     timeout_s: float = 120.0,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
     """Start a mesh on this machine, and wait until every rank has answered.
 
@@ -106,13 +106,13 @@ def _launch(
     options: Options,
     is_lease_chosen: bool,
     timeout_s: float,
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[StartProgress], None] | None,
 ) -> tuple[Ticket, Launcher, int]:
     """Start an agent: from the zygote that waits in the background, where this process has one."""
 
     def report() -> None:
         if on_progress is not None:
-            on_progress(Progress("importing torch", 0, options.num_ranks, 0.0))
+            on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
     prestart = own_prestart() if options.prestart else None
     if prestart is not None and prestart.prepare(timeout_s, report):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Progress:
+class StartProgress:
     """How far a start or restart has come.
 
     Attributes:

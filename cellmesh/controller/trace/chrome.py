@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from .match import Cell, History, Operation, lanes_of
+from .match import History, Operation, TimelineCell, lanes_of
 
 # Rows that torch adds about itself.
 _PSEUDO = frozenset({"Spans", "Traces", ""})
@@ -150,7 +150,7 @@ def _name_lanes(rank: int, num_lanes: int) -> list[dict[str, Any]]:
     ]
 
 
-def _of_cell(history: History, rank: int, cell: Cell) -> Iterable[dict[str, Any]]:
+def _of_cell(history: History, rank: int, cell: TimelineCell) -> Iterable[dict[str, Any]]:
     if rank not in cell.by_rank:
         return
     yield _event(rank, _CELLS, cell.title, "cell", *cell.by_rank[rank])

@@ -14,7 +14,7 @@ from .lateness import Lateness, Match, add_up_lateness, describe_lateness, find_
 
 
 @dataclass(frozen=True)
-class Cell:
+class TimelineCell:
     """A cell, or a call from Python.
 
     Attributes:
@@ -137,7 +137,7 @@ class History:
     """
 
     ranks: tuple[int, ...] = ()
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[TimelineCell, ...] = ()
     operations: Mapping[int, Sequence[Operation]] = field(default_factory=dict)
     matches: Sequence[Match] = ()
     notes: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class History:
         """The operations of a rank in one cell."""
         return self._by_cell.get((rank, run), ())
 
-    def computing(self, rank: int, cell: Cell) -> list[tuple[int, int]]:
+    def computing(self, rank: int, cell: TimelineCell) -> list[tuple[int, int]]:
         """Return when a rank was in a cell without waiting for an operation: (begin, end)."""
         if rank not in cell.by_rank:
             return []
@@ -174,7 +174,7 @@ class History:
         ]
         return cut_out([(begin, end)], blocked)
 
-    def times(self, cell: Cell) -> CellTimes:
+    def times(self, cell: TimelineCell) -> CellTimes:
         """Return where the time of a cell went."""
         operations = [self.of(rank, cell.run) for rank in cell.by_rank]
         spans = [[(one.start_ns, one.end_ns) for one in ours] for ours in operations]

@@ -14,7 +14,7 @@ from ...wire.inspect import Refusal
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.trace import Past
 from .lateness import Match, add_up_waits
-from .match import Cell, History, Operation
+from .match import History, Operation, TimelineCell
 
 # Time between cells is drawn this long at most, as a part of the time in cells.
 _GAP = 0.02
@@ -44,7 +44,9 @@ def merge(pasts: Mapping[int, Past], refusals: Mapping[int, Refusal], num_cells:
     )
 
 
-def _merge_cells(pasts: Mapping[int, Past], num_cells: int) -> tuple[tuple[Cell, ...], float]:
+def _merge_cells(
+    pasts: Mapping[int, Past], num_cells: int
+) -> tuple[tuple[TimelineCell, ...], float]:
     found: dict[int, dict[int, tuple[float, float | None]]] = {}
     titles: dict[int, str] = {}
     for rank, past in pasts.items():
@@ -65,11 +67,11 @@ def _merge_cells(pasts: Mapping[int, Past], num_cells: int) -> tuple[tuple[Cell,
             for rank, (begin, end) in sorted(found[run].items())
         }
         running = frozenset(rank for rank, (_, end) in found[run].items() if end is None)
-        cells.append(Cell(run, titles[run], by_rank, running))
+        cells.append(TimelineCell(run, titles[run], by_rank, running))
     return _close_gaps(cells), origin_s
 
 
-def _close_gaps(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+def _close_gaps(cells: Iterable[TimelineCell]) -> tuple[TimelineCell, ...]:
     """Shorten the pauses between cells, in which only the user was thinking."""
     ordered = sorted(cells, key=lambda cell: cell.begin_ns)
     longest = round(_GAP * sum(cell.end_ns - cell.begin_ns for cell in ordered))
@@ -81,7 +83,9 @@ def _close_gaps(cells: Iterable[Cell]) -> tuple[Cell, ...]:
     return tuple(closed)
 
 
-def _read(past: Past, rank: int, cells: Mapping[int, Cell], origin_s: float) -> list[Operation]:
+def _read(
+    past: Past, rank: int, cells: Mapping[int, TimelineCell], origin_s: float
+) -> list[Operation]:
     told, found = past.operations, []
     for index, run in enumerate(told.run):
         if run not in cells or rank not in cells[run].by_rank:
@@ -187,7 +191,7 @@ def _with_waits(
 def _notes(
     pasts: Mapping[int, Past],
     refusals: Mapping[int, Refusal],
-    cells: Sequence[Cell],
+    cells: Sequence[TimelineCell],
     late: Mapping[int, int],
     num_left_out: int,
 ) -> Iterable[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import HostError, MeshUsageError
-from ...wire.inspect import History as HistorySubject
+from ...wire.inspect import HistoryQuery
 from ..inspect.query import ANSWER_S, look
 from .chrome import trace_of
 from .match import History
@@ -27,7 +27,7 @@ def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) ->
         raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
     path = None if trace is None else check_target(Path(trace))
     max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
-    subject = HistorySubject(num_cells, max_operations)
+    subject = HistoryQuery(num_cells, max_operations)
     looked = look(ranks, subject, is_beside=True, timeout_s=ANSWER_S)
     history = merge(looked.answers, looked.refusals, num_cells)
     if path is not None:

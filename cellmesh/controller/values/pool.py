@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from ...errors import MeshUsageError
 from ...wire import free_memory, segments
 from ...wire.codec import Frame
-from ...wire.messages import Freed, Pickled
+from ...wire.messages import Pickled
 from ...wire.segments import SegmentFrame, describe_bytes, memfd_name
+from ...wire.values import Freed
 from ..run import Run
 
 # Of segments that wait to be used again, at most this part of the machine's memory.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import MeshUsageError
-from ...wire.messages import GatherParts, PullNames
 from ...wire.segments import SegmentFrame
+from ...wire.values import GatherParts, PullNames
 from ..options import did_you_mean
 from ..rank_set import RankSet
 from . import gather as gathering

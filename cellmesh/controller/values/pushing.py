@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import MeshUsageError
-from ...wire.messages import PushNames, PushParts
+from ...wire.values import PushNames, PushParts
 from ..arguments import dump_names
 from ..rank_set import RankSet
 from .sharding import check_placements, check_shard, reduce_to_cpu

@@ -25,7 +25,7 @@ from ...wire.completion import Complete, Completions, Explain
 from ...wire.inspect import Query
 from ..auto import CellForRanks
 from .help import name_at
-from .meanings import Choices, Sources
+from .meanings import Choices, NameSources
 from .options import complete_line
 
 _WAIT_S = 0.15
@@ -179,10 +179,10 @@ class CellCompletion:
             "ordered": True,
         }
 
-    def _sources(self) -> Sources:
+    def _sources(self) -> NameSources:
         mesh = self._mesh()
         hidden = self._shell.user_ns_hidden
-        return Sources(
+        return NameSources(
             num_ranks=len(mesh) if mesh is not None else 0,
             dims=mesh.dims if mesh is not None else {},
             on_ranks=self._on_ranks,

@@ -34,7 +34,7 @@ class Choices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sources:
+class NameSources:
     """Where choices come from that change.
 
     Args:
@@ -55,7 +55,7 @@ class Sources:
     numbers: Callable[[], Iterable[str]]
 
 
-Meaning = Callable[[str, Sources], Choices]
+Meaning = Callable[[str, NameSources], Choices]
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
@@ -88,7 +88,7 @@ class Rank(IntParamType):
         return Text(_rank).shell_complete(ctx, param, incomplete)
 
 
-def _rank(typed: str, sources: Sources) -> Choices:
+def _rank(typed: str, sources: NameSources) -> Choices:
     return _starting(typed, map(str, range(sources.num_ranks)))
 
 
@@ -97,7 +97,7 @@ def words(*texts: str) -> Meaning:
     return lambda typed, sources: _starting(typed, texts)
 
 
-def rank_set(typed: str, sources: Sources) -> Choices:
+def rank_set(typed: str, sources: NameSources) -> Choices:
     """A set of ranks, ``0,2-3``: another rank of it; at its begin all of them, too."""
     *before, last = typed.split(",")
     low, dash, high = last.partition("-")
@@ -111,7 +111,7 @@ def rank_set(typed: str, sources: Sources) -> Choices:
     return _starting(last, ["all", f"0-{sources.num_ranks - 1}", *singles])
 
 
-def coordinate(typed: str, sources: Sources) -> Choices:
+def coordinate(typed: str, sources: NameSources) -> Choices:
     """A coordinate of the mesh, ``tp=0``."""
     *before, last = typed.split(",")
     name, equals, index = last.partition("=")
@@ -121,22 +121,22 @@ def coordinate(typed: str, sources: Sources) -> Choices:
     return _starting(last, (f"{dim}=" for dim in sources.dims if dim not in given))
 
 
-def dims(typed: str, sources: Sources) -> Choices:
+def dims(typed: str, sources: NameSources) -> Choices:
     """The dims of a mesh, ``dp=2``."""
     return _starting(typed, (f"{name}=" for name in sources.dims))
 
 
-def expression(typed: str, sources: Sources) -> Choices:
+def expression(typed: str, sources: NameSources) -> Choices:
     """An expression of names on the ranks."""
     return sources.on_ranks(typed, False)
 
 
-def names(typed: str, sources: Sources) -> Choices:
+def names(typed: str, sources: NameSources) -> Choices:
     """A name on the ranks."""
     return sources.on_ranks(typed, True)
 
 
-def names_and_file(typed: str, sources: Sources) -> Choices:
+def names_and_file(typed: str, sources: NameSources) -> Choices:
     """As many names on the ranks, then a file."""
     files = file(typed, sources)
     if files.typed != typed:  # in a folder, or in quotes
@@ -144,22 +144,22 @@ def names_and_file(typed: str, sources: Sources) -> Choices:
     return Choices(typed, (*sources.on_ranks(typed, True).texts, *files.texts))
 
 
-def notebooks_names(typed: str, sources: Sources) -> Choices:
+def notebooks_names(typed: str, sources: NameSources) -> Choices:
     """A name of the notebook's."""
     return _starting(typed, sources.in_notebook())
 
 
-def meshes(typed: str, sources: Sources) -> Choices:
+def meshes(typed: str, sources: NameSources) -> Choices:
     """A mesh that lives."""
     return _starting(typed, sources.meshes())
 
 
-def numbers(typed: str, sources: Sources) -> Choices:
+def numbers(typed: str, sources: NameSources) -> Choices:
     """What ranks have reported."""
     return _starting(typed, sources.numbers())
 
 
-def file(typed: str, sources: Sources) -> Choices:
+def file(typed: str, sources: NameSources) -> Choices:
     """Files and folders that begin so; hidden ones where the dot is typed."""
     quote = typed[0] if typed[:1] in ("'", '"') else ""
     folder, name = os.path.split(typed.removeprefix(quote))

@@ -9,12 +9,12 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from ..line import words_of
 from ..options import COMMANDS
-from .meanings import Choices, Sources
+from .meanings import Choices, NameSources
 
 _LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
 
 
-def complete_line(text: str, sources: Sources) -> Choices | None:
+def complete_line(text: str, sources: NameSources) -> Choices | None:
     """What could stand at the end of a magic's line.
 
     Args:

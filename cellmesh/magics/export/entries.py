@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .frame import Draft, Part, condition
+from .frame import Draft, PagePart, condition
 from .history import Checkpoint, Held, Push, Seed, quote
 from .rewriting import under
 
 _STATE_DICTS = "torch.distributed.checkpoint.state_dict"
 
 
-def write_push(count: int, push: Push, draft: Draft) -> Part:
+def write_push(count: int, push: Push, draft: Draft) -> PagePart:
     """Write pushed values that have a Python literal; leave a place to fill in for the others."""
     lines, missing = [], []
     for name, value in push.values.items():
@@ -29,10 +29,10 @@ def write_push(count: int, push: Push, draft: Draft) -> Part:
     text = "".join(lines)
     if text and push.ranks is not None:
         text = under(condition(draft, *push.ranks), text)
-    return Part((count,), f": %dist_push {' '.join(push.values)}", "".join(missing) + text)
+    return PagePart((count,), f": %dist_push {' '.join(push.values)}", "".join(missing) + text)
 
 
-def write_seed(count: int, seed: Seed, uses_numpy: bool, draft: Draft) -> Part:
+def write_seed(count: int, seed: Seed, uses_numpy: bool, draft: Draft) -> PagePart:
     """Write the seeding of all generators that the script imports."""
     value = f"{seed.seed} + {draft.rank}" if seed.per_rank else str(seed.seed)
     draft.imports.add("import random")
@@ -42,10 +42,10 @@ def write_seed(count: int, seed: Seed, uses_numpy: bool, draft: Draft) -> Part:
         lines.append(f"numpy.random.seed({value})\n")
     lines.append(f"torch.manual_seed({value})\n")
     option = " --per-rank" if seed.per_rank else ""
-    return Part((count,), f": %dist_seed {seed.seed}{option}", "".join(lines))
+    return PagePart((count,), f": %dist_seed {seed.seed}{option}", "".join(lines))
 
 
-def write_checkpoint(count: int, checkpoint: Checkpoint, draft: Draft) -> Part:
+def write_checkpoint(count: int, checkpoint: Checkpoint, draft: Draft) -> PagePart:
     """Write a save or a load with `torch.distributed.checkpoint`."""
     kinds = {held.kind for held in checkpoint.items}
     action = checkpoint.action
@@ -62,13 +62,13 @@ def write_checkpoint(count: int, checkpoint: Checkpoint, draft: Draft) -> Part:
             f"checkpoint = {{\n{state}}}\ndcp.save(checkpoint, "
             f"checkpoint_id={quote(checkpoint.path)})\n"
         )
-        return Part((count,), title, text)
+        return PagePart((count,), title, text)
     lines = [
         f"checkpoint = {{\n{state}}}\ndcp.load(checkpoint, "
         f"checkpoint_id={quote(checkpoint.path)})\n"
     ]
     lines += [_restore(held, draft) for held in checkpoint.items]
-    return Part((count,), title, "".join(lines))
+    return PagePart((count,), title, "".join(lines))
 
 
 def _key(held: Held, draft: Draft) -> str:

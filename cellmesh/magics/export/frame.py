@@ -66,7 +66,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A piece of the script.
 
     Attributes:

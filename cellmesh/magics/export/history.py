@@ -49,7 +49,7 @@ class RankCell:
 
 
 @dataclass(frozen=True)
-class Value:
+class PageValue:
     """A value of the notebook.
 
     Attributes:
@@ -67,7 +67,7 @@ class Value:
 class Push:
     """Values that the notebook pushed to ranks (None: to all)."""
 
-    values: Mapping[str, Value]
+    values: Mapping[str, PageValue]
     ranks: tuple[int, ...] | None = None
 
 
@@ -166,7 +166,7 @@ class Beginning:
     attached: bool = False
 
 
-class History:
+class PageHistory:
     """The cells of one notebook."""
 
     def __init__(self) -> None:
@@ -201,14 +201,14 @@ class History:
             yield self._open
 
 
-def value_of(value: Any) -> Value:
+def value_of(value: Any) -> PageValue:
     """Record a value: its Python literal, or else a description."""
     try:
         literal = _literal(value, depth=0)
     except ValueError:
         literal = ""
     is_temporary = isinstance(value, str) and value.startswith(f"{tempfile.gettempdir()}/")
-    return Value(literal if len(literal) <= _MAX_LITERAL else "", describe(value), is_temporary)
+    return PageValue(literal if len(literal) <= _MAX_LITERAL else "", describe(value), is_temporary)
 
 
 def _literal(value: Any, depth: int) -> str:

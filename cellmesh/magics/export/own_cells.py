@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ..line import parse as parse_options
-from .frame import Draft, Part, condition
+from .frame import Draft, PagePart, condition
 from .history import NotebookCell
 from .ipython import magic_of, to_python
 from .rewriting import CannotRewriteError, awaits, comment, names_bound, names_in, parse, under
@@ -25,16 +25,16 @@ _TRACELESS = (
 _FRAME = {"rank", "local_rank", "world_size", "device", "mesh", "torch", "dist", "os"}
 
 
-def write_comment(cell: NotebookCell) -> Iterator[Part]:
+def write_comment(cell: NotebookCell) -> Iterator[PagePart]:
     """Write a cell of the notebook's own process as a comment."""
     lines = [line.strip() for line in source_of(cell).splitlines() if line.strip()]
     told = [line for line in lines if line.split()[0] not in _TRACELESS]
     if not told:
         return
     if all(line.startswith("%dist_") for line in told):
-        yield Part((cell.count,), f" is left out: {'; '.join(told)}", "")
+        yield PagePart((cell.count,), f" is left out: {'; '.join(told)}", "")
     else:
-        yield Part(
+        yield PagePart(
             (cell.count,), " ran in the notebook's own process:", comment(source_of(cell), depth=1)
         )
 
@@ -45,7 +45,7 @@ def source_of(cell: NotebookCell) -> str:
     return rest if first.split()[:1] == ["%%local"] else cell.source
 
 
-def write_on_rank_0(cell: NotebookCell, draft: Draft) -> Iterator[Part]:
+def write_on_rank_0(cell: NotebookCell, draft: Draft) -> Iterator[PagePart]:
     """Write a cell of the notebook's own process for rank 0; `%dist_pull` becomes a gather from
     the ranks.
     """
@@ -56,7 +56,7 @@ def write_on_rank_0(cell: NotebookCell, draft: Draft) -> Iterator[Part]:
         return
     text = "".join(_pieces(cell, draft))
     if text:
-        yield Part((cell.count,), ", in the notebook's own process", text)
+        yield PagePart((cell.count,), ", in the notebook's own process", text)
 
 
 def _find_problem(cell: NotebookCell, draft: Draft) -> str:

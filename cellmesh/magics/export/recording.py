@@ -1,4 +1,4 @@
-"""Writes what a notebook's magics do into its `History`."""
+"""Writes what a notebook's magics do into its `PageHistory`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell
 from .checkpoints import look_at_checkpoint
-from .history import Aside, Beginning, Entry, History, Push, RankCell, Reshape, Seed, value_of
+from .history import Aside, Beginning, Entry, PageHistory, Push, RankCell, Reshape, Seed, value_of
 
 _BEGINNINGS = ("dist_start", "dist_restart", "dist_attach")
 # What changes the ranks in a way that a script cannot repeat.
@@ -34,7 +34,7 @@ class Recorder:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self.history = History()
+        self.history = PageHistory()
 
     def cell(
         self,

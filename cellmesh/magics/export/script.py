@@ -16,8 +16,18 @@ from pathlib import Path
 from ...errors import MeshUsageError
 from ...wire.ranks import describe_ranks
 from .entries import describe_dims, write_checkpoint, write_push, write_seed
-from .frame import Draft, Part, condition, make_mesh, write_head, write_tail
-from .history import Aside, Checkpoint, Entry, History, NotebookCell, Push, RankCell, Reshape, Seed
+from .frame import Draft, PagePart, condition, make_mesh, write_head, write_tail
+from .history import (
+    Aside,
+    Checkpoint,
+    Entry,
+    NotebookCell,
+    PageHistory,
+    Push,
+    RankCell,
+    Reshape,
+    Seed,
+)
 from .ipython import to_python
 from .own_cells import write_comment, write_on_rank_0
 from .process_groups import find_group_use
@@ -56,7 +66,7 @@ class Script:
     warnings: tuple[str, ...]
 
 
-def export(history: History, path: Path, with_locals: bool, overwrite: bool) -> str:
+def export(history: PageHistory, path: Path, with_locals: bool, overwrite: bool) -> str:
     """Write the script into a file.
 
     Args:
@@ -100,7 +110,7 @@ def export(history: History, path: Path, with_locals: bool, overwrite: bool) -> 
     return "\n".join([*lines, *(f"- {warning}" for warning in script.warnings)])
 
 
-def write_script(history: History, filename: str, *, with_locals: bool = False) -> Script:
+def write_script(history: PageHistory, filename: str, *, with_locals: bool = False) -> Script:
     """Write the script.
 
     Args:
@@ -130,7 +140,7 @@ def write_script(history: History, filename: str, *, with_locals: bool = False) 
 
 def _write_cells(
     cells: Iterable[NotebookCell], draft: Draft, with_locals: bool, uses_numpy: bool
-) -> Iterator[Part]:
+) -> Iterator[PagePart]:
     for cell in cells:
         if not cell.is_on_ranks() and not with_locals:
             yield from write_comment(cell)
@@ -146,14 +156,14 @@ def _write_cells(
             yield from write_on_rank_0(cell, draft)
 
 
-def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator[Part]:
+def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator[PagePart]:
     match entry:
         case RankCell():
             yield _rank_cell(count, entry, draft)
         case Push():
             yield write_push(count, entry, draft)
         case Reshape(dims):
-            yield Part(
+            yield PagePart(
                 (count,),
                 f": %dist_mesh {describe_dims(dims)}",
                 f"mesh = {make_mesh(dims, draft)}\n",
@@ -164,7 +174,7 @@ def _write(count: int, entry: Entry, draft: Draft, uses_numpy: bool) -> Iterator
             yield write_checkpoint(count, entry, draft)
 
 
-def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:
+def _rank_cell(count: int, entry: RankCell, draft: Draft) -> PagePart:
     entry.settle()
     where = f" on {describe_ranks(entry.ranks)}" if entry.ranks is not None else ""
     if entry.run is not None:
@@ -189,7 +199,7 @@ def _rank_cell(count: int, entry: RankCell, draft: Draft) -> Part:
     if entry.argv is not None:
         draft.imports.add("import sys")
         text = f"sys.argv[1:] = {list(entry.argv)!r}\n{text.rstrip()}\nsys.argv[1:] = []\n"
-    return Part((count,), where, text, can_repeat=True)
+    return PagePart((count,), where, text, can_repeat=True)
 
 
 def _body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
@@ -209,12 +219,12 @@ def _body(source: str, count: int, entry: RankCell, draft: Draft) -> str:
     return text if entry.ranks is None else under(condition(draft, *entry.ranks), text)
 
 
-def _left_out(count: int, why: str, source: str, draft: Draft) -> Part:
+def _left_out(count: int, why: str, source: str, draft: Draft) -> PagePart:
     draft.left_out.append(count)
-    return Part((count,), why, comment(source, depth=1))
+    return PagePart((count,), why, comment(source, depth=1))
 
 
-def _fold(parts: Iterable[Part], draft: Draft) -> Iterator[Part]:
+def _fold(parts: Iterable[PagePart], draft: Draft) -> Iterator[PagePart]:
     """Write cells that were run again and again as a loop."""
     for (text, title, can_repeat), alike in itertools.groupby(
         parts, lambda part: (part.text, part.title, part.can_repeat)

@@ -62,7 +62,7 @@ def bars_image(counts: Sequence[int], low: float, high: float) -> str:
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """A part of a DTensor, and the ranks that hold it.
 
     Attributes:
@@ -83,7 +83,7 @@ class Block:
         return f"{describe_ranks(self.ranks)}: [{', '.join(spans)}]"
 
 
-def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
+def blocks_of(facts: Mapping[int, TensorSummary]) -> list[TextBlock]:
     """Return the parts of one DTensor on the ranks of its mesh; [] for other tensors."""
     places = {
         rank: (fact.offset, fact.local_shape)
@@ -92,10 +92,10 @@ def blocks_of(facts: Mapping[int, TensorSummary]) -> list[Block]:
         and fact.local_shape is not None
         and len(fact.offset) == len(fact.local_shape)
     }
-    return [Block(ranks, *place) for place, ranks in group_ranks(places).items()]
+    return [TextBlock(ranks, *place) for place, ranks in group_ranks(places).items()]
 
 
-def shards_image(shape: Sequence[int], blocks: Sequence[Block]) -> str:
+def shards_image(shape: Sequence[int], blocks: Sequence[TextBlock]) -> str:
     """Draw two dims of a whole DTensor with each rank's part in its place; "" if there is
     nothing to draw.
     """
@@ -127,7 +127,7 @@ def shards_image(shape: Sequence[int], blocks: Sequence[Block]) -> str:
     return image(drawing(width + 2, height + 2, *parts, **font), words, width + 2, height + 2)
 
 
-def _dims_to_draw(shape: Sequence[int], blocks: Sequence[Block]) -> tuple[int | None, int]:
+def _dims_to_draw(shape: Sequence[int], blocks: Sequence[TextBlock]) -> tuple[int | None, int]:
     """Return the dims for rows and columns; sharded dims come first."""
     if len(shape) == 1:
         return None, 0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ...controller.failure_summary import describe_state
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import TensorSummary
-from ...wire.messages import RankInfo, RankState
 from ...wire.ranks import describe_groups, format_ranks, group_ranks
+from ...wire.status import RankInfo, RankState
 
 _CELL = (
     "padding:2px 10px 2px "

@@ -21,18 +21,16 @@ from typing import Any
 import msgspec
 
 from ...errors import HostError
+from ...wire.attach import Detach
 from ...wire.codec import Parcel, encode
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
 from ...wire.messages import (
     AgentFault,
-    Detach,
     Died,
-    HostReport,
     Kill,
     Leave,
     LogText,
-    ReadHost,
     ReadLog,
     Relay,
     Respawn,
@@ -41,6 +39,7 @@ from ...wire.messages import (
     Stop,
     Stopped,
 )
+from ...wire.status import HostReport, ReadHost
 from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from .. import linux_process
 from ..rank.stdout import read_log

@@ -16,6 +16,7 @@ import zmq
 
 from ...errors import HostError, ProtocolError
 from ...wire import transport
+from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.bounds import MAX_ANSWER_BYTES
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
 from ...wire.host import (
@@ -27,17 +28,9 @@ from ...wire.host import (
     own_version,
     same_release,
 )
-from ...wire.messages import (
-    PROTOCOL,
-    Detached,
-    Died,
-    Hello,
-    Refused,
-    Relay,
-    Reply,
-    Welcome,
-)
+from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
+from ...wire.stdin import InputReply
 from ...wire.ticket import Holder, Ticket, write_holder
 from .events import Events, Order
 from .spool import Spool, size_of
@@ -145,7 +138,7 @@ class Attachment:
         self._spool.begin(order)
         if order.channel == "work" or order.run >= 0 or not self._spool.has_asks():
             return
-        if any(isinstance(verb, Reply) for verb, _ in self._control_decoder.decode(frames)):
+        if any(isinstance(verb, InputReply) for verb, _ in self._control_decoder.decode(frames)):
             self._spool.replied(order.ranks)
 
     def forget_runs(self) -> None:

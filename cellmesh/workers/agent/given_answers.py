@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterable
 
 from ...wire.bounds import may_wait_for
-from ...wire.messages import RankState
+from ...wire.status import RankState
 
 
 class GivenAnswers:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...wire.codec import Frame, Parcel
-from ...wire.messages import Bar, Done, Failed, FromRank, Ranked
+from ...wire.messages import Done, Failed, FromRank, Ranked
+from ...wire.progress import Bar
 
 # How long an answer waits for its like from other ranks.
 HOLD_S = 0.005

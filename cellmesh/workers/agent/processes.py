@@ -19,9 +19,11 @@ from typing import Any
 from ...wire import marks
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
 from ...wire.faults import Faults
-from ...wire.messages import Channel, Failed, Mapped, RankUnready, StreamName
+from ...wire.messages import Channel, Failed, RankUnready
+from ...wire.output import StreamName
 from ...wire.stream import pack
 from ...wire.ticket import Ticket
+from ...wire.values import Mapped
 from .. import linux_process
 from ..rank.stdout import Log, read_log
 from ..zygote import ZygoteFailed, ZygoteReady

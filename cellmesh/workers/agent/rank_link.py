@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ...errors import ProtocolError
 from ...wire.codec import Frame
-from ...wire.messages import Channel, StreamName
+from ...wire.messages import Channel
+from ...wire.output import StreamName
 from ...wire.segments import Memfd
 from ...wire.stream import QueuedChannel
 from ..linux_process import receive_descriptors

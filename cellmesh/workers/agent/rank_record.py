@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from dataclasses import dataclass, field
 
-from ...wire.messages import Phase, RankInfo
+from ...wire.status import Phase, RankInfo
 from ..rank.stdout import Gate
 
 

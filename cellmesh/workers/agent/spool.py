@@ -16,31 +16,28 @@ from typing import Any
 
 import msgspec
 
+from ...wire.attach import RunInfo
 from ...wire.bounds import MAX_ANSWER_BYTES
 from ...wire.codec import Frame, Parcel
 from ...wire.comms import ToFrontEnd
 from ...wire.messages import (
     AgentFault,
-    Ask,
-    AskEnded,
-    Bar,
     Died,
-    Display,
     Done,
     Failed,
-    Logged,
-    Output,
     Ranked,
-    RankState,
     Relay,
-    RunInfo,
-    Skipped,
     StartFailed,
     Stopped,
     StoreDied,
 )
+from ...wire.metrics import Logged
+from ...wire.output import Display, Output, Skipped
+from ...wire.progress import Bar
 from ...wire.segments import SegmentFrame
 from ...wire.standin import stand_in
+from ...wire.status import RankState
+from ...wire.stdin import InputCancelled, InputRequest
 from .given_answers import GivenAnswers
 
 MAX_OUTPUT_BYTES = 64 << 20
@@ -58,7 +55,7 @@ _LEAST_BYTES = 500
 _OUTPUT = (Output, Skipped, Display)
 # What means something to a controller that did not ask for it.
 _LASTING = (
-    *(Output, Skipped, Display, Bar, Done, Failed, Ask, AskEnded),
+    *(Output, Skipped, Display, Bar, Done, Failed, InputRequest, InputCancelled),
     *(Died, StoreDied, AgentFault, StartFailed, Stopped),
 )
 
@@ -155,12 +152,12 @@ class Spool:
                 inner: Any = verb.verb
                 if type(inner) in (Done, Failed):
                     self._note_answer(inner.run, verb.ranks, parcel)
-                elif type(inner) is Ask:
+                elif type(inner) is InputRequest:
                     if inner.run in self._flights:
                         self._flights[inner.run].asks.update(dict.fromkeys(verb.ranks, parcel))
                 elif type(inner) is Bar:
                     self._note_bar(parcel)
-                elif type(inner) is AskEnded and inner.run in self._flights:
+                elif type(inner) is InputCancelled and inner.run in self._flights:
                     for rank in verb.ranks:
                         self._flights[inner.run].asks.pop(rank, None)
                 elif type(inner) is RankState:

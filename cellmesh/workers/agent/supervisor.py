@@ -25,7 +25,6 @@ from ...wire.messages import (
     Failed,
     MeshReady,
     Progress,
-    RankInfo,
     RankReady,
     RankUnready,
     Relay,
@@ -34,8 +33,9 @@ from ...wire.messages import (
     StartFailed,
     Stopped,
     StoreDied,
-    StreamName,
 )
+from ...wire.output import StreamName
+from ...wire.status import RankInfo
 from ..rank.stdout import Gate
 from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
@@ -47,10 +47,8 @@ LEAVE_S = 1.0
 LAST_WORDS_S = 0.05
 # A fork takes milliseconds, a new zygote some seconds; what needs longer than this hangs.
 RESPAWN_S = 60.0
-# A zygote that keeps dying is not the way to new ranks.
-MAX_ZYGOTES_LOST = 2
-# Nor are starts, for the same mesh, in which a process ends that the ranks need to become ready.
-MAX_STARTS_LOST = 2
+# How many deaths of the zygote, and starts that lost a process that ranks need, are tried again.
+MAX_ZYGOTES_LOST = MAX_STARTS_LOST = 2
 # Why a rank ended that `Supervisor.kill` ended.
 KILLED = "did not stop when interrupted: killed"
 

@@ -23,7 +23,7 @@ _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 _UNABLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV})
 
 
-class Place:
+class CheckpointDirectory:
     """The place of a checkpoint.
 
     Args:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from ...errors import HostError, MeshUsageError
 from ...wire.ranks import describe_groups, describe_ranks
-from .directory import Place
+from .directory import CheckpointDirectory
 from .loading import find_load_problem, load
 from .state import State, find_save_problem, key_of, plain_digests, read_state
 
@@ -53,7 +53,9 @@ class Checkpoints:
     def check_save(self, names: Sequence[str], path: str) -> str:
         """Return why this rank cannot save these names there; "" if it can. Runs no collective."""
         self.finish()
-        return find_save_problem(self._namespace, names) or Place(Path(path)).why_not()
+        return (
+            find_save_problem(self._namespace, names) or CheckpointDirectory(Path(path)).why_not()
+        )
 
     def save(self, names: Sequence[str], path: str, waits: bool) -> None:
         """Save names. Collective among all ranks; waits for an earlier save.
@@ -68,7 +70,7 @@ class Checkpoints:
             HostError: it could not be written; what was at `path` is still there.
         """
         self.finish()
-        saving = _prepare(self._namespace, names, Place(Path(path)), tells=not waits)
+        saving = _prepare(self._namespace, names, CheckpointDirectory(Path(path)), tells=not waits)
         self._saving = saving
         threading.Thread(target=saving.run, name="cellmesh-save", daemon=True).start()
         if waits:
@@ -81,7 +83,7 @@ class Checkpoints:
         collective.
         """
         self.finish()
-        why = Place(Path(path)).why_no_checkpoint()
+        why = CheckpointDirectory(Path(path)).why_no_checkpoint()
         return why or find_load_problem(self._namespace, names, Path(path))
 
     def load(self, names: Sequence[str], path: str) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ class _Saving:
 
     rank: int
     names: tuple[str, ...]
-    place: Place
+    place: CheckpointDirectory
     writer: FileSystemWriter
     plan: SavePlan
     planner: _StagedPlanner
@@ -239,7 +241,7 @@ class _Saving:
 
 
 def _prepare(
-    namespace: Mapping[str, Any], names: Sequence[str], place: Place, tells: bool
+    namespace: Mapping[str, Any], names: Sequence[str], place: CheckpointDirectory, tells: bool
 ) -> _Saving:
     """Plan a save and copy what this rank writes. Collective."""
     began_at = time.monotonic()

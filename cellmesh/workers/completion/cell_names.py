@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..inspect.static_eval import Unknown
-from .inference import Known, Lookup, Value, annotated, attribute, find_name, loaded, resolve
+from .inference import (
+    InferredValue,
+    Known,
+    Lookup,
+    annotated,
+    attribute,
+    find_name,
+    loaded,
+    resolve,
+)
 
 # Lines of IPython's own, and what stands in for them.
 _NO_PYTHON = re.compile(r"^([ \t]*)[%!?].*$|^([ \t]*).*\?$", re.MULTILINE)
@@ -124,7 +133,9 @@ class _Scope:
                 )
             case ast.arg(annotation=ast.expr() as annotation):
                 known = resolve(annotation, self.look_up)
-                return annotated(known.value if isinstance(known, Value) else None, self._namespace)
+                return annotated(
+                    known.value if isinstance(known, InferredValue) else None, self._namespace
+                )
             case ast.expr():
                 return resolve(node, self.look_up)
         raise Unknown

@@ -19,7 +19,7 @@ from ..rank.shell import RankShell
 from ..static_lookup import held_by
 from .cell_names import names_in
 from .cursor import Spot, find_spot
-from .inference import Known, Lookup, Value, loaded, resolve
+from .inference import InferredValue, Known, Lookup, loaded, resolve
 from .members import keys, kind_of, members, parameters
 
 _MAX_TEXTS = 5000
@@ -93,7 +93,9 @@ def _arguments(function: str, lookup: Lookup) -> list[str]:
 
 def _submodules(module: Known) -> dict[str, str]:
     """The modules of a package, imported or not."""
-    path: Any = held_by(module.value).get("__path__", ()) if isinstance(module, Value) else ()
+    path: Any = (
+        held_by(module.value).get("__path__", ()) if isinstance(module, InferredValue) else ()
+    )
     return {found.name: "module" for found in pkgutil.iter_modules(list(path))}
 
 

@@ -26,7 +26,7 @@ from ..static_lookup import has, held_by
 
 
 @dataclass(frozen=True)
-class Value:
+class InferredValue:
     """An expression's value."""
 
     value: Any
@@ -39,7 +39,7 @@ class InstanceOf:
     type: type
 
 
-Known = Value | InstanceOf
+Known = InferredValue | InstanceOf
 Lookup = Callable[[str], Known]
 
 _RETURNS_TENSOR = re.compile(r"->\s*Tensor\b")
@@ -73,7 +73,7 @@ def resolve(expression: str | ast.expr, lookup: Lookup, depth: int = 0) -> Known
         case ast.Name(id=name):
             return lookup(name)
         case ast.Constant(value=value):
-            return Value(value)
+            return InferredValue(value)
         case ast.Attribute(value=owner, attr=name):
             return attribute(resolve(owner, lookup, depth + 1), name)
         case ast.Subscript(value=owner, slice=index):
@@ -109,12 +109,12 @@ def attribute(owner: Known, name: str) -> Known:
         return _plain(in_classes(value, name))
     if not issubclass(type(value), torch.Tensor):  # of a tensor, the type says enough
         with contextlib.suppress(Unknown, AttributeError):
-            return Value(static_eval.attribute(value, name))
+            return InferredValue(static_eval.attribute(value, name))
     if issubclass(type(value), types.ModuleType):
         return loaded(f"{held_by(value).get('__name__')}.{name}")
     for box in boxes(value):  # what code gives is likely what the object holds
         if name in box:
-            return Value(box[name])
+            return InferredValue(box[name])
     return _of_class(type(value), name)
 
 
@@ -135,13 +135,13 @@ def _plain(found: Any) -> Known:
     """What an attribute of a class comes to."""
     kind = type(found)
     if kind in (staticmethod, classmethod):
-        return Value(found.__func__)
+        return InferredValue(found.__func__)
     if kind is property:
         return _annotated(found.fget)
     if kind is functools.cached_property:
         return _annotated(found.func)
     if kind in (types.FunctionType, *C_FUNCTIONS) or not has(kind, "__get__"):
-        return Value(found)
+        return InferredValue(found)
     raise Unknown
 
 
@@ -160,13 +160,13 @@ def _item(owner: Known, index: ast.expr, lookup: Lookup) -> Known:
         return InstanceOf(kind)
     try:
         key = static_eval.index_of(index, lambda node: _value_of(resolve(node, lookup)))
-        return Value(static_eval.item(owner.value, key))
+        return InferredValue(static_eval.item(owner.value, key))
     except (LookupError, TypeError) as e:
         raise Unknown from e
 
 
 def _value_of(known: Known) -> Any:
-    if isinstance(known, Value):
+    if isinstance(known, InferredValue):
         return known.value
     raise Unknown
 
@@ -216,7 +216,7 @@ def annotated(annotation: Any, namespace: Mapping[str, Any]) -> InstanceOf:
     return InstanceOf(origin)
 
 
-def loaded(name: str) -> Value:
+def loaded(name: str) -> InferredValue:
     """A module that has been imported.
 
     Raises:
@@ -225,7 +225,7 @@ def loaded(name: str) -> Value:
     module = sys.modules.get(name)
     if module is None:
         raise Unknown
-    return Value(module)
+    return InferredValue(module)
 
 
 def find_name(name: str, namespace: Mapping[str, Any]) -> Known:
@@ -236,5 +236,5 @@ def find_name(name: str, namespace: Mapping[str, Any]) -> Known:
     """
     for place in (namespace, vars(builtins)):
         if name in place:
-            return Value(place[name])
+            return InferredValue(place[name])
     raise Unknown

@@ -12,7 +12,7 @@ import torch
 
 from ..inspect.static_eval import WRAPPED, boxes, in_classes
 from ..static_lookup import classes_of, held_by, vars_of
-from .inference import C_FUNCTIONS, InstanceOf, Known, Value
+from .inference import C_FUNCTIONS, InferredValue, InstanceOf, Known
 
 _ROUTINES = (
     *C_FUNCTIONS, types.FunctionType, types.MethodType, types.WrapperDescriptorType,
@@ -25,7 +25,7 @@ _MAX_WRAPPERS = 50
 def members(owner: Known) -> dict[str, str]:
     """The attributes of something, and what kind each is."""
     found: dict[str, str] = {}
-    value = owner.value if isinstance(owner, Value) else None
+    value = owner.value if isinstance(owner, InferredValue) else None
     kind: type
     if isinstance(owner, InstanceOf):
         kind = owner.type
@@ -47,7 +47,7 @@ def members(owner: Known) -> dict[str, str]:
     if isinstance(modules, dict):
         for wrapped in WRAPPED:
             if wrapped in modules:
-                found = {**members(Value(modules[wrapped])), **found}
+                found = {**members(InferredValue(modules[wrapped])), **found}
     return found
 
 
@@ -80,7 +80,7 @@ def keys(owner: Known) -> list[str | int]:
 
 def parameters(owner: Known) -> list[str]:
     """The names of the arguments that a call takes."""
-    function = called(owner.value) if isinstance(owner, Value) else None
+    function = called(owner.value) if isinstance(owner, InferredValue) else None
     if function is None:
         return []
     code = function.__code__

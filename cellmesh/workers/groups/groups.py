@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...stdlib import os
-from ...wire.messages import GroupCount
+from ...wire.groups import GroupCount
 from ..trace.recorder import Spans
 from . import abort, descriptors, rpc
 from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
@@ -84,19 +84,17 @@ class Groups:
         self.ledger = Ledger(self._patience, spans=spans or Spans())
         self._books = Books()
         self.rendezvous = Rendezvous(self._store, self._prefix, rank, world_size)
-        self._default = DefaultGroup(
-            self._books, self.rendezvous, placement.backend, rank, world_size
-        )
+        backend = placement.backend
+        self._default = DefaultGroup(self._books, self.rendezvous, backend, rank, world_size)
         self._groups: list[weakref.ref[HealableGroup]] = []
         self._plans: list[GroupPlan] = []
         self._mesh: MeshPlan | None = None
-        self.mesh: DeviceMesh | None = (
-            None  # what `mesh` is on this rank, whatever a user binds to the name
-        )
+        # The rank's `mesh`, whatever the user binds to the name.
+        self.mesh: DeviceMesh | None = None
         self._maker = Maker(self._store, self._patience)
         self._is_broken = self._is_replaying = False
         self._keys: list[str] = []
-        self._half_done: tuple[str, ...] = ()  # as a heal that did not end well has found
+        self._half_done: tuple[str, ...] = ()  # as a heal that failed has found
 
     def initialize(self) -> None:
         """Make the default process group. Every rank must call it; blocks until all have."""
@@ -287,8 +285,7 @@ class Groups:
     def heal(
         self, generation: int, participants: frozenset[int], store_port: int | None = None
     ) -> tuple[str, ...]:
-        """Reconnect every group whose members all take part. Collective among them; main
-        thread.
+        """Reconnect every group whose members all take part. Collective among them, main thread.
 
         Args:
             generation: a number not used before in this mesh.

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import (
 from torch.futures import Future
 
 from ...errors import GroupDown
-from ...wire.messages import GroupCount
+from ...wire.groups import GroupCount
 from ...wire.trace import What
 from ..threads import start_thread
 from . import abort as cutting

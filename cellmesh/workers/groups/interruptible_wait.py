@@ -20,7 +20,7 @@ from torch.futures import Future
 from ...errors import GroupDown
 from ...stdlib import time
 from ..threads import start_thread
-from .store import Waits
+from .store import StoreWaits
 
 _STEP_S = 0.02
 # One look at a collective; the end of a collective is seen at once.
@@ -54,7 +54,7 @@ class Patience:
         has_left: whether a collective was left behind that had not ended.
     """
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: StoreWaits) -> None:
         self._waits = waits
         self._num_ends = 0
         self._num_waiting = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import Work
 
 from ...stdlib import threading
-from ...wire.messages import GroupCount
+from ...wire.groups import GroupCount
 from ..trace.recorder import Spans
 from .abort import Drain
 from .interruptible_wait import Patience
@@ -25,7 +25,7 @@ _MAX_EARLIER = 1024
 
 
 @dataclass(frozen=True)
-class Operation:
+class CollectiveRecord:
     """A collective or a message in flight.
 
     Attributes:
@@ -109,21 +109,21 @@ class Ledger:
         self.last = None
         self.earlier.clear()
 
-    def current(self) -> Operation | None:
+    def current(self) -> CollectiveRecord | None:
         """The last operation, if it is in flight; else the oldest one in flight."""
         last = self.last
         for one in ([last] if last is not None else []) + list(self.earlier):
             if _is_under_way(one):
                 label, group, since, _ = one
-                return Operation(label, group.group_name, since)
+                return CollectiveRecord(label, group.group_name, since)
         return None
 
-    def last_begun(self) -> Operation | None:
+    def last_begun(self) -> CollectiveRecord | None:
         """The last operation, ended or not."""
         if self.last is None:
             return None
         label, group, since, _ = self.last
-        return Operation(label, group.group_name, since)
+        return CollectiveRecord(label, group.group_name, since)
 
     @contextlib.contextmanager
     def rebuilding(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ _YEAR_S = 365 * 86400.0
 
 
 @dataclass
-class Session:
+class HealSession:
     """What the ranks of one call have agreed on.
 
     Attributes:
@@ -128,11 +128,11 @@ class Rendezvous:
         self._last_number = 0
         self._num_open: dict[str, int] = {}
         self._awaited: tuple[str, int] | None = None
-        self._remote_session: Session | None = None
+        self._remote_session: HealSession | None = None
         self._generation = 0
         self._is_open = False
         self.for_group = False
-        self.session: Session | None = None
+        self.session: HealSession | None = None
 
     @property
     def generation(self) -> int:
@@ -187,7 +187,7 @@ class Rendezvous:
 
         return handle
 
-    def _meet(self, call: Call, timeout: timedelta) -> Session:
+    def _meet(self, call: Call, timeout: timedelta) -> HealSession:
         """Wait until every rank of a call has called.
 
         Raises:
@@ -211,7 +211,7 @@ class Rendezvous:
             )
         return self._join(f"{place}/{size}", call, _seconds(timeout))
 
-    def _join(self, place: str, call: Call, limit_s: float) -> Session:
+    def _join(self, place: str, call: Call, limit_s: float) -> HealSession:
         store, rank, size = self._store, call.rank or 0, call.size or 1
         keys = [f"{place}/{other}" for other in range(size)]
         own = _Join(self._rank, uuid.uuid4().hex, self._last_number)
@@ -259,14 +259,14 @@ class Rendezvous:
         for join in joins:
             self._store.set(f"{place}/{join.token}", msgspec.msgpack.encode(go))
 
-    def _begin(self, number: int, members: tuple[int, ...], prefix: str) -> Session:
+    def _begin(self, number: int, members: tuple[int, ...], prefix: str) -> HealSession:
         keys: list[str] = []
         kind = InterruptibleStore if self.for_group else rpc.RemoteCallsStore
         store = kind(PrefixStore(prefix, self._store), self._store.waits)
         store.note_all_keys(keys)
-        return Session(number, members, store, keys)
+        return HealSession(number, members, store, keys)
 
-    def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> Session:
+    def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> HealSession:
         """Agree with the other ranks of a call that passes its own store."""
         given = InterruptibleStore(store, self._store.waits)
         own = _Join(self._rank, "", self._last_number)
@@ -276,14 +276,14 @@ class Rendezvous:
         given.wait(keys, timedelta(seconds=_seconds(timeout)))
         joins = [msgspec.msgpack.decode(given.get(key), type=_Join) for key in keys]
         self._last_number = 1 + max(join.last_number for join in joins)
-        return Session(self._last_number, tuple(join.mesh_rank for join in joins), given, [])
+        return HealSession(self._last_number, tuple(join.mesh_rank for join in joins), given, [])
 
     def end_session(self) -> None:
         """Note that the process group of the last session was destroyed."""
         self._forget(self.session)
         self.session = None
 
-    def _forget(self, session: Session | None) -> None:
+    def _forget(self, session: HealSession | None) -> None:
         if session is not None:
             session.store.forget_keys(session.keys)
 

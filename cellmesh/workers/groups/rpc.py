@@ -17,7 +17,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 from ...stdlib import threading
-from .store import InterruptibleStore, Waits
+from .store import InterruptibleStore, StoreWaits
 
 # "rpc_prefix_3/shutdown/READY_ID_7": the seventh barrier of this process; others may count it as
 # their first.
@@ -32,7 +32,7 @@ class RemoteCallsStore(InterruptibleStore):
         waits: where its waits are ended.
     """
 
-    def __init__(self, store: Any, waits: Waits) -> None:
+    def __init__(self, store: Any, waits: StoreWaits) -> None:
         super().__init__(store, waits)
         self._first_barrier: int | None = None
 

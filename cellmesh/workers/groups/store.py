@@ -2,7 +2,7 @@
 
 torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here
 every wait asks again in short steps, from Python; so a signal gets the main thread out, and
-`Waits.cut` all.
+`StoreWaits.cut` all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORKERS = "init/"  # torch's key for how many have connected
 _FIRST_STEP_S, _LONGEST_STEP_S = 0.0005, 0.02
 
 
-class Waits:
+class StoreWaits:
     """The waits of this process for keys of its stores; any thread may end them."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class InterruptibleStore(Store):
         waits: where its waits are ended.
     """
 
-    def __init__(self, store: Any, waits: Waits) -> None:
+    def __init__(self, store: Any, waits: StoreWaits) -> None:
         super().__init__()
         self._inner, self.waits = store, waits
         self._timeout = _DEFAULT_TIMEOUT
@@ -136,7 +136,7 @@ class InterruptibleStore(Store):
         """Wait until all keys are set.
 
         Raises:
-            DistStoreError: they were not in time, or `Waits.cut` was called.
+            DistStoreError: they were not in time, or `StoreWaits.cut` was called.
         """
         limit_s = (timeout or self._timeout).total_seconds()
         self.waits.until(lambda: self.check(keys), limit_s, f"keys: {', '.join(keys)}")
@@ -202,8 +202,8 @@ class MeshStore(InterruptibleStore):
         waits: where its waits are ended.
     """
 
-    def __init__(self, host: str, port: int, waits: Waits | None = None) -> None:
-        super().__init__(None, waits or Waits())
+    def __init__(self, host: str, port: int, waits: StoreWaits | None = None) -> None:
+        super().__init__(None, waits or StoreWaits())
         self._host, self._port = host, port
         self._lock = threading.Lock()
 
@@ -255,7 +255,7 @@ class ProgramsTCPStore(TCPStore):
     arguments.
     """
 
-    waits: Waits  # the rank's
+    waits: StoreWaits  # the rank's
 
     def __init__(
         self,

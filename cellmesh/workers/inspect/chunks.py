@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from .safe_read import DIRECT, Reader, UnreadableError, check_beside
+from .safe_read import DIRECT, SafeReader, UnreadableError, check_beside
 
 # Elements in a piece: on CPUs what fits their caches, on others what keeps them busy.
 _CPU_PIECE = 1 << 17
@@ -150,7 +150,10 @@ def numbers_of(piece: torch.Tensor) -> torch.Tensor:
 
 
 def sample_of_parts(
-    data: torch.Tensor, parts: Sequence[tuple[int, int]], max_elements: int, read: Reader = DIRECT
+    data: torch.Tensor,
+    parts: Sequence[tuple[int, int]],
+    max_elements: int,
+    read: SafeReader = DIRECT,
 ) -> torch.Tensor:
     """Elements evenly spaced over runs, in row-major order, on the CPU: see `Sampled`.
 

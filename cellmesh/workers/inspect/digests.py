@@ -16,7 +16,7 @@ import torch
 
 from .chunks import pieces, readable, run_of, unordered
 from .cpu_memory import bytes_of
-from .safe_read import DIRECT, Reader, UnreadableError
+from .safe_read import DIRECT, SafeReader, UnreadableError
 
 _BLOCK = 1 << 16
 # Words in a tensor that is large.
@@ -30,7 +30,7 @@ def digest_of_bytes(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-def digest_of_tensor(local: torch.Tensor, read: Reader = DIRECT) -> str:
+def digest_of_tensor(local: torch.Tensor, read: SafeReader = DIRECT) -> str:
     """A digest of a tensor, bit for bit; "" where it cannot be read.
 
     It does not depend on strides, nor on the device.
@@ -48,7 +48,7 @@ def digest_of_tensor(local: torch.Tensor, read: Reader = DIRECT) -> str:
         return ""
 
 
-def digest_of(data: torch.Tensor, read: Reader = DIRECT) -> str:
+def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
     """A digest of what `readable` has given.
 
     Args:
@@ -65,7 +65,7 @@ def digest_of(data: torch.Tensor, read: Reader = DIRECT) -> str:
 
 
 def digests_of_parts(
-    data: torch.Tensor, parts: Sequence[tuple[int, int]], read: Reader = DIRECT
+    data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
 ) -> tuple[str, ...]:
     """A digest of each run of elements, in row-major order.
 

@@ -15,7 +15,7 @@ import torch
 from ...wire.inspect import Element, Picture, Pixels
 from .chunks import layout_of, piece_size, readable
 from .overview import tensor_at
-from .safe_read import Reader, UnreadableError
+from .safe_read import SafeReader, UnreadableError
 
 # Sparse and nested tensors, and those quantised per channel, are made dense for a picture up to
 # this size.
@@ -27,7 +27,7 @@ _COPIED_SHARE = 64
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
-def picture(value: Any, subject: Picture, read: Reader) -> Pixels:
+def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
     """Reduce a part of a tensor to pixels.
 
     Raises:
@@ -55,7 +55,7 @@ def picture(value: Any, subject: Picture, read: Reader) -> Pixels:
     )
 
 
-def element(value: Any, subject: Element, read: Reader) -> str:
+def element(value: Any, subject: Element, read: SafeReader) -> str:
     """One element.
 
     Raises:
@@ -76,7 +76,7 @@ def element(value: Any, subject: Element, read: Reader) -> str:
     return repr(found.item())
 
 
-def _dense(local: torch.Tensor, read: Reader) -> torch.Tensor:
+def _dense(local: torch.Tensor, read: SafeReader) -> torch.Tensor:
     """A tensor that can be sliced, of the same shape."""
     try:
         data, _ = readable(local, read.is_beside)
@@ -97,7 +97,7 @@ def _dense(local: torch.Tensor, read: Reader) -> torch.Tensor:
     return local.detach().to_dense() if local.layout != torch.strided else local.detach()
 
 
-def _uniform(data: torch.Tensor, read: Reader) -> torch.Tensor:
+def _uniform(data: torch.Tensor, read: SafeReader) -> torch.Tensor:
     """The numbers that a tensor stands for, where it is quantised by other scales in each
     channel.
     """
@@ -162,7 +162,7 @@ def _edges(num_pixels: int, size: int) -> torch.Tensor:
 
 
 def _first_of_each(
-    part: torch.Tensor, height: int, width: int, subject: Picture, read: Reader
+    part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
 ) -> torch.Tensor:
     """The first element of each pixel; reads no other."""
     num_rows, num_cols = part.shape
@@ -200,7 +200,7 @@ def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce(
-    part: torch.Tensor, height: int, width: int, subject: Picture, read: Reader
+    part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
 ) -> tuple[torch.Tensor, bool]:
     """The mean or the largest magnitude of each pixel; whether it was of a sample of its
     elements.
@@ -261,7 +261,12 @@ def _put_in(total: torch.Tensor, lines: torch.Tensor, is_mean: bool) -> None:
 
 
 def _sample(
-    part: torch.Tensor, height: int, width: int, subject: Picture, max_elements: int, read: Reader
+    part: torch.Tensor,
+    height: int,
+    width: int,
+    subject: Picture,
+    max_elements: int,
+    read: SafeReader,
 ) -> torch.Tensor:
     """As many rows as columns of each pixel, evenly spaced."""
     is_mean = subject.reduction == "mean"

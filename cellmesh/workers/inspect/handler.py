@@ -17,7 +17,7 @@ from ...wire.inspect import (
     Forget,
     Gradients,
     Histogram,
-    History,
+    HistoryQuery,
     Names,
     OfValue,
     Overview,
@@ -139,7 +139,7 @@ class InspectHandler:
             case Names():
                 with reading(is_beside=True) as read:  # a busy rank is asked, too
                     return names(self._shell, subject, read)
-            case History():
+            case HistoryQuery():
                 return self._context.groups.ledger.spans.past(subject)
             case Forget():
                 return self._pinned.forget(subject.tokens)

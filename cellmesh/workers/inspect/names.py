@@ -20,7 +20,7 @@ from ..rank.shell import RankShell
 from ..static_lookup import held_by
 from .chunks import readable
 from .digests import digest_of_bytes, digest_of_tensor
-from .safe_read import DIRECT, Reader, UnreadableError
+from .safe_read import DIRECT, SafeReader, UnreadableError
 from .safe_repr import full_name_of, name_of, shorten
 from .summary import describe_tensor, own_part
 from .tree import parameters_of
@@ -48,7 +48,7 @@ _PLAIN = (
 )
 
 
-def names(shell: RankShell, subject: Names, read: Reader) -> Bound:
+def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
     """The user's names."""
     found = [name for name in users_names(shell) if fnmatch.fnmatchcase(name, subject.pattern)]
     found.sort(key=alphabetically)
@@ -87,7 +87,7 @@ def _is_own(name: str, value: Any) -> bool:
     return kind is int and value.bit_length() < 64 and os.environ.get(name.upper()) == str(value)
 
 
-def describe_shortly(value: Any, read: Reader = DIRECT) -> TensorSummary:
+def describe_shortly(value: Any, read: SafeReader = DIRECT) -> TensorSummary:
     """A value's facts that cost little: no statistics, and a digest only of what is small."""
     name = full_name_of(type(value))
     try:
@@ -97,7 +97,7 @@ def describe_shortly(value: Any, read: Reader = DIRECT) -> TensorSummary:
         return TensorSummary(kind=name)
 
 
-def _describe(name: str, value: Any, read: Reader) -> TensorSummary:
+def _describe(name: str, value: Any, read: SafeReader) -> TensorSummary:
     if issubclass(type(value), torch.Tensor):
         return _tensor(name, value, read)
     if name == "numpy.ndarray":
@@ -113,7 +113,7 @@ def _describe(name: str, value: Any, read: Reader) -> TensorSummary:
     return TensorSummary(kind=name, text=text, num_bytes=_bytes_in(value), digest=digest)
 
 
-def _tensor(name: str, value: torch.Tensor, read: Reader) -> TensorSummary:
+def _tensor(name: str, value: torch.Tensor, read: SafeReader) -> TensorSummary:
     summary = describe_tensor(name, value, is_read=False, has_digest=False, read=read)
     local = own_part(value).local
     is_cheap = (
@@ -130,7 +130,7 @@ def _tensor(name: str, value: torch.Tensor, read: Reader) -> TensorSummary:
     )
 
 
-def _number(local: torch.Tensor, read: Reader) -> str:
+def _number(local: torch.Tensor, read: SafeReader) -> str:
     if local.numel() != 1 or local.is_meta or local.layout != torch.strided:
         return ""
     try:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ...wire.inspect import Gradient, Overview, TensorSummary, ValueSummary
 from .chunks import readable
-from .safe_read import Reader, UnreadableError
+from .safe_read import SafeReader, UnreadableError
 from .safe_repr import full_name_of, quiet_text
 from .static_eval import keeps_grad
 from .summary import as_tensor, describe, has_own_code, own_part
@@ -21,7 +21,7 @@ from .tree import MAX_PLAIN, as_known, find, parameters_of, settings_of, walk
 _NOT_READ = "not read: there is much in this value; choose it to have its numbers"
 
 
-def overview(value: Any, subject: Overview, read: Reader) -> ValueSummary:
+def overview(value: Any, subject: Overview, read: SafeReader) -> ValueSummary:
     """Describe the tensors in a value, and the plain values beside them."""
     items: list[TensorSummary] = []
     num_left_out = num_read = num_plain = 0
@@ -45,7 +45,7 @@ def overview(value: Any, subject: Overview, read: Reader) -> ValueSummary:
     return ValueSummary(full_name_of(type(value)), text, tuple(items), num_left_out, read.is_beside)
 
 
-def gradients(value: Any, read: Reader) -> tuple[Gradient, ...]:
+def gradients(value: Any, read: SafeReader) -> tuple[Gradient, ...]:
     """The gradients of a module, an optimizer, or of the tensors in any nest that autograd follows.
 
     Raises:
@@ -72,7 +72,7 @@ def _parameters(value: Any, is_beside: bool) -> Iterator[tuple[str, torch.Tensor
             yield path, part
 
 
-def _gradient(name: str, parameter: torch.Tensor, read: Reader) -> Gradient:
+def _gradient(name: str, parameter: torch.Tensor, read: SafeReader) -> Gradient:
     grad = parameter.grad if keeps_grad(parameter) else None
     return Gradient(
         describe(parameter, has_digest=False, read=read).at(name),

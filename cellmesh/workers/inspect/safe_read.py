@@ -40,7 +40,7 @@ class UnreadableError(Exception):
     """A tensor has no elements that could be read; its text says why."""
 
 
-class Reader:
+class SafeReader:
     """Reads tensors where they lie: nobody frees them meanwhile."""
 
     is_beside = False
@@ -54,10 +54,10 @@ class Reader:
         return data[tuple(index)]
 
 
-DIRECT = Reader()
+DIRECT = SafeReader()
 
 
-class Copier(Reader):
+class Copier(SafeReader):
     """Reads tensors that another thread may free, by whatever means, at any moment.
 
     Values may be torn: half old and half new. Where the memory has gone, an `UnreadableError` is
@@ -161,7 +161,7 @@ class Copier(Reader):
 
 
 @contextmanager
-def reading(is_beside: bool) -> Iterator[Reader]:
+def reading(is_beside: bool) -> Iterator[SafeReader]:
     """Gives what reads tensors on this thread alone, without autograd or code of their classes.
 
     Args:

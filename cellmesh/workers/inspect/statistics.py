@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .chunks import numbers_of, pieces, unordered
-from .safe_read import DIRECT, Reader
+from .safe_read import DIRECT, SafeReader
 
 # A range that is not computed with as it is.
 _WIDE = 2.0**512
@@ -44,7 +44,7 @@ class Totals:
         self.low, self.high = min(self.low, low), max(self.high, high)
 
 
-def statistics(data: torch.Tensor, read: Reader = DIRECT) -> dict[str, Any]:
+def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
     """The statistics that `TensorSummary` has.
 
     Args:
@@ -115,7 +115,7 @@ def _num_zeros(numbers: torch.Tensor) -> int:
 
 
 def histogram_of(
-    data: torch.Tensor, low: float, high: float, num_bins: int, read: Reader = DIRECT
+    data: torch.Tensor, low: float, high: float, num_bins: int, read: SafeReader = DIRECT
 ) -> list[int]:
     """How many numbers lie in each of equal bins of [low, high]; those beyond in none.
 

@@ -13,7 +13,7 @@ from ..rank.value_reducer import is_dtensor
 from ..static_lookup import classes_of, has, vars_of
 from .chunks import readable
 from .digests import digest_of, digest_of_bytes
-from .safe_read import DIRECT, Reader, UnreadableError
+from .safe_read import DIRECT, SafeReader, UnreadableError
 from .safe_repr import full_name_of, quiet_text, whole_text
 from .shards import Shard, shard_of_dtensor
 from .statistics import statistics
@@ -30,7 +30,7 @@ def describe(
     value: Any,
     is_read: bool = True,
     has_digest: bool = True,
-    read: Reader = DIRECT,
+    read: SafeReader = DIRECT,
 ) -> TensorSummary:
     """Describe one value.
 
@@ -105,7 +105,7 @@ def own_part(value: torch.Tensor) -> Shard:
 
 
 def describe_tensor(
-    kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: Reader
+    kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: SafeReader
 ) -> TensorSummary:
     """Describe a tensor; see `describe`."""
     own = own_part(value)

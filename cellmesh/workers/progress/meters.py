@@ -18,7 +18,7 @@ from typing import Any
 
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
-from ...wire.messages import Bar, BarState
+from ...wire.progress import Bar, BarState
 from ..exceptions import chain_of, traceback_of
 from ..rank.stack_inspection.thread_stacks import module_of
 from ..threads import start_thread

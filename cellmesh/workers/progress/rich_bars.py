@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...wire.messages import BarState
+from ...wire.progress import BarState
 from .meters import Meter, Meters, Reading, spot_outside
 from .tqdm_bars import is_ours
 

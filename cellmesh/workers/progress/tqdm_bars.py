@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ...wire.messages import BarState
+from ...wire.progress import BarState
 from ..rank.streams import RankStream
 from .meters import Meter, Meters, Reading, spot_outside
 

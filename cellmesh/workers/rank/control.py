@@ -14,21 +14,11 @@ from ...stdlib import os, signal, threading, time
 from ...wire import payload
 from ...wire.codec import Parcel, at_rank_for_control, encode
 from ...wire.faults import Faults
+from ...wire.groups import Blueprint, Describe
 from ...wire.inspect import Refusal
-from ...wire.messages import (
-    Blueprint,
-    Describe,
-    Done,
-    Interrupt,
-    Leave,
-    Probe,
-    RankState,
-    Release,
-    Reply,
-    Request,
-    Stacks,
-    StackText,
-)
+from ...wire.messages import Done, Interrupt, Leave, Release, Request
+from ...wire.status import Probe, RankState, Stacks, StackText
+from ...wire.stdin import InputReply
 from ...wire.stream import Channel
 from ..groups.groups import Groups
 from ..linux_process import main_thread_sleeps, signal_own_group
@@ -37,7 +27,7 @@ from .interrupts import Interrupts
 from .memory import MemoryMeter
 from .requests import Handlers
 from .shell import RankShell
-from .stack_inspection.activity import Activity, Stop, Waited, look_at_main_thread
+from .stack_inspection.activity import Activity, StopPoint, Waited, look_at_main_thread
 from .stack_inspection.stacks import format_stacks
 from .stdin import Asker
 from .value_reducer import refusal
@@ -87,7 +77,7 @@ class ControlThread:
         self._meter = meter
         self._handlers = handlers
         self._faults = Faults("a rank's control thread", _write)
-        self._last_stop: tuple[int, Stop | None] = (-1, None)
+        self._last_stop: tuple[int, StopPoint | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0
         # Runs to be stopped: by which exception, and how many seconds later to signal (None: they
@@ -133,7 +123,7 @@ class ControlThread:
         with contextlib.suppress(BaseException):  # of the error's own code
             self._faults.take(error)
 
-    def stop_of(self, run: int) -> Stop | None:
+    def stop_of(self, run: int) -> StopPoint | None:
         """How a run was interrupted or released, None if it was not; from any thread."""
         stopped, stop = self._last_stop
         return stop if stopped == run else None
@@ -149,7 +139,7 @@ class ControlThread:
                 self._stop(verb.run, KeyboardInterrupt)
             case Release():
                 self._stop(verb.run, Released)
-            case Reply():
+            case InputReply():
                 self._asker.reply(verb.request, verb.text, verb.is_end)
             case Stacks():
                 self._answer(
@@ -181,7 +171,7 @@ class ControlThread:
             self._interrupts.request(run, kind)  # it will not begin
             return
         waited = self._waits(look_at_main_thread(self._shell))
-        self._last_stop = (run, Stop(kind, waited or Waited()))
+        self._last_stop = (run, StopPoint(kind, waited or Waited()))
         if waited is not None and self._groups.release():
             # The collective raises by itself, and unwinds as any error does. A signal would be
             # pending then, and strike in the first ``__exit__`` on the way: `torch.no_grad()` would

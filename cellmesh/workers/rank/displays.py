@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 
-from ...wire.messages import DisplayKind
+from ...wire.output import DisplayKind
 
 Show = Callable[[DisplayKind, bytes, str], None]
 

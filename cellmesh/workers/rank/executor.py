@@ -12,23 +12,19 @@ from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Frame, Parcel, make_parcel
 from ...wire.comms import FromFrontEnd
+from ...wire.groups import Heal, SetMesh
 from ...wire.messages import (
     Done,
-    GatherParts,
-    Heal,
     PostMortem,
-    PullNames,
-    PushNames,
-    PushParts,
     Request,
     RunCall,
     RunCell,
-    SetMesh,
     Timing,
     Work,
     interrupted_unbegun,
 )
 from ...wire.segments import MIN_BYTES
+from ...wire.values import GatherParts, PullNames, PushNames, PushParts
 from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of
 from .child_processes import end_children

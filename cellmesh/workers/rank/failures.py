@@ -19,7 +19,7 @@ from ..exceptions import MAX_TEXT, chain_of, handled_by, name_of, text_of, trace
 from ..groups.groups import Groups
 from ..groups.peer_loss import lost_its_peers
 from .shell import RankShell
-from .stack_inspection.activity import Stop, Waited, describe_interruption, describe_release
+from .stack_inspection.activity import StopPoint, Waited, describe_interruption, describe_release
 from .value_reducer import reduce_for_notebook
 
 # A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
@@ -49,7 +49,7 @@ class Failures:
     """
 
     def __init__(
-        self, shell: RankShell, groups: Groups, stop_of: Callable[[int], Stop | None]
+        self, shell: RankShell, groups: Groups, stop_of: Callable[[int], StopPoint | None]
     ) -> None:
         self._shell = shell
         self._groups = groups

@@ -25,15 +25,9 @@ import torch.distributed as dist
 from ...errors import ProtocolError
 from ...wire import marks
 from ...wire.codec import Parcel, at_rank_for_work, encode
-from ...wire.messages import (
-    Display,
-    DisplayKind,
-    Heal,
-    RankReady,
-    RankUnready,
-    Resume,
-    ToMainThread,
-)
+from ...wire.groups import Heal
+from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
+from ...wire.output import Display, DisplayKind
 from ...wire.stream import Channel
 from ..groups.groups import Groups
 from ..groups.peer_loss import raise_as_stops

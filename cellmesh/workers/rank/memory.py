@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ...stdlib import os
-from ...wire.messages import MemoryUse
+from ...wire.status import MemoryUse
 
 UNKNOWN = -1
 
 
 @dataclass(frozen=True)
-class Sample:
+class MemorySample:
     """Memory at one moment, in bytes."""
 
     rss: int = 0
@@ -34,13 +34,15 @@ class _Reading(NamedTuple):
     usage: Any = None
     gpu: Any = None
 
-    def sample(self) -> Sample:
+    def sample(self) -> MemorySample:
         rss = int(self.statm.split()[1]) * mmap.PAGESIZE
         peak_rss = max(rss, self.usage.ru_maxrss * 1024) if self.usage is not None else rss
         if self.gpu is None:
-            return Sample(rss, peak_rss)
+            return MemorySample(rss, peak_rss)
         allocated, reserved = self.gpu["allocated_bytes"]["all"], self.gpu["reserved_bytes"]["all"]
-        return Sample(rss, peak_rss, allocated["current"], allocated["peak"], reserved["current"])
+        return MemorySample(
+            rss, peak_rss, allocated["current"], allocated["peak"], reserved["current"]
+        )
 
 
 class MemoryMeter:
@@ -96,7 +98,7 @@ class MemoryMeter:
             self._read_gpu_load = open_gpu(f"GPU-{uuid}")
         return self._read_gpu_load()
 
-    def sample(self) -> Sample:
+    def sample(self) -> MemorySample:
         """Memory now."""
         return self._read().sample()
 

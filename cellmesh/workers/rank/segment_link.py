@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from ...stdlib import os
 from ...wire import files, segments
 from ...wire.codec import Frame, Parcel, encode
-from ...wire.messages import Freed, Mapped, Pickled
+from ...wire.messages import Pickled
+from ...wire.values import Freed, Mapped
 
 # Of the socket, whose size bounds what a rank gives while the agent does not read: some values.
 # News of segments that are used no more is small, and there is room for that of all segments of a

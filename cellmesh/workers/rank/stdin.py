@@ -12,7 +12,7 @@ from typing import Any
 
 from ...stdlib import os, threading
 from ...wire.codec import Parcel
-from ...wire.messages import Ask, AskEnded
+from ...wire.stdin import InputCancelled, InputRequest
 from ..run_tracker import RunTracker
 from .shell import RankShell
 
@@ -89,12 +89,14 @@ class Asker:
             self._num_asked += 1
             question = self._question = _Question(self._num_asked)
             try:
-                self._send(Parcel(Ask(run, question.request, _shorten(prompt), is_password)))
+                self._send(
+                    Parcel(InputRequest(run, question.request, _shorten(prompt), is_password))
+                )
                 while not question.answered.wait(_LOOK_S):
                     if run != self._tracker.main_run:
                         raise EOFError("the cell that asked has ended")
             except BaseException:
-                self._send(Parcel(AskEnded(run, question.request)))
+                self._send(Parcel(InputCancelled(run, question.request)))
                 raise
             finally:
                 self._question = None

@@ -19,7 +19,8 @@ from typing import Any
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.comms import ToFrontEnd
-from ...wire.messages import Display, Done, Failed, StreamName
+from ...wire.messages import Done, Failed
+from ...wire.output import Display, StreamName
 from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 

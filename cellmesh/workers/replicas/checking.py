@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ...errors import MeshUsageError
 from ...wire.replicas import Distance, Entry
 from ..inspect.digests import digest_of_tensor
-from .parts import Part, StateSlot, Walk, is_wrapped, rng_parts
+from .parts import ModelPart, StateSlot, Walk, is_wrapped, rng_parts
 
 _CHUNK = 1 << 22  # elements compared at a time
 _TEXT_CHARS = 60
@@ -24,7 +24,7 @@ _TEXT_CHARS = 60
 
 def find_parts(
     namespace: Mapping[str, Any], expression: str
-) -> tuple[list[Part], list[Entry], list[StateSlot]]:
+) -> tuple[list[ModelPart], list[Entry], list[StateSlot]]:
     """Return the parts of an expression's value, what was left out, and the slots of optimizer
     state.
 
@@ -57,7 +57,7 @@ def find_parts(
     return parts, [], walk.slots
 
 
-def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[Part], list[Entry]]:
+def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[ModelPart], list[Entry]]:
     """Return the models at top level that define by themselves which ranks are replicas."""
     visible = {name: value for name, value in namespace.items() if not name.startswith("_")}
     modules = {name: value for name, value in visible.items() if isinstance(value, nn.Module)}
@@ -65,7 +65,7 @@ def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[Part],
     inner = {
         id(part) for module in wrapped.values() for part in module.modules() if part is not module
     }
-    parts: list[Part] = []
+    parts: list[ModelPart] = []
     left_out: list[Entry] = []
     seen: set[int] = set()
     for name, module in modules.items():
@@ -112,7 +112,7 @@ def check(namespace: Mapping[str, Any], expression: str) -> list[Entry]:
     return [*map(_entry, parts), *left_out]
 
 
-def _entry(part: Part) -> Entry:
+def _entry(part: ModelPart) -> Entry:
     if not isinstance(part.value, torch.Tensor):
         text = "" if part.kind == "rng" else repr(part.value)
         data = part.value if isinstance(part.value, bytes) else text.encode(errors="replace")

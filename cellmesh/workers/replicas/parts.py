@@ -57,7 +57,7 @@ def _only_here() -> Holders:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A tensor, or a plain value.
 
     Args:
@@ -110,7 +110,7 @@ class Walk:
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self.slots: list[StateSlot] = []
-        self._known: dict[int, Part] = {}  # id of a parameter or buffer -> as its model has it
+        self._known: dict[int, ModelPart] = {}  # id of a parameter or buffer -> as its model has it
         self._seen: set[int] = set()
         modules = [
             (n, v)
@@ -127,7 +127,7 @@ class Walk:
         known = self._known.get(id(parameter))
         return is_dtensor(parameter) or (known is not None and known.holders is not EVERYONE)
 
-    def parts(self, value: Any, path: str, replace: Callable[[Any], None]) -> Iterator[Part]:
+    def parts(self, value: Any, path: str, replace: Callable[[Any], None]) -> Iterator[ModelPart]:
         """Return the parts of a value, each once.
 
         Args:
@@ -149,10 +149,10 @@ class Walk:
         holders: Holders,
         kind: Kind,
         depth: int,
-    ) -> Iterator[Part]:
+    ) -> Iterator[ModelPart]:
         if _is_plain(value):
             if replace is not None:  # else it is of an object of the user's
-                yield Part(path, "number", value, holders, replace=replace)
+                yield ModelPart(path, "number", value, holders, replace=replace)
             return
         if id(value) in self._seen or depth > _MAX_DEPTH:
             return
@@ -183,7 +183,7 @@ class Walk:
                 yield from self._parts(item, f"{path}[{index}]", put, holders, kind, depth + 1)
         elif type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
             if value.flags.writeable and value.dtype.kind in "biufc" and value.ndim:
-                yield Part(path, kind, torch.as_tensor(value), holders)
+                yield ModelPart(path, kind, torch.as_tensor(value), holders)
         elif hasattr(value, "__dict__") and not isinstance(value, type):
             # Of the user's own objects only what is tensors, models, optimizers: a number there may
             # well be the rank's own.
@@ -194,13 +194,13 @@ class Walk:
 
     def _of_tensor(
         self, tensor: torch.Tensor, path: str, holders: Holders, kind: Kind, why_differs: str = ""
-    ) -> Part:
+    ) -> ModelPart:
         known = self._known.get(id(tensor))
         if known is not None and known.holders is not EVERYONE:
-            return Part(path, known.kind, tensor, known.holders, known.why_differs)
-        return Part(path, kind, tensor, _holders_of(tensor, holders), why_differs)
+            return ModelPart(path, known.kind, tensor, known.holders, known.why_differs)
+        return ModelPart(path, kind, tensor, _holders_of(tensor, holders), why_differs)
 
-    def _of_optimizer(self, optimizer: Optimizer, path: str, depth: int) -> Iterator[Part]:
+    def _of_optimizer(self, optimizer: Optimizer, path: str, depth: int) -> Iterator[ModelPart]:
         # Its state lies on one rank each, by design.
         has_state = type(optimizer).__name__ != "ZeroRedundancyOptimizer"
         for group_index, group in enumerate(optimizer.param_groups):
@@ -217,7 +217,7 @@ class Walk:
                 self.slots.append(slot)
                 yield from self._of_slot(slot, depth)
 
-    def _of_slot(self, slot: StateSlot, depth: int) -> Iterator[Part]:
+    def _of_slot(self, slot: StateSlot, depth: int) -> Iterator[ModelPart]:
         # Step counts and the like are equal on all ranks of the mesh on which the parameter is
         # sharded.
         common = (
@@ -232,7 +232,7 @@ class Walk:
                 yield dataclasses.replace(part, in_state=True)
 
 
-def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[Part]:
+def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[ModelPart]:
     """Return the states of the process's random generators.
 
     Args:
@@ -269,8 +269,8 @@ def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[Part]:
 
 def _generator(
     path: str, get: Callable[[], bytes], put: Callable[[bytes], Any], why_differs: str = ""
-) -> Part:
-    return Part(path, "rng", get(), EVERYONE, why_differs, put)
+) -> ModelPart:
+    return ModelPart(path, "rng", get(), EVERYONE, why_differs, put)
 
 
 def _bytes_of(state: torch.Tensor) -> bytes:
@@ -281,7 +281,7 @@ def _tensor_of(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _of_module(module: nn.Module, path: str) -> Iterator[Part]:
+def _of_module(module: nn.Module, path: str) -> Iterator[ModelPart]:
     """Yield a module's parameters and buffers, each once, in the module's order."""
     meshes = [p.device_mesh for p in module.parameters() if is_dtensor(p)]
     # Norms and biases beside tensor-parallel layers: plain tensors that all ranks of that mesh
@@ -297,7 +297,7 @@ def _of_submodule(
     ignored: frozenset[int],
     why_buffers: str,
     seen: set[int],
-) -> Iterator[Part]:
+) -> Iterator[ModelPart]:
     if isinstance(module, DistributedDataParallel):
         holders = _on_group(module.process_group)
         skipped = module.parameters_to_ignore
@@ -325,7 +325,7 @@ def _of_submodule(
                 _OWN_STATISTICS if own_statistics and name in _STATISTICS else ""
             )
         who = _only_here() if id(tensor) in ignored else _holders_of(tensor, holders)
-        yield Part(f"{path}.{name}", kind, tensor, who, why_differs)
+        yield ModelPart(f"{path}.{name}", kind, tensor, who, why_differs)
     for name, child in module._modules.items():
         if child is not None and id(child) not in seen:
             seen.add(id(child))

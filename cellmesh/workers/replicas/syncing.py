@@ -18,7 +18,7 @@ from ...wire.ranks import describe_groups, describe_ranks, group_ranks
 from ...wire.replicas import SyncReport
 from ..rank.value_reducer import is_dtensor
 from .checking import find_parts
-from .parts import Part, StateSlot
+from .parts import ModelPart, StateSlot
 
 _MAX_NAMED = 3
 
@@ -197,7 +197,7 @@ def _made(layout: Any, slot: StateSlot) -> Any:
     return layout
 
 
-def _view_part(part: Part) -> _PartView:
+def _view_part(part: ModelPart) -> _PartView:
     positions = tuple(dist.get_rank(group) for group in part.holders.find_groups())
     if part.replace is not None:
         return _PartView((), None, part.holders.ranks, positions, part.value)

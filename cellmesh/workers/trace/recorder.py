@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ...stdlib import time
-from ...wire.inspect import History
+from ...wire.inspect import HistoryQuery
 from ...wire.trace import CellSpan, Operations, Past, What
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Spans:
                 found.append((what, begin_s, end_s))
         return found
 
-    def past(self, subject: History) -> Past:
+    def past(self, subject: HistoryQuery) -> Past:
         """The last cells and their operations."""
         now_s = time.monotonic()
         cells = [

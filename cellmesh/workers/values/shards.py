@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import MeshUsageError
-from ...wire.messages import PushParts
 from ...wire.shards import Box, Part, placed_box, plain_box
+from ...wire.values import PushParts
 from ..rank.value_reducer import is_dtensor
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cellmesh.controller.output.sinks import CellSink, Displays
 from cellmesh.errors import NoMeshError
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.comms import ToFrontEnd
-from cellmesh.wire.messages import Display
+from cellmesh.wire.output import Display
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 

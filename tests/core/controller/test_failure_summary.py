@@ -13,7 +13,8 @@ from cellmesh.controller.failure_summary import (
     summarize,
 )
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Died, Done, Failed, RankState
+from cellmesh.wire.messages import Died, Done, Failed
+from cellmesh.wire.status import RankState
 
 
 def failed(

@@ -8,7 +8,9 @@ from cellmesh.controller.failure_summary import describe_state
 from cellmesh.controller.results import Results
 from cellmesh.errors import MeshUsageError, RankDied, RankFailure, RanksInterrupted, RemoteError
 from cellmesh.wire import payload
-from cellmesh.wire.messages import Done, Failed, Output, Pickled, RankState
+from cellmesh.wire.messages import Done, Failed, Pickled
+from cellmesh.wire.output import Output
+from cellmesh.wire.status import RankState
 
 from ...support.run_cases import Case
 

@@ -11,14 +11,14 @@ import pytest
 from cellmesh.controller import status
 from cellmesh.controller.core.mesh_state import FIRST_HEAL
 from cellmesh.controller.status import (
-    History,
     RankStatus,
     Snapshot,
+    StatusHistory,
     ViewHeartbeat,
     keep_states,
     rank_statuses,
 )
-from cellmesh.wire.messages import RankInfo, RankState
+from cellmesh.wire.status import RankInfo, RankState
 
 
 def info(rank: int, **changes: Any) -> RankInfo:
@@ -150,7 +150,7 @@ def test_rank_status_is_sent_without_its_defaults() -> None:
 
 
 def test_series_hold_the_last_minute() -> None:
-    history = History()
+    history = StatusHistory()
     for second in range(100):
         told = history.add(float(second), [RankStatus(rank=0, doing="idle", rss=second, cpu=1.5)])
     assert told == {"at_s": 99.0, "rss": [99], "cpu": [1.5]}
@@ -160,7 +160,7 @@ def test_series_hold_the_last_minute() -> None:
 
 
 def test_series_begin_anew_with_another_hosts_clock() -> None:
-    history = History()
+    history = StatusHistory()
     history.add(1000.0, [RankStatus(rank=0, doing="idle", rss=1)])
     history.add(3.0, [RankStatus(rank=0, doing="idle", rss=2)])
     assert history.all() == [{"at_s": 3.0, "rss": [2]}]

@@ -15,14 +15,14 @@ import pytest
 from cellmesh.controller.run_waiter import RunWaiter
 from cellmesh.controller.stdin import GATHER_S, Prompts
 from cellmesh.errors import RanksInterrupted
-from cellmesh.wire.messages import Ask
+from cellmesh.wire.stdin import InputRequest
 
 from ...support.run_cases import WAIT_S, beside, press_stop_once_main_waits_in
 from ...support.runs import FakeControl
 
 
-def ask(request: int = 1, prompt: str = "name? ", is_password: bool = False) -> Ask:
-    return Ask(1, request, prompt, is_password)
+def ask(request: int = 1, prompt: str = "name? ", is_password: bool = False) -> InputRequest:
+    return InputRequest(1, request, prompt, is_password)
 
 
 # ---- gathering

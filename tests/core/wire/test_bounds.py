@@ -17,9 +17,10 @@ from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
 from cellmesh.controller.session import run_registry as catalogs
-from cellmesh.controller.session.run_registry import Catalog
+from cellmesh.controller.session.run_registry import RunRegistry
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Died, Done, Interrupt, Pickled, Probe, RankState
+from cellmesh.wire.messages import Died, Done, Interrupt, Pickled
+from cellmesh.wire.status import Probe, RankState
 
 from ...support.core_decisions import control_sent, hear, of, ready_core, told
 from ...support.runs import FakeControl, relay, work_item
@@ -32,9 +33,9 @@ def make_run(number: int, ranks: Sequence[int]) -> Run[Any]:
     return Run(number, work_item(ranks), Printer(ranks, ConsoleSink()), FakeControl())
 
 
-def in_flight(*runs: tuple[Sequence[int], int]) -> Catalog:
+def in_flight(*runs: tuple[Sequence[int], int]) -> RunRegistry:
     """Runs of these ranks with so many bytes, the oldest first."""
-    catalog = Catalog(4, FakeControl())
+    catalog = RunRegistry(4, FakeControl())
     for number, (ranks, num_bytes) in enumerate(runs, 1):
         catalog.add(make_run(number, ranks), num_bytes)
     return catalog

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellmesh.errors import ProtocolError
+from cellmesh.wire.attach import Hello
 from cellmesh.wire.codec import (
     Codec,
     Parcel,
@@ -30,11 +31,7 @@ from cellmesh.wire.messages import (
     Done,
     Failed,
     FromRank,
-    Hello,
-    Output,
     Pickled,
-    Probe,
-    PullNames,
     Ranked,
     Relay,
     RunCall,
@@ -44,6 +41,9 @@ from cellmesh.wire.messages import (
     ToController,
     ToMainThread,
 )
+from cellmesh.wire.output import Output
+from cellmesh.wire.status import Probe
+from cellmesh.wire.values import PullNames
 
 from ...support.verb_strategies import parcels_of
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from cellmesh.errors import ProtocolError
 from cellmesh.wire.codec import Parcel, at_rank_for_work, encode
-from cellmesh.wire.messages import PullNames
-from cellmesh.wire.stream import Channel, QueuedChannel, Reader
+from cellmesh.wire.stream import Channel, QueuedChannel, StreamReader
+from cellmesh.wire.values import PullNames
 
 WAIT_S = 10.0
 
@@ -86,7 +86,7 @@ def test_a_channel_writes_what_the_format_says(messages: list[list[bytes]]) -> N
 @given(messages=MESSAGES)
 @settings(max_examples=30)
 def test_messages_that_come_byte_by_byte_are_whole(messages: list[list[bytes]]) -> None:
-    reader = Reader()
+    reader = StreamReader()
     received: list[Any] = []
     with socketpair() as (ours, theirs):
         for byte in on_the_wire(messages):
@@ -100,7 +100,7 @@ def test_messages_that_come_byte_by_byte_are_whole(messages: list[list[bytes]]) 
 def test_messages_that_come_in_any_pieces_are_whole(
     messages: list[list[bytes]], data: st.DataObject
 ) -> None:
-    reader = Reader()
+    reader = StreamReader()
     received: list[Any] = []
     rest = on_the_wire(messages)
     with socketpair() as (ours, theirs):

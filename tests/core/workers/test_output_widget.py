@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.wire.messages import DisplayKind
+from cellmesh.wire.output import DisplayKind
 from cellmesh.workers import output_widget
 from cellmesh.workers.output_widget import Capture, Throttle, find_capture
 

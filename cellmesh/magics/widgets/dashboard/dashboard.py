@@ -32,15 +32,15 @@ from ....controller.mesh import Mesh
 from ....controller.output.sinks import cell_publisher
 from ....controller.stacks import show_stacks
 from ....controller.status import (
-    History,
     RankStatus,
     Snapshot,
+    StatusHistory,
     ViewHeartbeat,
     rank_statuses,
     take_snapshot,
 )
-from ....wire.messages import RankState
 from ....wire.ranks import describe_ranks
+from ....wire.status import RankState
 from ...render.tables import Table, status_table
 from ..base.widget import LiveView, Static, Widget, load_css, load_js
 
@@ -86,7 +86,7 @@ class Dashboard:
         self._is_due = False
         self._is_over = False
         self._ranks: list[RankStatus] = []
-        self._history = History()
+        self._history = StatusHistory()
         self._told: dict[str, Any] = {}
         self._open: int | None = None
         self._panel: dict[str, Any] = {}

@@ -44,7 +44,7 @@ class Waited:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopPoint:
     """The interrupt or release of a run.
 
     Attributes:

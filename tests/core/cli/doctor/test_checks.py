@@ -9,14 +9,14 @@ import pytest
 
 from cellmesh.cli.doctor.checks import Finding, examine
 from cellmesh.cli.doctor.facts import Facts
-from cellmesh.cli.doctor.probe import Driver, Probe, Torch
+from cellmesh.cli.doctor.probe import Driver, HostProbe, Torch
 from cellmesh.cli.doctor.smoke_test import Trial
 
 GB = 10**9
 
 HEALTHY = Facts(
     num_ranks=4,
-    probe=Probe(
+    probe=HostProbe(
         torch=Torch(
             version="2.13.0+cpu",
             import_s=0.9,

@@ -6,27 +6,22 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish, Waits
+from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Finish, Waiting
 from cellmesh.controller.core.runs import REPORT_AFTER_S
 from cellmesh.wire.codec import Parcel, at_rank_for_work
 from cellmesh.wire.messages import (
     Died,
-    Display,
     Done,
-    HostReport,
     Interrupt,
     LogText,
-    Output,
     Pickled,
-    Probe,
-    PullNames,
-    RankState,
-    ReadHost,
     ReadLog,
     Relay,
-    Skipped,
     StoreDied,
 )
+from cellmesh.wire.output import Display, Output, Skipped
+from cellmesh.wire.status import HostReport, Probe, RankState, ReadHost
+from cellmesh.wire.values import PullNames
 
 from ....support.core_decisions import (
     FAILED,
@@ -140,7 +135,7 @@ def test_after_a_failure_the_others_are_asked_where_they_are() -> None:
     assert type(probe) is Probe
     assert hear(core, (1,), state_of(probe.request, 1)) == []
     assert hear(core, (2,), state_of(probe.request, 1, 6)) == [
-        Waits(1, {1: state_of(probe.request, 1), 2: state_of(probe.request, 1, 6)})
+        Waiting(1, {1: state_of(probe.request, 1), 2: state_of(probe.request, 1, 6)})
     ]
 
 
@@ -149,8 +144,8 @@ def test_ranks_that_answer_soon_after_a_failure_are_not_asked() -> None:
     core.submit(relay(1, (0, 1)))
     hear(core, (0,), FAILED, now=10.0)
     hear(core, (1,), Done(1), now=10.1)
-    assert of(Waits, core.tick(10.1 + REPORT_AFTER_S)) == []
-    assert of(Waits, core.tick(20.0)) == []
+    assert of(Waiting, core.tick(10.1 + REPORT_AFTER_S)) == []
+    assert of(Waiting, core.tick(20.0)) == []
 
 
 def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
@@ -171,7 +166,7 @@ def test_nobody_is_told_of_a_run_that_has_ended() -> None:
     [(_, probe)] = control_sent(core.tick(REPORT_AFTER_S))
     hear(core, (1,), Done(1), now=REPORT_AFTER_S)
     assert hear(core, (1,), state_of(probe.request, 1)) == []
-    assert of(Waits, core.tick(100.0)) == []
+    assert of(Waiting, core.tick(100.0)) == []
 
 
 # ---- deaths

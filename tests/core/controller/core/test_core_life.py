@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.controller.core.core import Answer, Change, Core, Deliver, Effect, Finish
+from cellmesh.wire.attach import Refused, Welcome
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import (
     Died,
@@ -17,12 +18,10 @@ from cellmesh.wire.messages import (
     Failed,
     MeshReady,
     Progress,
-    Refused,
     Restart,
     StartFailed,
     Stop,
     Stopped,
-    Welcome,
 )
 
 from ....support.core_decisions import hear, infos, of, ready_core, sent

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.core.deadlock import Tally, find_disagreements, find_stuck, must_be_healed
-from cellmesh.wire.messages import GroupCount, RankState
+from cellmesh.wire.groups import GroupCount
+from cellmesh.wire.status import RankState
 
 from ....support.core_decisions import counted
 

@@ -13,20 +13,9 @@ from cellmesh.controller.core.recovery_state import PATIENCE_S
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import (
-    Blueprint,
-    Describe,
-    Died,
-    Done,
-    Failed,
-    Heal,
-    Kill,
-    Probe,
-    Ranked,
-    Release,
-    Respawn,
-    Resume,
-)
+from cellmesh.wire.groups import Blueprint, Describe, Heal
+from cellmesh.wire.messages import Died, Done, Failed, Kill, Ranked, Release, Respawn, Resume
+from cellmesh.wire.status import Probe
 
 from ....support.core_decisions import (
     FAILED,

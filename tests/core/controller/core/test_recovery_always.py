@@ -146,7 +146,7 @@ class Mesh(RuleBasedStateMachine):
         sim.pass_time(30.0)
         if self.needs_user or self.pipelines:
             self.stop_all()
-        assert sim.unfinished == set(), sim.core._board.pending
+        assert sim.unfinished == set(), sim.core._mesh.pending
         self.check_quiet()
         self.check_whole()
 
@@ -162,9 +162,9 @@ class Mesh(RuleBasedStateMachine):
     def check_quiet(self) -> None:
         sim, core = self.sim, self.sim.core
         sim.pass_time(1.0)
-        assert core._board.pending == {}
+        assert core._mesh.pending == {}
         assert core._recovery.phase == "calm"
-        assert core._board.held == {}
+        assert core._mesh.held == {}
         assert not sim.open_requests
         assert [rank.rank for rank in sim.ranks.values() if rank.holds_back or rank.inbox] == []
         assert core.deadline() is None

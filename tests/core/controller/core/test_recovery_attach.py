@@ -6,21 +6,11 @@ from typing import Any
 
 from cellmesh.controller.core.core import Core, Finish
 from cellmesh.controller.core.recovery import FIRST_HEAL
+from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import (
-    Describe,
-    Done,
-    Failed,
-    Heal,
-    MeshReady,
-    Probe,
-    RankInfo,
-    Respawn,
-    Resume,
-    RunInfo,
-    StoreDied,
-    Welcome,
-)
+from cellmesh.wire.groups import Describe, Heal
+from cellmesh.wire.messages import Done, Failed, MeshReady, Respawn, Resume, StoreDied
+from cellmesh.wire.status import Probe, RankInfo
 
 from ....support.core_decisions import (
     answer_probe,

@@ -11,20 +11,18 @@ from cellmesh.controller.core.recovery import ABANDON_S, HEAL_S, MAX_ATTEMPTS, R
 from cellmesh.controller.core.requests import ANSWER_S
 from cellmesh.controller.core.runs import STOP_S
 from cellmesh.wire.codec import Parcel
+from cellmesh.wire.groups import Blueprint, Describe, Heal
 from cellmesh.wire.messages import (
-    Blueprint,
-    Describe,
     Died,
     Done,
     Failed,
-    Heal,
     MeshReady,
-    Probe,
     Release,
     Respawn,
     RespawnFailed,
     Resume,
 )
+from cellmesh.wire.status import Probe
 
 from ....support.core_decisions import (
     FAILED,

@@ -6,7 +6,7 @@ from typing import Any
 
 from cellmesh.controller.core.core import Answer, Effect
 from cellmesh.controller.core.requests import ANSWER_S, Questions
-from cellmesh.wire.messages import Probe
+from cellmesh.wire.status import Probe
 
 from ....support.core_decisions import control_sent
 

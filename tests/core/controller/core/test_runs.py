@@ -10,22 +10,12 @@ from typing import Any
 
 import pytest
 
-from cellmesh.controller.core.core import Core, Deliver, Finish, Waits, Watch
+from cellmesh.controller.core.core import Core, Deliver, Finish, Waiting, Watch
 from cellmesh.controller.core.runs import ESCALATE_S, REPORT_AFTER_S, STOP_S, SWEEP_S, WATCH_AFTER_S
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import (
-    Ask,
-    AskEnded,
-    Died,
-    Done,
-    Failed,
-    Interrupt,
-    Kill,
-    Probe,
-    RankState,
-    Release,
-    Reply,
-)
+from cellmesh.wire.messages import Died, Done, Failed, Interrupt, Kill, Release
+from cellmesh.wire.status import Probe, RankState
+from cellmesh.wire.stdin import InputCancelled, InputReply, InputRequest
 
 from ....support.core_decisions import (
     FAILED,
@@ -105,17 +95,17 @@ def test_with_wait_nobody_is_released() -> None:
     hear(core, (0,), FAILED, now=0.0)
     _, probe = only(Probe, core.tick(REPORT_AFTER_S))
     state = waiting_in(probe.request, 1, 1)
-    assert of(Waits, hear(core, (1,), state, REPORT_AFTER_S)) == [Waits(1, {1: state})]
+    assert of(Waiting, hear(core, (1,), state, REPORT_AFTER_S)) == [Waiting(1, {1: state})]
     assert not any(verbs(Release, effects) for _, effects in ticks(core, 30.0))
 
 
 def test_nobody_is_released_while_a_rank_asks() -> None:
     core = ready_core(settle_s=1.0)
     core.submit(relay(1, (0, 1, 2)))
-    hear(core, (1,), Ask(1, 77, "(Pdb) "), now=0.5)
+    hear(core, (1,), InputRequest(1, 77, "(Pdb) "), now=0.5)
     hear(core, (0,), FAILED, now=1.0)
     assert not any(verbs(Release, effects) for _, effects in ticks(core, 20.0))
-    assert told(core.reply({1: 77}, "q")) == [((1,), Reply(77, "q"))]
+    assert told(core.reply({1: 77}, "q")) == [((1,), InputReply(77, "q"))]
     found = [ranks for _, effects in ticks(core, 25.0) for ranks, _ in verbs(Release, effects)]
     assert found == [(1, 2)]
 
@@ -123,9 +113,9 @@ def test_nobody_is_released_while_a_rank_asks() -> None:
 def test_a_question_that_is_withdrawn_no_longer_keeps_the_others() -> None:
     core = ready_core(settle_s=1.0)
     core.submit(relay(1, (0, 1)))
-    hear(core, (1,), Ask(1, 77, "? "), now=0.0)
+    hear(core, (1,), InputRequest(1, 77, "? "), now=0.0)
     hear(core, (0,), FAILED, now=0.0)
-    hear(core, (1,), AskEnded(1, 77), now=3.0)
+    hear(core, (1,), InputCancelled(1, 77), now=3.0)
     assert [r for _, effects in ticks(core, 9.0) for r, _ in verbs(Release, effects)] == [(1,)]
     assert core.reply({1: 77}, "late") == []
 
@@ -133,7 +123,7 @@ def test_a_question_that_is_withdrawn_no_longer_keeps_the_others() -> None:
 def test_nobody_busy_waits_for_an_answer_where_nothing_settles() -> None:
     core = ready_core(settle_s=0.0)
     core.submit(relay(1, (0, 1)))
-    hear(core, (1,), Ask(1, 77, "? "), now=0.0)
+    hear(core, (1,), InputRequest(1, 77, "? "), now=0.0)
     hear(core, (0,), FAILED, now=0.0)
     core.tick(0.0)
     assert core.deadline() is not None
@@ -229,7 +219,7 @@ def test_a_rank_that_has_not_begun_the_run_will_come() -> None:
     core.submit(relay(2, (0, 2)))
     core.wait_for(2)
     hear(core, (0,), FAILED, now=0.0)  # and holds run 2 back until rank 1 has ended run 1
-    hear(core, (1,), Ask(1, 5, "? "), now=0.0)
+    hear(core, (1,), InputRequest(1, 5, "? "), now=0.0)
     at, [_, request] = sweep(core, 5.0)
     for rank in (0, 1, 3):
         assert hear(core, (rank,), idle(request, 0), at) == []
@@ -270,7 +260,7 @@ def test_who_waits_is_not_released_while_another_asks() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 1, 2)))
     hear(core, (2,), Done(1), now=0.1)
-    hear(core, (1,), Ask(1, 7, "(Pdb) "), now=0.1)
+    hear(core, (1,), InputRequest(1, 7, "(Pdb) "), now=0.1)
     assert not any(verbs(Probe, effects) for _, effects in ticks(core, WATCH_AFTER_S - 0.1))
 
 

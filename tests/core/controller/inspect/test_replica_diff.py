@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cellmesh.controller.inspect.inspection import Inspection
 from cellmesh.controller.inspect.replica_diff import (
     Comparison,
-    Difference,
+    LargestDifference,
     Replicas,
     compare,
     differing,
@@ -86,14 +86,14 @@ def test_what_could_not_be_read_is_named() -> None:
 @pytest.mark.parametrize(
     ("difference", "words"),
     [
-        (Difference(0.125, False), "by up to 0.125"),
-        (Difference(0.125, True), "by at least 0.125"),
-        (Difference(math.inf, False), "by a NaN or an infinity"),
-        (Difference(0.0, False), "in bits, not in value"),
-        (Difference(0.0, True), "in no element that was compared"),
+        (LargestDifference(0.125, False), "by up to 0.125"),
+        (LargestDifference(0.125, True), "by at least 0.125"),
+        (LargestDifference(math.inf, False), "by a NaN or an infinity"),
+        (LargestDifference(0.0, False), "in bits, not in value"),
+        (LargestDifference(0.0, True), "in no element that was compared"),
     ],
 )
-def test_differences_are_told_in_words(difference: Difference, words: str) -> None:
+def test_differences_are_told_in_words(difference: LargestDifference, words: str) -> None:
     comparison = Comparison((Replicas((), ((0, 1), (2,)), difference),))
     assert str(comparison) == f"replicas differ: ranks 0-1 ≠ 2 {words}"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from cellmesh.controller.output.cell_record import Entry, Record, share
+from cellmesh.controller.output.cell_record import Record, RecordEntry, share
 from cellmesh.controller.output.fold import Line, Rich
 
 
-def line(*ranks: int, text: str = "text") -> Entry:
-    return Entry(ranks, Line("stdout", text))
+def line(*ranks: int, text: str = "text") -> RecordEntry:
+    return RecordEntry(ranks, Line("stdout", text))
 
 
 def texts(record: Record, rank: int) -> list[str]:
@@ -32,10 +32,10 @@ def test_a_remark_is_nobodys() -> None:
 
 def test_a_display_is_replaced_where_it_stands() -> None:
     record = Record()
-    record.add(Entry((0,), Rich("display", b"1"), "a"))
+    record.add(RecordEntry((0,), Rich("display", b"1"), "a"))
     record.add(line(0))
-    record.replace(Entry((0,), Rich("display", b"2"), "a"))
-    record.replace(Entry((0,), Rich("display", b"3"), "of another cell"))
+    record.replace(RecordEntry((0,), Rich("display", b"2"), "a"))
+    record.replace(RecordEntry((0,), Rich("display", b"3"), "of another cell"))
     assert record.by_rank()[0].items == (Rich("display", b"2"), Line("stdout", "text"))
 
 
@@ -101,7 +101,7 @@ def test_what_was_dropped_of_others_cannot_be_shown_again() -> None:
 def test_widgets_stay_once_it_is_their_callbacks_that_clear() -> None:
     record = Record()
     record.add(line(0))
-    record.add(Entry((0,), None, "d", {"data": {}}, widget="m"))
+    record.add(RecordEntry((0,), None, "d", {"data": {}}, widget="m"))
     assert record.cost_of_others((0,)) == 0
     record.keeps_widgets = True
     assert record.cost_of_others((0,)) > 0

@@ -18,7 +18,7 @@ from cellmesh.controller.output.fold import (
     Line,
     Rich,
 )
-from cellmesh.wire.messages import Display, Output
+from cellmesh.wire.output import Display, Output
 
 from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, display
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellmesh.controller.output.fold import HOLD_RESULT_S, HOLD_S
-from cellmesh.wire.messages import Display, Failed, Output, Skipped
+from cellmesh.wire.messages import Failed
+from cellmesh.wire.output import Display, Output, Skipped
 
 from ....support.folded_reader import LONG_S, SHORT_S, Screen, as_text, display, failure
 

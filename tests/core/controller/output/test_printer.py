@@ -12,7 +12,9 @@ import pytest
 from cellmesh.controller.output.fold import HOLD_S
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.output.sinks import CellSink, ConsoleSink
-from cellmesh.wire.messages import Bar, BarState, Died, Display, Done, Failed, Output
+from cellmesh.wire.messages import Died, Done, Failed
+from cellmesh.wire.output import Display, Output
+from cellmesh.wire.progress import Bar, BarState
 
 FAILED = Failed(1, "ValueError", "no", "Traceback: no", 3)
 

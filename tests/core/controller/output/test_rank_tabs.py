@@ -12,7 +12,7 @@ import pytest
 
 from cellmesh.controller.output import rank_tabs as tabs_module
 from cellmesh.controller.output.ansi import as_html
-from cellmesh.controller.output.cell_record import Output
+from cellmesh.controller.output.cell_record import RecordedOutput
 from cellmesh.controller.output.fold import Gap, Item, Line, Rich, Trace
 from cellmesh.controller.output.mime_bundle import balance
 from cellmesh.controller.output.rank_tabs import LIMIT_BYTES, switch
@@ -76,7 +76,7 @@ class Tabs(HTMLParser):
 
 
 def tabs(*outputs: tuple[Item, ...], **options: Any) -> Tabs:
-    found = {rank: Output(items) for rank, items in enumerate(outputs)}
+    found = {rank: RecordedOutput(items) for rank, items in enumerate(outputs)}
     parsed = Tabs(switch(found, "abc123", **options))
     assert parsed.is_balanced
     return parsed
@@ -103,7 +103,7 @@ SAME = (out("step 1"), out("loss 0.5"))
 def test_where_there_is_nothing_to_switch_there_is_no_switch(
     outputs: tuple[tuple[Item, ...], ...],
 ) -> None:
-    assert switch({rank: Output(items) for rank, items in enumerate(outputs)}, "abc") == ""
+    assert switch({rank: RecordedOutput(items) for rank, items in enumerate(outputs)}, "abc") == ""
 
 
 def test_ranks_that_differ_have_a_part_each_and_equal_ones_share_it() -> None:
@@ -124,7 +124,7 @@ def test_different_pictures_are_worth_a_switch_however_few() -> None:
 
 
 def test_ranks_that_lost_different_output_differ() -> None:
-    outputs = {0: Output(SAME, dropped=5), 1: Output(SAME)}
+    outputs = {0: RecordedOutput(SAME, dropped=5), 1: RecordedOutput(SAME)}
     assert Tabs(switch(outputs, "abc")).parts["0"].startswith("… what came before is shown above")
 
 
@@ -243,7 +243,9 @@ def test_balanced_html_is_left_as_it_is() -> None:
 
 def test_it_is_bounded_and_the_newest_is_kept() -> None:
     many = tuple(out(f"line {number} " + "x" * 80) for number in range(20_000))
-    text = switch({0: Output(many), 1: Output(many[:-1]), 2: Output(SAME)}, "abc")
+    text = switch(
+        {0: RecordedOutput(many), 1: RecordedOutput(many[:-1]), 2: RecordedOutput(SAME)}, "abc"
+    )
     assert len(text) <= LIMIT_BYTES
     parts = Tabs(text).parts
     assert parts["0"].rstrip("x").endswith("line 19999 ")
@@ -256,7 +258,9 @@ def test_it_is_bounded_and_the_newest_is_kept() -> None:
 
 def test_pictures_count() -> None:
     pictures = tuple(rich(png="A" * 60_000 + str(number)) for number in range(5))
-    text = switch({rank: Output((*pictures[rank:], out("end"))) for rank in range(2)}, "abc")
+    text = switch(
+        {rank: RecordedOutput((*pictures[rank:], out("end"))) for rank in range(2)}, "abc"
+    )
     assert len(text) <= LIMIT_BYTES
     found = Tabs(text)
     assert [str(attrs["src"])[-1] for tag, attrs in found.elements["0"] if tag == "img"] == ["4"]
@@ -269,14 +273,16 @@ def test_what_many_share_is_drawn_once_and_what_has_no_room_not_at_all(
     plain = tabs_module._piece
     monkeypatch.setattr(tabs_module, "_piece", lambda item: [drawn.append(item), plain(item)][1])
     shared = tuple(out(f"{number:>999}") for number in range(1000))
-    outputs = {rank: Output((*shared, out(f"of {rank}"), out("end"))) for rank in range(64)}
+    outputs = {rank: RecordedOutput((*shared, out(f"of {rank}"), out("end"))) for rank in range(64)}
     text = switch(outputs, "abc", limit_bytes=100_000)
     assert set(Tabs(text).parts) == set(map(str, range(64)))
     assert len(drawn) == 64 * 2 + 100
 
 
 def test_one_long_line_keeps_its_end_and_no_half_of_an_entity() -> None:
-    text = switch({0: Output((out("&" * 300_000 + "end"),)), 1: Output(SAME)}, "abc")
+    text = switch(
+        {0: RecordedOutput((out("&" * 300_000 + "end"),)), 1: RecordedOutput(SAME)}, "abc"
+    )
     assert len(text) <= LIMIT_BYTES
     assert Tabs(text).parts["0"].endswith("&&&end")
     assert "ogs 0</code></div><pre" in text
@@ -289,7 +295,7 @@ def test_one_long_line_keeps_its_end_and_no_half_of_an_entity() -> None:
 
 def test_64_ranks_that_all_differ_are_all_there() -> None:
     outputs = {
-        rank: Output((out("a"), *(out(f"{rank} {step}") for step in range(500))))
+        rank: RecordedOutput((out("a"), *(out(f"{rank} {step}") for step in range(500))))
         for rank in range(64)
     }
     text = switch(outputs, "abc")
@@ -298,7 +304,7 @@ def test_64_ranks_that_all_differ_are_all_there() -> None:
 
 
 def test_1000_ranks_are_too_many() -> None:
-    outputs = {rank: Output((out("a"), out(f"{rank}"))) for rank in range(1000)}
+    outputs = {rank: RecordedOutput((out("a"), out(f"{rank}"))) for rank in range(1000)}
     text = switch(outputs, "abc")
     assert len(text) <= 1.1 * LIMIT_BYTES
     assert "and 744 more: %dist_logs" in text

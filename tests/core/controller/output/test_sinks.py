@@ -34,7 +34,7 @@ from cellmesh.controller.output.sinks import (
     join_streams,
     label,
 )
-from cellmesh.wire.messages import Display, Output
+from cellmesh.wire.output import Display, Output
 
 
 def line(*ranks: int, text: str = "text", stream: Any = "stdout") -> Block:

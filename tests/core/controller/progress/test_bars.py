@@ -15,7 +15,7 @@ from cellmesh.controller.progress.bars import REDRAW_S, SETTLE_S, STILL_S, BarBo
 from cellmesh.controller.progress.console import ConsoleBars
 from cellmesh.controller.progress.drawing import as_html, as_lines
 from cellmesh.controller.progress.rows import format_count, format_rate, format_time, make_row
-from cellmesh.wire.messages import Bar
+from cellmesh.wire.progress import Bar
 
 LONG_S = 10.0
 

@@ -8,7 +8,7 @@ import pytest
 from cellmesh.controller.session.launch.local import LocalAgent, found
 from cellmesh.controller.session.link import Link
 from cellmesh.controller.session.session import Session
-from cellmesh.wire.messages import RunInfo, Welcome
+from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.ticket import Ticket
 
 WELCOME = Welcome(1, os.getpid(), "host", next_run=8, runs=(RunInfo(7, (0, 1), "cell 2"),))

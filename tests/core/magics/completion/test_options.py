@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.magics.completion.meanings import Choices, Sources
+from cellmesh.magics.completion.meanings import Choices, NameSources
 from cellmesh.magics.completion.options import complete_line
 from cellmesh.magics.options import COMMANDS
 
@@ -20,7 +20,7 @@ def on_ranks(typed: str, names_only: bool) -> Choices:
     return Choices(typed, tuple(name for name in ("loss", "model") if name.startswith(typed)))
 
 
-SOURCES = Sources(
+SOURCES = NameSources(
     num_ranks=4,
     dims={"dp": 2, "tp": 3},
     on_ranks=on_ranks,
@@ -28,12 +28,12 @@ SOURCES = Sources(
     meshes=lambda: ["mesh-1", "mesh-2"],
     numbers=lambda: ["accuracy", "loss"],
 )
-NO_MESH = Sources(
+NO_MESH = NameSources(
     0, {}, lambda typed, _: Choices(typed, ()), lambda: ["batch"], lambda: [], lambda: []
 )
 
 
-def texts(line: str, sources: Sources = SOURCES) -> tuple[str, ...]:
+def texts(line: str, sources: NameSources = SOURCES) -> tuple[str, ...]:
     found = complete_line(line, sources)
     return found.texts if found is not None else ()
 

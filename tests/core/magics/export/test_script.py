@@ -22,7 +22,7 @@ from cellmesh.magics.export.history import (
     Checkpoint,
     Entry,
     Held,
-    History,
+    PageHistory,
     Push,
     RankCell,
     Reshape,
@@ -45,9 +45,9 @@ class Ended:
         return self.failed
 
 
-def history_of(*cells: Entry | str, dims: dict[str, int] | None = None) -> History:
+def history_of(*cells: Entry | str, dims: dict[str, int] | None = None) -> PageHistory:
     """A history with a cell for each entry; text is a cell of the notebook's own process."""
-    history = History()
+    history = PageHistory()
     history.begin(Beginning(dims or {"dp": 4}, "gloo", 1))
     for count, cell in enumerate(cells, 2):
         if isinstance(cell, str):
@@ -384,7 +384,7 @@ def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
         export(history, path, with_locals=False, overwrite=False)
     export(history, path, with_locals=False, overwrite=True)
     with pytest.raises(MeshUsageError, match="nothing to export"):
-        export(History(), path, with_locals=False, overwrite=True)
+        export(PageHistory(), path, with_locals=False, overwrite=True)
 
 
 def test_what_would_be_no_python_is_not_written(

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cellmesh.controller.inspect.inspection import Inspection, Spread
-from cellmesh.controller.inspect.replica_diff import Comparison, Difference, Replicas
+from cellmesh.controller.inspect.replica_diff import Comparison, LargestDifference, Replicas
 from cellmesh.magics.render.drawings import (
-    Block,
+    TextBlock,
     bars_image,
     bars_text,
     heatmap_image,
@@ -79,7 +79,7 @@ def inspection(items: dict[int, dict[str, TensorSummary]], **changes: Any) -> In
 
 
 def test_one_tensor_is_a_table_and_a_histogram_for_each_rank() -> None:
-    comparison = Comparison((Replicas((), ((0,), (1,)), Difference(0.5, False)),))
+    comparison = Comparison((Replicas((), ((0,), (1,)), LargestDifference(0.5, False)),))
     spread = Spread(-1.0, 1.0, {0: (1, 8, 7), 1: (0, 8, 8)})
     static = static_of(
         inspection(
@@ -197,9 +197,9 @@ def sharded(rank: int, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tenso
 
 def test_shards_lie_in_their_places() -> None:
     blocks = [
-        Block((0, 2), (0, 0), (3, 4)),
-        Block((1, 3), (3, 0), (2, 4)),
-        Block((4,), (5, 0), (0, 4)),
+        TextBlock((0, 2), (0, 0), (3, 4)),
+        TextBlock((1, 3), (3, 0), (2, 4)),
+        TextBlock((4,), (5, 0), (0, 4)),
     ]
     (drawing,) = Tags(shards_image((5, 4), blocks)).images("image/svg+xml")
     root = ET.fromstring(drawing)
@@ -217,14 +217,18 @@ def test_shards_lie_in_their_places() -> None:
 @pytest.mark.parametrize(
     ("shape", "blocks", "boxes"),
     [
-        ((4,), [Block((0,), (0,), (2,)), Block((1,), (2,), (2,))], 2),
-        ((2, 3, 4), [Block((0,), (0, 0, 0), (2, 3, 2)), Block((1,), (0, 0, 2), (2, 3, 2))], 2),
-        ((), [Block((0,), (), ())], 0),
-        ((0, 4), [Block((0,), (0, 0), (0, 4))], 0),
+        ((4,), [TextBlock((0,), (0,), (2,)), TextBlock((1,), (2,), (2,))], 2),
+        (
+            (2, 3, 4),
+            [TextBlock((0,), (0, 0, 0), (2, 3, 2)), TextBlock((1,), (0, 0, 2), (2, 3, 2))],
+            2,
+        ),
+        ((), [TextBlock((0,), (), ())], 0),
+        ((0, 4), [TextBlock((0,), (0, 0), (0, 4))], 0),
     ],
 )
 def test_tensors_of_any_dims_are_drawn(
-    shape: tuple[int, ...], blocks: list[Block], boxes: int
+    shape: tuple[int, ...], blocks: list[TextBlock], boxes: int
 ) -> None:
     drawing = shards_image(shape, blocks)
     assert drawing.count("<img") == bool(boxes)

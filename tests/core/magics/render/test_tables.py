@@ -10,7 +10,7 @@ import pytest
 from cellmesh.controller.inspect.replica_diff import compare
 from cellmesh.magics.render.tables import Table, facts_table, mesh_table, status_table
 from cellmesh.wire.inspect import TensorSummary
-from cellmesh.wire.messages import RankInfo, RankState
+from cellmesh.wire.status import RankInfo, RankState
 
 
 def info(rank: int, **changes: Any) -> RankInfo:

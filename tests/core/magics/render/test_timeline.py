@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.trace.match import Cell, History, Operation
+from cellmesh.controller.trace.match import History, Operation, TimelineCell
 from cellmesh.controller.trace.profile import MAX_TRACE_BYTES, Profile
 from cellmesh.magics.render.profiles import ProfileView
 from cellmesh.magics.render.tables import memory_table
@@ -30,8 +30,8 @@ from cellmesh.magics.render.timeline import (
     timeline_of_history,
 )
 from cellmesh.magics.widgets.timeline.timeline import cell_table, pack, rank_table, static_of
-from cellmesh.wire.messages import MemoryUse, RankInfo, RankState
 from cellmesh.wire.profile import Collective, OperatorTime, RankProfile
+from cellmesh.wire.status import MemoryUse, RankInfo, RankState
 
 MS = 1_000_000
 
@@ -249,7 +249,9 @@ def test_gpus_have_columns_of_their_own() -> None:
 def history_of(num_ranks: int) -> History:
     """Two cells; the last rank comes late to an all_reduce in each."""
     cells = tuple(
-        Cell(run, title, dict.fromkeys(range(num_ranks), (at, at + 100 * MS)), shift_ns=shift)
+        TimelineCell(
+            run, title, dict.fromkeys(range(num_ranks), (at, at + 100 * MS)), shift_ns=shift
+        )
         for run, title, at, shift in ((1, "In[3]", 0, 0), (2, "<b>train</b>()", 900 * MS, 700 * MS))
     )
     late = num_ranks - 1

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Bar, Done, Failed, Output, Pickled, Ranked, RankState, Skipped
+from cellmesh.wire.messages import Done, Failed, Pickled, Ranked
+from cellmesh.wire.output import Output, Skipped
+from cellmesh.wire.progress import Bar
+from cellmesh.wire.status import RankState
 from cellmesh.workers.agent.merger import HOLD_BARS_S, HOLD_S, Merger
 
 LATER = 1e6

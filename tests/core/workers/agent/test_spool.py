@@ -8,28 +8,24 @@ import pytest
 
 from cellmesh.errors import HostError
 from cellmesh.wire import payload
+from cellmesh.wire.attach import RunInfo
 from cellmesh.wire.codec import Parcel
+from cellmesh.wire.groups import GroupCount
 from cellmesh.wire.messages import (
-    Ask,
-    AskEnded,
-    Bar,
     Died,
-    Display,
     Done,
     Failed,
-    GroupCount,
-    HostReport,
     MeshReady,
-    Output,
     Pickled,
     Progress,
     Ranked,
-    RankState,
     Relay,
-    RunInfo,
-    Skipped,
     StoreDied,
 )
+from cellmesh.wire.output import Display, Output, Skipped
+from cellmesh.wire.progress import Bar
+from cellmesh.wire.status import HostReport, RankState
+from cellmesh.wire.stdin import InputCancelled, InputRequest
 from cellmesh.workers.agent.spool import MAX_BARS, Spool
 
 STATE = Parcel(MeshReady(()))
@@ -225,7 +221,7 @@ def test_a_restart_ends_all_runs() -> None:
 def test_an_open_question_is_asked_again() -> None:
     spool = attended()
     begin(spool, 4, 0, 1)
-    asks = say((1,), Ask(4, 9, "> "))
+    asks = say((1,), InputRequest(4, 9, "> "))
     spool.acked([asks])
     assert spool.has_asks()
     spool.leave([])
@@ -237,11 +233,11 @@ def test_an_open_question_is_asked_again() -> None:
 def test_a_question_that_is_settled_is_not(how: str) -> None:
     spool = attended()
     begin(spool, 4, 0, 1)
-    spool.acked([say((1,), Ask(4, 9, "> "))])
+    spool.acked([say((1,), InputRequest(4, 9, "> "))])
     if how == "replied":
         spool.replied((1,))
     else:
-        spool.acked([say((1,), AskEnded(4, 9) if how == "ended" else Done(4))])
+        spool.acked([say((1,), InputCancelled(4, 9) if how == "ended" else Done(4))])
     assert not spool.has_asks()
 
 

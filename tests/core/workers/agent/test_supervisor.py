@@ -7,18 +7,9 @@ from typing import Any
 import pytest
 
 from cellmesh.wire.codec import Parcel, encode
-from cellmesh.wire.messages import (
-    Died,
-    Display,
-    Done,
-    Failed,
-    Output,
-    Probe,
-    Ranked,
-    RankState,
-    Relay,
-    Skipped,
-)
+from cellmesh.wire.messages import Died, Done, Failed, Ranked, Relay
+from cellmesh.wire.output import Display, Output, Skipped
+from cellmesh.wire.status import Probe, RankState
 from cellmesh.workers.agent.actions import ToRanks, Up
 from cellmesh.workers.agent.supervisor import LAST_WORDS_S
 

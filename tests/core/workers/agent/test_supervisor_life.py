@@ -9,7 +9,6 @@ from cellmesh.wire.messages import (
     Died,
     Done,
     MeshReady,
-    Output,
     Progress,
     Ranked,
     RankUnready,
@@ -17,6 +16,7 @@ from cellmesh.wire.messages import (
     Stopped,
     StoreDied,
 )
+from cellmesh.wire.output import Output
 from cellmesh.workers.agent.actions import AskToLeave, End, Fork, KillRanks
 from cellmesh.workers.agent.supervisor import LEAVE_S, MAX_ZYGOTES_LOST
 

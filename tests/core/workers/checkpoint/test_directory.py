@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cellmesh.workers.checkpoint import directory as checkpoint_place
-from cellmesh.workers.checkpoint.directory import Place, exchange
+from cellmesh.workers.checkpoint.directory import CheckpointDirectory, exchange
 
 
 class Killed(BaseException):
@@ -30,9 +30,9 @@ def version_at(directory: Path) -> str:
     return version
 
 
-def begin(target: Path, version: str, token: str) -> Place:
+def begin(target: Path, version: str, token: str) -> CheckpointDirectory:
     """A save that has written all."""
-    place = Place(target)
+    place = CheckpointDirectory(target)
     place.open_beside(token, cleans_up=True)
     place.mark_written(0, b"")
     write(place.beside, version)
@@ -82,7 +82,7 @@ def test_wherever_it_is_killed_what_is_there_is_whole(
     place.close(discards=False)  # as the kernel does
     if has_old and can_exchange:
         assert version_at(target) in ("old", "new")  # nobody need have looked after it
-    assert not Place(target).why_no_checkpoint() or (was_killed and not has_old)
+    assert not CheckpointDirectory(target).why_no_checkpoint() or (was_killed and not has_old)
     if target.exists():
         assert (
             version_at(target) == "new" if not was_killed else version_at(target) in ("old", "new")
@@ -119,7 +119,7 @@ def test_a_save_that_goes_on_is_not_cleaned_up(tmp_path: Path) -> None:
 
 
 def test_the_last_to_let_go_of_a_failed_save_removes_it(tmp_path: Path) -> None:
-    ranks = [Place(tmp_path / "latest") for _ in range(3)]
+    ranks = [CheckpointDirectory(tmp_path / "latest") for _ in range(3)]
     for rank, place in enumerate(ranks):
         place.open_beside("a", cleans_up=rank == 0)
     ranks[1].mark_failed(1, "OSError: full")
@@ -148,13 +148,13 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    assert "notes.txt" in Place(tmp_path / "data").why_not()
-    assert "is a file" in Place(tmp_path / "file").why_not()
+    assert "notes.txt" in CheckpointDirectory(tmp_path / "data").why_not()
+    assert "is a file" in CheckpointDirectory(tmp_path / "file").why_not()
     (tmp_path / "data" / ".metadata").write_text("")
-    assert "notes.txt" in Place(tmp_path / "data").why_not()
+    assert "notes.txt" in CheckpointDirectory(tmp_path / "data").why_not()
     write(tmp_path / "checkpoint", "old")
     (tmp_path / "empty").mkdir()
     for name in ("checkpoint", "empty", "none"):
-        assert not Place(tmp_path / name).why_not()
-    assert "nothing at" in Place(tmp_path / "none").why_no_checkpoint()
-    assert "is no checkpoint" in Place(tmp_path / "empty").why_no_checkpoint()
+        assert not CheckpointDirectory(tmp_path / name).why_not()
+    assert "nothing at" in CheckpointDirectory(tmp_path / "none").why_no_checkpoint()
+    assert "is no checkpoint" in CheckpointDirectory(tmp_path / "empty").why_no_checkpoint()

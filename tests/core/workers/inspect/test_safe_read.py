@@ -31,7 +31,7 @@ from cellmesh.workers.inspect import safe_read as reading_module
 from cellmesh.workers.inspect.chunks import pieces
 from cellmesh.workers.inspect.handler import InspectHandler
 from cellmesh.workers.inspect.names import describe_shortly
-from cellmesh.workers.inspect.safe_read import Copier, Reader, UnreadableError, reading
+from cellmesh.workers.inspect.safe_read import Copier, SafeReader, UnreadableError, reading
 
 from .test_chunks import quantised, tensors
 
@@ -160,7 +160,7 @@ def test_a_long_row_of_pixels_is_read_in_parts(
 ) -> None:
     monkeypatch.setattr(downsample, "piece_size", lambda part: 100)
     taken: list[int] = []
-    for kind in (Reader, Copier):
+    for kind in (SafeReader, Copier):
         monkeypatch.setattr(kind, "take", noting(kind.take, taken))
     value = torch.randn(40_009, 3, generator=torch.Generator().manual_seed(1))[:, 1]
     shell: Any = SimpleNamespace(user_ns={"x": value})
@@ -177,7 +177,7 @@ def test_a_long_row_of_pixels_is_read_in_parts(
 
 
 def noting(take: Any, sizes: list[int]) -> Any:
-    def taking(read: Reader, view: torch.Tensor) -> torch.Tensor:
+    def taking(read: SafeReader, view: torch.Tensor) -> torch.Tensor:
         sizes.append(view.numel())
         taken: torch.Tensor = take(read, view)
         return taken

@@ -14,7 +14,7 @@ from rich import console, progress
 from tqdm import std
 
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Bar
+from cellmesh.wire.progress import Bar
 from cellmesh.workers.progress import rich_bars
 from cellmesh.workers.progress.meters import GATHER_S, Meters, Reading, spot_outside, spots_of
 from cellmesh.workers.progress.tqdm_bars import is_ours, patch_std

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from cellmesh.workers.groups.ledger import Operation
+from cellmesh.workers.groups.ledger import CollectiveRecord
 from cellmesh.workers.rank import control
 from cellmesh.workers.rank.control import ControlThread
 from cellmesh.workers.rank.stack_inspection.activity import Activity
@@ -21,7 +21,7 @@ class Clocked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.last: Operation | None = None
+        self.last: CollectiveRecord | None = None
         monkeypatch.setattr(control.time, "monotonic", lambda: self.now)
         groups = SimpleNamespace(
             ledger=SimpleNamespace(current=lambda: None, last_begun=lambda: self.last),
@@ -46,7 +46,7 @@ def test_who_makes_a_group_waits_as_long_as_nothing_changes(
     clocked = Clocked(monkeypatch)
     assert clocked.waited_s(100.0) == 0
     assert clocked.waited_s(103.0) == 3
-    clocked.last = Operation("barrier", "g", 90.0)
+    clocked.last = CollectiveRecord("barrier", "g", 90.0)
     assert clocked.waited_s(104.0) == 0
     assert clocked.waited_s(106.0) == 2
 
@@ -56,5 +56,5 @@ def test_between_two_operations_of_a_loop_nothing_was_waited_for(
 ) -> None:
     clocked = Clocked(monkeypatch)
     for second in range(100, 110):
-        clocked.last = Operation("all_reduce", "g", second - 0.5)
+        clocked.last = CollectiveRecord("all_reduce", "g", second - 0.5)
         assert clocked.waited_s(second) == 0

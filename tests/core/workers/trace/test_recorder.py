@@ -9,7 +9,7 @@ import time
 import pytest
 from torch.futures import Future
 
-from cellmesh.wire.inspect import History
+from cellmesh.wire.inspect import HistoryQuery
 from cellmesh.wire.trace import Past, What
 from cellmesh.workers.run_tracker import MAX_RUNS, RunRecord, RunTracker
 from cellmesh.workers.trace import recorder as module
@@ -31,7 +31,7 @@ def end_cell(spans: Spans) -> None:
 
 
 def past(spans: Spans, **options: int) -> Past:
-    return spans.past(History(**options))
+    return spans.past(HistoryQuery(**options))
 
 
 def names(told: Past) -> list[str]:

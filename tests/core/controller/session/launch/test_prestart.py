@@ -10,7 +10,7 @@ import pytest
 
 from cellmesh.controller.session.launch.prestart import State, conditions, decide, is_read_at_import
 from cellmesh.wire.prestart import argument, kernel_of
-from cellmesh.workers.prestart import Patience
+from cellmesh.workers.prestart import IdleLimit
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_pa
 
 
 def test_the_time_runs_while_no_mesh_lives() -> None:
-    patience = Patience(10.0, now=100.0)
+    patience = IdleLimit(10.0, now=100.0)
     assert patience.left_s(103.0) == 7.0
     patience.mesh_started(1)
     patience.mesh_started(2)

@@ -21,7 +21,7 @@ from cellmesh.magics.widgets.plot import plot as plots
 from cellmesh.magics.widgets.plot.plot import REFRESH_S, LivePlot
 from cellmesh.magics.widgets.timeline.timeline import LiveTimeline
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.messages import Logged
+from cellmesh.wire.metrics import Logged
 
 
 class Cell:

@@ -14,7 +14,7 @@ import pytest
 
 from cellmesh.controller.status import Snapshot
 from cellmesh.magics.widgets.dashboard.dashboard import Dashboard
-from cellmesh.wire.messages import RankInfo, RankState
+from cellmesh.wire.status import RankInfo, RankState
 
 PATIENCE_S = 20.0
 

@@ -1,0 +1,75 @@
+"""How a controller and an agent meet and part."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .verb import Verb
+
+
+class Hello(Verb, frozen=True):
+    """First message of a controller; before accepting it, the agent reads no other message of that
+    peer.
+
+    `link` names one controller's link, also across connections that break; `num_received` is how
+    many messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who
+    holds it.
+    """
+
+    key: bytes
+    protocol: int
+    pid: int
+    version: str = ""
+    python: str = ""
+    link: bytes = b""
+    num_received: int = 0
+    steal: bool = False
+    package: str = ""
+    torch: str = ""
+
+
+class Detach(Verb, frozen=True):
+    """The controller leaves; the ranks live on under their lease."""
+
+
+class RunInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A run in flight, for a controller that attaches."""
+
+    run: int
+    ranks: tuple[int, ...]
+    title: str
+    execution_count: int = 0
+
+
+class Welcome(Verb, frozen=True):
+    """The agent accepts the controller.
+
+    `num_received` is how many messages the agent has received from this link; `next_run` is above
+    every run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of output were
+    dropped while no controller was attached. The kept messages follow.
+    """
+
+    protocol: int
+    agent_pid: int
+    host: str
+    num_received: int = 0
+    next_run: int = 1
+    runs: tuple[RunInfo, ...] = ()
+    mesh_dim_names: tuple[str, ...] = ()
+    mesh_shape: tuple[int, ...] = ()
+    num_dropped_bytes: int = 0
+    away_s: float = 0.0
+
+
+class Refused(Verb, frozen=True):
+    """The agent does not accept the controller."""
+
+    reason: str
+
+
+class Detached(Verb, frozen=True):
+    """The agent has detached the controller: at its request, or because another one took over
+    (`reason`).
+    """
+
+    reason: str

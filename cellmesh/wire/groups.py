@@ -1,0 +1,65 @@
+"""Process groups: what a rank has done on them, and how they are made and healed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .verb import Verb, WorkVerb
+
+
+class GroupCount(msgspec.Struct, frozen=True, array_like=True):
+    """How many collectives a rank has begun on a process group.
+
+    Attributes:
+        name: torch's name of the group.
+        ranks: its members; () for all ranks.
+        num_collectives: begun by this rank since the group was made or healed.
+        num_sent: messages sent, as (peer's global rank, number), peers ascending.
+        num_received: likewise.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    num_collectives: int
+    num_sent: tuple[tuple[int, int], ...] = ()
+    num_received: tuple[tuple[int, int], ...] = ()
+
+
+class SetMesh(WorkVerb, frozen=True):
+    """Build the torch DeviceMesh of these dims and bind it to ``mesh``. Collective."""
+
+    run: int
+    mesh_dim_names: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+
+
+class Heal(WorkVerb, frozen=True):
+    """Rebuild every process group whose members are all among `ranks`, in place. Collective among
+    them.
+
+    A rank does this before work that it holds back. `generation` has not been used before in this
+    mesh. A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with
+    an empty one it makes the mesh's own, of these dims. `store_port` is where the c10d store
+    listens now (0: as before).
+    """
+
+    run: int
+    generation: int
+    ranks: tuple[int, ...]
+    blueprint: bytes
+    mesh_dim_names: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+    store_port: int = 0
+
+
+class Describe(Verb, frozen=True):
+    """Ask a rank for the data from which a new rank makes the same process groups (`Blueprint`)."""
+
+    request: int
+
+
+class Blueprint(Verb, frozen=True):
+    """Answer to `Describe`; only ranks read its content."""
+
+    request: int
+    data: bytes

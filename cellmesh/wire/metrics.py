@@ -1,0 +1,17 @@
+"""Numbers that user code reports with `cellmesh.log`."""
+
+from __future__ import annotations
+
+from .verb import Verb
+
+
+class Logged(Verb, frozen=True):
+    """Numbers that user code has reported (``cellmesh.log``), in the order of their steps.
+
+    Each row of `values` belongs to one name of `names`; its columns to `steps`.
+    """
+
+    run: int
+    names: tuple[str, ...]
+    steps: tuple[float, ...]
+    values: tuple[tuple[float, ...], ...]

@@ -1,0 +1,125 @@
+"""What ranks do and hold: asked of their control threads and of the agent."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from .groups import GroupCount
+from .verb import Verb
+
+Phase = Literal["starting", "idle", "running", "dead"]
+
+
+class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's memory, in bytes; the last cell may still be running.
+
+    Attributes:
+        rss: resident now. Pages that ranks share (what was imported before they were forked) count
+            in each.
+        peak_rss: the most that it has been since the rank began.
+        cell_rss: by how much the last cell has changed `rss`.
+        cell_peak_rss: by how much the last cell has raised `peak_rss`.
+        execution_count: the last cell's ``In[n]``; 0 if there was none.
+        allocated, peak_allocated, reserved: on the rank's GPU, by torch's allocator.
+        cell_allocated: by how much the last cell has changed `allocated`.
+    """
+
+    rss: int = 0
+    peak_rss: int = 0
+    cell_rss: int = 0
+    cell_peak_rss: int = 0
+    execution_count: int = 0
+    allocated: int = 0
+    peak_allocated: int = 0
+    reserved: int = 0
+    cell_allocated: int = 0
+
+
+class Probe(Verb, frozen=True):
+    """Ask a rank's control thread for the state of the main thread (`RankState`)."""
+
+    request: int
+
+
+class RankState(Verb, frozen=True):
+    """The state of a rank's main thread.
+
+    `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is
+    in, as written, or the innermost Python function; `collective` the torch.distributed call it
+    waits in ("" if none), `group` that call's group by torch's name, and `waited_s` for how long;
+    `asks` that it waits for the user (`InputRequest`); `is_broken` that its groups must be healed;
+    `counts` has all its groups; `memory` what it holds; `device_percent` how busy its GPU is, by
+    any process (-1: not known).
+    """
+
+    request: int
+    run: int
+    execution_count: int
+    line: int
+    where: str
+    collective: str
+    device: str
+    device_bytes: int
+    group: str = ""
+    waited_s: float = 0.0
+    asks: bool = False
+    is_broken: bool = False
+    counts: tuple[GroupCount, ...] = ()
+    memory: MemoryUse = MemoryUse()
+    device_percent: int = -1
+
+
+class Stacks(Verb, frozen=True):
+    """Ask for the Python stacks of the rank's threads (`StackText`)."""
+
+    request: int
+    all_threads: bool = False
+
+
+class StackText(Verb, frozen=True):
+    """Answer to `Stacks`."""
+
+    request: int
+    text: str
+
+
+class RankInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One rank, as the agent knows it.
+
+    Attributes:
+        ending: how it ended, if it is dead.
+        predecessor_ending: how the rank ended that it replaced, as long as it is empty: no work
+            that `fills` (`Relay`) has ended well on it; "" for all others.
+        last_output: the last lines of the one that ended, if either is given.
+        cpu_s: CPU time that its process has used, by all its threads, in seconds.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    phase: Phase
+    device: str = ""
+    backend: str = ""
+    rss_bytes: int = 0
+    ending: str = ""
+    predecessor_ending: str = ""
+    last_output: str = ""
+    cpu_s: float = 0.0
+
+
+class ReadHost(Verb, frozen=True):
+    """Ask the agent for facts about its processes (`HostReport`)."""
+
+    request: int
+
+
+class HostReport(Verb, frozen=True):
+    """Answer to `ReadHost`; `at_s` is when the processes were measured, by the host's monotonic
+    clock.
+    """
+
+    request: int
+    ranks: tuple[RankInfo, ...]
+    at_s: float = 0.0
