@@ -96,7 +96,7 @@ class Core:
 
     @property
     def state(self) -> State:
-        """Where in its life the mesh is."""
+        """The mesh's state."""
         return self._mesh.state
 
     @property
@@ -111,17 +111,17 @@ class Core:
 
     @property
     def lost(self) -> set[int]:
-        """The dead ranks that nobody is about to replace."""
+        """The dead ranks that no recovery is about to replace."""
         return self._mesh.dead.keys() - set(self._recovery.to_replace.missing())
 
     @property
     def condemned(self) -> set[int]:
-        """The ranks that are about to be killed, unless they stop after all."""
+        """The ranks that are killed unless they stop before."""
         return self._runs.condemned()
 
     @property
     def transitions(self) -> tuple[Transition, ...]:
-        """Those of the recovery and of runs that came last, the oldest first."""
+        """The last transitions of the recovery and of runs, the oldest first."""
         return self._mesh.transitions.all()
 
     @property
@@ -164,20 +164,22 @@ class Core:
         return effects
 
     def wait_for(self, run: int) -> list[Effect]:
-        """The user waits for a run and does nothing else: who has no work will not join it."""
+        """Note that the user waits for a run and does nothing else: ranks without work will not
+        join it.
+        """
         if run in self._mesh.pending:
             self._mesh.pending[run].is_waited_for = True
         return []
 
     def interrupt(self, run: int, now: float | None = None) -> list[Effect]:
-        """Interrupt a run on the ranks that have not ended it; the second time kills what does not
-        stop.
+        """Interrupt a run on the ranks that have not ended it; a second time, kill those that go
+        on.
         """
         return self._runs.interrupt((run,), self._see(now))
 
     def interrupt_all(self, runs: Iterable[int], now: float) -> list[Effect]:
-        """As `interrupt`, many runs, the newest first: an older one that ends would let the next
-        begin.
+        """Interrupt many runs, the newest first, because the end of an older run would let the
+        next begin.
         """
         return self._runs.interrupt(runs, self._see(now))
 
@@ -222,7 +224,7 @@ class Core:
         return self._recovery.abandon(self._now)
 
     def set_dims(self, dims: Mapping[str, int]) -> list[Effect]:
-        """The DeviceMesh has these dims now."""
+        """Note the new dims of the DeviceMesh."""
         self._mesh.dims = dict(dims)
         return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
 
@@ -243,7 +245,7 @@ class Core:
         ]
 
     def detach(self) -> list[Effect]:
-        """Leave the mesh to itself."""
+        """Leave the mesh to its lease."""
         return [] if self.state == "ended" else [Send(Parcel(Detach()))]
 
     def stop(self) -> list[Effect]:
@@ -256,7 +258,7 @@ class Core:
     # ---- what happens
 
     def receive(self, parcel: Parcel[Any], now: float) -> list[Effect]:
-        """The agent said something."""
+        """Handle a message of the agent."""
         now = self._see(now)
         verb = parcel.verb
         if self.state == "ended":
@@ -292,7 +294,9 @@ class Core:
         return [Change(self.state, verb)]
 
     def agent_ended(self, reason: str, cause: Any = None) -> list[Effect]:
-        """The agent is gone, and every rank with it; or it no longer listens to this controller."""
+        """Handle that the agent, and every rank with it, has ended or cannot be reached any
+        longer.
+        """
         if self.state == "ended":
             return []
         self._mesh.state, self.has_ended = "ended", True
@@ -301,12 +305,12 @@ class Core:
         return [*effects, Change("ended", cause or Stopped(reason))]
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due."""
+        """Do what the time has come for."""
         now = self._see(now)
         return [*self._runs.tick(now), *self._questions.tick(now), *self._recovery.tick(now)]
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest; None: not before something happens."""
+        """When to call `tick` at the latest; None: not before a message or a command."""
         due = self._runs.deadline()
         for at in (self._questions.deadline(), self._recovery.deadline()):
             due = at if due is None or (at is not None and at < due) else due

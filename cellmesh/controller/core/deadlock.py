@@ -1,4 +1,5 @@
-"""Judgements on process groups, from what every rank says it has begun on them.
+"""Decides, from what every rank has begun on its process groups, which ranks are stuck and which
+groups disagree.
 
 Ranks of a group pair up their collectives by order: a rank that has begun fewer than another has
 not come to those yet. What a rank waits for will never come if the ranks that are missing have
@@ -62,8 +63,8 @@ def _messages_differ(by_rank: Mapping[int, GroupCount]) -> bool:
 def _summed_up(
     numbers: Mapping[tuple[int, int], int], receivers: Collection[int]
 ) -> dict[tuple[int, int], int]:
-    """(sender, receiver) -> number, where the sender is -1 for receivers that do not care for
-    it.
+    """Return (sender, receiver) -> number of messages; the sender is -1 for receives from any
+    rank.
     """
     sums: dict[tuple[int, int], int] = {}
     for (sender, receiver), number in numbers.items():
@@ -73,14 +74,14 @@ def _summed_up(
 
 
 def must_be_healed(states: Mapping[int, RankState], num_ranks: int) -> bool:
-    """Whether these ranks, which run nothing, would not meet in their next collectives."""
+    """Whether the next collectives of these idle ranks would not match."""
     counts = {rank: state.counts for rank, state in states.items()}
     is_broken = any(state.is_broken for state in states.values())
     return is_broken or bool(find_disagreements(counts, num_ranks, with_messages=True))
 
 
 class Tally:
-    """What ranks have begun on their groups, as they last told, between runs.
+    """What each rank has begun on its groups, as last reported, between runs.
 
     Attributes:
         is_new: something was added since disagreements were last looked for, or there were some.
@@ -91,29 +92,27 @@ class Tally:
         self.is_new = False
 
     def add(self, ranks: Iterable[int], counts: Sequence[GroupCount]) -> None:
-        """These ranks have begun something in a run that has ended well."""
+        """Add what these ranks have begun in a run that ended well."""
         for rank in ranks:
             self._counts.setdefault(rank, {}).update((count.name, count) for count in counts)
         self.is_new = True
 
     def replace(self, rank: int, counts: Sequence[GroupCount]) -> None:
-        """All that a rank has begun."""
+        """Set all that a rank has begun."""
         self._counts[rank] = {count.name: count for count in counts}
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """These ranks' groups are new, or they have none."""
+        """Forget what these ranks have begun: their groups are new, or they have none."""
         for rank in ranks:
             self._counts.pop(rank, None)
 
     def clear(self) -> None:
-        """All ranks are new."""
+        """Forget everything: all ranks are new."""
         self._counts.clear()
         self.is_new = False
 
     def find_new_disagreements(self, ranks: Iterable[int], num_ranks: int) -> list[tuple[int, ...]]:
-        """As `find_disagreements` among ranks that do nothing now; cheap where nothing was added
-        since.
-        """
+        """As `find_disagreements` among idle ranks; cheap if nothing was added since."""
         if not self.is_new:
             return []
         counts = {rank: tuple(self._counts.get(rank, {}).values()) for rank in ranks}
@@ -130,7 +129,7 @@ def find_stuck(
     num_ranks: int,
     patience_s: float,
 ) -> list[int]:
-    """The ranks that wait in a collective for one that will not come.
+    """Return the ranks that wait in a collective for a rank that will not join it.
 
     Args:
         states: what ranks do, as far as they answered; with all their groups' counts.
@@ -182,7 +181,7 @@ def _waits_for(
 
 
 def _message_is_missing(own: GroupCount, theirs: GroupCount | None, rank: int, peer: int) -> bool:
-    """Whether a message between these two has been begun here and not there."""
+    """Whether one of two ranks has begun a message that the other has not."""
     their_sent = dict(theirs.num_sent).get(rank, 0) if theirs is not None else 0
     their_received = dict(theirs.num_received) if theirs is not None else {}
     if dict(own.num_received).get(peer, 0) > their_sent:
@@ -192,7 +191,7 @@ def _message_is_missing(own: GroupCount, theirs: GroupCount | None, rank: int, p
 
 
 def _is_owed_by_anyone(own: GroupCount, others: Iterable[GroupCount | None], rank: int) -> bool:
-    """Whether a message is received from anyone that nobody has sent."""
+    """Whether a rank receives from any rank a message that no rank has sent."""
     if dict(own.num_received).get(-1, 0) == 0:
         return False
     num_sent = sum(dict(theirs.num_sent).get(rank, 0) for theirs in others if theirs is not None)

@@ -1,4 +1,4 @@
-"""What the controller's core wants done: the link carries it out."""
+"""The effects that the core returns and the link carries out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ State = Literal["connecting", "starting", "ready", "restarting", "stopping", "en
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send to the agent."""
+    """Send a message to the agent."""
 
     parcel: Parcel[Any]
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Hand a run what some of its ranks said (or, with `Died`, what became of them).
+    """Give a run what some of its ranks sent or, with `Died`, how they ended.
 
     `has_begun`: False where these ranks end a run that they have not begun, as thousands may at
     once.
@@ -35,14 +35,14 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Tell a run's user where its other ranks are, after one failed."""
+    """Show a run's user where the other ranks are after one has failed."""
 
     run: int
     states: dict[int, RankState]
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Show where the ranks of a run that takes long are; one that does not answer is missing."""
+    """Show where the ranks of a long run are; ranks that do not answer are missing."""
 
     run: int
     states: Mapping[int, RankState]
@@ -56,13 +56,13 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Every rank of the run has ended it."""
+    """End a run: every rank has ended it."""
 
     run: int
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A question is answered, as far as it will be."""
+    """Answer a question, with as many ranks' answers as there are."""
 
     request: int
     value: Any
@@ -105,7 +105,7 @@ class HealReport:
 
 
 def describe_heal(report: HealReport) -> str:
-    """What a recovery did, in a sentence."""
+    """Describe in a sentence what a recovery did."""
     if report.failure and not report.healed:
         return f"the mesh could not be healed: {report.failure}"
     text = f"process groups rebuilt in {report.took_s:.1f} s; what the ranks hold is untouched"
@@ -129,7 +129,7 @@ def describe_heal(report: HealReport) -> str:
 
 
 def tell_busy(running: Mapping[int, str]) -> str:
-    """Why a heal does not work out now.
+    """Say why a heal cannot succeed now: ranks are busy.
 
     Args:
         running: rank that is not known to be idle -> what it runs, "" where that is not known.
@@ -152,7 +152,9 @@ def _does(num_ranks: int, title: str) -> str:
 
 
 def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
-    """That ranks are new, and what fills them; without a subject, of ranks that have been named."""
+    """Say that ranks are new and empty, and what fills them; without a subject, for ranks named
+    before.
+    """
     new = set(ranks)
     source = next(rank for rank in range(len(new) + 1) if rank not in new)
     it, verb = ("it", "is") if len(new) == 1 else ("they", "are")
@@ -160,7 +162,7 @@ def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
 
 
 def describe_healing(report: HealReport) -> str:
-    """What ``%dist_heal`` says."""
+    """Return the text that ``%dist_heal`` shows."""
     if not report.healed and not report.copied_to:
         text = "nothing to heal: every rank lives, and their process groups agree"
         new = report.empty

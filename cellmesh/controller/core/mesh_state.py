@@ -1,4 +1,4 @@
-"""What the core knows of its mesh: which ranks live, what they run, who holds back."""
+"""What the core knows of its mesh: which ranks live, what they run, which hold back work."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Pending:
         return self.settle_at is not None or bool(self.released) or self.interrupted_at is not None
 
     def begin(self, now: float) -> None:
-        """It is sent only now: what depends on how long it takes begins anew."""
+        """Restart the run's clocks: the run is sent only now."""
         waited_s = now - self.started_at
         self.is_sent, self.started_at, self.watched_at = True, now, now
         if self.first_end_at is not None:
@@ -73,24 +73,24 @@ class Pending:
 
 
 class News:
-    """Ranks that are new and empty, as long as the user has not been told of them."""
+    """New and empty ranks that the user has not been shown."""
 
     def __init__(self) -> None:
         self._endings: dict[int, str] = {}  # rank -> how its predecessor ended
 
     def add(self, infos: Iterable[RankInfo]) -> None:
-        """Those of these ranks that are new and empty are to be told of."""
+        """Note those of these ranks that are new and empty."""
         self._endings.update(
             {info.rank: info.predecessor_ending for info in infos if info.predecessor_ending}
         )
 
     def forget(self, ranks: Iterable[int] | None = None) -> None:
-        """The user knows of these, or all; or they are not empty any more, or dead."""
+        """Drop these ranks, or all: the user has seen them, or they are filled or dead."""
         for rank in list(self._endings if ranks is None else ranks):
             self._endings.pop(rank, None)
 
     def tell(self, run: int) -> list[Effect]:
-        """Tell it with a run's output, once."""
+        """Return the note on new ranks to show with a run's output, once."""
         endings, self._endings = dict(sorted(self._endings.items())), {}
         if not endings:
             return []
@@ -134,11 +134,11 @@ class MeshState:
         return {rank for rank in range(self.num_ranks) if rank not in self.dead}
 
     def among_living(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Those of some ranks that have a process."""
+        """Return those of some ranks that have a process."""
         return tuple(rank for rank in ranks if rank not in self.dead)
 
     def with_work(self) -> set[int]:
-        """The ranks that have work, also such as they hold back or as has not been sent."""
+        """The ranks that have work, including work that they hold back or that is not sent yet."""
         return {rank for run in self.pending.values() if run.is_work for rank in run.ranks}
 
     def busy(self, with_heals: bool = True) -> set[int]:
@@ -161,7 +161,7 @@ class MeshState:
         return idle
 
     def find_quiet(self, states: Mapping[int, RankState], resumable: set[int]) -> set[int]:
-        """The living ranks that do nothing and have nothing to do.
+        """Return the living ranks that do nothing and have no work.
 
         Args:
             states: what ranks answer; one that runs something does not hold back.
@@ -175,7 +175,7 @@ class MeshState:
         return idle - self.busy() - unsure - (self.held.keys() - resumable)
 
     def find_absent(self, pending: Pending, with_work: set[int]) -> set[int]:
-        """The ranks that will begin nothing more that a run could wait for, the dead left out.
+        """Return the living ranks that will begin nothing that a run could wait for.
 
         A rank that has ended it may come in another run, unless it holds that back until this one
         has ended.
@@ -187,14 +187,16 @@ class MeshState:
         return (set(pending.members) - may_come) | (others - with_work)
 
     def forget_asking(self, requests: Mapping[int, int]) -> list[int]:
-        """Those of some ranks that wait for the user by these requests; they do no longer."""
+        """Note that these ranks do not wait for the user's answer any longer; return those that
+        did.
+        """
         asking = [rank for rank, request in requests.items() if self.asking.get(rank) == request]
         for rank in asking:
             del self.asking[rank]
         return asking
 
     def runs_first(self, run: int) -> set[int]:
-        """The ranks that run this: they have nothing older to do, and hold nothing back."""
+        """Return the ranks that execute a run now: they have no older run and hold nothing back."""
         left = self.pending[run].ranks - self.held.keys()
         for number, pending in self.pending.items():
             if not left:  # soon so, where many runs wait
@@ -204,13 +206,13 @@ class MeshState:
         return left
 
     def in_failed_run(self, ranks: set[int]) -> bool:
-        """Whether some of these ranks have had a part in a run that has failed and not ended."""
+        """Whether some of these ranks took part in a run that has failed and not ended."""
         runs = [run for run in self.pending.values() if run.has_failed and run.is_work]
         return any(ranks & set(run.members) for run in runs)
 
     def in_failed_runs(self, ranks: set[int]) -> bool:
-        """Whether each of these ranks is in a run that has failed, and is or will be told to leave
-        it.
+        """Whether each of these ranks is in a run that has failed, and is or will be released
+        from it.
         """
         failed = [
             run for run in self.pending.values() if run.has_failed and run.is_work and run.is_sent
@@ -218,7 +220,7 @@ class MeshState:
         return ranks <= {rank for run in failed if run.is_called_off for rank in run.ranks}
 
     def running(self, ranks: Iterable[int]) -> dict[int, str]:
-        """rank -> what it has been sent first and not ended; "" where that is not known."""
+        """rank -> the title of the oldest run that it has not ended; "" if that is unknown."""
         titles = dict.fromkeys(ranks, "")
         for _, pending in sorted(self.pending.items(), reverse=True):
             if pending.is_work and pending.is_sent:
@@ -226,9 +228,7 @@ class MeshState:
         return titles
 
     def may_go_on(self, rank: int) -> bool:
-        """Whether a rank that holds back work may be told to go on: the failed run is over
-        everywhere.
-        """
+        """Whether a rank that holds back work may resume: the failed run has ended everywhere."""
         if any(
             run >= FIRST_HEAL and rank in pending.ranks for run, pending in self.pending.items()
         ):
@@ -237,20 +237,22 @@ class MeshState:
         return run >= FIRST_HEAL or run not in self.pending
 
     def let_go(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Those of some ranks that hold back work and may go on; they hold it back no longer."""
+        """Note that those of some ranks that may resume hold back work no longer; return them."""
         freed = tuple(rank for rank in sorted(ranks) if rank in self.held and self.may_go_on(rank))
         for rank in freed:
             del self.held[rank]
         return freed
 
     def note(self, run: int, pending: Pending, before: RunPhase, event: str, at: float) -> None:
-        """Keep that a run went from one phase to its present one."""
+        """Log a run's transition to its present phase."""
         subject = f"run {run} ({pending.title})" if pending.title else f"run {run}"
         after = pending.phase if pending.is_sent else "waiting"
         self.transitions.add(at, subject, before, event, after if pending.ranks else "ended")
 
     def begin(self, ready: MeshReady) -> None:
-        """The mesh is ready: all ranks are new, or not known yet."""
+        """Forget what ranks held: the mesh is ready with new ranks, or ranks that are not known
+        yet.
+        """
         self.state, self.ranks, self.store_port = "ready", ready.ranks, ready.store_port
         self.held, self.asking, self.news = {}, {}, News()
         self.dead = {

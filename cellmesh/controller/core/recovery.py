@@ -94,14 +94,14 @@ class Recovery:
     # ---- what the core tells
 
     def reset(self, reason: str, now: float) -> list[Effect]:
-        """All ranks are new, or gone."""
+        """Give up the recovery: all ranks are new, or gone."""
         for run in [run for run in self._mesh.pending if run >= FIRST_HEAL]:
             del self._mesh.pending[run]
         self._on("reset", now)
         return self._heal_requests.answer(HealReport(failure=reason))
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
-        """Heal before a run is sent whose ranks would not meet in their collectives."""
+        """Heal before a run whose ranks' next collectives would not match."""
         if self.phase != "calm":
             return []
         missing = self._mesh.dead and set(self.to_replace.missing()).intersection(ranks)
@@ -117,14 +117,16 @@ class Recovery:
         return []
 
     def defer(self, run: int, parcel: Parcel[Any], must_wait: bool) -> bool:
-        """Keep a run until the mesh is calm; False if it is, and the run's ranks will be there."""
+        """Keep a run until the recovery is over; False if there is none and all of the run's
+        ranks live.
+        """
         if self.phase == "calm" and not must_wait:
             return False
         self.deferred.add(run, parcel)
         return True
 
     def run_ended(self, run: int, pending: Pending, now: float) -> list[Effect]:
-        """A run has ended on all its ranks."""
+        """Handle that a run has ended on all its ranks."""
         if run >= FIRST_HEAL:
             return self._heal_ended(now) if run == self._heal_run else self.begin(now)
         if not (pending.is_work and pending.is_sent):
@@ -142,7 +144,7 @@ class Recovery:
         return []
 
     def rank_died(self, rank: int) -> None:
-        """A rank's process has ended; its runs are told next, then `after_death`."""
+        """Note that a rank's process has ended; its runs end next, then `after_death` is called."""
         self._must_heal = True
         self.tally.forget([rank])
         self._mesh.news.forget([rank])
@@ -155,18 +157,20 @@ class Recovery:
         self._again = self.phase != "calm"
 
     def after_death(self, rank: int, now: float) -> list[Effect]:
-        """The runs of a rank that died have been told; they are to end first."""
+        """Handle a rank's death once its runs have ended on the rank."""
         if self.phase != "calm" or self._mesh.in_failed_run({rank}):
             return []
         return self.begin(now)
 
     def store_moved(self, now: float) -> list[Effect]:
-        """The c10d store is a new one: groups are to be made over it."""
+        """Handle that the c10d store was replaced: groups must be rebuilt over the new one."""
         self._must_heal = True
         return self.begin(now)
 
     def rank_left_heal(self, run: int, ranks: tuple[int, ...], verb: Any) -> list[Effect]:
-        """Ranks have ended a run of this recovery's; where it went well they have groups."""
+        """Handle that ranks have ended a run of this recovery; where it went well they have
+        groups.
+        """
         if type(verb) is Done:
             self._newcomers.difference_update(ranks)
             self._attempt.notes.update(dict.fromkeys(verb.notes))
@@ -180,7 +184,7 @@ class Recovery:
         return self._release(self._mesh.pending[run])
 
     def respawned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
-        """Dead ranks are there again, without groups."""
+        """Handle that dead ranks were forked again, without groups."""
         new = {info.rank: info for info in ranks}
         self._mesh.ranks = tuple(new.get(info.rank, info) for info in self._mesh.ranks)
         for rank in new:
@@ -191,13 +195,13 @@ class Recovery:
         return self._on("respawned", now) if self.phase == "respawning" else self.begin(now)
 
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
-        """Dead ranks could not be forked: those that live are healed without them."""
+        """Handle that dead ranks could not be forked: living ranks are healed without them."""
         self.to_replace.spare(ranks)
         problem = f"{describe_ranks(ranks)} could not be started: {text}"
         return self._on("respawn failed", now, problem)
 
     def heal(self, request: int, now: float) -> list[Effect]:
-        """Replace dead ranks and rebuild groups; ranks that are to be released are waited for."""
+        """Replace dead ranks and rebuild groups; first wait for ranks that are being released."""
         self._heal_requests.add(request, now)
         busy = self._heal_requests.busy()
         must_wait = self._heal_requests.can_wait_for(busy, now)
@@ -208,18 +212,20 @@ class Recovery:
         return [] if must_wait else self.begin(now)
 
     def abandon(self, now: float) -> list[Effect]:
-        """The user no longer wants to wait for a heal."""
+        """Stop waiting for a heal: the user has interrupted it."""
         return self._on("abandoned", now)
 
     def resume_all(self, now: float) -> list[Effect]:
-        """A controller has attached and does not know who holds back, nor what was healed."""
+        """Resume all ranks: this controller has just attached and does not know which hold back
+        work.
+        """
         self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
         self._must_heal, self._is_new_here = bool(self._mesh.dead), True
         self.to_replace.add(self._mesh.dead if self._auto_heal else ())
         return self.begin(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up what takes too long."""
+        """Give up steps that take too long."""
         due = self.deadline()
         return [] if due is None or now < due else self._on("timed out", now)
 
@@ -230,11 +236,11 @@ class Recovery:
     # ---- the phases
 
     def begin(self, now: float) -> list[Effect]:
-        """Something may not be as it should: look, now or once more."""
+        """Examine the ranks, now or after the recovery that runs: something may be wrong."""
         return self._on("trouble", now) if self._mesh.state == "ready" else []
 
     def _on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
-        """Do what the table has for an event in this phase; nothing where it has none."""
+        """Do what the table says for an event in this phase; nothing if it has no entry."""
         before = self.phase
         if (before, event) not in RECOVERY:
             return []
@@ -249,7 +255,7 @@ class Recovery:
     def _ask(
         self, ranks: Collection[int], verb: Callable[[int], Control], now: float, then: OnAnswers
     ) -> list[Effect]:
-        """Ask ranks; their answers are not heard once another phase has been entered."""
+        """Ask ranks; ignore their answers once another phase has begun."""
         step = self._step
 
         def answered(answers: dict[int, Any], now: float) -> list[Effect]:
@@ -266,7 +272,7 @@ class Recovery:
         return []
 
     def _refuse(self, now: float) -> list[Effect]:
-        """Nobody waits any longer for ranks to leave a run that has failed."""
+        """Stop waiting for ranks to leave a run that has failed, and say that they are busy."""
         self.to_replace.withdraw()
         effects = self._heal_requests.refuse()
         if self.to_replace.missing():
@@ -316,7 +322,9 @@ class Recovery:
         return self.respawn_failed(self.to_replace.missing(), "it took too long", now)
 
     def _describe(self, now: float) -> list[Effect]:
-        """New ranks need to know which groups there are; others can be healed at once."""
+        """Ask a living rank which groups there are, for new ranks; without new ranks, heal at
+        once.
+        """
         old = sorted(self._quiet - self._newcomers)
         rank = old[self._attempt.num_failures % len(old)]
         return self._ask([rank], Describe, now, self._described)
@@ -342,7 +350,7 @@ class Recovery:
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:
-        """Ranks that take too long are released, and then left alone."""
+        """Release ranks that take too long to heal, and then give up on them."""
         pending = self._mesh.pending[self._heal_run]
         if not pending.released:
             self._deadline = now + ABANDON_S
@@ -356,7 +364,7 @@ class Recovery:
         return []
 
     def _call_off(self, now: float) -> list[Effect]:
-        """Whatever comes of this heal, there is no other."""
+        """Start no further heal after this one."""
         self._heal_requests.stop_asking_again()
         self._attempt.num_failures = MAX_ATTEMPTS
         self._deadline = now + ABANDON_S
@@ -394,7 +402,7 @@ class Recovery:
         return self._on("looked too early" if self._again else event, now)
 
     def _calm_down(self, now: float) -> list[Effect]:
-        """Let go on what has waited."""
+        """End the recovery and send the runs that waited for it."""
         effects: list[Effect] = []
         if resumed := self._mesh.let_go(self._resumable):
             effects.append(work(resumed, Resume(), -1))

@@ -1,5 +1,5 @@
-"""What a recovery keeps: whom to replace, which runs wait, who has asked for a heal, and what the
-attempt under way has done. Pure.
+"""The state of a recovery: ranks to replace, runs that wait, requests for a heal, and the
+attempt in progress. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Settle = Callable[[int, tuple[int, ...], Parcel[Any], float], list[Effect]]
 
 @dataclass
 class Attempt:
-    """One recovery, from calm to calm.
+    """One recovery, from its begin to the calm phase.
 
     Attributes:
         began_at: when, in seconds.
@@ -51,7 +51,7 @@ class Attempt:
     notes: dict[str, None] = field(default_factory=dict)
 
     def report(self, dead: dict[int, Died], now: float) -> HealReport:
-        """What the attempt did; these ranks are dead now."""
+        """Report what the attempt did; these ranks are dead now."""
         new = sorted(self.respawned)
         died = [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
         return HealReport(
@@ -65,7 +65,7 @@ class Attempt:
 
 
 class Deferred:
-    """Runs that have been submitted and wait until the mesh is calm, in order.
+    """Runs that were submitted during a recovery and wait for its end, in order.
 
     Args:
         mesh: has the runs.
@@ -86,11 +86,11 @@ class Deferred:
         self._waiting[run] = parcel
 
     def take_back(self, run: int) -> bool:
-        """Drop a run; whether it was here."""
+        """Drop a run; return whether it was waiting."""
         return self._waiting.pop(run, None) is not None
 
     def send_all(self, now: float, settle: Settle) -> list[Effect]:
-        """Send them to those of their ranks that live.
+        """Send all waiting runs to those of their ranks that live.
 
         Args:
             now: seconds.
@@ -119,8 +119,7 @@ class Deferred:
 
 
 class Replacements:
-    """Ranks that are to be replaced once they are dead, and whether for no other reason than that
-    the user asks for it.
+    """Ranks to replace once they are dead, and those that only the user asked to replace.
 
     Args:
         mesh: the mesh.
@@ -132,37 +131,37 @@ class Replacements:
         self._asked: set[int] = set()
 
     def missing(self) -> tuple[int, ...]:
-        """Those that are dead: they are about to be replaced, and runs for them wait."""
+        """The ranks to replace that are dead; runs for them wait."""
         return tuple(sorted(self._ranks & self._mesh.dead.keys()))
 
     def add(self, ranks: Collection[int]) -> None:
-        """These are replaced, whatever the user asks for."""
+        """Replace these ranks, even if the user does not ask for it."""
         self._ranks.update(ranks)
         self._asked.difference_update(ranks)
 
     def ask_for(self, ranks: Collection[int]) -> None:
-        """The user asks for these."""
+        """Replace these ranks because the user asks for it."""
         self._asked |= set(ranks) - self._ranks
         self._ranks |= self._asked
 
     def withdraw(self) -> None:
-        """The user asks no longer, or in vain."""
+        """Drop the user's request, which was withdrawn or failed."""
         self._ranks -= self._asked
         self._asked.clear()
 
     def spare(self, ranks: Collection[int]) -> None:
-        """These are new, or cannot be replaced."""
+        """Do not replace these ranks: they are new, or cannot be replaced."""
         self._ranks.difference_update(ranks)
         self._asked.difference_update(ranks)
 
     def clear(self) -> None:
-        """Nobody is replaced."""
+        """Replace no rank."""
         self._ranks.clear()
         self._asked.clear()
 
 
 class HealRequests:
-    """The questions that a `HealReport` answers.
+    """The open questions that a `HealReport` answers.
 
     Args:
         mesh: the mesh.
@@ -181,13 +180,15 @@ class HealRequests:
         return self._mesh.living() & self._mesh.busy(with_heals=False)
 
     def add(self, request: int, now: float) -> None:
-        """Somebody asks."""
+        """Add a question."""
         due = [run.settle_at for run in self._mesh.pending.values() if run.settle_at is not None]
         self._patience_ends = max([now, *due]) + PATIENCE_S
         self._requests.append(request)
 
     def can_wait_for(self, ranks: set[int], now: float) -> bool:
-        """Whether these ranks are about to leave what they run: somebody has failed in it."""
+        """Whether these ranks are about to leave the run that they are in, because it has failed
+        on a rank.
+        """
         held, pending = self._mesh.held, self._mesh.pending
         left = {
             rank for rank in ranks if held.get(rank) in pending
@@ -195,25 +196,27 @@ class HealRequests:
         return bool(ranks) and now < self._patience_ends and self._mesh.in_failed_runs(ranks - left)
 
     def can_ask_again(self, silent: set[int], now: float) -> bool:
-        """Whether to ask ranks again that have not answered: a busy machine may keep them from
-        it.
+        """Whether to ask again ranks that have not answered: a busy machine may delay their
+        answers.
         """
         return bool(self._requests and silent) and now < self._patience_ends
 
     def stop_asking_again(self) -> None:
-        """Nobody wants to wait for ranks' answers any longer."""
+        """Stop asking ranks again: no question waits for their answers."""
         self._patience_ends = 0.0
 
     def deadline(self) -> float | None:
-        """Until when they wait, where there is nothing else to wait for."""
+        """When to refuse the questions if nothing else happens."""
         return self._patience_ends if self._requests else None
 
     def refuse(self) -> list[Effect]:
-        """Ranks are busy still."""
+        """Answer that ranks are still busy."""
         return self.answer(HealReport(failure=tell_busy(self._mesh.running(self.busy()))))
 
     def answer_without(self, missing: set[int], report: HealReport, now: float) -> list[Effect]:
-        """All have their answer, unless the ranks that had no part in it are waited for."""
+        """Answer all questions, unless ranks that took no part in the heal are about to become
+        free.
+        """
         if self.can_wait_for(missing, now):
             return []
         if missing and not report.failure:  # only who asked for it needs to know
@@ -221,6 +224,6 @@ class HealRequests:
         return self.answer(report)
 
     def answer(self, report: HealReport) -> list[Effect]:
-        """All have their answer."""
+        """Answer all questions."""
         requests, self._requests = self._requests, []
         return [Answer(request, report) for request in requests]

@@ -1,4 +1,6 @@
-"""Questions to ranks' control threads, answered as far as they answer."""
+"""Questions to ranks' control threads; answered with the answers of the ranks that reply in
+time.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class _Question:
 
 
 class Questions:
-    """The questions that are open.
+    """The open questions.
 
     Args:
         last_request: numbers begin above this. A late answer to a controller that has gone must not
@@ -38,7 +40,7 @@ class Questions:
         self._last_request = last_request
 
     def new_request(self) -> int:
-        """A number for a question."""
+        """Return a new number for a question."""
         self._last_request += 1
         return self._last_request
 
@@ -68,7 +70,7 @@ class Questions:
         return [control(wanted, verb(request))]
 
     def answer(self, request: int, ranks: Iterable[int], value: Any, now: float) -> list[Effect]:
-        """These ranks have answered."""
+        """Note the answers of these ranks."""
         question = self._open.get(request)
         if question is None:
             return []
@@ -76,7 +78,7 @@ class Questions:
         return self._close(request, now) if question.ranks <= question.answers.keys() else []
 
     def forget_rank(self, rank: int, now: float) -> list[Effect]:
-        """This rank will not answer any more."""
+        """Note that a rank will not answer any more."""
         effects: list[Effect] = []
         for request, question in list(self._open.items()):
             question.ranks.discard(rank)
@@ -85,7 +87,7 @@ class Questions:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Close the questions that have been open long enough."""
+        """Close the questions whose time is up."""
         effects: list[Effect] = []
         for request, question in list(self._open.items()):
             if now >= question.deadline:
@@ -97,7 +99,7 @@ class Questions:
         return min(question.deadline for question in self._open.values()) if self._open else None
 
     def close_all(self, now: float) -> list[Effect]:
-        """Nobody will answer any more."""
+        """Close all questions: no rank will answer any more."""
         return [effect for request in list(self._open) for effect in self._close(request, now)]
 
     def _close(self, request: int, now: float) -> list[Effect]:
@@ -106,13 +108,13 @@ class Questions:
 
 
 def control(ranks: Iterable[int], *verbs: Control) -> Send:
-    """A message for ranks' control threads."""
+    """Make a message for ranks' control threads."""
     frames = encode([*map(Parcel, verbs)])
     return Send(Parcel(Relay(tuple(sorted(ranks)), "control", -1, len(frames)), tuple(frames)))
 
 
 def work(ranks: Iterable[int], verb: Heal | Resume, run: int) -> Send:
-    """A message of the core's own for ranks' main threads."""
+    """Make a message of the core's own for ranks' main threads."""
     frames = encode([Parcel(verb)])
     title = "heal" if run >= 0 else ""
     return Send(Parcel(Relay(tuple(sorted(ranks)), "work", run, len(frames), title), tuple(frames)))

@@ -1,5 +1,5 @@
-"""Runs in flight: who has ended them, who is released, interrupted, killed, watched. Pure, as
-`core.Core`. `transitions.RUN` has what each event does to a run.
+"""Runs in flight: which ranks have ended them, are released, interrupted or killed. Pure, as
+`core.Core`. `transitions.RUN` says what each event does to a run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Runs:
         is_work: bool = True,
         fills: bool = False,
     ) -> list[Effect]:
-        """A run begins on these ranks; its output begins with what the user does not know yet."""
+        """Add a run on these ranks; its output begins with news that the user has not seen."""
         if not self._mesh.pending:
             self._sweep_at = now + SWEEP_S
         self._mesh.pending[run] = Pending(
@@ -104,8 +104,8 @@ class Runs:
         return self._mesh.news.tell(run) if fills else []
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
-        """Interrupt runs on the ranks that have not ended them; the second time kills what does not
-        stop.
+        """Interrupt runs on the ranks that have not ended them; a second time, kill ranks that
+        go on.
         """
         told: dict[tuple[int, ...], list[Interrupt]] = {}
         unclear: dict[int, set[int]] = {}
@@ -127,7 +127,7 @@ class Runs:
     def _on(
         self, event: RunEvent, run: int, pending: Pending, now: float, *args: Any
     ) -> list[Effect]:
-        """Do what the table has for an event in a run's phase; nothing where it has none."""
+        """Do what the table says for an event in a run's phase; nothing if it has no entry."""
         before: RunPhase = pending.phase if pending.is_sent else "waiting"
         if (before, event) not in RUN:
             return []
@@ -165,8 +165,8 @@ class Runs:
     def _settle_queued(
         self, unclear: Mapping[int, set[int]], states: dict[int, RankState], now: float
     ) -> list[Effect]:
-        """Who runs something older has not begun this; who does not may have, and answers by
-        itself.
+        """End a run on ranks that execute an older run and so have not begun it; other ranks
+        answer by themselves.
         """
         effects: list[Effect] = []
         for run, ranks in unclear.items():
@@ -177,14 +177,14 @@ class Runs:
         return effects
 
     def condemned(self) -> set[int]:
-        """The ranks that are about to be killed, unless they stop after all."""
+        """Return the ranks that are killed unless they stop before."""
         if not self._settling:
             return set()
         runs = [run for run in self._settling if self._mesh.pending[run].kill_at is not None]
         return {rank for run in runs for rank in self._mesh.runs_first(run)}
 
     def abandon(self, reason: str, now: float) -> list[Effect]:
-        """No run will be answered any more."""
+        """End all runs: no rank will answer any more."""
         effects: list[Effect] = []
         begun = {run: bool(self._mesh.runs_first(run)) for run in self._mesh.pending}
         for run, pending in list(self._mesh.pending.items()):
@@ -194,7 +194,7 @@ class Runs:
         return effects
 
     def rank_died(self, rank: int, parcel: Parcel[Died], now: float) -> list[Effect]:
-        """A rank has died: it ends all its runs."""
+        """End all runs of a rank that has died."""
         effects: list[Effect] = []
         runs = [run for run, pending in self._mesh.pending.items() if rank in pending.ranks]
         begun = {run for run in runs if rank in self._mesh.runs_first(run)}
@@ -203,7 +203,7 @@ class Runs:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due."""
+        """Do what the time has come for."""
         effects: list[Effect] = []
         for run in list(self._settling):
             effects += self._settle_due(run, now)
@@ -233,7 +233,7 @@ class Runs:
         now: float,
         has_begun: bool = True,
     ) -> list[Effect]:
-        """These ranks have ended the run (`has_begun`: see `Deliver`)."""
+        """Note that these ranks have ended the run (`has_begun`: see `Deliver`)."""
         pending = self._mesh.pending.get(run)
         if pending is None:
             return []
@@ -281,9 +281,7 @@ class Runs:
         return []
 
     def _settle_unbegun(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
-        """A run was interrupted on ranks that have not come to it; they will pass it over when they
-        do.
-        """
+        """End an interrupted run on ranks that have not begun it, and will skip it."""
         stopped = interrupted_unbegun(run)
         return self.settle(run, ranks, Parcel(stopped), now, has_begun=False) if ranks else []
 
@@ -351,7 +349,9 @@ class Runs:
         return self._questions.ask(ranks, Probe, now, report)
 
     def _sweep(self, now: float) -> list[Effect]:
-        """Look at the runs that have not ended: some are to be shown, some released."""
+        """Examine the runs that have not ended: show where their ranks are, and release stuck
+        ranks.
+        """
         self._sweep_at = now + SWEEP_S if self._mesh.pending else None
         if self._is_sweeping or self._mesh.state != "ready" or not self._runs_to_look_at(now):
             return []

@@ -1,4 +1,4 @@
-"""What the core's state machines do at each event, as tables, and the transitions that came last.
+"""The tables of the core's state machines, event by event, and a log of the last transitions.
 
 A row has a state and an event, then the state that is entered (None: it stays as it is) and what is
 done. `Recovery` and `Runs` have a method for each action; an event without a row does nothing.
@@ -146,7 +146,7 @@ RUN: Mapping[tuple[RunPhase, RunEvent], tuple[RunPhase | None, RunAction]] = {
 
 
 class Transition(NamedTuple):
-    """What one event did.
+    """One event and what it changed.
 
     Attributes:
         at: when, in seconds.
@@ -164,20 +164,20 @@ class Transition(NamedTuple):
 
 
 class TransitionLog:
-    """The transitions that came last, the oldest first."""
+    """The last transitions, the oldest first."""
 
     def __init__(self) -> None:
         self._kept: collections.deque[Transition] = collections.deque(maxlen=NUM_KEPT)
 
     def add(self, at: float, subject: str, state: str, event: str, then: str) -> None:
-        """Keep a transition, of those that repeat the last; as `Transition`."""
+        """Log a transition; count it instead if it repeats the last one."""
         last = self._kept[-1] if self._kept else None
         if last is not None and last[1:] == (subject, state, event, then):
             self._kept.pop()
         self._kept.append(Transition(at, subject, state, event, then))
 
     def all(self) -> tuple[Transition, ...]:
-        """Those that are kept."""
+        """The logged transitions."""
         return tuple(self._kept)
 
 

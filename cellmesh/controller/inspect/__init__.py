@@ -1,1 +1,1 @@
-"""Looking at ranks: their values, their past, what they log, how they are."""
+"""Inspects values on ranks."""

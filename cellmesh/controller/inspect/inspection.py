@@ -1,4 +1,4 @@
-"""What an inspection of a value found: on each rank, between replicas, and in histograms."""
+"""The result of an inspection: a value on each rank, compared between replicas, with histograms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spread:
-    """How one tensor's elements are spread, on all ranks on one scale.
+    """The histograms of one tensor on all ranks, on one scale.
 
     Attributes:
         low, high: the scale, cut into equal bins.
@@ -65,25 +65,25 @@ class Inspection(Mapping[int, TensorSummary]):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where its tensors are, on whichever rank: "" is the value itself."""
+        """The paths of the value's tensors, on any rank; "" is the value itself."""
         return tuple(self.by_path())
 
     @property
     def is_one(self) -> bool:
-        """Whether it is one tensor, or one plain value, on each rank, and no nest of them."""
+        """Whether the value is one tensor or plain value on each rank, not a nest."""
         return all([item.path for item in found.items] == [""] for found in self.found.values())
 
     @property
     def torn(self) -> tuple[int, ...]:
-        """Ranks that were looked at while they ran: values may be torn."""
+        """The ranks that ran while they were inspected: their values may be torn."""
         return tuple(rank for rank, found in self.found.items() if found.is_torn)
 
     def facts_of(self, path: str) -> dict[int, TensorSummary]:
-        """rank -> what it has at a path."""
+        """rank -> the summary at a path."""
         return self.by_path().get(path, {})
 
     def by_path(self) -> dict[str, dict[int, TensorSummary]]:
-        """path -> rank -> what it has there, in the order of the first rank that has it."""
+        """path -> rank -> summary, in the order of the first rank that has the path."""
         facts: dict[str, dict[int, TensorSummary]] = {}
         for rank, found in sorted(self.found.items()):
             for item in found.items:

@@ -1,4 +1,4 @@
-"""Asks ranks queries: busy ranks answer beside what they run, and each answers for itself.
+"""Sends queries to ranks; busy ranks answer from their control threads.
 
 Where code was run to have a value, ranks keep the value: see `PinnedValue`.
 """
@@ -31,7 +31,7 @@ ANSWER_S = 20.0
 
 @dataclass(frozen=True)
 class QueryResult:
-    """What ranks told.
+    """The ranks' answers and refusals.
 
     Attributes:
         answers: rank -> its answer (see `looks`).
@@ -50,7 +50,7 @@ def look(
     takes_turn: bool = False,
     timeout_s: float | None = None,
 ) -> QueryResult:
-    """Ask ranks to look at something. Blocks until all have answered, or it is known who does not.
+    """Ask ranks a query. Blocks until each has answered or is known not to.
 
     Args:
         ranks: who is asked; those that are dead are told of as such.
@@ -106,7 +106,8 @@ def look(
 
 
 def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
-    """Ask one rank, at once: the lowest that is idle, else the lowest that is busy.
+    """Ask one rank a query, without waiting for its turn: the lowest idle rank, else the lowest
+    busy one.
 
     Args:
         ranks: who may be asked.
@@ -131,8 +132,8 @@ def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
 
 
 class PinnedValue:
-    """A value that ranks keep: as long as this lives, is not let go of, and no four newer ones are
-    kept.
+    """A value that ranks keep while this object lives, is not released, and no four newer ones
+    exist.
 
     Whoever shows it lets go of it once it is shown anew or stands still.
 
@@ -154,18 +155,18 @@ class PinnedValue:
         self._finalizer.atexit = False
 
     def let_go(self) -> None:
-        """Have the ranks keep it no more; does not wait."""
+        """Have the ranks drop the value; does not wait."""
         if self._finalizer.detach():
             _forget(self.session, self.token, self._ranks)
 
 
 def about(subject: Subject, pinned: PinnedValue | None) -> Subject:
-    """The subject, asked of the pinned value."""
+    """Return the query, directed at the pinned value."""
     return subject if pinned is None else msgspec.structs.replace(subject, token=pinned.token)
 
 
 def forget_what_is_gone(session: Session) -> None:
-    """Have ranks let go of what was kept for inspections that are gone; does not wait."""
+    """Have ranks drop the values of inspections that no longer exist; does not wait."""
     gone = session.beside.gone_holds
     while gone:
         _forget(session, *gone.popleft())

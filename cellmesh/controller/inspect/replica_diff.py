@@ -1,4 +1,4 @@
-"""Whether ranks that should hold the same do: by digests, and where those differ, by how much.
+"""Compares replicas by digests and, where those differ, measures by how much.
 
 Pure: takes what ranks told.
 """
@@ -21,7 +21,7 @@ Parts = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class LargestDifference:
-    """How much the elements of replicas differ.
+    """By how much the elements of replicas differ at most.
 
     Attributes:
         largest: the largest magnitude of a difference; infinite where one has a NaN or an infinity
@@ -46,7 +46,7 @@ class LargestDifference:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Ranks that should hold the same.
+    """Ranks that should hold equal values.
 
     Attributes:
         shard: what part of the whole they hold, see `TensorSummary`.
@@ -60,12 +60,12 @@ class Replicas:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All of them."""
+        """All of these ranks."""
         return tuple(sorted(rank for ranks in self.alike for rank in ranks))
 
     @property
     def is_equal(self) -> bool:
-        """Whether all hold the same."""
+        """Whether all ranks hold equal values."""
         return len(self.alike) == 1
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comes of comparing one tensor on several ranks.
+    """The result of comparing one tensor on several ranks.
 
     Attributes:
         replicas: those that should be equal, by the part they hold.
@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def unequal(self) -> tuple[Replicas, ...]:
-        """Those of the replicas that are not equal."""
+        """The sets of replicas that are not equal."""
         return tuple(each for each in self.replicas if not each.is_equal)
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ def compare(facts: Mapping[int, TensorSummary]) -> Comparison:
 
 
 def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
-    """Cut runs of elements into about so many of about equal size."""
+    """Cut runs of elements into about so many pieces of about equal size."""
     total = sum(end - begin for begin, end in parts)
     size = max(1, -(-total // num_parts))
     return tuple(
@@ -146,12 +146,12 @@ def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
 
 
 def size_of(parts: Sequence[tuple[int, int]]) -> int:
-    """How many elements runs have in all."""
+    """Return how many elements runs have in all."""
     return sum(end - begin for begin, end in parts)
 
 
 def differing(parts: Parts, digests: Sequence[Sequence[str]]) -> Parts:
-    """Which runs are not equal on all ranks.
+    """Return the runs of elements that are not equal on all ranks.
 
     Args:
         parts: the runs.
@@ -163,8 +163,8 @@ def differing(parts: Parts, digests: Sequence[Sequence[str]]) -> Parts:
 
 
 def exact(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same numbers as a type that subtracts them exactly: 64-bit integers need more than
-    float64 has.
+    """Convert numbers to a type that subtracts them exactly: float64 is too short for 64-bit
+    integers.
     """
     import numpy as np
 
@@ -172,7 +172,7 @@ def exact(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def largest_difference(values: Sequence[npt.NDArray[Any]]) -> float:
-    """The largest magnitude of a difference between the first array and the others, see
+    """Return the largest difference between the first array and the others, see
     `LargestDifference`.
     """
     import numpy as np

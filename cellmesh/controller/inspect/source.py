@@ -98,7 +98,7 @@ def inspect(
 
 
 class InspectionSource:
-    """Answers an inspector's questions about one expression, from the ranks of a mesh.
+    """Answers the questions of one inspector about one expression, by asking ranks.
 
     Its methods block, and are called on any thread. A rank that does not answer within `ANSWER_S`
     counts as refusing, and so do all ranks once the mesh has ended.
@@ -169,7 +169,7 @@ class InspectionSource:
         return bool(self._ranks.session.catalog.busy_ranks() & set(self.ranks))
 
     def close(self) -> None:
-        """Have the ranks keep the value no more; does not wait."""
+        """Have the ranks drop the value; does not wait."""
         self._is_closed = True
         if self._pinned is not None:
             self._pinned.let_go()
@@ -248,7 +248,7 @@ def _measured(
 def _difference(
     context: _Context, path: str, replicas: Replicas, summaries: Mapping[int, TensorSummary]
 ) -> LargestDifference | None:
-    """How much replicas differ, from no more than a bounded part of them."""
+    """Measure by how much replicas differ, from a bounded part of them."""
     one_of_each = [ranks[0] for ranks in replicas.alike]
     shapes = {summaries[rank].local_shape for rank in one_of_each}
     if len(shapes) > 1 or None in shapes:

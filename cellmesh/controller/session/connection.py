@@ -1,5 +1,5 @@
-"""The connection to an agent: greets, numbers what is said, and says it again when the connection
-was cut.
+"""The connection to an agent: greets, numbers messages, and repeats those that a broken
+connection lost.
 
 Used on one thread, and made there: a ZeroMQ context of its own goes with it.
 """
@@ -29,7 +29,7 @@ Message = Sequence[Parcel[Any]]
 
 
 class Connection:
-    """A controller's end.
+    """The controller's end of the connection to an agent.
 
     Args:
         endpoint: the agent's.
@@ -61,36 +61,36 @@ class Connection:
         self._was_welcomed = False
 
     def descriptors(self) -> tuple[int, int]:
-        """What to poll before `hear`, once nothing is readable: messages, and news of the
-        connection.
+        """The descriptors to poll before `hear`, once nothing is readable: messages, and changes
+        of the connection.
         """
         return self._numbers
 
     def note_ready(self, number: int) -> None:
-        """One of the descriptors was ready."""
+        """Note that a descriptor was ready."""
         self._may_have_news[number == self._numbers[1]] = True
 
     def has_news(self) -> bool:
-        """Whether `hear` may find something to read: a message, or news of the connection."""
+        """Whether `hear` may find something to read: a message, or a change of the connection."""
         return True in self._may_have_news
 
     def is_readable(self) -> bool:
-        """Whether a message has arrived; to be asked after a message was sent, as that hides its
-        coming.
+        """Whether a message has arrived; check after each send, which can hide an arrival from
+        poll.
         """
         if self._may_have_news[0]:
             self._may_have_news[0] = transport.readable(self._socket)
         return self._may_have_news[0]
 
     def send(self, parcels: Message) -> None:
-        """Say something, now or when there is a connection."""
+        """Send a message, now or once there is a connection."""
         frames = encode(parcels)
         preamble = self._reliable.wrap(parcels, sum(map(len, frames)))
         if self._is_open:
             self._send([preamble, *frames])
 
     def hear(self, now: float) -> Iterator[Parcel[Any]]:
-        """What has arrived, without waiting.
+        """Yield what has arrived, without waiting.
 
         Raises:
             ProtocolError: it cannot be understood.
@@ -131,7 +131,7 @@ class Connection:
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:
-        """Acknowledge what has been heard, where nothing was said since."""
+        """Acknowledge received messages, if no message was sent since."""
         ack_at = self._reliable.ack_at
         if self._is_open and ack_at is not None and now >= ack_at:
             self._send_aside([])
@@ -141,7 +141,7 @@ class Connection:
         return self._reliable.ack_at if self._is_open else None
 
     def close(self) -> None:
-        """Close the sockets; what was said last may take a moment to go out."""
+        """Close the sockets; the last messages may take a moment to leave."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)

@@ -1,6 +1,4 @@
-"""How a mesh came to its end, in words; and what is raised for whoever wants something of it all
-the same.
-"""
+"""Describes how a mesh ended, and makes the errors of work that is asked of an ended mesh."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ End = StartFailed | Refused | Detached | Stopped
 
 
 def describe_end(name: str, end: End | None, has_left: bool) -> str:
-    """That there is no more to be done with a mesh, and why; "" as long as there is."""
+    """Say that a mesh has ended, and why; "" if it has not."""
     if isinstance(end, Detached):
         return f"this notebook has left {name} ({end.reason})"
     if end is None and not has_left:
@@ -23,7 +21,7 @@ def describe_end(name: str, end: End | None, has_left: bool) -> str:
 
 
 def refuse_use(name: str, end: End | None, state: State) -> NoMeshError:
-    """For work that is asked of a mesh which is not ready."""
+    """Return the error of work for a mesh that is not ready."""
     if isinstance(end, Detached):
         return NoMeshError(
             f"the mesh lives on without this notebook{_in_brackets(end)}: `%dist_attach {name}` "
@@ -36,7 +34,7 @@ def refuse_use(name: str, end: End | None, state: State) -> NoMeshError:
 
 
 def explain_start(end: End | None, timeout_s: float, log: str) -> CellmeshError:
-    """For a start that has failed, or without an end, has not come about in time.
+    """Return the error of a start that failed or took too long.
 
     Args:
         end: what ended it.
@@ -51,7 +49,7 @@ def explain_start(end: End | None, timeout_s: float, log: str) -> CellmeshError:
 
 
 def reason_of(end: End | None) -> str:
-    """Why, as far as it was told."""
+    """Return the reason of an end, as far as it is known."""
     if end is None:
         return ""
     return end.text if isinstance(end, StartFailed) else end.reason

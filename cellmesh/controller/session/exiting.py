@@ -1,4 +1,4 @@
-"""How a mesh is left, or ended, when the process of its controller ends."""
+"""Ends or leaves a mesh when the process of its controller ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AtExit:
         self._forget_shutdown = call_at_shutdown(self._kernel_ends)
 
     def forget(self) -> None:
-        """There is nothing to do for the mesh when this process ends."""
+        """Do nothing for the mesh when this process ends."""
         atexit.unregister(self._process_ends)
         self._forget_shutdown()
 
@@ -47,7 +47,9 @@ class AtExit:
             self._leave()
 
     def _kernel_ends(self) -> None:
-        """The kernel is shut down for good; called on its control thread, which must not wait."""
+        """Handle the kernel's shutdown, which is no restart; called on its control thread, which
+        must not wait.
+        """
         self._is_over = True
         if not self._is_kept():
             self._order_end()

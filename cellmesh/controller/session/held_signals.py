@@ -1,5 +1,4 @@
-"""Signals that come while the main thread does what must not be cut in half: noted, and handled
-after it.
+"""Holds back signals while the main thread must not be interrupted, and handles them afterwards.
 
 Python runs the handlers of signals on the main thread, between any two of its steps, and what a
 handler raises (KeyboardInterrupt, a time-out of the user's) is raised there. The link's loop would
@@ -24,8 +23,8 @@ _SIGNALS = (int(_signal.SIGINT), *(number for number in range(1, 32) if number !
 
 
 class HeldSignals:
-    """Holds back, on the main thread, signals that have a handler in Python; elsewhere it does
-    nothing.
+    """Holds back, on the main thread, signals with a Python handler; does nothing on other
+    threads.
 
     Args:
         note: told at once that a signal has come.
@@ -41,7 +40,7 @@ class HeldSignals:
 
     @property
     def has_noted(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has arrived."""
         return bool(self._noted)
 
     def __enter__(self) -> None:
@@ -77,7 +76,7 @@ class HeldSignals:
             self._handle(noted, dict(handlers))
 
     def _handle(self, noted: list[int], handlers: dict[int, Any]) -> None:
-        """Call the handlers of these signals; each is called, whichever raises."""
+        """Call the handlers of these signals, all of them even if one raises."""
         try:
             while noted:
                 number = noted.pop(0)
@@ -87,7 +86,7 @@ class HeldSignals:
                 self._handle(noted, handlers)
 
     def _restore(self) -> None:
-        """Give the handlers back; each may be called as soon as it is there, and raise."""
+        """Restore the handlers; a handler may be called, and raise, as soon as it is restored."""
         try:
             while self._held:
                 number, handler = self._held[-1]

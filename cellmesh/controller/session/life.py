@@ -1,4 +1,4 @@
-"""Where in its life a mesh is, as its agent says, and waits for it to be elsewhere."""
+"""The state of a mesh, as its agent reports it, and waits for another state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .start_progress import StartProgress
 
 
 class Life:
-    """The life of one mesh; used on any thread.
+    """The state of one mesh; usable on any thread.
 
     Args:
         num_ranks: of the mesh.
@@ -42,14 +42,14 @@ class Life:
         self._condition = threading.Condition()
 
     def restart(self, on_progress: Callable[[StartProgress], None] | None) -> None:
-        """All ranks are about to be replaced."""
+        """Note that all ranks are about to be replaced."""
         self._on_progress = on_progress
         with self._condition:
             self.state = "restarting"
         self._started_at = time.monotonic()
 
     def note(self, change: Change) -> None:
-        """The mesh's state changed; called in the link's loop."""
+        """Note a change of the mesh's state; called in the link's loop."""
         cause = change.cause
         elapsed_s = time.monotonic() - self._started_at
         if isinstance(cause, MeshReady):
@@ -67,7 +67,8 @@ class Life:
     def wait(
         self, is_there: Callable[[], bool], timeout_s: float, give_up: Callable[[], None]
     ) -> bool:
-        """Wait until something is there or the mesh has ended; whether either came in time.
+        """Wait until a condition holds or the mesh has ended; return whether either happened in
+        time.
 
         Args:
             is_there: whether to wait no longer.
@@ -84,5 +85,5 @@ class Life:
             raise
 
     def forget_progress(self) -> None:
-        """Nobody waits for the start any longer."""
+        """Report the progress of the start no longer."""
         self._on_progress = None

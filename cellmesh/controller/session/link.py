@@ -39,7 +39,7 @@ Command = Callable[[Core, float], Sequence[Effect]]
 
 
 class Link:
-    """Connects to an agent and serves runs.
+    """Connects to an agent and carries out the core's effects.
 
     Args:
         endpoint: the agent's.
@@ -93,13 +93,13 @@ class Link:
         self._thread = threading.Thread(target=self._serve, name="cellmesh-link", daemon=True)
 
     def start(self) -> None:
-        """Begin to talk to the agent; what the link was given may be called from now on."""
+        """Start the link's thread; it may call the given callbacks from now on."""
         self._thread.start()
 
     # ---- from any thread
 
     def post(self, command: Command) -> None:
-        """Have the core do something; returns at once.
+        """Have the core execute a command; returns at once.
 
         Raises:
             NoMeshError: the link has been closed.
@@ -118,7 +118,7 @@ class Link:
         self._turns.hand_over()
 
     def hand_over(self) -> None:
-        """The caller is about to wait while another thread runs the loop.
+        """Have the link's thread run the loop while the caller waits.
 
         Raises:
             MeshUsageError: as `serve`.
@@ -127,7 +127,7 @@ class Link:
         self._turns.hand_over()
 
     def post_at_once(self, command: Command) -> None:
-        """As `post`, done here and now if nobody uses the sockets at this moment.
+        """As `post`, but on the calling thread if no other thread uses the sockets.
 
         Effects that may call user code are left to the loop.
         """
@@ -162,7 +162,7 @@ class Link:
             self._turns.rouse()
 
     def start_run(self, run: Run[Any], command: Command) -> None:
-        """Register a run, then have the command done that sends it."""
+        """Register a run, then execute the command that sends it."""
 
         def start(core: Core, now: float) -> Sequence[Effect]:
             self._runs[run.number] = run
@@ -172,11 +172,11 @@ class Link:
         self.post_at_once(start)
 
     def has(self, number: int) -> bool:
-        """Whether a run has been sent and has not ended; asked in the loop."""
+        """Whether a run was sent and has not ended; called in the loop."""
         return number in self._runs
 
     def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Future[Any]:
-        """Post a question; the future has its answer, or None if the mesh ended."""
+        """Post a question; the future gets its answer, or None if the mesh ends."""
         future: Future[Any] = Future()
 
         def put(core: Core, now: float) -> Sequence[Effect]:
@@ -195,7 +195,7 @@ class Link:
         return future
 
     def is_in_loop(self) -> bool:
-        """Whether the caller is called by the link's loop."""
+        """Whether the link's loop has called the caller."""
         return threading.get_ident() == self._turns.inside
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class Link:
     # ---- the loop
 
     def _serve(self) -> None:
-        """The life of the link's thread."""
+        """Run the loop on the link's thread until the end of the mesh."""
         connection = self._connection = Connection(self._endpoint, self._key, self._steal)
         self._turns.run((*connection.descriptors(), self._agent))
         with self._lock:
@@ -231,7 +231,7 @@ class Link:
         return self._closing or self._core.has_ended
 
     def _note_ready(self, number: int) -> bool:
-        """A descriptor is ready; whether it is to be polled on."""
+        """Note that a descriptor is ready; return whether to poll it again."""
         if number == self._agent:
             self._agent_has_ended = True
         elif self._connection is not None:
@@ -260,7 +260,7 @@ class Link:
         return self._due
 
     def _step(self, connection: Connection) -> None:
-        """Do what is to be done, until there is nothing to read."""
+        """Execute commands and read messages until there are none."""
         while True:
             now = time.monotonic()
             effects: list[Effect] = self._obey(now) if self._commands else []
@@ -278,7 +278,7 @@ class Link:
                 return
 
     def _hear(self, connection: Connection, effects: list[Effect], now: float) -> int:
-        """Add what follows from each of the agent's messages; returns how many there were."""
+        """Add the effects of each of the agent's messages; return how many messages there were."""
         num_heard = 0
         try:
             for parcel in connection.hear(now):
@@ -299,7 +299,7 @@ class Link:
         return num_heard
 
     def _serve_rest(self, connection: Connection) -> None:
-        """What was asked for before the end is answered, and what was printed is shown."""
+        """Execute the commands posted before the end, and show the last output."""
         now = time.monotonic()
         self._carry_out(self._obey(now), connection, now)
         for printer in self._timed.values():
@@ -410,9 +410,7 @@ class Link:
 
 
 def _warn(text: str) -> None:
-    """Show a text in the notebook; where it cannot take it, in the terminal that it was started
-    from.
-    """
+    """Show a text in the notebook or, if that fails, in the terminal that it was started from."""
     try:
         print(text, file=sys.stderr, flush=True)
     except Exception:

@@ -1,4 +1,4 @@
-"""Runs that were in flight when a controller attached: shown in the cell that attaches."""
+"""Runs that were in flight when a controller attached; the attaching cell shows their output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..run import Run
 
 @dataclass(frozen=True)
 class Adopted:
-    """What a session takes over.
+    """The runs that a session takes over.
 
     Attributes:
         runs: those that nobody has taken in whole.
@@ -29,7 +29,7 @@ class Adopted:
 
 
 class HeadedSink:
-    """A sink that says something before the first thing that it shows.
+    """A sink that shows a heading before its first output.
 
     Args:
         sink: where it goes.
@@ -60,7 +60,7 @@ class HeadedSink:
 def adopt(
     welcome: Welcome, num_ranks: int, sink: Sink, make_run: Callable[[RunInfo, Printer], Run[Any]]
 ) -> Adopted:
-    """Take over what an agent has in flight.
+    """Take over the runs that an agent has in flight.
 
     Args:
         welcome: its greeting.
@@ -76,7 +76,7 @@ def adopt(
 
 
 def heading_for(welcome: Welcome) -> str:
-    """What is said before what was missed."""
+    """Return the heading of output that was kept while no controller was attached."""
     text = f"nobody was attached for {format_span(welcome.away_s)}; what the ranks have shown since"
     if welcome.num_dropped_bytes:
         text += (

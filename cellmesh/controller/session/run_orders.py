@@ -1,4 +1,6 @@
-"""What is ordered of runs in flight: wait for them, answer, interrupt and give them up."""
+"""Orders about runs in flight: wait for them, answer their questions, interrupt them, give them
+up.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _ANSWER_S = 5.0
 
 
 class RunOrders:
-    """Orders about the runs of one session; used on any thread. Runs have it as `RunControl`.
+    """The orders about the runs of one session, which runs use as `RunControl`; usable on any
+    thread.
 
     Args:
         link: carries the orders out.
@@ -35,36 +38,36 @@ class RunOrders:
         self.serve, self.hand_over = link.serve, link.hand_over
 
     def post_if_open(self, command: Command) -> None:
-        """Have the core do something, unless the link has been closed."""
+        """Have the core execute a command, unless the link is closed."""
         with contextlib.suppress(NoMeshError):
             self._link.post(command)
 
     def wait_for(self, number: int) -> None:
-        """The caller waits for a run, which is not on all ranks, and does nothing else."""
+        """Note that the caller waits for a run on some ranks, and does nothing else."""
         try:
             self._link.post_at_once(lambda core, now: core.wait_for(number))
         except NoMeshError:
             return
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """The user waits for the end of a run on these ranks, and does nothing else."""
+        """Note that the user waits for the end of a run on these ranks, and does nothing else."""
         if len(ranks) < self._num_ranks:  # else there is none that would have to join it
             self.wait_for(number)
 
     def interrupt(self, runs: Sequence[Run[Any]]) -> None:
-        """Interrupt runs that are in flight, given the oldest first. Does not wait."""
+        """Interrupt runs in flight, given with the oldest first. Does not wait."""
         for run in runs:
             run.note_interrupted()
         numbers = [run.number for run in reversed(runs)]
         self.post_if_open(lambda core, now: core.interrupt_all(numbers, now))
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run, and what it may wait for."""
+        """Interrupt a run, and the runs that it may wait for."""
         for each in (number, *(older for older in self._beside(ranks) if older < number)):
             self.give_up(each)
 
     def give_up(self, number: int) -> None:
-        """Interrupt a run, and no other: nobody waits for it any longer."""
+        """Interrupt one run and no other: its user has stopped waiting for it."""
         self.post_if_open(functools.partial(_interrupt, number))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
@@ -72,7 +75,9 @@ class RunOrders:
         self.post_if_open(lambda core, now: core.reply(requests, text, is_end))
 
     def condemned(self) -> set[int]:
-        """The ranks that are about to be killed, after what was asked for before."""
+        """Return the ranks that are killed unless they stop before, once earlier orders have
+        been executed.
+        """
         found: Future[set[int]] = Future()
 
         def look(core: Core, now: float) -> Sequence[Effect]:

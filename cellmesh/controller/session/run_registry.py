@@ -1,5 +1,5 @@
-"""The runs of one session: numbered, in flight (no more than there is room for), taken over from
-another.
+"""The runs of one session: numbers them, bounds how many are in flight, and takes over those of
+an earlier controller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOK_UP_S = 0.5
 
 
 class RunRegistry:
-    """Knows which runs are in flight; used on any thread.
+    """Knows which runs are in flight; usable on any thread.
 
     Args:
         num_ranks: of the mesh.
@@ -50,21 +50,21 @@ class RunRegistry:
         self._adopted: tuple[Run[Any], ...] = ()
 
     def new_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
-        """A run with a number that the mesh has not seen; `add` puts it in flight."""
+        """Make a run with a number that the mesh has not used; `add` puts it in flight."""
         with self._lock:
             self._num_runs += 1
             number = self._num_runs
         return Run(number, item, printer, self._control)
 
     def add(self, run: Run[Any], num_bytes: int = 0) -> None:
-        """A run is in flight until it ends; its arguments have so many bytes."""
+        """Note that a run with so many bytes of arguments is in flight until it ends."""
         self.living[run.number] = run
         if num_bytes >= COUNTED_BYTES:
             self._num_bytes[run.number] = num_bytes
         run.on_end(lambda: self.forget(run.number))
 
     def has_room(self, ranks: Iterable[int], num_bytes: int) -> bool:
-        """Whether another run may be sent to these ranks, with so many bytes of arguments.
+        """Whether another run with so many bytes of arguments may be sent to these ranks.
 
         What a rank may be executing does not count, and one more may always wait: runs of several
         ranks may have to meet.
@@ -92,8 +92,8 @@ class RunRegistry:
         is_over: Callable[[], bool],
         states: Callable[[Sequence[int]], Mapping[int, RankState]],
     ) -> None:
-        """Wait until there is room (`has_room`), unless a rank waits for others that have nothing
-        to do: what is sent next may be what it waits for.
+        """Wait for room (`has_room`), unless a rank waits for idle ranks, which may need the run
+        that is sent next.
 
         Args:
             ranks: of the run that there is to be room for.
@@ -125,12 +125,14 @@ class RunRegistry:
                 self._num_waiting -= 1
 
     def count_cell(self) -> int:
-        """A number for a cell that has none from a notebook."""
+        """Return a number for a cell that has none from a notebook."""
         self._num_cells += 1
         return self._num_cells
 
     def all(self) -> tuple[Run[Any], ...]:
-        """The runs in flight, and those that were when this controller attached, oldest first."""
+        """The runs in flight, oldest first; after an attach, also those that were in flight
+        then.
+        """
         runs = {run.number: run for run in (*self._adopted, *self._in_flight())}
         return tuple(run for _, run in sorted(runs.items()))
 
@@ -140,13 +142,13 @@ class RunRegistry:
         return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
 
     def busy_ranks(self) -> set[int]:
-        """Ranks that have been given work and not ended it; queries do not count."""
+        """Return the ranks that have work they have not ended; queries do not count."""
         return {
             rank for run in self._in_flight() if not run.is_query for rank in run.waiting_ranks()
         }
 
     def adopt(self, welcome: Welcome, sink: Sink) -> Adopted:
-        """Take over what an agent has in flight, and go on with its numbers."""
+        """Take over the runs that an agent has in flight, and continue with its numbers."""
         with self._lock:
             self._num_runs = max(self._num_runs, welcome.next_run - 1)
         self._num_cells = max(
@@ -165,7 +167,7 @@ class RunRegistry:
         return run
 
     def forget(self, number: int) -> None:
-        """A run is in flight no more."""
+        """Note that a run is not in flight any more."""
         self.living.pop(number, None)
         if self._num_bytes:
             self._num_bytes.pop(number, None)

@@ -1,4 +1,4 @@
-"""One mesh in this process: work is started, questions are asked, the mesh is left and stopped."""
+"""One mesh in this process: starts work, asks questions, leaves and stops the mesh."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ANSWER_S = 5.0
 
 
 class Session:
-    """Speaks with an agent, new or found.
+    """Controls one mesh through its agent, which was started or found.
 
     Args:
         ticket: the mesh's.
@@ -123,7 +123,7 @@ class Session:
 
     @property
     def state(self) -> State:
-        """Where in its life it is."""
+        """The mesh's state."""
         return self.life.state
 
     @property
@@ -132,7 +132,7 @@ class Session:
         return self._core.ranks
 
     def log_path(self, rank: int) -> Path:
-        """A rank's log."""
+        """The path of a rank's log."""
         return self._ticket.logs / f"rank{rank}.log"
 
     @property
@@ -141,17 +141,17 @@ class Session:
         return set(self._core.dead)
 
     def why_dead(self, rank: int) -> str:
-        """How a rank that has no process ended."""
+        """Say how a dead rank ended."""
         died = self._core.dead.get(rank)
         return died.reason if died is not None else "is dead"
 
     @property
     def ending(self) -> str:
-        """That there is no more to be done with the mesh, and why; "" as long as there is."""
+        """Why the mesh cannot be used any more; "" while it can."""
         return describe_end(self.name, self.life.end, self._has_left)
 
     def describe_transitions(self) -> list[str]:
-        """Where the agent runs, and what the last events did to runs and to the recovery."""
+        """Describe where the agent runs, and the last transitions of runs and the recovery."""
         agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
         return [f"agent: {agent}", *describe_transitions(self._core.transitions, time.monotonic())]
 
@@ -163,7 +163,7 @@ class Session:
     # ---- runs and questions
 
     def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
-        """Send work to ranks; waits while too much is under way to them (`make_room`).
+        """Send work to ranks; waits while too much work is in flight (`make_room`).
 
         Args:
             item: the work.
@@ -189,7 +189,7 @@ class Session:
         return run
 
     def _forget_unsent(self, number: int) -> Sequence[Effect]:
-        """A run may not have been sent, and keeps its ranks busy then without end."""
+        """Forget a run that may not have been sent, and would keep its ranks busy forever."""
         if not self._link.has(number):
             self.catalog.forget(number)
         return ()
@@ -217,7 +217,7 @@ class Session:
         question: Callable[[Core, float], tuple[int, Sequence[Effect]]],
         timeout_s: float | None = _ANSWER_S,
     ) -> Any:
-        """Ask the core something, and wait for the answer; None if the mesh ends meanwhile.
+        """Ask the core a question and wait for the answer; None if the mesh ends.
 
         Raises:
             MeshUsageError: the caller is called by the link's loop.
@@ -226,23 +226,23 @@ class Session:
         return self._link.ask(question).result(timeout_s)
 
     def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
-        """What these ranks are doing; waits at most about a second."""
+        """Ask these ranks what they do; waits about a second at most."""
         return self.ask(lambda core, now: core.ask_states(ranks, now)) or {}
 
     def ask_host(self) -> HostReport | None:
-        """The agent's report; None if the mesh has ended."""
+        """Return the agent's report; None if the mesh has ended."""
         report: HostReport | None = self.ask(lambda core, now: core.ask_host())
         return report
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
-        """The end of a rank's log; None if the mesh has ended."""
+        """Return the end of a rank's log; None if the mesh has ended."""
         text: LogText | None = self.ask(lambda core, now: core.ask_log(rank, num_bytes))
         return text
 
     # ---- life
 
     def heal(self) -> HealReport:
-        """Replace dead ranks and rebuild groups where needed; Ctrl-C gives up."""
+        """Replace dead ranks and rebuild groups where needed; Ctrl-C stops waiting for it."""
         self._check_usable(())
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
@@ -252,12 +252,12 @@ class Session:
         return report or HealReport(failure="the mesh has ended")
 
     def reshaped(self, dims: Mapping[str, int]) -> None:
-        """The DeviceMesh has these dims now."""
+        """Note the new dims of the DeviceMesh."""
         self.dims = dict(dims)
         self.orders.post_if_open(lambda core, now: core.set_dims(dims))
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until every rank has answered.
+        """Wait until every rank is ready.
 
         Raises:
             MeshUsageError: what was asked for cannot work.
@@ -276,7 +276,7 @@ class Session:
         raise explain_start(end, timeout_s, log)
 
     def wait_until_attached(self, timeout_s: float) -> None:
-        """Wait until the agent has accepted us, and told where the mesh is.
+        """Wait until the agent has accepted this controller and described the mesh.
 
         Raises:
             NoMeshError: it has not, or the mesh has ended.
@@ -291,7 +291,7 @@ class Session:
     def restart(
         self, timeout_s: float, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
-        """Replace every rank, and wait until the new ones have answered."""
+        """Replace every rank, and wait until the new ranks are ready."""
         self._check_usable(())
         self._link.check_may_wait()
         self.life.restart(on_progress)
@@ -323,7 +323,7 @@ class Session:
             finish()
 
     def detach(self) -> None:
-        """Leave the mesh to itself for as long as its lease lasts.
+        """Leave the mesh to its lease.
 
         Raises:
             NoMeshError: there is nothing to leave.
@@ -353,7 +353,7 @@ class Session:
     # ---- inside
 
     def _leave(self) -> None:
-        """Have no more to do with the mesh."""
+        """Drop everything that this process has of the mesh."""
         self._at_exit.forget()
         if not self._has_left:
             self._has_left = True
@@ -361,12 +361,12 @@ class Session:
             self.beside.end()
 
     def _release(self) -> None:
-        """The link has ended: a mesh that is another's is not this process's to end any more."""
+        """Handle the link's end: this process must not end a mesh that another controller holds."""
         if isinstance(self.life.end, Detached):
             self._at_exit.forget()
 
     def _give_up(self) -> None:
-        """The mesh is not ready, and is waited for no longer."""
+        """End a mesh that is not ready in time."""
         is_left = self._is_found and self.life.end is None
         return self._leave_alive() if is_left else self.stop()
 
@@ -397,7 +397,7 @@ class Session:
         return self.catalog.adopt(welcome, self._sink or ConsoleSink())
 
     def _beside_runs(self, ranks: Sequence[int]) -> list[int]:
-        """Callbacks of widgets, and queries, in flight on some ranks."""
+        """Return the widgets' callbacks and the queries in flight on some ranks."""
         queries = [run.number for run in self.catalog.on(ranks) if run.is_query]
         return [*self.beside.comms.running(ranks), *queries]
 

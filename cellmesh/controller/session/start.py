@@ -1,4 +1,4 @@
-"""Start a mesh, or attach to one that lives."""
+"""Starts a mesh, or attaches to one that runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start(
     timeout_s: float = 120.0,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
-    """Start a mesh on this machine, and wait until every rank has answered.
+    """Start a mesh on this machine, and wait until every rank is ready.
 
     Options that are not given come from the ``[tool.cellmesh]`` table of the nearest
     ``pyproject.toml``.
@@ -108,7 +108,7 @@ def _launch(
     timeout_s: float,
     on_progress: Callable[[StartProgress], None] | None,
 ) -> tuple[Ticket, Launcher, int]:
-    """Start an agent: from the zygote that waits in the background, where this process has one."""
+    """Start an agent, from the waiting zygote if this process has one."""
 
     def report() -> None:
         if on_progress is not None:
@@ -126,7 +126,7 @@ def _launch(
 
 
 def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = None) -> Mesh:
-    """Have a mesh again that lives on under its lease, with all that its ranks hold.
+    """Take a mesh that lives under its lease again, with all that its ranks hold.
 
     What was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
 

@@ -1,4 +1,4 @@
-"""How far a start has come, as users are told."""
+"""The progress of a start, as users see it."""
 
 from __future__ import annotations
 

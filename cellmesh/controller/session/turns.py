@@ -1,5 +1,5 @@
-"""Which thread runs the link's loop: one that waits for a run, whose answer so crosses no other, or
-its own.
+"""Decides which thread runs the link's loop: one that waits for a run, so that no answer crosses
+a thread, or the link's own.
 
 A thread that has waited keeps the loop for some milliseconds, in which its next wait is likely to
 begin. Descriptors are polled without a lock, by the thread that has the loop; what they belong to
@@ -68,7 +68,7 @@ class Turns:
     # ---- from any thread
 
     def serve(self, has_news: Callable[[], bool], until: float, wait: Callable[[], object]) -> None:
-        """Run the loop on this thread until there is news, the time has come, or a signal did.
+        """Run the loop on this thread until there is news, the time is up, or a signal arrives.
 
         Args:
             has_news: whether what is waited for may have come.
@@ -105,7 +105,7 @@ class Turns:
             self._beside.discard(threading.get_ident())
 
     def check_may_wait(self) -> None:
-        """What the loop calls back must not wait for what only the loop brings.
+        """Refuse to wait in a callback of the loop, which would wait for the loop itself.
 
         Raises:
             MeshUsageError: the caller is called by the loop.
@@ -118,7 +118,7 @@ class Turns:
             )
 
     def rouse(self) -> None:
-        """Have the thread that polls look around."""
+        """Wake the thread that polls."""
         try:
             os.eventfd_write(self._wake, 1)
         except OSError:  # the loop has ended
@@ -137,14 +137,16 @@ class Turns:
             self._go_on.set()
 
     def call_off(self) -> None:
-        """The loop is to end: have each thread see it."""
+        """Have each thread see that the loop ends."""
         self.rouse()
         self._go_on.set()
 
     # ---- on the loop's own thread
 
     def run(self, descriptors: Iterable[int]) -> None:
-        """Run the loop whenever no other thread does, until it is over and nobody is left in it."""
+        """Run the loop whenever no other thread does, until its end, and until no thread is left
+        in it.
+        """
         numbers = (*descriptors, self._wake)
         polls = select.poll(), select.poll()
         for poll in polls:
@@ -165,15 +167,15 @@ class Turns:
             self._go_on.clear()
 
     def close(self) -> None:
-        """Close what the loop has of its own, after its end."""
+        """Close the loop's own descriptors, after its end."""
         wake, self._wake = self._wake, -1
         os.close(wake)
 
     # ---- inside
 
     def _may_go_on(self) -> bool:
-        """Whether no other thread has the loop; else this one has waited a little, or until it was
-        left.
+        """Whether no other thread has the loop; if one has, wait a little, or until it leaves
+        the loop.
         """
         with self._lock:
             is_free = not self._is_taken and time.monotonic() >= self._left_at + _STAY_S
@@ -226,7 +228,7 @@ class Turns:
 
 
 def forked_from(pid: int) -> MeshUsageError:
-    """The error of a process forked from the one that has the loop, `pid`."""
+    """Return the error of a process that was forked from process `pid`, which has the loop."""
     return MeshUsageError(
         f"this process ({os.getpid()}) was forked from the one that holds the mesh ({pid}), and "
         "cannot use it: call the mesh there, or in another process that has left it to itself "

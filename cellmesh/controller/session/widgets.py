@@ -1,4 +1,4 @@
-"""Messages between the front end and the ranks that have its widgets."""
+"""Passes messages of the front end to ranks' widgets, and asks ranks for their widgets' states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def send_to_widget(session: Session, message: FrontEndMessage) -> Run[Any]:
-    """Pass what the front end says to a widget on to the widget's rank."""
+    """Pass a message of the front end to the widget's rank."""
     ranks = (message.rank,)
     printer = Printer(ranks, CellSink(message.publish, session.beside.displays))
     item = WorkItem(message.verb, FromFrontEnd, ranks, message.buffers, "a widget's callback")

@@ -1,1 +1,1 @@
-"""Completion and help for what lives on ranks, and of the magics' options."""
+"""Completes and explains names on ranks, and completes the magics' options."""

@@ -1,4 +1,4 @@
-"""The help for what lives on ranks: for ``obj?`` and ``obj??``, and the name at a cursor."""
+"""Shows help for names on ranks: for ``obj?``, ``obj??``, and the name at a cursor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ _HELP_S = 5.0
 
 
 def show_help(shell: InteractiveShell, ranks: Ranks, name: str, detail: int) -> None:
-    """Show what ``name?`` (`detail` 0) or ``name??`` (1) shows: the ranks' help, else the
-    notebook's.
-    """
+    """Show help for ``name?`` (`detail` 0) or ``name??`` (1): the ranks', else the notebook's."""
     text = look_at_one(ranks.rank_set, Explain(name, detail), _HELP_S)
     if text:
         page.page({"text/plain": text})
@@ -30,8 +28,8 @@ _PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*|\[(?:-?\d+|'[^'\n]*'|\"[^\"\n]*\"
 
 
 def name_at(source: str, cursor: int) -> str:
-    """The name to explain at a cursor: the one under it, indices and all, else what is called
-    there.
+    """Return the name to explain at a cursor: the one under it with its indices, else the
+    function called there.
     """
     for match in _PATH.finditer(source):
         if match.start() <= cursor <= match.end():

@@ -1,5 +1,5 @@
-"""Tab and Shift+Tab in a notebook: cells for the ranks complete and explain what lives there, our
-magics' lines complete their options.
+"""Hooks Tab and Shift+Tab of a notebook: cells for ranks ask a rank, lines of cellmesh's magics
+complete their options.
 
 IPython's completer is asked as ever by front ends (`Completer.completions`); in its place stands a
 function that asks a rank first. What takes longer than `_WAIT_S` is not waited for: then the
@@ -36,7 +36,7 @@ _OF_NAMES = ("jedi", "python", "dict_key")
 
 
 class CellCompletion:
-    """Completes, and explains what stands at a cursor, in one shell.
+    """Completes code, and explains the name at the cursor, in one shell.
 
     Args:
         shell: the notebook's.
@@ -60,7 +60,7 @@ class CellCompletion:
         self._matcher: Any = None
 
     def install(self) -> None:
-        """Take the completer's place."""
+        """Replace the shell's completer."""
         completer = self._shell.Completer
         self._own = completer.completions
         completer.completions = self._completions  # type: ignore[method-assign]
@@ -100,8 +100,8 @@ class CellCompletion:
         yield from (each for each in others if each.text not in found.texts)
 
     def _do_complete(self, code: str, cursor_pos: int | None) -> Any:
-        """As the kernel does; where it would show IPython one line only, a rank is asked all the
-        same.
+        """Complete as the kernel does, but ask a rank also where the kernel passes IPython only
+        one line.
         """
         found = None
         if not getattr(self._kernel, "use_experimental_completions", True):
@@ -120,7 +120,7 @@ class CellCompletion:
     def _do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, *args: Any, **kwargs: Any
     ) -> Any:
-        """As the kernel does, of a name on the ranks."""
+        """Explain as the kernel does, for names on ranks."""
         text, _ = self._ask(
             code, cursor_pos, lambda *at: Explain(name_at(*at), detail_level), _TOOLTIP_S
         )
@@ -129,7 +129,7 @@ class CellCompletion:
         return self._own_help(code, cursor_pos, detail_level, *args, **kwargs)
 
     def _complete(self, text: str, offset: int) -> Completions | None:
-        """What a rank has for a place in the text; None if nothing."""
+        """Return a rank's completions at a place in the text; None if there are none."""
         found: Completions | None
         found, begin = self._ask(text, offset, Complete, _WAIT_S)
         if found is None or not found.texts:
@@ -139,7 +139,9 @@ class CellCompletion:
     def _ask(
         self, text: str, offset: int, query: Callable[[str, int], Query], timeout_s: float
     ) -> tuple[Any, int]:
-        """What a rank answers about a place in a cell, and where in the text that cell begins."""
+        """Ask a rank about a place in a cell; return the answer and where the cell begins in the
+        text.
+        """
         with contextlib.suppress(
             CellmeshError, UnicodeError
         ):  # the mesh has ended; half of a character
@@ -152,7 +154,7 @@ class CellCompletion:
 
     @contextlib.contextmanager
     def _without_names(self) -> Iterator[None]:
-        """The notebook's names are left out."""
+        """Return completions without the notebook's own names."""
         completer = self._shell.Completer
         names = [
             getattr(matcher, "matcher_identifier", matcher.__qualname__)
@@ -210,8 +212,6 @@ class CellCompletion:
 
 
 def _give_back(owner: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Let a method of an object be its own again, unless somebody else has taken our place
-    since.
-    """
+    """Restore an object's own method, unless other code has replaced it since."""
     if owner is not None and vars(owner).get(name) == ours:
         delattr(owner, name)

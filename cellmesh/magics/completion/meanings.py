@@ -1,6 +1,4 @@
-"""What the words of a magic's line mean: types for click's declarations, whose completion click
-asks for.
-"""
+"""Types for click's declarations of the magics, which complete the words of a magic's line."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _MAX_RANKS = 64
 
 
 class Choices(NamedTuple):
-    """What could stand at the end of a word.
+    """The completions of a word.
 
     Attributes:
         typed: what of it is there; the choices replace that.
@@ -35,7 +33,7 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class NameSources:
-    """Where choices come from that change.
+    """Where changing completions are looked up: names on ranks, meshes, metrics.
 
     Args:
         num_ranks: of the mesh; 0 if there is none.
@@ -59,7 +57,7 @@ Meaning = Callable[[str, NameSources], Choices]
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
-    """Text as it is, and what it means.
+    """A text option whose words have completions.
 
     Args:
         means: gives what could stand at the end of such a text.
@@ -79,7 +77,7 @@ class Text(click.ParamType):  # type: ignore[type-arg]
 
 
 class Rank(IntParamType):
-    """The number of a rank."""
+    """An option that takes the number of a rank."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -93,12 +91,12 @@ def _rank(typed: str, sources: NameSources) -> Choices:
 
 
 def words(*texts: str) -> Meaning:
-    """One of these; others are for what reads the value to refuse."""
+    """Complete one of these words; other values are refused later."""
     return lambda typed, sources: _starting(typed, texts)
 
 
 def rank_set(typed: str, sources: NameSources) -> Choices:
-    """A set of ranks, ``0,2-3``: another rank of it; at its begin all of them, too."""
+    """Complete a set of ranks, ``0,2-3``, by another rank; at its begin also by all."""
     *before, last = typed.split(",")
     low, dash, high = last.partition("-")
     if dash:
@@ -112,7 +110,7 @@ def rank_set(typed: str, sources: NameSources) -> Choices:
 
 
 def coordinate(typed: str, sources: NameSources) -> Choices:
-    """A coordinate of the mesh, ``tp=0``."""
+    """Complete a mesh coordinate, ``tp=0``."""
     *before, last = typed.split(",")
     name, equals, index = last.partition("=")
     if equals:
@@ -122,22 +120,22 @@ def coordinate(typed: str, sources: NameSources) -> Choices:
 
 
 def dims(typed: str, sources: NameSources) -> Choices:
-    """The dims of a mesh, ``dp=2``."""
+    """Complete dims of a mesh, ``dp=2``."""
     return _starting(typed, (f"{name}=" for name in sources.dims))
 
 
 def expression(typed: str, sources: NameSources) -> Choices:
-    """An expression of names on the ranks."""
+    """Complete an expression of names on ranks."""
     return sources.on_ranks(typed, False)
 
 
 def names(typed: str, sources: NameSources) -> Choices:
-    """A name on the ranks."""
+    """Complete a name on ranks."""
     return sources.on_ranks(typed, True)
 
 
 def names_and_file(typed: str, sources: NameSources) -> Choices:
-    """As many names on the ranks, then a file."""
+    """Complete names on ranks, then a file."""
     files = file(typed, sources)
     if files.typed != typed:  # in a folder, or in quotes
         return files
@@ -145,22 +143,22 @@ def names_and_file(typed: str, sources: NameSources) -> Choices:
 
 
 def notebooks_names(typed: str, sources: NameSources) -> Choices:
-    """A name of the notebook's."""
+    """Complete a name of the notebook."""
     return _starting(typed, sources.in_notebook())
 
 
 def meshes(typed: str, sources: NameSources) -> Choices:
-    """A mesh that lives."""
+    """Complete the name of a running mesh."""
     return _starting(typed, sources.meshes())
 
 
 def numbers(typed: str, sources: NameSources) -> Choices:
-    """What ranks have reported."""
+    """Complete a name that ranks have logged."""
     return _starting(typed, sources.numbers())
 
 
 def file(typed: str, sources: NameSources) -> Choices:
-    """Files and folders that begin so; hidden ones where the dot is typed."""
+    """Complete files and folders; hidden ones only after a dot."""
     quote = typed[0] if typed[:1] in ("'", '"') else ""
     folder, name = os.path.split(typed.removeprefix(quote))
     try:

@@ -1,4 +1,4 @@
-"""What could stand at the end of a magic's line, by the options' declarations."""
+"""Completes the end of a magic's line from the options' declarations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE = re.compile(r"^\s*(?:\w+\s*=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
 
 
 def complete_line(text: str, sources: NameSources) -> Choices | None:
-    """What could stand at the end of a magic's line.
+    """Return what could stand at the end of a magic's line.
 
     Args:
         text: the line up to the cursor, with the magic and its ``%``.
@@ -51,7 +51,7 @@ def _flags(typed: str, found: list[CompletionItem[str]]) -> Choices | None:
 
 
 def _awaits_value(command: click.Command, words: list[str]) -> bool:
-    """Whether the last word is an option, and what follows is its value."""
+    """Whether the last word is an option whose value follows."""
     return any(
         isinstance(param, click.Option) and not param.is_flag and words[-1:] == [flag]
         for param in command.params

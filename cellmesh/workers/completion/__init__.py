@@ -1,1 +1,1 @@
-"""Completion and help from a rank's namespace."""
+"""Completes and explains names from a rank's namespace."""

@@ -1,4 +1,4 @@
-"""The names that a cell binds that has not run: what can be completed before it does."""
+"""Finds the names that a cell will bind, so that they can be completed before it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BINDS = re.compile(
 
 
 def names_in(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[dict[str, str], Lookup]:
-    """What a cell's own lines bind.
+    """Return what a cell's own lines bind.
 
     Args:
         code: the cell.
@@ -60,7 +60,7 @@ def names_in(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[dict
 
 
 def _bindings(tree: ast.AST, line: int) -> tuple[dict[str, str], dict[str, ast.AST]]:
-    """The names that code binds: what kind each is, and what stands above a line for its value."""
+    """Yield the names that code binds, the kind of each, and the expression bound to it."""
     kinds: dict[str, str] = {}
     values: dict[str, ast.AST] = {}
 
@@ -100,7 +100,7 @@ def _bound_by(alias: ast.alias) -> str:
 
 
 class _Scope:
-    """What names stand for in a cell: by its own lines, else on the rank."""
+    """Looks names up in a cell's own lines, else on the rank."""
 
     def __init__(self, values: Mapping[str, ast.AST], namespace: Mapping[str, Any]) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""What could stand at a cursor, by a rank's own namespace.
+"""Completes code at a cursor from a rank's namespace.
 
 IPython's completer is not used for it: jedi takes a second to import and, like `dir`, runs
 properties, ``__getattr__`` and ``__dir__`` of objects that the main thread may be working on.
@@ -27,7 +27,7 @@ _MAX_KEY = 200
 
 
 def complete(shell: RankShell, subject: Complete) -> Completions:
-    """What could stand at the cursor; runs no code of the user's."""
+    """Return what could stand at the cursor; runs no user code."""
     spot = find_spot(subject.code[: subject.cursor])
     kinds, lookup = names_in(subject.code, subject.cursor, shell.user_ns)
     try:
@@ -54,7 +54,7 @@ def complete(shell: RankShell, subject: Complete) -> Completions:
 def _candidates(
     spot: Spot, kinds: Mapping[str, str], lookup: Lookup, namespace: Mapping[str, Any]
 ) -> tuple[dict[str, str], bool]:
-    """All that there is at a spot, and whether nothing else can stand there."""
+    """Return all candidates at a spot, and whether nothing else can stand there."""
     match spot.kind:
         case "attribute":
             return members(resolve(spot.expression, lookup)), True
@@ -92,7 +92,7 @@ def _arguments(function: str, lookup: Lookup) -> list[str]:
 
 
 def _submodules(module: Known) -> dict[str, str]:
-    """The modules of a package, imported or not."""
+    """Return the modules of a package, imported or not."""
     path: Any = (
         held_by(module.value).get("__path__", ()) if isinstance(module, InferredValue) else ()
     )
@@ -119,8 +119,8 @@ def _fits(text: str, spot: Spot) -> bool:
 
 
 def _order(text: str, kind: str, users: Container[str]) -> tuple[int, int, str]:
-    """Keys stay in their order; then arguments of the call, the user's names, others; the private
-    last.
+    """Sort candidates: keys keep their order; else arguments of the call, the user's names,
+    others, private names.
     """
     if kind == "dict key":
         return 0, 0, ""

@@ -1,4 +1,4 @@
-"""Where a cursor stands in code that is not finished: after which expression, in which brackets.
+"""Parses unfinished code up to a cursor: the expression before it, the brackets around it.
 
 Python's own tokenizer wants whole code. Here text is read from its begin to the cursor, piece by
 piece; what it cannot be is passed over.
@@ -34,7 +34,7 @@ _OPENING = {")": "(", "]": "[", "}": "{"}
 
 
 class Piece(NamedTuple):
-    """A word, a string or a sign of the code."""
+    """A token of the code: a word, a string or an operator."""
 
     kind: str
     begin: int
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Spot:
-    """Where the cursor stands.
+    """What surrounds the cursor.
 
     Attributes:
         kind: what could stand there: a ``name``; an ``attribute`` or a ``key`` of `expression`; a
@@ -66,7 +66,7 @@ class Spot:
 
 
 def find_spot(text: str) -> Spot:
-    """Where a cursor at the end of a text stands."""
+    """Return what surrounds a cursor at the end of a text."""
     pieces = _read(text)
     last = pieces[-1] if pieces else None
     if last is not None and last.kind in ("comment", "number") and last.end == len(text):
@@ -104,7 +104,7 @@ def _read(text: str) -> list[Piece]:
 
 
 def _in_string(text: str, pieces: Sequence[Piece]) -> Spot:
-    """The cursor is in a string that has no end yet."""
+    """Return the spot of a cursor in an unfinished string."""
     torn = pieces[-1]
     match = _QUOTE.match(torn.text)
     assert match is not None
@@ -123,7 +123,7 @@ def _in_string(text: str, pieces: Sequence[Piece]) -> Spot:
 
 
 def _in_import(pieces: Sequence[Piece], begin: int, typed: str) -> Spot | None:
-    """The cursor is in an import statement."""
+    """Return the spot of a cursor in an import statement."""
     start = depth = 0
     for at, piece in enumerate(pieces):
         depth = max(0, depth + (piece.text in _OPENING.values()) - (piece.text in _OPENING))
@@ -156,7 +156,9 @@ def _in_import(pieces: Sequence[Piece], begin: int, typed: str) -> Spot | None:
 
 
 def _expression_before(text: str, pieces: Sequence[Piece], index: int) -> str:
-    """The longest expression before a piece that may have an attribute; "" if there is none."""
+    """Return the longest expression before a token that may have attributes; "" if there is
+    none.
+    """
     found, depth = "", 0
     for piece in reversed(pieces[:index]):
         depth += (piece.text in _OPENING) - (piece.text in _OPENING.values())
@@ -177,7 +179,7 @@ def _may_have_attribute(expression: str) -> bool:
 
 
 def _open_call(text: str, pieces: Sequence[Piece]) -> str:
-    """The expression that is called where the cursor may begin another argument."""
+    """Return the function expression of the call in which the cursor may begin an argument."""
     pieces = [piece for piece in pieces if piece.kind != "newline"]
     if not pieces or pieces[-1].text not in ("(", ","):
         return ""

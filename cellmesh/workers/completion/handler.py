@@ -1,4 +1,4 @@
-"""Answers completion and help."""
+"""Answers requests for completion and help."""
 
 from __future__ import annotations
 

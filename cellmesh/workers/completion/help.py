@@ -1,4 +1,4 @@
-"""The help for a name, by a rank's own namespace.
+"""Explains a name from a rank's namespace.
 
 IPython's inspector asks an object for its help: by `getdoc`, ``__len__``, ``__repr__``,
 ``__signature__``, .... Here the same facts are read from what the object and its classes hold, and
@@ -41,7 +41,7 @@ _MAX_SUBCLASSES = 10
 
 
 def explain(shell: RankShell, subject: Explain) -> str:
-    """The help for a name, as ``name?`` and ``name??`` show it; "" if there is none here."""
+    """Return the help for a name, as ``name?`` and ``name??`` show it; "" if this rank has none."""
     try:
         found = _find(subject.name, shell.user_ns)
     except Unknown:
@@ -54,7 +54,7 @@ def explain(shell: RankShell, subject: Explain) -> str:
 
 
 def _find(name: str, namespace: Mapping[str, Any]) -> Any:
-    """What there is to explain: a property itself, as code would have to tell what it gives."""
+    """Return the object to explain; a property itself, because its value would run code."""
     owner, dot, last = name.rpartition(".")
     if dot and last.isidentifier():
         known = resolve(owner, lambda each: find_name(each, namespace))
@@ -71,7 +71,7 @@ def _find(name: str, namespace: Mapping[str, Any]) -> Any:
 
 
 def _facts(found: Any, subject: Explain, shell: RankShell) -> dict[str, Any]:
-    """What IPython's inspector shows of an object."""
+    """Return the fields that IPython's inspector shows of an object."""
     kind = type(found)
     is_class = issubclass(kind, type)
     function = _function_of(found)
@@ -105,7 +105,7 @@ def _facts(found: Any, subject: Explain, shell: RankShell) -> dict[str, Any]:
 
 
 def _function_of(found: Any) -> types.FunctionType | None:
-    """The function of Python's that an object is, or that a property or a method stands for."""
+    """Return the Python function of an object, a property or a method."""
     kind = type(found)
     if kind is property:
         return called(found.fget)
@@ -122,9 +122,7 @@ def _text_of(found: Any) -> str:
 
 
 def _is_torchs(module: Any) -> bool:
-    """Whether a module, and all in it, are of torch's classes: their texts are, too, and read no
-    elements.
-    """
+    """Whether a module and all its submodules are torch's classes, whose repr reads no elements."""
     parts = held_by(module).get("_modules") or {}
     return type(module).__module__.startswith("torch.") and all(
         part is None or _is_torchs(part) for part in list(parts.values())
@@ -162,14 +160,14 @@ def _subclasses_of(kind: type) -> str:
 
 
 class _Shown(str):
-    """A text that stands in a signature for a value."""
+    """A text that stands for a value in a signature."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def _signature_of(found: Any, name: str) -> str | None:
-    """How it is called."""
+    """Return the signature of a callable."""
     asked: Any = found if type(found) in C_FUNCTIONS else called(found)
     own = held_by(asked).get("__signature__")
     if asked is None or (own is not None and type(own) is not inspect.Signature):
@@ -186,7 +184,9 @@ def _signature_of(found: Any, name: str) -> str | None:
 
 
 def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A parameter whose default and annotation can be written without code of theirs."""
+    """Return a parameter whose default and annotation are replaced by texts that run no user
+    code.
+    """
     default = parameter.default
     if default is not inspect.Parameter.empty:
         default = _Shown(quiet_text(default))
@@ -204,7 +204,7 @@ def _annotation(annotation: Any) -> Any:
 
 
 def _is_quiet(annotation: Any) -> bool:
-    """Whether writing an annotation runs no code of the user's; `Annotated` may hold anything."""
+    """Whether writing an annotation runs no user code; `Annotated` may contain anything."""
     kind = type(annotation)
     module = full_name_of(kind).rpartition(".")[0].partition(".")[0]  # "" of the builtins
     if issubclass(kind, type):
@@ -230,7 +230,7 @@ def _file_of(found: Any, function: types.FunctionType | None) -> str:
 
 
 def _source_of(found: Any, function: types.FunctionType | None) -> str | None:
-    """The source of a function, or of a class, or of an instance's."""
+    """Return the source of a function, a class, or an instance's class."""
     if function is None:
         return _source_of_class(found if issubclass(type(found), type) else type(found))
     linecache.checkcache(function.__code__.co_filename)
@@ -241,7 +241,7 @@ def _source_of(found: Any, function: types.FunctionType | None) -> str | None:
 
 
 def _places_of(kind: type) -> dict[str, list[int]]:
-    """The files that a class may be in, and the lines there that are a part of it."""
+    """Return the files in which a class may be defined, and lines of it there."""
     module = vars_of(kind).get("__module__")
     places: dict[str, list[int]] = {}
     if type(module) is not str:
@@ -261,7 +261,7 @@ def _places_of(kind: type) -> dict[str, list[int]]:
 
 
 def _source_of_class(kind: type) -> str | None:
-    """Also of a class made in a cell, which `inspect` does not find, or whose metaclass would run
+    """Return a class's source, also if the class was made in a cell or its metaclass would run
     code.
     """
     for file, lines in _places_of(kind).items():

@@ -1,4 +1,4 @@
-"""What an expression of code that has not run stands for: its value, or only its type.
+"""Infers the value or the type of an expression in code that has not run.
 
 As in `static_eval`, no code of the user's is run: a rank is asked while its main thread runs. Where
 a value would take code, as what a function returns, the function's annotation gives the type.
@@ -27,14 +27,14 @@ from ..static_lookup import has, held_by
 
 @dataclass(frozen=True)
 class InferredValue:
-    """An expression's value."""
+    """The known value of an expression."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class InstanceOf:
-    """The type of an expression's value."""
+    """The known type of an expression, whose value is not known."""
 
     type: type
 
@@ -52,7 +52,7 @@ _MAX_DEPTH = 50
 
 
 def resolve(expression: str | ast.expr, lookup: Lookup, depth: int = 0) -> Known:
-    """What an expression stands for.
+    """Infer what an expression stands for.
 
     Args:
         expression: of names, attributes, indices and calls.
@@ -97,7 +97,7 @@ def resolve(expression: str | ast.expr, lookup: Lookup, depth: int = 0) -> Known
 
 
 def attribute(owner: Known, name: str) -> Known:
-    """An attribute of something.
+    """Infer an attribute of something.
 
     Raises:
         Unknown: there is none, or it takes code to tell.
@@ -119,20 +119,20 @@ def attribute(owner: Known, name: str) -> Known:
 
 
 def is_property(kind: type, name: str) -> bool:
-    """Whether an attribute of a class's instances is what code gives."""
+    """Whether an attribute of a class's instances is computed by code."""
     found = in_classes(kind, name, None)
     return type(found) in (property, functools.cached_property, types.GetSetDescriptorType)
 
 
 def _of_class(kind: type, name: str) -> Known:
-    """What an instance of a class has from the class."""
+    """Infer what an instance of a class has from the class."""
     if issubclass(kind, torch.Tensor) and name in static_eval.OF_TENSORS:
         return InstanceOf(static_eval.OF_TENSORS[name])
     return _plain(in_classes(kind, name))
 
 
 def _plain(found: Any) -> Known:
-    """What an attribute of a class comes to."""
+    """Infer the value of a class's attribute."""
     kind = type(found)
     if kind in (staticmethod, classmethod):
         return InferredValue(found.__func__)
@@ -186,7 +186,7 @@ def _returned(function: Known) -> Known:
 
 
 def _annotated(function: Any) -> InstanceOf:
-    """What a function returns, by its annotation."""
+    """Infer what a function returns from its annotation."""
     if type(function) is types.MethodType:
         function = function.__func__
     if type(function) is not types.FunctionType:
@@ -195,7 +195,7 @@ def _annotated(function: Any) -> InstanceOf:
 
 
 def annotated(annotation: Any, namespace: Mapping[str, Any]) -> InstanceOf:
-    """The type that an annotation names; the first of several.
+    """Return the type that an annotation names; the first of several.
 
     Raises:
         Unknown: it names none.
@@ -217,7 +217,7 @@ def annotated(annotation: Any, namespace: Mapping[str, Any]) -> InstanceOf:
 
 
 def loaded(name: str) -> InferredValue:
-    """A module that has been imported.
+    """Return a module if it is imported.
 
     Raises:
         Unknown: it has not.
@@ -229,7 +229,7 @@ def loaded(name: str) -> InferredValue:
 
 
 def find_name(name: str, namespace: Mapping[str, Any]) -> Known:
-    """What a name stands for in a namespace or among the builtins.
+    """Find a name in a namespace or among the builtins.
 
     Raises:
         Unknown: nothing.

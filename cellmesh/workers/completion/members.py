@@ -1,6 +1,4 @@
-"""What something holds: attributes, keys, arguments; found as in `inference`, without running
-anything.
-"""
+"""Lists attributes, keys and arguments of something, as in `inference` without running code."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _MAX_WRAPPERS = 50
 
 
 def members(owner: Known) -> dict[str, str]:
-    """The attributes of something, and what kind each is."""
+    """Return the attributes of something, and the kind of each."""
     found: dict[str, str] = {}
     value = owner.value if isinstance(owner, InferredValue) else None
     kind: type
@@ -57,7 +55,7 @@ def _annotations_of(kind: type) -> list[str]:
 
 
 def keys(owner: Known) -> list[str | int]:
-    """The keys of something, in its order: texts and numbers only."""
+    """Return the keys of something in order: texts and numbers only."""
     if isinstance(owner, InstanceOf):
         return []
     value = owner.value
@@ -79,7 +77,7 @@ def keys(owner: Known) -> list[str | int]:
 
 
 def parameters(owner: Known) -> list[str]:
-    """The names of the arguments that a call takes."""
+    """Return the names of the arguments that a call takes."""
     function = called(owner.value) if isinstance(owner, InferredValue) else None
     if function is None:
         return []
@@ -89,7 +87,7 @@ def parameters(owner: Known) -> list[str]:
 
 
 def called(value: Any) -> types.FunctionType | None:
-    """The function of Python's that a call of something runs, without its wrappers."""
+    """Return the Python function that a call of something runs, without wrappers."""
     kind = type(value)
     if issubclass(kind, type):
         makers = (_in_classes(value, name) for name in ("__init__", "__new__"))
@@ -109,13 +107,13 @@ def called(value: Any) -> types.FunctionType | None:
 
 
 def _in_classes(kind: type, name: str) -> Any:
-    """What a class has under a name; of a static method, its function."""
+    """Return what a class has under a name; of a static method, its function."""
     found = in_classes(kind, name, None)
     return found.__func__ if type(found) is staticmethod else found
 
 
 def kind_of(value: Any) -> str:
-    """What something is, in the words of front ends."""
+    """Return the kind of something in the words of front ends."""
     kind = type(value)
     if issubclass(kind, type):
         return "class"

@@ -1,1 +1,1 @@
-"""What a rank tells of its values, names and past when it is asked to `Look`."""
+"""Answers queries about a rank's values, names and history."""

@@ -1,6 +1,4 @@
-"""A tensor's elements piece by piece, so that looking at a huge one costs no second one in
-memory.
-"""
+"""Reads a tensor piece by piece, so that inspecting a huge one needs no second copy of it."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _DEVICE_PIECE = 1 << 21
 
 
 def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor, str]:
-    """What holds a tensor's elements.
+    """Return the dense tensors that hold a tensor's elements.
 
     Args:
         local: a tensor of this rank's own, no DTensor.
@@ -63,7 +61,7 @@ def _stored(local: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def layout_of(tensor: torch.Tensor) -> str:
-    """A layout's name: ``strided``, ``sparse_coo``, ..."""
+    """Return a layout's name: ``strided``, ``sparse_coo``, ..."""
     return str(tensor.layout).removeprefix("torch.")
 
 
@@ -91,7 +89,7 @@ def _of_stored(whole: torch.Tensor, stored: torch.Tensor) -> str:
 
 
 def _check_memory(local: torch.Tensor) -> None:
-    """FSDP frees the memory of gathered parameters under the tensors: reading those would crash."""
+    """Refuse tensors whose memory FSDP has freed: reading them would crash."""
     if type(local) not in (torch.Tensor, torch.nn.Parameter) or not local.numel():
         return
     last = local.storage_offset() + sum(
@@ -102,12 +100,12 @@ def _check_memory(local: torch.Tensor) -> None:
 
 
 def piece_size(data: torch.Tensor) -> int:
-    """How many elements of it are looked at together."""
+    """Return how many elements of a tensor are read at a time."""
     return _CPU_PIECE if data.device.type == "cpu" else _DEVICE_PIECE
 
 
 def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
-    """Views that make up a tensor, in row-major order.
+    """Yield views that make up a tensor, in row-major order.
 
     Args:
         data: see `readable`.
@@ -129,7 +127,7 @@ def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
 
 
 def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The same elements in an order that is quick to read, and how often each of them counts."""
+    """Return the elements in an order that is fast to read, and how often each counts."""
     if data.is_quantized:
         return data, 1
     repeated = 1
@@ -141,7 +139,7 @@ def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def numbers_of(piece: torch.Tensor) -> torch.Tensor:
-    """A piece's numbers as float64, flat; of complex ones, real and imaginary parts."""
+    """Return a piece's numbers as flat float64; of complex numbers, real and imaginary parts."""
     if piece.is_quantized:
         piece = piece.dequantize()
     if piece.is_complex():
@@ -155,7 +153,7 @@ def sample_of_parts(
     max_elements: int,
     read: SafeReader = DIRECT,
 ) -> torch.Tensor:
-    """Elements evenly spaced over runs, in row-major order, on the CPU: see `Sampled`.
+    """Return elements evenly spaced over runs, in row-major order, on the CPU: see `Sampled`.
 
     Args:
         data: see `readable`.
@@ -191,7 +189,7 @@ def sample_of_parts(
 
 
 def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
-    """Views that make up the elements [begin, end), in row-major order."""
+    """Yield views that make up the elements [begin, end), in row-major order."""
     begin, end = max(begin, 0), min(end, data.numel())
     if begin >= end:
         return

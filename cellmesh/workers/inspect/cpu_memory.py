@@ -1,4 +1,4 @@
-"""The bytes of CPU memory."""
+"""Gives access to the bytes of CPU tensors without a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def memory_of(storage: torch.UntypedStorage) -> memoryview:
-    """A CPU storage's bytes, to be read and written, without a copy.
+    """Return the bytes of a CPU storage as a writable view.
 
     As ``numpy()`` of a tensor would give them, but for this: torch never again resizes memory that
     numpy has seen, and FSDP2 resizes what holds its parameters.
@@ -19,7 +19,7 @@ def memory_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a CPU tensor whose elements lie behind each other, likewise."""
+    """Return the bytes of a contiguous CPU tensor as a writable view."""
     begin = tensor.storage_offset() * tensor.element_size()
     return memory_of(tensor.untyped_storage())[
         begin : begin + tensor.numel() * tensor.element_size()

@@ -1,4 +1,5 @@
-"""Digests of tensors: whether replicas are equal, bit for bit, at about the speed of memory.
+"""Digests of tensors, bit for bit, at about the speed of memory; equal digests mean equal
+replicas.
 
 A small tensor's is a hash of its bytes. A large one is hashed where it lies, on a GPU as well: its
 elements, as words of 32 bits, go through a mixing function that maps no two words to one, and are
@@ -26,12 +27,12 @@ _MANY = 1 << 26
 
 
 def digest_of_bytes(data: bytes) -> str:
-    """A digest of bytes."""
+    """Return a digest of bytes."""
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
 def digest_of_tensor(local: torch.Tensor, read: SafeReader = DIRECT) -> str:
-    """A digest of a tensor, bit for bit; "" where it cannot be read.
+    """Return a digest of a tensor, bit for bit; "" if the tensor cannot be read.
 
     It does not depend on strides, nor on the device.
 
@@ -49,7 +50,7 @@ def digest_of_tensor(local: torch.Tensor, read: SafeReader = DIRECT) -> str:
 
 
 def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
-    """A digest of what `readable` has given.
+    """Return a digest of the tensors that `readable` has returned.
 
     Args:
         data: that.
@@ -67,7 +68,7 @@ def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
 def digests_of_parts(
     data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
 ) -> tuple[str, ...]:
-    """A digest of each run of elements, in row-major order.
+    """Return a digest of each run of elements, in row-major order.
 
     Args:
         data: see `readable`.
@@ -97,7 +98,7 @@ def _digest(
 
 
 def _flat(piece: torch.Tensor) -> torch.Tensor:
-    """A piece's elements behind each other in memory."""
+    """Return a piece as a contiguous flat tensor."""
     plain = piece.resolve_conj().resolve_neg()
     if plain.is_quantized:
         plain = plain.int_repr()
@@ -114,7 +115,7 @@ def _words(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -> bytes:
-    """Two sums of each block of words."""
+    """Return two sums of each block of words."""
     ones, others = _weights(1, device), _weights(2, device)
     mixed, beside = (torch.empty(_BLOCK, dtype=torch.int32, device=device) for _ in range(2))
     # One tensor: many small ones that are kept would lie between pieces that are freed, in whose
@@ -139,7 +140,9 @@ def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -
 
 
 def _mix(words: torch.Tensor, out: torch.Tensor, beside: torch.Tensor) -> None:
-    """Mix words into `out`, one to one: each bit gets to all others. `beside` is scratch."""
+    """Mix words into `out` reversibly, so that each bit affects all others. `beside` is scratch
+    memory.
+    """
     torch.bitwise_right_shift(words, 16, out=beside)
     beside.bitwise_and_(
         0xFFFF
@@ -151,7 +154,7 @@ def _mix(words: torch.Tensor, out: torch.Tensor, beside: torch.Tensor) -> None:
 
 
 def _weights(seed: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers without a pattern."""
+    """Return odd numbers without a pattern."""
     counted = (
         torch.arange(_BLOCK, dtype=torch.int32, device=device).mul_(-1640531527).add_(seed * 40503)
     )

@@ -1,4 +1,4 @@
-"""A part of a 2-D slice of a tensor, reduced to pixels on the device where it lies.
+"""Reduces a part of a 2-D slice of a tensor to pixels, on the tensor's device.
 
 A huge slice is read some pixels at a time: what is taken beside it stays small.
 """
@@ -56,7 +56,7 @@ def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
 
 
 def element(value: Any, subject: Element, read: SafeReader) -> str:
-    """One element.
+    """Return one element.
 
     Raises:
         ValueError: there is none at this index.
@@ -77,7 +77,7 @@ def element(value: Any, subject: Element, read: SafeReader) -> str:
 
 
 def _dense(local: torch.Tensor, read: SafeReader) -> torch.Tensor:
-    """A tensor that can be sliced, of the same shape."""
+    """Return a dense tensor of the same shape, which can be sliced."""
     try:
         data, _ = readable(local, read.is_beside)
     except UnreadableError as error:
@@ -98,9 +98,7 @@ def _dense(local: torch.Tensor, read: SafeReader) -> torch.Tensor:
 
 
 def _uniform(data: torch.Tensor, read: SafeReader) -> torch.Tensor:
-    """The numbers that a tensor stands for, where it is quantised by other scales in each
-    channel.
-    """
+    """Dequantise a tensor whose channels have different scales."""
     if not data.is_quantized or data.qscheme() in (
         torch.per_tensor_affine,
         torch.per_tensor_symmetric,
@@ -123,7 +121,7 @@ def _check_index(index: Sequence[int], shape: Sequence[int]) -> None:
 
 
 def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
-    """The rows and columns that are asked for, as a 2-D view."""
+    """Return the requested rows and columns as a 2-D view."""
     chosen = [dim for dim in subject.dims if dim != -1]
     others = [dim for dim in range(data.ndim) if dim not in chosen]
     if len(set(chosen)) != len(chosen) or any(not 0 <= dim < data.ndim for dim in chosen):
@@ -155,7 +153,7 @@ def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
 
 
 def _edges(num_pixels: int, size: int) -> torch.Tensor:
-    """Where each pixel begins, and the last one's end."""
+    """Return where each pixel begins, and where the last ends."""
     return (
         torch.arange(num_pixels + 1, dtype=torch.int64, device="cpu") * size // max(num_pixels, 1)
     )
@@ -164,7 +162,7 @@ def _edges(num_pixels: int, size: int) -> torch.Tensor:
 def _first_of_each(
     part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
 ) -> torch.Tensor:
-    """The first element of each pixel; reads no other."""
+    """Return the first element of each pixel, and read no other."""
     num_rows, num_cols = part.shape
     if (height, width) == (num_rows, num_cols):
         pixels = read.take(part)
@@ -180,7 +178,7 @@ def _first_of_each(
 
 
 def _plain(part: torch.Tensor, subject: Picture) -> torch.Tensor:
-    """Real numbers that torch computes with: float64 where float32 would not do."""
+    """Convert to real numbers that torch computes with: float64 where float32 is too short."""
     if part.is_quantized:
         part = part.dequantize()
     if part.is_complex():
@@ -192,7 +190,7 @@ def _plain(part: torch.Tensor, subject: Picture) -> torch.Tensor:
 
 
 def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
-    """What is finite stays finite."""
+    """Convert to float32, keeping finite numbers finite."""
     if pixels.dtype == torch.float32:
         return pixels.contiguous()
     limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)
@@ -202,8 +200,8 @@ def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
 def _reduce(
     part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
 ) -> tuple[torch.Tensor, bool]:
-    """The mean or the largest magnitude of each pixel; whether it was of a sample of its
-    elements.
+    """Return the mean or the largest magnitude of each pixel, and whether only a sample was
+    read.
     """
     is_mean = subject.reduction == "mean"
     num_rows, num_cols = part.shape
@@ -227,7 +225,7 @@ def _reduce(
 
 
 def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
-    """One line (row, for axis 0) for all lines between two edges."""
+    """Reduce the lines between each two edges to one line (rows for axis 0)."""
     count = len(edges) - 1
     each, rest = divmod(part.shape[axis], count)
     if rest == 0:
@@ -268,7 +266,7 @@ def _sample(
     max_elements: int,
     read: SafeReader,
 ) -> torch.Tensor:
-    """As many rows as columns of each pixel, evenly spaced."""
+    """Return a sample of each pixel, evenly spaced, with as many rows as columns."""
     is_mean = subject.reduction == "mean"
     num_rows, num_cols = part.shape
     most = max(1, math.isqrt(max_elements // (height * width)))
@@ -290,6 +288,6 @@ def _sample(
 
 
 def _spread(edges: torch.Tensor, each: int) -> torch.Tensor:
-    """Lines evenly spaced within each pixel: [pixels, each]."""
+    """Return lines evenly spaced within each pixel: [pixels, lines of each]."""
     steps = torch.arange(each, dtype=torch.int64, device="cpu")
     return edges[:-1, None] + edges.diff()[:, None] * (2 * steps + 1) // (2 * each)

@@ -1,4 +1,4 @@
-"""Answers queries; what cannot be told comes as a `Refusal`."""
+"""Answers queries; what cannot be answered is a `Refusal`."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _MAX_KEPT = 4
 
 
 class PinnedValues:
-    """Values under tokens, the last few that were kept or asked for; used on any thread."""
+    """The newest values that inspections keep, by token; usable on any thread."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}  # the one that was not asked for longest comes first
         self._lock = threading.Lock()
 
     def keep(self, token: str, value: Any) -> None:
-        """Keep a value; without a token nobody could ask for it."""
+        """Keep a value under a token; without a token, do nothing."""
         if not token:
             return
         with self._lock:
@@ -64,7 +64,7 @@ class PinnedValues:
         del gone  # outside the lock: it may run code of the user's
 
     def get(self, token: str) -> Any:
-        """The value kept under a token.
+        """Return the value kept under a token.
 
         Raises:
             KeyError: it is kept no more, or never was.
@@ -74,7 +74,7 @@ class PinnedValues:
             return value
 
     def forget(self, tokens: tuple[str, ...]) -> None:
-        """Keep these no more."""
+        """Drop the values under these tokens."""
         with self._lock:
             gone = [self._values.pop(token, None) for token in tokens]
         del gone

@@ -1,5 +1,5 @@
-"""The user's names on a rank, each told in short: nothing is copied, and no code of the user's
-runs.
+"""Lists the user's names on a rank with short descriptions, without copies and without running
+user code.
 
 A value that cannot be told, as it changes meanwhile or is odd, costs no other name its row.
 """
@@ -49,7 +49,7 @@ _PLAIN = (
 
 
 def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
-    """The user's names."""
+    """Return the user's names with short descriptions."""
     found = [name for name in users_names(shell) if fnmatch.fnmatchcase(name, subject.pattern)]
     found.sort(key=alphabetically)
     chosen = found[: subject.max_names]
@@ -62,7 +62,7 @@ def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
 
 
 def users_names(shell: RankShell) -> dict[str, Any]:
-    """The names that the user has bound, and their values."""
+    """Return the names that the user has bound, and their values."""
     hidden = shell.user_ns_hidden
     return {
         name: value
@@ -88,7 +88,7 @@ def _is_own(name: str, value: Any) -> bool:
 
 
 def describe_shortly(value: Any, read: SafeReader = DIRECT) -> TensorSummary:
-    """A value's facts that cost little: no statistics, and a digest only of what is small."""
+    """Describe a value cheaply: no statistics, and a digest only of small values."""
     name = full_name_of(type(value))
     try:
         with torch._C.DisableTorchFunctionSubclass():  # it may be code of the user's
@@ -141,8 +141,8 @@ def _number(local: torch.Tensor, read: SafeReader) -> str:
 
 
 def _text(value: Any) -> tuple[str, bool]:
-    """A short text of values whose text tells something, and whether it says all that the value
-    is.
+    """Return a short text of a value, if its text is informative, and whether the text describes
+    all of it.
     """
     kind = type(value)
     if kind is types.ModuleType:
@@ -165,8 +165,8 @@ def _text(value: Any) -> tuple[str, bool]:
 
 
 def _bytes_in(value: Any) -> int:
-    """How much a value's tensors hold on this rank, as far as can be told fast; 0 where that says
-    nothing.
+    """Return how many bytes a value's tensors hold on this rank; 0 if that cannot be told
+    quickly.
     """
     kind = type(value)
     if issubclass(kind, str):

@@ -1,5 +1,4 @@
-"""How a look reads tensors: where they lie; or, beside a main thread that may free them meanwhile,
-copies.
+"""Reads tensors in place, or copies them where the main thread may free them at any moment.
 
 FSDP frees the memory of gathered parameters while it trains, and allocates it anew. A thread that
 reads it then is ended by the system, and the rank with it. No check helps: torch frees memory in
@@ -37,20 +36,20 @@ _COPIED = ("cpu",)
 
 
 class UnreadableError(Exception):
-    """A tensor has no elements that could be read; its text says why."""
+    """A tensor cannot be read; the text says why."""
 
 
 class SafeReader:
-    """Reads tensors where they lie: nobody frees them meanwhile."""
+    """Reads tensors in place, where no other thread can free them."""
 
     is_beside = False
 
     def take(self, view: torch.Tensor) -> torch.Tensor:
-        """A tensor of these elements, good until the next ones are read."""
+        """Return a tensor of these elements, valid until the next read."""
         return view
 
     def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``data[index]`` for a tensor of indices a dim, likewise."""
+        """Return ``data[index]`` for one tensor of indices per dim, valid until the next read."""
         return data[tuple(index)]
 
 
@@ -58,7 +57,7 @@ DIRECT = SafeReader()
 
 
 class Copier(SafeReader):
-    """Reads tensors that another thread may free, by whatever means, at any moment.
+    """Copies tensors that another thread may free at any moment.
 
     Values may be torn: half old and half new. Where the memory has gone, an `UnreadableError` is
     raised.
@@ -71,13 +70,13 @@ class Copier(SafeReader):
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def close(self) -> None:
-        """Let go of the file. What was read last stays good."""
+        """Close the file of copies; the last copy stays valid."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def take(self, view: torch.Tensor) -> torch.Tensor:
-        """A copy of these elements, good until the next ones are read."""
+        """Return a copy of these elements, valid until the next read."""
         if not view.numel():
             return view
         check_beside(view)
@@ -116,7 +115,9 @@ class Copier(SafeReader):
         return taken
 
     def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A copy of ``data[index]`` for a tensor of indices a dim, likewise."""
+        """Return a copy of ``data[index]`` for one tensor of indices per dim, valid until the
+        next read.
+        """
         if not data.numel():
             return super().pick(data, index)
         check_beside(data)
@@ -126,7 +127,9 @@ class Copier(SafeReader):
         return _as(data, self._copy(data, offsets.reshape(-1), 1).view(offsets.shape))
 
     def _copy(self, data: torch.Tensor, offsets: torch.Tensor, num: int) -> torch.Tensor:
-        """Runs of elements, one behind the other: so many from each of these offsets."""
+        """Copy runs of elements, each of this length and at one of these offsets, one behind the
+        other.
+        """
         each = num * data.element_size()
         total = each * len(offsets)
         self._make_room(total)
@@ -162,7 +165,8 @@ class Copier(SafeReader):
 
 @contextmanager
 def reading(is_beside: bool) -> Iterator[SafeReader]:
-    """Gives what reads tensors on this thread alone, without autograd or code of their classes.
+    """Yield a reader; within the block, torch computes on this thread only, without autograd or
+    subclasses' code.
 
     Args:
         is_beside: the main thread may be running, and free what is read.
@@ -180,7 +184,7 @@ def reading(is_beside: bool) -> Iterator[SafeReader]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Has torch compute on this thread alone.
+    """Have torch compute on this thread only.
 
     Pieces are small: where cores are taken, waiting for other threads at each costs ten times what
     they save. The number is each thread's own: a main thread that runs keeps its number.
@@ -201,7 +205,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def check_beside(view: torch.Tensor) -> None:
-    """Whether a `Copier` can read a tensor.
+    """Check that a `Copier` can read a tensor.
 
     Raises:
         UnreadableError: it cannot.
@@ -220,7 +224,7 @@ def check_beside(view: torch.Tensor) -> None:
 
 
 def _as(view: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """What the same bytes mean in a tensor that stands for its conjugate, or its negative."""
+    """Apply the conjugate and negative bits of a tensor to a copy of its bytes."""
     if view.is_conj():
         raw = raw.conj()
     return torch._neg_view(raw) if view.is_neg() else raw

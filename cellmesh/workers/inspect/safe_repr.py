@@ -1,4 +1,4 @@
-"""Short texts of values, made without running code of the user's.
+"""Short texts of values, made without running user code.
 
 A value of a type that is not Python's, torch's or numpy's own is written as the name of its type.
 Large values take no longer than small ones.
@@ -41,19 +41,21 @@ _SORTABLE = (int, float, str, bytes)
 
 
 def name_of(kind: type) -> str:
-    """A class's name, whatever its metaclass says."""
+    """Return a class's name, whatever its metaclass defines."""
     return str(type.__dict__["__name__"].__get__(kind))
 
 
 def full_name_of(kind: type) -> str:
-    """A class's name with its module's, whatever its metaclass says."""
+    """Return a class's name with its module, whatever its metaclass defines."""
     module = _module_of(kind)
     name = str(type.__dict__["__qualname__"].__get__(kind))
     return name if type(module) is not str or module == "builtins" else f"{module}.{name}"
 
 
 def quiet_text(value: Any) -> str:
-    """A value in at most 200 characters; of a long container, also how many items it has."""
+    """Write a value in at most 200 characters; of a long container, with the number of its
+    items.
+    """
     text = _Writer().write(value, 0)
     if type(value) in _BRACKETS and len(value) > FEW and not text.startswith("<"):
         text = f"{len(value):,} items: {text}"
@@ -62,7 +64,7 @@ def quiet_text(value: Any) -> str:
 
 
 def shorten(value: Any) -> tuple[str, bool]:
-    """A value in at most 80 characters, and whether these say all that the value is."""
+    """Write a value in at most 80 characters; return whether the text describes all of it."""
     writer = _Writer()
     text = writer.write(value, 0)
     if len(text) > _MAX_CHARS:
@@ -71,7 +73,7 @@ def shorten(value: Any) -> tuple[str, bool]:
 
 
 def whole_text(value: Any) -> str:
-    """All that a value is; "" where writing it would run code of the user's or take long."""
+    """Write all of a value; "" if that would run user code or take long."""
     kind = type(value)
     items: list[Any] = [value]
     if kind in (list, tuple, dict):
@@ -89,7 +91,7 @@ def whole_text(value: Any) -> str:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value's repr is all that it is, and is Python's, torch's or numpy's own."""
+    """Whether a value's repr describes all of it, and is Python's, torch's or numpy's own."""
     kind = type(value)
     return kind in _SCALARS or (_module_of(kind) == "numpy" and not hasattr(kind, "__len__"))
 
@@ -161,7 +163,7 @@ class _Writer:
 
 
 def _in_order(value: Any) -> Iterable[Any]:
-    """A container's items; those of sets and dicts sorted where that runs no code of the user's."""
+    """Return a container's items; those of sets and dicts sorted, if that runs no user code."""
     kind = type(value)
     if kind is dict:
         return _sorted(value.items(), lambda item: item[0])

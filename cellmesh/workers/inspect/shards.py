@@ -1,4 +1,6 @@
-"""Which part of a DTensor a rank holds, and where that lies in the whole. No collective is run."""
+"""Computes which part of a DTensor a rank holds, and the part's place in the whole. Runs no
+collective.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,12 @@ class Shard:
 
 
 def spell(placements: Sequence[Any]) -> str:
-    """Placements in words: as torch's, with the name that its users know where torch writes ``_S(0,
-    2)``.
-    """
+    """Write placements as torch does, with public names where torch writes ``_S(0, 2)``."""
     return ", ".join(re.sub(r"^_S\(", "StridedShard(", str(placement)) for placement in placements)
 
 
 def shard_of_dtensor(value: DTensor) -> Shard:
-    """This rank's part of a DTensor, without waiting for collectives that make it."""
+    """Return this rank's part of a DTensor, without waiting for collectives that compute it."""
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     shard = Shard(
@@ -101,7 +101,7 @@ def runs_in_whole(
     placements: Sequence[Any],
     order: Sequence[int],
 ) -> list[Runs]:
-    """Which indices of the whole a rank holds, for each dim.
+    """Return which indices of the whole a rank holds, for each dim.
 
     Uneven shards are as `torch.chunk` cuts them, one mesh dim after the other.
 
@@ -128,7 +128,7 @@ def runs_in_whole(
 
 
 def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
-    """The indices that `torch.chunk` gives to one of several."""
+    """Return the indices that `torch.chunk` gives to one chunk."""
     total = sum(end - begin for begin, end in runs)
     size = -(-total // num_chunks)
     low, high = min(index * size, total), min((index + 1) * size, total)
@@ -142,7 +142,7 @@ def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
 
 
 def _joined(runs: Runs) -> Iterator[tuple[int, int]]:
-    """The same runs, those that touch as one."""
+    """Join runs that touch."""
     current: tuple[int, int] | None = None
     for begin, end in runs:
         if current is not None and current[1] == begin:
@@ -156,8 +156,8 @@ def _joined(runs: Runs) -> Iterator[tuple[int, int]]:
 
 
 def order_of(value: DTensor, num_dims: int) -> Sequence[int]:
-    """The mesh dims as they cut the tensor: from left to right, unless it says otherwise (torch
-    2.12).
+    """Return the order in which mesh dims split the tensor: from left to right, unless the
+    DTensor has another (torch 2.12).
     """
     said = getattr(value._spec, "shard_order", None) or ()
     ordered = [mesh_dim for entry in said for mesh_dim in entry.mesh_dims]

@@ -1,4 +1,4 @@
-"""The value that an expression stands for, found without running code of the user's.
+"""Evaluates paths of names, attributes and indices without running user code.
 
 Names, attributes and constant indices are followed through what objects hold: an attribute is read
 from an object's ``__dict__`` or from its classes, never from a property or ``__getattr__``. Where
@@ -27,7 +27,7 @@ class Unknown(Exception):
 
 
 class NeedsCode(Unknown):
-    """An expression whose value takes code to find; the text says why."""
+    """An expression that cannot be evaluated without running code; the text says why."""
 
 
 SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ _SEQUENCES = (torch.Size, list, tuple, str, bytes, range)
 
 
 def follow(expression: str, namespace: Mapping[str, Any]) -> Any:
-    """The value that a path leads to.
+    """Return the value at a path.
 
     Args:
         expression: names, attributes and indices, as ``model.layers[0].weight``.
@@ -117,7 +117,7 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def keeps_grad(tensor: torch.Tensor) -> bool:
-    """Whether a tensor keeps its gradient: where another one is asked for it, torch warns."""
+    """Whether a tensor keeps its gradient; torch warns if code asks another tensor for it."""
     with torch._C.DisableTorchFunctionSubclass():
         return any(
             in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad")
@@ -125,7 +125,7 @@ def keeps_grad(tensor: torch.Tensor) -> bool:
 
 
 def in_classes(kind: type, name: str, *default: Any) -> Any:
-    """What a class has under a name, itself or from a base; else the default.
+    """Return what a class has under a name, itself or from a base; else the default.
 
     Raises:
         Unknown: the class has nothing under the name, and no default is given.
@@ -139,7 +139,7 @@ def in_classes(kind: type, name: str, *default: Any) -> Any:
 
 
 def attribute(owner: Any, name: str) -> Any:
-    """What an object has under a name.
+    """Return an attribute of an object.
 
     Raises:
         NeedsCode: the attribute's value takes code to find.
@@ -179,7 +179,7 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _is_torchs(kind: type, name: str) -> bool:
-    """Whether an attribute is the one that every tensor has."""
+    """Whether an attribute is the one that torch defines for every tensor."""
     return in_classes(kind, name) is in_classes(torch.Tensor, name)
 
 
@@ -203,7 +203,7 @@ def _about(found: Any, name: str, kind: type) -> str:
 
 
 def _comes_first(found: Any) -> bool:
-    """Whether what a class has comes before what its instances hold."""
+    """Whether a class's attribute takes precedence over its instances' own."""
     return has(type(found), "__set__") or has(type(found), "__delete__")
 
 
@@ -227,7 +227,7 @@ def _missing(kind: type, name: str) -> Any:
 
 
 def index_of(node: ast.expr, evaluate: Callable[[ast.expr], Any]) -> Any:
-    """The value of what stands in an index's brackets.
+    """Return the value of the expression in an index's brackets.
 
     Args:
         node: that.
@@ -255,7 +255,7 @@ def index_of(node: ast.expr, evaluate: Callable[[ast.expr], Any]) -> Any:
 
 
 def item(owner: Any, index: Any) -> Any:
-    """What a container, a module or a tensor gives for an index.
+    """Return the item of a container, a module or a tensor at an index.
 
     Raises:
         NeedsCode: the index, or the class of the owner, may run code.
@@ -291,7 +291,7 @@ def item(owner: Any, index: Any) -> Any:
 
 
 def _gets_as(kind: type, *bases: type) -> bool:
-    """Whether a class is indexed as one of these is."""
+    """Whether a class is indexed like one of these classes."""
     return any(
         issubclass(kind, base)
         and in_classes(kind, "__getitem__") is in_classes(base, "__getitem__")

@@ -1,5 +1,5 @@
-"""Statistics and histograms of a tensor, piece by piece and in float64, on the device where it
-lies.
+"""Computes statistics and histograms of a tensor, piece by piece in float64, on the tensor's
+device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ _WIDE = 2.0**512
 
 @dataclass
 class Totals:
-    """What the pieces seen so far come to: of the finite numbers among them, and how many are
-    not.
-    """
+    """The running totals over pieces: of finite numbers, and counts of the others."""
 
     count: int = 0
     low: float = math.inf
@@ -33,7 +31,7 @@ class Totals:
     num_zeros: int = 0
 
     def add(self, count: int, low: float, high: float, mean: float, squares: float) -> None:
-        """Take in the finite numbers of one more piece (Chan's update)."""
+        """Add the finite numbers of one more piece (Chan's update)."""
         if not count:
             return
         total = self.count + count
@@ -45,7 +43,7 @@ class Totals:
 
 
 def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
-    """The statistics that `TensorSummary` has.
+    """Return the statistics of a `TensorSummary`.
 
     Args:
         data: see `readable`.
@@ -97,13 +95,13 @@ def _add(totals: Totals, piece: torch.Tensor) -> None:
 
 
 def _extremes(numbers: torch.Tensor) -> tuple[float, float]:
-    """The smallest and the largest; NaN if there is one."""
+    """Return the smallest and the largest number; NaN if there is one."""
     low, high = torch.stack(torch.aminmax(numbers)).tolist()
     return low, high
 
 
 def _without_odd(totals: Totals, piece: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The finite ones; the others are counted, complex elements once each."""
+    """Return the finite numbers, and count the others; a complex number counts once."""
     elements = torch.complex(*numbers.view(-1, 2).unbind(1)) if piece.is_complex() else numbers
     totals.num_nan += int(torch.isnan(elements).sum())
     totals.num_inf += int(torch.isinf(elements).sum())
@@ -117,7 +115,7 @@ def _num_zeros(numbers: torch.Tensor) -> int:
 def histogram_of(
     data: torch.Tensor, low: float, high: float, num_bins: int, read: SafeReader = DIRECT
 ) -> list[int]:
-    """How many numbers lie in each of equal bins of [low, high]; those beyond in none.
+    """Count the numbers in equal bins of [low, high]; numbers outside are in no bin.
 
     Args:
         data: see `readable`.

@@ -1,4 +1,4 @@
-"""The summary of one value: of a tensor, its shape and statistics; of others, type and repr."""
+"""Summarises one value: shape and statistics of a tensor, type and repr of any other value."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def describe(
 
 
 def has_own_code(tensor: torch.Tensor) -> bool:
-    """Whether looking at a tensor could run code of its class's that is not torch's."""
+    """Whether reading a tensor could run code of its class that is not torch's."""
     for kind in classes_of(type(tensor)):
         if kind is torch.Tensor:
             return False
@@ -71,7 +71,7 @@ def has_own_code(tensor: torch.Tensor) -> bool:
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:
-    """A tensor as it is, an array of numbers as a tensor; None of anything else."""
+    """Return a tensor as it is, an array of numbers as a tensor, and None for other values."""
     if issubclass(type(value), torch.Tensor):
         return value  # type: ignore[no-any-return]
     if type(value).__module__ in MASKED:
@@ -100,7 +100,7 @@ def as_tensor(value: Any) -> torch.Tensor | None:
 
 
 def own_part(value: torch.Tensor) -> Shard:
-    """The rank's part of a tensor, and which part it is."""
+    """Return the rank's part of a tensor, and its place in the whole."""
     return shard_of_dtensor(value) if is_dtensor(value) else Shard(value)
 
 
@@ -151,7 +151,7 @@ def describe_tensor(
 
 
 def _stored_bytes(local: torch.Tensor) -> int:
-    """The size of a tensor that does not store each of its elements."""
+    """Return the size of a tensor that does not store each of its elements."""
     parts: tuple[Callable[[], torch.Tensor], ...] = (local.values,)
     if local.layout == torch.sparse_coo:
         parts = (local._values, local._indices)
@@ -164,12 +164,12 @@ def _stored_bytes(local: torch.Tensor) -> int:
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:
-    """Sizes as ints; a jagged one, which is of no one size, as -1."""
+    """Return sizes as ints; -1 for a jagged dim."""
     return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 
 def _told(ask: Callable[[], T]) -> T | None:
-    """What a tensor tells; None where it is of a kind that cannot."""
+    """Return a tensor's property; None if its kind does not have it."""
     try:
         return ask()
     except Exception:

@@ -1,6 +1,4 @@
-"""The tensors in a value: a tensor itself, or those of a module, an optimizer or any nest of
-them.
-"""
+"""Walks the tensors in a value: a tensor itself, or those of a module, an optimizer or a nest."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _FEW_DEEP = 10
 
 
 def walk(value: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors in a value, and the numbers and texts beside them, each tensor once.
+    """Yield the tensors in a value, and the numbers and texts beside them, each tensor once.
 
     No code of the user's is run: mappings and modules that hold their items in a way of their own
     are not opened.
@@ -61,7 +59,7 @@ def walk(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def find(value: Any, path: str) -> Any:
-    """What lies at a path that `walk` has given.
+    """Return the part of a value at a path that `walk` has yielded.
 
     Raises:
         LookupError: nothing does, now.
@@ -75,7 +73,7 @@ def find(value: Any, path: str) -> Any:
 
 
 def settings_of(optimizer: Optimizer) -> str:
-    """An optimizer in a line."""
+    """Write an optimizer's settings in one line."""
     groups = held_by(optimizer).get("param_groups")
     if type(groups) is not list:  # a property, as of those that wrap another one
         return type(optimizer).__name__
@@ -86,7 +84,7 @@ def settings_of(optimizer: Optimizer) -> str:
 
 
 def parameters_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """As `named_parameters`, which may be the user's."""
+    """Yield a module's parameters as `named_parameters` does, which user code may override."""
     seen: set[int] = set()
     for name, tensor in _held_tensors(module, "_parameters"):
         if id(tensor) not in seen:
@@ -95,7 +93,7 @@ def parameters_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _held_tensors(module: nn.Module, part: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a part of a module and of those in it, as they hold them."""
+    """Yield the tensors of a module's attribute dict and of its submodules."""
     seen: set[int] = set()
     waiting = [("", module)]
     while waiting:
@@ -128,7 +126,7 @@ class _Walk:
         self._kept: list[Any] = []  # an id is one's own only as long as one lives
 
     def parts(self, value: Any, path: str, depth: int, may_open: bool) -> Iterator[tuple[str, Any]]:
-        """The parts of a value; `may_open`: also the attributes of an object of any kind."""
+        """Yield the parts of a value; `may_open`: also the attributes of any object."""
         kind = type(value)
         if issubclass(kind, _PLAIN) or depth > _MAX_DEPTH:
             yield path, value
@@ -165,8 +163,8 @@ class _Walk:
             yield path, value
 
     def _of_object(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-        """What an object holds; the object itself where that is no tensor and no plain public
-        value.
+        """Yield an object's attributes, or the object itself if it has no tensors and no plain
+        public values.
         """
         found = []
         is_open = False
@@ -180,7 +178,7 @@ class _Walk:
         yield from found if is_open else [(path, value)]
 
     def _pairs(self, value: Any) -> list[tuple[Any, Any]] | None:
-        """The items of a mapping; None if it is none."""
+        """Return the items of a mapping; None if it is not one."""
         kind = type(value)
         if issubclass(kind, dict):
             return list(dict.items(value))
@@ -231,7 +229,9 @@ class _Walk:
 
 
 def _is_long_and_plain(value: Any) -> bool:
-    """Whether it is one item: by its first ones, as there may be millions."""
+    """Whether a container is shown as one item; decided by its first items, because it may have
+    millions.
+    """
     return _size_of(value) > FEW and all(_is_plain(each, 2) for each in _first_of(value, FEW) or ())
 
 
@@ -251,7 +251,7 @@ def _size_of(value: Any) -> int:
 
 
 def _first_of(value: Any, count: int) -> list[Any] | None:
-    """The first items of a container, or what an object holds; None if it holds nothing."""
+    """Return the first items of a container or an object's attributes; None if there are none."""
     kind = type(value)
     if issubclass(kind, dict):
         return list(islice(dict.values(value), count))
@@ -263,7 +263,7 @@ def _first_of(value: Any, count: int) -> list[Any] | None:
 
 
 def _field_names(kind: type) -> tuple[str, ...]:
-    """The names of a named tuple's items."""
+    """Return the field names of a named tuple."""
     try:
         names = in_classes(kind, "_fields")
     except Unknown:
@@ -272,7 +272,9 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def _held_as(value: Any, name: str) -> tuple[Any, ...]:
-    """What an object holds under a name, in its ``__dict__`` or in a slot; () if nothing."""
+    """Return an object's value under a name, from its ``__dict__`` or a slot; () if there is
+    none.
+    """
     held = held_by(value)
     if name in held:
         return (held[name],)
@@ -285,7 +287,7 @@ def _held_as(value: Any, name: str) -> tuple[Any, ...]:
 
 
 def as_known(value: Any) -> bool:
-    """Whether it is a tensor, or an array of numbers."""
+    """Whether a value is a tensor or an array of numbers."""
     if issubclass(type(value), torch.Tensor):
         return True
     return (
@@ -296,7 +298,7 @@ def as_known(value: Any) -> bool:
 
 
 def _key(key: Any) -> str:
-    """A key as it is written; of odd keys, their type."""
+    """Write a key; of unusual keys, their type."""
     text = _written(key)
     return text if len(text) <= 80 else text[:79] + "…"
 

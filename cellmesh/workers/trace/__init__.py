@@ -1,1 +1,1 @@
-"""What a rank records of its cells and its collectives over time."""
+"""Records a rank's cells and collectives over time."""

@@ -1,4 +1,4 @@
-"""Answers what ranks are asked of profiles."""
+"""Answers requests for profiles."""
 
 from __future__ import annotations
 

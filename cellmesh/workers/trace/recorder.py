@@ -1,4 +1,4 @@
-"""What a rank did lately: its cells and its collectives, kept in rings.
+"""Records a rank's last cells and collectives in rings.
 
 Written with each operation, so what is written is little, and in one place: six numbers, in about
 half a microsecond. The ring grows with its use; once it holds `CAPACITY`, the oldest operations are
@@ -34,7 +34,7 @@ _write, _write_time, _read_time = _RECORD.pack_into, _TIME.pack_into, _TIME.unpa
 
 
 class Spans:
-    """The rank's recent past. Written by the main thread, ends also by others; read by any.
+    """The rings. The main thread writes them, other threads note ends; any thread reads.
 
     Operations are begun by one thread at a time: the main thread, or autograd's while that waits.
 
@@ -63,7 +63,7 @@ class Spans:
     # Operations.
 
     def begin(self, what: What, sequence: int, peer: int, at_s: float, is_waited_for: bool) -> int:
-        """An operation begins.
+        """Note that an operation begins.
 
         Args:
             what, sequence, peer: see `Operations`.
@@ -88,11 +88,11 @@ class Spans:
         return number
 
     def wait(self, number: int, since_s: float | None = None) -> None:
-        """The main thread waits for an operation, from now on or since then."""
+        """Note that the main thread waits for an operation, from now on or since a time."""
         self._note(number, _WAIT, monotonic() if since_s is None else since_s)
 
     def end(self, number: int) -> None:
-        """An operation has ended; what comes later does not count. From any thread."""
+        """Note that an operation has ended; later calls do not count. From any thread."""
         self._note(number, _END, monotonic())
 
     def _note(self, number: int, offset: int, at_s: float) -> None:
@@ -103,7 +103,7 @@ class Spans:
                 _write_time(self._numbers, at, at_s)
 
     def end_with(self, work: Any, number: int) -> None:
-        """Have an operation end when its Work does, whoever waits for that, and if nobody does."""
+        """End an operation when its Work ends, whichever thread waits for the Work, if any."""
         try:
             future = work.get_future()
         except Exception:  # a backend without: its end is that of the wait for it
@@ -111,7 +111,7 @@ class Spans:
         future.add_done_callback(lambda _: self.end(number))
 
     def end_all(self) -> None:
-        """All operations have ended."""
+        """Note that all operations have ended."""
         for number in range(max(0, self._num_begun - CAPACITY), self._num_begun):
             self.end(number)
 
@@ -123,7 +123,8 @@ class Spans:
     # Reading them.
 
     def begun_since(self, first: int) -> list[tuple[What, float, float]]:
-        """Operations from a number on, as far as they are kept: what, begin and end (NaN: none).
+        """Return operations from a number on, as far as they are kept: kind, begin and end (NaN:
+        none).
 
         For the thread that begins operations.
         """
@@ -137,7 +138,7 @@ class Spans:
         return found
 
     def past(self, subject: HistoryQuery) -> Past:
-        """The last cells and their operations."""
+        """Return the last cells and their operations."""
         now_s = time.monotonic()
         cells = [
             CellSpan(cell.run, cell.name, cell.execution_count, cell.begin_s, cell.end_s)

@@ -1,4 +1,4 @@
-"""Times a cell, and how long it was in collectives, from the ring of the recorder."""
+"""Times a cell and its collectives, from the recorder's ring."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Stopwatch:
         self._in_collectives_s = 0.0
 
     def start(self) -> None:
-        """The cell begins."""
+        """Note that the cell begins."""
         self._first = self._recorder.num_begun
         self._recorder.before_overwriting = self._add_up
         self._began_at = self._added_until = time.monotonic()
 
     def stop(self) -> Timing:
-        """The cell has ended, well or not."""
+        """Note that the cell has ended, well or not."""
         self._recorder.before_overwriting = None
         self._add_up()
         return Timing(self._added_until - self._began_at, self._in_collectives_s)
 
     def _add_up(self) -> None:
-        """Add the time of the operations so far, some of which may be overwritten next."""
+        """Add the time of the operations so far: the ring may overwrite some of them next."""
         since, now = self._added_until, time.monotonic()
         spans = [
             (max(since, begin), now if math.isnan(end) else end)

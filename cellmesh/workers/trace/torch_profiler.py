@@ -1,4 +1,4 @@
-"""Profiles a cell with torch.profiler, and reads from its events what the notebook is told.
+"""Profiles a cell with torch.profiler and summarises the events.
 
 Imported when a cell is profiled, and not before.
 """
@@ -56,7 +56,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Begun:
-    """That a collective was begun on a process group."""
+    """Notes that a collective was begun on a process group."""
 
     name: str
     at_ns: int
@@ -90,7 +90,7 @@ class CellProfiler:
                 pass
 
     def start(self) -> None:
-        """The cell begins. Only the first one is profiled."""
+        """Handle that a cell begins; only the first one is profiled."""
         if self._start_ns:
             return
         self._start_ns = time.time_ns()
@@ -108,7 +108,7 @@ class CellProfiler:
         self._start_ns = time.time_ns()
 
     def stop(self) -> None:
-        """The cell has ended, well or not."""
+        """Handle that the cell has ended, well or not."""
         self._end_ns = self._end_ns or time.time_ns()
         if not self._is_running:
             return
@@ -123,7 +123,7 @@ class CellProfiler:
         self._is_running = False
 
     def collect(self, trace_path: str, max_trace_bytes: int) -> RankProfile | None:
-        """What was seen; None if no cell has come.
+        """Return the profile; None if no cell has run.
 
         Args:
             trace_path: where the trace is written; "" for nowhere.
@@ -172,7 +172,7 @@ class CellProfiler:
 
 
 def read_events(profiled: Any) -> list[Event]:
-    """The events of a profiler that has stopped, in the order of their begins."""
+    """Return the events of a stopped profiler, in the order of their begins."""
     cpu = torch._C._autograd.DeviceType.CPU
     events = [
         Event(
@@ -191,7 +191,7 @@ def read_events(profiled: Any) -> list[Event]:
 
 
 def find_collectives(events: Sequence[Event], begun: Sequence[Begun]) -> list[Collective]:
-    """The collectives and messages among events, with their process groups.
+    """Return the collectives and messages among events, with their process groups.
 
     NCCL's take place on the GPU, and what the CPU has of them is only their launch; gloo's are
     where its threads are. Groups are told by the order of begins, as neither names them.
@@ -224,7 +224,7 @@ def find_collectives(events: Sequence[Event], begun: Sequence[Begun]) -> list[Co
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether a collective that was called by one name may go on under another.
+    """Whether a collective called by one name may run under another.
 
     ``all_gather_into_tensor`` is ``all_gather`` below; gloo makes a ``reduce_scatter`` of an
     ``all_reduce``.
@@ -234,7 +234,7 @@ def alike(one: str, other: str) -> bool:
 
 
 def _collective_name(event: Event, on_device: bool) -> str:
-    """The collective that an event is, "" if it is none."""
+    """Return the collective that an event belongs to; "" if none."""
     if event.on_device:
         kernel = None if event.is_annotation else _KERNEL.match(event.name)
         return _from_camel_case(kernel[1]) if kernel else ""
@@ -249,8 +249,7 @@ def _from_camel_case(name: str) -> str:
 
 
 def find_busy(events: Sequence[Event], resolution_ns: int) -> tuple[tuple[int, int], ...]:
-    """When there was computation: in operators and kernels, but not in the communication that they
-    call.
+    """Return when operators and kernels computed, without the communication that they call.
 
     Args:
         events: in the order of their begins.
@@ -284,7 +283,7 @@ def _kind_of(event: Event) -> OperatorKind:
 
 
 def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
-    """The operators that took longest by themselves, of each kind, longest first."""
+    """Return the operators with the longest self time, of each kind, longest first."""
     totals: dict[tuple[OperatorKind, str], list[int]] = {}
     for event, self_ns in self_times(events):
         total = totals.setdefault((_kind_of(event), event.name), [0, 0])
@@ -305,7 +304,7 @@ def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
 
 
 def self_times(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """Operators, with the time in each that was not in operators which it called.
+    """Yield operators with their self time.
 
     Regions that were named are left out, except for collectives under way. What is in no thread's
     stack (GPU, collectives under way) counts whole.

@@ -1,1 +1,1 @@
-"""Ways to start an agent; each only has to run one process a host."""
+"""Launchers: ways to start an agent, one process a host."""

@@ -1,4 +1,6 @@
-"""The seam behind which a mesh's agent is started: on this machine, or by what a cluster has."""
+"""The Protocol of launchers, which start a mesh's agent on this machine or through a cluster's
+engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start an agent on this machine, or find one."""
+"""Starts an agent on this machine, or finds one that runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _GUARDIAN_S = 5.0
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this machine, which need not be a child of ours.
+    """A process of this machine, a child of this process or not.
 
     Attributes:
         pid: its number.
@@ -90,7 +90,7 @@ class Process:
     ticks: int
 
     def open(self) -> int:
-        """A descriptor of the process.
+        """Open a pidfd of the process.
 
         Raises:
             ProcessLookupError: it has ended.
@@ -118,7 +118,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Started:
-    """What was started.
+    """The processes that a start has made.
 
     Attributes:
         agent: its process.
@@ -182,7 +182,7 @@ class LocalAgent:
 
 
 def found(ticket: Ticket) -> Started:
-    """The agent of a mesh that lives."""
+    """Return the agent of a running mesh."""
     return Started(Process(ticket.agent_pid, ticket.agent_ticks))
 
 
@@ -192,7 +192,7 @@ def command_of(ticket: Ticket) -> list[str]:
 
 
 def spawned(ticket: Ticket) -> Started:
-    """Start an agent by an interpreter of its own, in a session of its own: Jupyter signals the
+    """Start an agent with a new interpreter in a new session, because Jupyter signals the
     kernel's process group.
 
     Raises:
@@ -244,7 +244,7 @@ def forked(ticket: Ticket, prestart: Prestart) -> Started:
 
 
 def read_agent_log(ticket: Ticket) -> str:
-    """The end of what an agent has complained of; "" if there is nothing."""
+    """Return the end of the agent's error log; "" if there is none."""
     try:
         return (ticket.logs / "agent.log").read_text(errors="replace")[-2000:].strip()
     except OSError:

@@ -66,7 +66,7 @@ State = Literal["none", "importing", "ready", "failed", "ended"]
 
 
 def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
-    """What a process takes in when it starts and imports torch, and keeps.
+    """Return what a process reads when it starts and imports torch, and does not read again.
 
     Args:
         environment: the process's variables.
@@ -87,15 +87,14 @@ def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Condi
 
 
 def is_read_at_import(variable: str) -> bool:
-    """Whether a variable of the environment matters to an interpreter that imports torch."""
+    """Whether an environment variable matters to an interpreter that imports torch."""
     return variable.startswith(READ_AT_IMPORT) and variable not in _OVERRIDDEN + _SET_BY_TORCH
 
 
 def decide(
     state: State, made_in: Conditions, now: Conditions
 ) -> Literal["use", "make", "start cold"]:
-    """Whether a mesh is started from the waiting zygote, from one that is made for it, or without
-    any.
+    """Decide whether a mesh is started from the waiting zygote, from a new one, or without any.
 
     Args:
         state: the waiting zygote's.
@@ -125,15 +124,14 @@ class Prestart:
         self._child: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Have a waiting zygote begin to import. Failures are left to the start of a mesh to
-        show.
+        """Start a zygote that imports in the background; a failure is shown by the next start of
+        a mesh.
         """
         with self._lock, contextlib.suppress(Exception):
             self._make(conditions(os.environ, sys.path))
 
     def prepare(self, timeout_s: float, on_wait: Callable[[], object] = lambda: None) -> bool:
-        """Wait until a mesh can be started from a waiting zygote, one that is made for it if need
-        be.
+        """Wait until the waiting zygote, or a new one, can start a mesh.
 
         Args:
             timeout_s: how long, in seconds.
@@ -164,7 +162,7 @@ class Prestart:
         return self._state == "ready"
 
     def start(self, ticket: Ticket, log: int) -> tuple[int, int]:
-        """Have a mesh's guardian, agent and zygote forked.
+        """Have the waiting zygote fork a mesh's guardian, agent and zygote.
 
         Args:
             ticket: the mesh's.
@@ -208,7 +206,7 @@ class Prestart:
         return int(pids[0]), int(pids[1])
 
     def end(self) -> None:
-        """End the waiting zygote; meshes that were started from it live on."""
+        """End the waiting zygote; meshes that it started live on."""
         if os.getpid() == self._owner_pid:
             with self._lock:
                 self._end()
@@ -246,7 +244,7 @@ class Prestart:
         threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
 
     def _look(self, timeout_s: float) -> None:
-        """See what has become of it; while it imports, for so long."""
+        """Read the zygote's messages; while it imports, wait for them this long."""
         if self._socket is None or self._state not in ("importing", "ready"):
             return
         wait_s = timeout_s if self._state == "importing" else 0
@@ -262,7 +260,9 @@ class Prestart:
                 self._state = "failed" if self._exit_code() > 0 else "ended"
 
     def _exit_code(self) -> int:
-        """Of the process, which has closed its socket; negative where it was killed."""
+        """Return the exit code of the zygote, which has closed its socket; negative if it was
+        killed.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._child.wait(_END_S) if self._child is not None else 0
         return 0
@@ -276,8 +276,8 @@ class Prestart:
 
 
 def begin_prestart(shell: Any, keep_s: float) -> None:
-    """Have a zygote wait for meshes of a shell's process, unless one does or the project's options
-    say no.
+    """Start a zygote for meshes of this process, unless there is one or the project's options
+    forbid it.
 
     Args:
         shell: the notebook's; keeps it.
@@ -303,7 +303,7 @@ def end_prestart(shell: Any) -> None:
 
 
 def own_prestart() -> Prestart | None:
-    """This process's; None where no extension has begun one."""
+    """Return the waiting zygote of this process; None if no extension has started one."""
     prestart: Prestart | None = getattr(own_shell(), "cellmesh_prestart", None)
     return prestart
 

@@ -1,5 +1,5 @@
-"""The tensor inspector: a widget that shows one value on all ranks, and has them asked for what is
-looked at.
+"""The tensor inspector: a widget that shows one value on all ranks, and asks ranks for the views
+that users open.
 
 What the widget's model holds is small, as it is saved with the notebook. Pictures travel beside it,
 as answers to the front end's questions (see `Inspector.answer`).
@@ -30,7 +30,7 @@ _NOT_THERE = Refusal("LookupError", "it has no such part there")
 
 
 class InspectorWidget(Widget):
-    """Draws it; see `inspector.js`."""
+    """Draws the inspector; see `inspector.js`."""
 
     _esm = load_js(
         "base/elements",
@@ -110,7 +110,7 @@ class Inspector:
     # ---- what is shown
 
     def refresh(self, occasion: Occasion = "asked") -> None:
-        """Look again. Blocks; on any thread.
+        """Inspect the value again. Blocks; on any thread.
 
         Args:
             occasion: unless somebody asked for it, ranks answer beside their main threads, so that
@@ -135,12 +135,12 @@ class Inspector:
         self._source.close()
 
     def static(self) -> Static:
-        """What is shown without the widget."""
+        """The static form of the inspection."""
         still = static_of(self._inspection, self._path, self._pixels)
         return _with_gradients(still, self.widget.gradients) if self.widget.gradients else still
 
     def is_seen(self) -> bool:
-        """Whether anybody looks; so it is where nobody tells."""
+        """Whether a page shows the inspector; true if no page reports it."""
         return bool(self._seen) or not self._was_greeted
 
     # ---- questions
@@ -225,7 +225,7 @@ class Inspector:
     # ---- inside; under the lock
 
     def _inspect(self, occasion: Occasion) -> Inspection | None:
-        """What there is now; None if it has been said why nothing new is shown."""
+        """Inspect the value; None if the reason why nothing new is shown has been sent."""
         inspection = self._source.inspect(occasion != "asked")
         needs_code = any(refusal.needs_code for refusal in inspection.refusals.values())
         if occasion == "after" and needs_code and not self._source.is_busy():

@@ -1,4 +1,4 @@
-"""How an inspection is shown: by the inspector, or in a terminal as text."""
+"""Shows an inspection in the inspector, or in a terminal as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOLLOW = "--follow needs a notebook: in a terminal, --watch prints it again aft
 
 
 def inspect_value(ranks: Ranks, expression: str, options: Given) -> Any:
-    """What ``%dist_inspect`` shows: the widget, or text in a terminal."""
+    """Show ``%dist_inspect``: the widget, or text in a terminal."""
     chosen = {name: options[name] for name in ("grads", "watch", "follow")}
     return show_inspection(ranks.rank_set, ranks.inspect(expression), **chosen)
 
@@ -33,7 +33,7 @@ def show_inspection(
     watch: bool = False,
     follow: bool = False,
 ) -> Any:
-    """A widget of what has been inspected; it asks these ranks for more, until their mesh ends.
+    """Show an inspection in a widget, which asks these ranks for more until their mesh ends.
 
     Returns:
         What shows itself in the cell; in a terminal, as text.
@@ -57,7 +57,7 @@ def show_inspection(
 
 
 def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, str]:
-    """rank -> its coordinate in the mesh, as ``--at`` takes it; none in a mesh of one dim."""
+    """rank -> its mesh coordinate, as ``--at`` takes it; empty in a mesh of one dim."""
     if len(dims) < 2:
         return {}
     places = itertools.product(
@@ -67,7 +67,7 @@ def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, s
 
 
 class Printed:
-    """What `%dist_inspect` shows in a terminal.
+    """Prints `%dist_inspect` in a terminal.
 
     Args:
         inspector: knows the text.
@@ -99,11 +99,11 @@ class Printed:
             events.register("post_run_cell", self.after_cell)
 
     def stop(self) -> None:
-        """Print no more."""
+        """Stop printing."""
         self._events.unregister("post_run_cell", self.after_cell)
 
     def after_cell(self, *_: Any) -> None:
-        """A cell has ended; the first is the one that shows it."""
+        """Handle the end of a cell; the first one is the cell that shows the inspection."""
         if self._is_over():
             self.stop()
         elif self._was_shown:

@@ -1,6 +1,4 @@
-"""Pictures and single elements, as the inspector asks for them: of one rank, or of two
-subtracted.
-"""
+"""Fetches pictures and single elements for the inspector: of one rank, or the difference of two."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _SMALL = 128
 
 
 def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels | str:
-    """The picture that the front end wants, or why there is none.
+    """Return the picture that the front end asks for, or why there is none.
 
     Args:
         answers: who is asked.
@@ -49,7 +47,7 @@ def ask_picture(answers: InspectionSource, content: Mapping[str, Any]) -> Pixels
 
 
 def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
-    """A picture as it is sent to the front end: the numbers in a buffer."""
+    """Return a picture as a message to the front end, with the numbers in a buffer."""
     height, width = pixels.values.shape
     content = {
         "height": height,
@@ -64,7 +62,7 @@ def as_message(pixels: Pixels) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[str, Any]:
-    """One element, exactly: its ``text``, or the ``error``. `content` as for `ask_picture`."""
+    """Return one exact element: its ``text``, or the ``error``. `content` as for `ask_picture`."""
     index = tuple(int(at) for at in content["index"])
     found = _of_ranks(answers, Element(answers.expression, str(content["path"]), index), content)
     if isinstance(found, str):
@@ -73,8 +71,8 @@ def ask_element(answers: InspectionSource, content: Mapping[str, Any]) -> dict[s
 
 
 def small_picture(answers: InspectionSource, path: str, detail: Mapping[str, Any]) -> Pixels | None:
-    """All of the last two dims on the first rank that has some, in few pixels; None if none can be
-    had.
+    """Return a small picture of the last two dims on the first rank that has one; None if none
+    has.
 
     Args:
         answers: who is asked.
@@ -102,7 +100,7 @@ def small_picture(answers: InspectionSource, path: str, detail: Mapping[str, Any
 
 
 def subtract(texts: Sequence[str]) -> str:
-    """Two elements, as they are told exactly, and the difference."""
+    """Return two elements with their exact texts, and their difference."""
     one, other = texts
     difference = "equal" if one == other else "not equal"  # bools
     for kind in (int, float, complex):
@@ -116,7 +114,7 @@ def subtract(texts: Sequence[str]) -> str:
 def _of_ranks(
     answers: InspectionSource, subject: Picture | Element, content: Mapping[str, Any]
 ) -> list[Any] | str:
-    """The answers of the rank and of the one to be subtracted; or why there are none."""
+    """Return the answers of the rank and of the rank to subtract, or why there are none."""
     ranks = [int(content["rank"])]
     if content.get("minus") is not None:
         ranks.append(int(content["minus"]))

@@ -1,4 +1,4 @@
-"""What the inspector's front end is told: answers of ranks as JSON, equal ranks together."""
+"""The inspector's view model: answers of ranks as JSON, equal ranks together."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SHOWN = (
 
 
 def number(value: float | None) -> float | str | None:
-    """A number as JSON has it: NaN and infinities are texts."""
+    """Return a number as JSON has it; NaN and infinities as texts."""
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
 
 
 def list_items(inspection: Inspection) -> list[dict[str, Any]]:
-    """The tensors in a value, a row each."""
+    """Return the tensors in a value, a row each."""
     num_ranks = len(inspection.found) + len(inspection.refusals)
     rows = []
     for path, facts in inspection.by_path().items():
@@ -59,7 +59,7 @@ def list_items(inspection: Inspection) -> list[dict[str, Any]]:
 def summarise(
     inspection: Inspection, items: Sequence[dict[str, Any]], stamp: int, at: str
 ) -> dict[str, Any]:
-    """What a value is: its tensors, and where it is not.
+    """Return what a value is: its tensors, and the ranks that lack it.
 
     Args:
         inspection: of it.
@@ -96,7 +96,7 @@ def detail(
     comparison: Comparison,
     spread: Spread | None = None,
 ) -> dict[str, Any]:
-    """One tensor on all ranks.
+    """Return one tensor on all ranks.
 
     Args:
         expression, path: which.
@@ -137,28 +137,26 @@ def detail(
 
 
 def is_drawable(facts: TensorSummary) -> bool:
-    """Whether a heatmap can be asked for: it has elements that can be read, in dims of one size
-    each.
-    """
+    """Whether a heatmap can be drawn: elements are readable, and no dim is jagged."""
     shape = facts.local_shape or ()
     is_read = facts.min is not None or facts.num_nan + facts.num_inf > 0
     return shape != () and all(size > 0 for size in shape) and is_read
 
 
 def coordinate_of(facts: TensorSummary) -> str:
-    """Where a DTensor's part lies in the tensor's mesh."""
+    """Return the mesh coordinate of a DTensor's part."""
     named = zip(facts.mesh_dim_names, facts.coordinate, strict=False)
     return ",".join(f"{name}={index}" for name, index in named)
 
 
 def _shared_coordinate(facts: Sequence[TensorSummary]) -> str:
-    """Where several parts lie, in the dims in which it is the same place."""
+    """Return the coordinate of several parts in the dims in which they agree."""
     first, *others = (coordinate_of(fact).split(",") for fact in facts)
     return ",".join(part for part in first if all(part in other for other in others))
 
 
 def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
-    """The parts of a DTensor in their places; ranks that hold the same part share it."""
+    """Return the parts of a DTensor in their places; ranks with the same part share one."""
     return [
         {
             "offset": block.offset,
@@ -173,7 +171,7 @@ def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
 
 
 def tabulate(looked: QueryResult, max_rows: int | None = None) -> dict[str, Any]:
-    """A model's gradients, a row a parameter over all ranks.
+    """Return a model's gradients, a row for each parameter, over all ranks.
 
     Args:
         looked: a tuple of `Gradient` of each rank.
@@ -193,7 +191,7 @@ def tabulate(looked: QueryResult, max_rows: int | None = None) -> dict[str, Any]
 
 
 def gradients_table(sheet: Mapping[str, Any]) -> Table:
-    """What `tabulate` gave, for where there is no widget."""
+    """Return the rows of `tabulate` as a static table."""
 
     def text(value: Any) -> str:
         return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
@@ -281,7 +279,7 @@ def _max_abs(summary: TensorSummary) -> float:
 
 
 def _may_have_gradients(found: ValueSummary) -> bool:
-    """A module or an optimizer: something called so that holds parameters."""
+    """Whether a value is a module or an optimizer, by its class's name and its parameters."""
     return any(item.requires_grad and item.path for item in found.items) or "optim" in found.kind
 
 
@@ -318,6 +316,6 @@ def _shown(fact: TensorSummary) -> dict[str, Any]:
 
 
 def _said(texts: Mapping[int, Any]) -> list[dict[str, str]]:
-    """What ranks say, once for all ranks that say the same."""
+    """Join the ranks' texts, equal ones once."""
     groups = group_ranks({rank: str(text)[:_MAX_TEXT] for rank, text in sorted(texts.items())})
     return [{"ranks": format_ranks(ranks), "text": text} for text, ranks in groups.items()]
