@@ -20,7 +20,7 @@ import cellmesh as cm
 from benchmarks.machine import describe_machine
 from cellmesh.controller.inspect.query import look
 from cellmesh.magics.widgets.inspector.slices import MAX_PIXELS
-from cellmesh.wire.inspect import AnySubject, Overview, Picture, Reduction
+from cellmesh.wire.inspect import AnyRequest, Overview, Picture, Reduction
 
 SIDES = (32, 4096, 32768)
 PIXELS = MAX_PIXELS
@@ -36,7 +36,7 @@ def _median_ms(action: Callable[[], Any], rounds: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def _ask(mesh: cm.Mesh, subject: AnySubject, is_beside: bool = False) -> Any:
+def _ask(mesh: cm.Mesh, subject: AnyRequest, is_beside: bool = False) -> Any:
     looked = look(mesh[0], subject, is_beside=is_beside)
     if looked.refusals:
         raise RuntimeError(str(looked.refusals[0]))
@@ -58,7 +58,7 @@ def _measure(mesh: cm.Mesh, side: int, rounds: int) -> None:
     print("|---|---|---|---|")
     views = [(f"whole, {reduction}", _picture(side, side, reduction)) for reduction in REDUCTIONS]
     views.append(("a corner, exact", _picture(side, min(side, PIXELS), "mean")))
-    subjects: list[tuple[str, AnySubject]] = [*views, ("described", Overview("x"))]
+    subjects: list[tuple[str, AnyRequest]] = [*views, ("described", Overview("x"))]
     for name, subject in subjects:
         num_bytes = len(pickle.dumps(_ask(mesh, subject), 5))
         took_ms = _median_ms(lambda subject=subject: _ask(mesh, subject), rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 from pathlib import Path
@@ -26,6 +27,11 @@ MEASURED = {
         *((c, row.measure_of(c)) for c in group.columns),
     ]
 }
+
+
+@pytest.mark.parametrize("path", sorted(Path(report.__file__).parent.glob("[a-z]*.py")))
+def test_benchmark_can_be_imported(path: Path) -> None:
+    importlib.import_module(f"benchmarks.{path.stem}")
 
 
 def figures_of(**measures: list[float]) -> Figures:
