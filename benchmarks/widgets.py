@@ -37,7 +37,7 @@ def _median_ms(action: Callable[[], Any], rounds: int) -> float:
 
 
 def _ask(mesh: cm.Mesh, subject: AnyRequest, is_beside: bool = False) -> Any:
-    looked = look(mesh[0], subject, is_beside=is_beside)
+    looked = look(mesh[0].rank_set, subject, is_beside=is_beside)
     if looked.refusals:
         raise RuntimeError(str(looked.refusals[0]))
     return looked.answers[0]
