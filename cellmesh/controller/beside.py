@@ -40,7 +40,7 @@ class Beside:
         comms: the widgets of ranks.
         shown: what shows the mesh.
         segments: the memory that large values travel in.
-        gone_holds: what ranks kept for inspections that are gone: tokens and ranks (see `holding`).
+        gone_holds: tokens and ranks of values kept for inspections that are gone (`PinnedValue`).
     """
 
     def __init__(

@@ -230,13 +230,14 @@ class RankComms:
                 content = {"data": {"method": "update", **json.loads(packed)}}
                 known.say("message", content, found, parent=message)
             return
-        elif method == "update" and not buffers and _echoes():
-            # The kernel confirms a value itself: the rank may be busy.
-            known.say("message", {"data": {**data, "method": "echo_update"}}, parent=message)
         if sum(rank == known.rank for rank in self._callbacks.values()) >= MAX_WAITING:
             text = f"rank {known.rank} is busy, and its widgets are sent too many messages"
             self._note_once(known.cell, text)
             return
+        if method == "update" and not buffers and _echoes():
+            # The kernel confirms a value itself, as the rank may be busy; of a message that is
+            # dropped, no value is confirmed.
+            known.say("message", {"data": {**data, "method": "echo_update"}}, parent=message)
         said = {"data": data, "metadata": message.get("metadata", {})}
         verb = FromFrontEnd(
             0, known.comm_id, kind, json.dumps(said, default=str).encode(), len(buffers)

@@ -86,6 +86,19 @@ def test_messages_for_a_busy_rank_are_bounded(
     assert front.notes == ["rank 0 is busy, and its widgets are sent too many messages\n"]
 
 
+def test_a_value_that_is_dropped_is_not_confirmed(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    front.open({})
+    update = {"method": "update", "state": {"value": 5}}
+    for _ in range(2):
+        front.comms._hear(front.comms._open["m"], "message", {"content": {"data": update}})
+    assert len(front.sent) == 1
+    said = [content["data"].get("method") for kind, content in front.heard if kind == "comm_msg"]
+    assert said == ["echo_update"]
+
+
 def test_a_message_to_a_dead_rank_is_dropped(front: Front) -> None:
     front.open({"data": {}})
     front.failure = NoMeshError("the mesh has ended")
