@@ -153,8 +153,8 @@ def test_tables(notebook: Notebook, theme: str) -> None:
     )
     inspected = notebook.run("%dist_inspect weight").outputs
     expect(inspected).to_contain_text("replicas differ: ranks 0-2 ≠ 3")
-    facts = inspected.locator("tbody tr").all_inner_texts()
-    assert [row.split()[0] for row in facts] == ["0-2", "3"]
+    ranks = inspected.locator("tbody tr > :first-child").all_inner_texts()
+    assert [text.strip() for text in ranks] == ["0-2", "3"]
     notebook.run("%dist_inspect [rank, device]")
     notebook.picture(f"tables-{theme.split()[-1].lower()}")
 
