@@ -41,11 +41,11 @@ class Mesh(Ranks):
     @property
     def tabs(self) -> bool:
         """Whether cells whose ranks show different things get a switch to one rank's output."""
-        return self.rank_set.session.beside.displays.has_tabs
+        return self.rank_set.session.features.displays.has_tabs
 
     @tabs.setter
     def tabs(self, shown: bool) -> None:
-        self.rank_set.session.beside.displays.has_tabs = shown
+        self.rank_set.session.features.displays.has_tabs = shown
 
     @property
     def dims(self) -> dict[str, int]:

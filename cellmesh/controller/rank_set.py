@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..wire.bounds import SEGMENT_BYTES
 from ..wire.codec import Frame
+from ..wire.limits import SEGMENT_BYTES
 from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
 from .output.printer import Printer
@@ -72,7 +72,7 @@ class RankSet:
         verb: Work = Request(0, work) if isinstance(work, FeatureRequest) else work  # type: ignore[arg-type]
         kind = type(work)
         item = WorkItem(verb, kind, self.ranks, buffers, title, channel, num_bytes, self.is_single)
-        sink = sink or current_sink(session.beside.displays)
+        sink = sink or current_sink(session.features.displays)
         # What a query cannot have is said once, by its answer.
         sink = Unremarked(sink) if kind.is_query else sink
         printer = Printer(self.ranks, sink, kind.is_user_code)
@@ -80,12 +80,12 @@ class RankSet:
         if segment is None:
             return session.start_run(item, printer)
         try:
-            session.beside.segments.keep(segment, self.ranks)
+            session.features.segments.keep(segment, self.ranks)
             run = session.start_run(item, printer)
-            session.beside.segments.follow(run, segment)
+            session.features.segments.follow(run, segment)
             return run
         except BaseException:
-            session.beside.segments.forget(segment)
+            session.features.segments.forget(segment)
             raise
 
     def lend(
@@ -103,4 +103,4 @@ class RankSet:
         if num_bytes >= MIN_BYTES:
             num_bytes = max(num_bytes, SEGMENT_BYTES)
             self.session.make_room(self.ranks, num_bytes)
-        return *self.session.beside.segments.lend(pickled, buffers), num_bytes
+        return *self.session.features.segments.lend(pickled, buffers), num_bytes

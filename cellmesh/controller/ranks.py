@@ -16,12 +16,11 @@ from ..errors import MeshUsageError
 from ..wire.messages import PostMortem, RunCall, RunCell
 from ..wire.status import RankState
 from ..wire.values import PullNames
-from .arguments import check_expression, dump_call, read_argv
+from .arguments import check_expression, dump_call, read_argv, read_cell
 from .options import ranks_at
 from .output.sinks import SilentSink, Sink, current_sink
 from .rank_set import RankSet
 from .run import Run
-from .source import read_cell
 from .stacks import show_stacks
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class Ranks:
         cell, words = read_cell(source, execution_count), read_argv(argv)
         session = self.rank_set.session
         count = execution_count or session.catalog.count_cell()
-        sink = sink or current_sink(session.beside.displays, has_tabs)
+        sink = sink or current_sink(session.features.displays, has_tabs)
         code = cell.source, cell.transformed, cell.is_async
         verb = RunCell(0, *code, count, quiet, timed, *self._shown, words)
         sink = SilentSink(sink) if quiet else sink
@@ -354,11 +353,11 @@ class Ranks:
         from .metrics import plot  # rarely used
 
         return plot(
-            self.rank_set.session.beside.metrics,
+            self.rank_set.session.features.metrics,
             names,
             self.ranks,
             mean,
-            self.rank_set.session.beside.shown,
+            self.rank_set.session.features.shown,
         )
 
     def timeline(self, num_cells: int = 5, trace: str | Path | None = None) -> History:
@@ -413,7 +412,7 @@ class Ranks:
     @property
     def _shown(self) -> tuple[int, int]:
         """The rank whose widgets are shown, and the number of this controller (see `RunCall`)."""
-        return min(self.ranks), self.rank_set.session.beside.comms.audience
+        return min(self.ranks), self.rank_set.session.features.comms.audience
 
     def __reduce__(self) -> Any:
         raise TypeError(f"this is {_STAYS_HERE}")

@@ -11,15 +11,38 @@ import io
 import pickle
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import cloudpickle
 
-from ..errors import UnpicklableError
-from .bounds import CHECKED_BYTES
+from ..errors import HostError, UnpicklableError
 from .codec import Frame
+from .limits import CHECKED_BYTES
 from .messages import Pickled
 from .sources import Sources
+
+
+class _Lost:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __reduce__(self) -> Any:
+        return complain, (self._text,)
+
+
+def complain(text: str) -> NoReturn:
+    """Raise `HostError`; unpickling a stand-in calls this."""
+    raise HostError(text)
+
+
+def stand_in(text: str) -> Pickled:
+    """A pickle that raises `HostError` when it is loaded.
+
+    Args:
+        text: what became of the value.
+    """
+    return Pickled(pickle.dumps(_Lost(text), protocol=5))
+
 
 # Smaller buffers cost less copied into the stream than sent as a frame.
 OUT_OF_BAND_BYTES = 64 * 1024
@@ -81,9 +104,9 @@ class _CheckedStream(io.BytesIO):
     def write(self, data: Any) -> int:
         num_bytes = memoryview(data).nbytes
         if num_bytes >= CHECKED_BYTES:
-            from . import free_memory  # most processes never ask
+            from . import limits  # most processes never ask
 
-            free_memory.check_fits(_NUM_COPIES * num_bytes)
+            limits.check_fits(_NUM_COPIES * num_bytes)
         return super().write(data)
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..errors import MeshUsageError
-from .bounds import CHECKED_BYTES
+from .limits import CHECKED_BYTES
 
 # From here on a strided array is worth a contiguous copy, and memory is used where it arrives.
 LARGE_BYTES = 64 * 1024
@@ -104,9 +104,9 @@ def _reduce_storage(storage: Any, dtype: Any) -> Any:
 def _check_fits(num_bytes: int) -> None:
     """Check that the copy of a value for its pickle fits into memory, if the value is large."""
     if num_bytes >= CHECKED_BYTES:
-        from . import free_memory
+        from . import limits
 
-        free_memory.check_fits(num_bytes)
+        limits.check_fits(num_bytes)
 
 
 def _is_part(tensor: Any, torch: Any) -> bool:

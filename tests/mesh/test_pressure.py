@@ -19,7 +19,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.session import run_registry, session
 from cellmesh.errors import MeshUsageError, NoMeshError
-from cellmesh.wire.bounds import MAX_ANSWER_BYTES, MAX_RUN_BYTES, MAX_RUNS
+from cellmesh.wire.limits import MAX_ANSWER_BYTES, MAX_RUN_BYTES, MAX_RUNS
 from cellmesh.workers.rank.stack_inspection.thread_stacks import stacks_of_threads
 from tests.conftest import check_nothing_left, own_runtime_dir, process_named
 from tests.faults.watching import wait_until
@@ -288,7 +288,7 @@ def test_a_callback_may_take_what_is_there(quick: cm.Mesh) -> None:
 def test_what_is_not_sent_is_not_lent(
     where: str, error: type[BaseException], quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segments = quick.rank_set.session.beside.segments
+    segments = quick.rank_set.session.features.segments
     lent = set(segments._loans)  # what other tests have pushed
     quick.run(len, np.ones(MB))  # whatever is opened once is open
     wait_until(lambda: segments._loans.keys() == lent, WAIT_S, "the segment has come back")

@@ -24,7 +24,7 @@ import torch
 import cellmesh as cm
 from cellmesh.controller.values import pool
 from cellmesh.errors import MeshUsageError
-from cellmesh.wire import free_memory
+from cellmesh.wire import limits
 from cellmesh.wire.segments import MIN_BYTES, held_bytes
 from tests.conftest import check_nothing_left
 
@@ -139,7 +139,7 @@ def test_each_has_memory_of_its_own(quick: cm.Mesh, value: Any) -> None:
 
 
 def free_segments(mesh: cm.Mesh) -> list[Any]:
-    return mesh.rank_set.session.beside.segments._free
+    return mesh.rank_set.session.features.segments._free
 
 
 def wait_for(is_so: Callable[[], Any], timeout_s: float = 20.0) -> None:
@@ -217,7 +217,7 @@ def test_what_is_too_large_is_refused_before_anything_is_lost(
     with pytest.raises(cm.RankFailure, match=r"a value of 134.2 MB cannot be mapped.*RLIMIT_AS"):
         quick.push(x=np.zeros(128 << 20, "u1"))
     quick.cell("resource.setrlimit(resource.RLIMIT_AS, (soft, hard))")
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: 4 * N)
+    monkeypatch.setattr(limits, "free_bytes", lambda: 4 * N)
     with pytest.raises(MeshUsageError, match=r"268.4 MB does not fit: 4.2 MB of memory are free"):
         quick.run(len, np.zeros(256 * N, "u1"))
     assert quick.pull("x").list == [1, 1]
@@ -240,7 +240,7 @@ def test_what_is_copied_to_be_sent_is_refused_before_the_copy(
 ) -> None:
     quick.push(x=1)
     value = make()
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: 4 << 20)
+    monkeypatch.setattr(limits, "free_bytes", lambda: 4 << 20)
     with pytest.raises(
         MeshUsageError, match=r"'x'.* does not fit: 4.2 MB of memory are free"
     ) as caught:
@@ -293,7 +293,7 @@ def test_segments_that_wait_go_before_a_value_is_refused(
     own_mesh.push(x=1)
     wait_for(lambda: free_segments(own_mesh))
     free = iter([N, 1 << 50])
-    monkeypatch.setattr(free_memory, "free_bytes", lambda: next(free))
+    monkeypatch.setattr(limits, "free_bytes", lambda: next(free))
     own_mesh.push(y=np.zeros(4 * PLAIN.nbytes, "u1"))
     assert free_segments(own_mesh) == []
 
@@ -302,9 +302,9 @@ def test_work_that_waits_outlives_the_memory_of_the_notebook(own_mesh: cm.Mesh) 
     """The agent has what is under way: a controller that goes takes nothing along."""
     gate = own_mesh[1].submit(signal.pause)
     waiting = own_mesh[1].submit(lambda value: float(value.sum()), np.ones(2 * N))
-    wait_for(lambda: own_mesh.rank_set.session.beside.segments._loans)
+    wait_for(lambda: own_mesh.rank_set.session.features.segments._loans)
     own_mesh.states()  # the agent has passed on what was sent before
-    own_mesh.rank_set.session.beside.segments.clear()
+    own_mesh.rank_set.session.features.segments.clear()
     gate.interrupt()
     with contextlib.suppress(KeyboardInterrupt):
         gate.result()

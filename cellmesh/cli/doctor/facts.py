@@ -17,7 +17,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from ...errors import HostError
-from ...wire.cgroups import Quota, read_quota
+from ...wire.limits import Quota, read_quota
 from ...wire.ticket import make_directory, remove_directory, runtime_root
 from ..meshes import filesystem_of
 from .probe import HostProbe, run_probe

@@ -150,7 +150,7 @@ class PinnedValue:
         self.session = session
         self._ranks = tuple(ranks)
         # The collector may call this anywhere, so that it asks nobody: see `forget_what_is_gone`.
-        gone = session.beside.gone_holds
+        gone = session.features.gone_holds
         self._finalizer = weakref.finalize(self, gone.append, (self.token, self._ranks))
         self._finalizer.atexit = False
 
@@ -167,7 +167,7 @@ def about(subject: Subject, pinned: PinnedValue | None) -> Subject:
 
 def forget_what_is_gone(session: Session) -> None:
     """Have ranks drop the values of inspections that no longer exist; does not wait."""
-    gone = session.beside.gone_holds
+    gone = session.features.gone_holds
     while gone:
         _forget(session, *gone.popleft())
 

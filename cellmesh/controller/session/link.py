@@ -20,12 +20,12 @@ from ...wire.codec import Parcel
 from ...wire.faults import Faults
 from ...wire.messages import AgentFault, Died, Done, Failed
 from ...wire.stdin import InputCancelled, InputRequest
-from .. import beside
 from ..core.core import Answer, Change, Core, Deliver, Effect, Finish, Note, Send, Waiting, Watch
 from ..output.printer import Printer
 from ..run import Run
+from . import features
 from .connection import Connection
-from .reattach import Adopted
+from .run_registry import Adopted
 from .turns import Turns, forked_from
 
 # Output may come long after its run (threads): the printers of so many ended runs are kept, the
@@ -49,7 +49,7 @@ class Link:
         on_change: told of every change of the mesh's state, in the loop.
         adopt: makes the runs that are in flight when the agent accepts us, in the loop; they are
             not in flight any more once they are done.
-        on_aside: told of what ranks say beside their output, in the loop.
+        on_aside: called in the loop with what ranks say that is no output or answer.
         on_close: told when the link's sockets are closed, on its thread, which ends then.
         steal: whether to take the mesh from a controller that holds it.
     """
@@ -394,7 +394,7 @@ class Link:
             self._runs[number].settle(ranks, parcel, now, has_begun)
             if type(parcel.verb) is Done:
                 return
-        elif type(parcel.verb) in beside.KINDS:
+        elif type(parcel.verb) in features.KINDS:
             self._on_aside(number, ranks, parcel)
             return
         elif type(parcel.verb) in (InputRequest, InputCancelled):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import signal
@@ -14,29 +13,26 @@ from typing import Any
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
-from ...wire.bounds import COUNTED_BYTES, MAX_RUNS
+from ...wire.limits import COUNTED_BYTES, MAX_RUNS
 from ...wire.messages import LogText
 from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
-from ..beside import Beside
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
+from ..kernel import AtExit
 from ..output.printer import Printer
 from ..output.sinks import ConsoleSink, Sink
 from ..run import Run
 from ..work_item import WorkItem
-from .ending import describe_end, explain_start, reason_of, refuse_use
-from .exiting import AtExit
+from .features import Features
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
-from .life import Life
+from .life import Life, describe_end, explain_start, reason_of, refuse_use
+from .life import StartProgress as StartProgress
 from .link import Link
-from .reattach import Adopted
 from .run_orders import RunOrders
-from .run_registry import RunRegistry
-from .start_progress import StartProgress as StartProgress
-from .widgets import ask_widgets, send_to_widget
+from .run_registry import Adopted, RunRegistry
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -79,12 +75,7 @@ class Session:
         )
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
-        self.beside = Beside(
-            functools.partial(send_to_widget, self),
-            functools.partial(ask_widgets, self),
-            lambda: self.ending,
-            ticket.name,
-        )
+        self.features = Features(self, ticket.name)
         self._sink = sink
         self._owner_pid = os.getpid()
         self._core = Core(
@@ -105,7 +96,7 @@ class Session:
             agent_end,
             self._note_change,
             self._adopt,
-            self.beside.take,
+            self.features.take,
             self._release,
             steal,
         )
@@ -181,7 +172,7 @@ class Session:
         parcel = item.relay(run.number)
         try:
             self.catalog.add(run, item.num_bytes)
-            self.beside.follow(run, parcel.verb.fills)
+            self.features.follow(run, parcel.verb.fills)
             self._link.start_run(run, lambda core, now: core.submit(parcel, now))
         except BaseException:  # Ctrl-C, before or after it was sent
             self.orders.post_if_open(lambda core, now: self._forget_unsent(run.number))
@@ -358,7 +349,7 @@ class Session:
         if not self._has_left:
             self._has_left = True
             self._link.close()
-            self.beside.end()
+            self.features.end()
 
     def _release(self) -> None:
         """Handle the link's end: this process must not end a mesh that another controller holds."""
@@ -399,7 +390,7 @@ class Session:
     def _beside_runs(self, ranks: Sequence[int]) -> list[int]:
         """Return the widgets' callbacks and the queries in flight on some ranks."""
         queries = [run.number for run in self.catalog.on(ranks) if run.is_query]
-        return [*self.beside.comms.running(ranks), *queries]
+        return [*self.features.comms.running(ranks), *queries]
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":
@@ -409,4 +400,4 @@ class Session:
 
     def _note_change(self, change: Change) -> None:
         self.life.note(change)
-        self.beside.note(change)
+        self.features.note(change)

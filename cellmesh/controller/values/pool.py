@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import MeshUsageError
-from ...wire import free_memory, segments
+from ...wire import limits, segments
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
 from ...wire.segments import SegmentFrame, describe_bytes, memfd_name
@@ -194,9 +194,9 @@ class SegmentPool:
                 segment = min(fitting, key=lambda s: s.num_bytes)
                 self._free.remove(segment)
                 return segment
-            if num_bytes > free_memory.free_bytes():
+            if num_bytes > limits.free_bytes():
                 self._free.clear()
-        free_memory.check_fits(num_bytes)
+        limits.check_fits(num_bytes)
         return _Segment(num_bytes, self._name)
 
 

@@ -9,8 +9,8 @@ import msgspec
 from ...errors import CellmeshError
 from ...wire.codec import Parcel
 from ...wire.messages import Done, Pickled, Ranked
+from ...wire.payload import stand_in
 from ...wire.segments import map_private, open_segment
-from ...wire.standin import stand_in
 
 # A value whose descriptor has this number is kept without one.
 MANY_DESCRIPTORS = 512

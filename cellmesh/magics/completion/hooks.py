@@ -195,7 +195,7 @@ class CellCompletion:
             ),
             meshes=living_meshes,
             numbers=lambda: (
-                mesh.rank_set.session.beside.metrics.names() if mesh is not None else ()
+                mesh.rank_set.session.features.metrics.names() if mesh is not None else ()
             ),
         )
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from ...controller.arguments import read_argv
+from ...controller.arguments import CellSyntaxError, read_argv
 from ...controller.mesh import Mesh
 from ...controller.options import parse_mesh
 from ...controller.run import Run
-from ...controller.source import CellSyntaxError
 from ...errors import CellmeshError
 from ...wire.ranks import parse_ranks
 from ..auto import read_cell

@@ -17,7 +17,6 @@ import zmq
 from ...errors import HostError, ProtocolError
 from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
-from ...wire.bounds import MAX_ANSWER_BYTES
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
 from ...wire.host import (
     fits,
@@ -28,6 +27,7 @@ from ...wire.host import (
     own_version,
     same_release,
 )
+from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
 from ...wire.stdin import InputReply

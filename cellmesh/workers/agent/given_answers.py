@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable
 
-from ...wire.bounds import may_wait_for
+from ...wire.limits import may_wait_for
 from ...wire.status import RankState
 
 

@@ -15,8 +15,8 @@ import msgspec
 from ...errors import CellmeshError
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Failed, Relay
+from ...wire.payload import stand_in
 from ...wire.segments import SegmentFrame, open_segment, read_ref
-from ...wire.standin import stand_in
 from .rank_link import RankLink
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from ...wire.attach import RunInfo
-from ...wire.bounds import MAX_ANSWER_BYTES
 from ...wire.codec import Frame, Parcel
 from ...wire.comms import ToFrontEnd
+from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -33,9 +33,9 @@ from ...wire.messages import (
 )
 from ...wire.metrics import Logged
 from ...wire.output import Display, Output, Skipped
+from ...wire.payload import stand_in
 from ...wire.progress import Bar
 from ...wire.segments import SegmentFrame
-from ...wire.standin import stand_in
 from ...wire.status import RankState
 from ...wire.stdin import InputCancelled, InputRequest
 from .given_answers import GivenAnswers

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 
 from ...stdlib import os, signal, threading
-from ...wire.bounds import MAX_RUNS
+from ...wire.limits import MAX_RUNS
 from ..linux_process import ignore_from_any_thread
 
 # Interrupts of runs that never arrive are forgotten beyond this number; as many may arrive at once.

@@ -267,7 +267,7 @@ def show_dashboard(mesh: Mesh) -> LiveView | Table:
     widget.on_msg(lambda _, content, buffers: dashboard.hear(content))
     dashboard.look()
     view = LiveView(widget, dashboard.static, dashboard.end)
-    session.beside.shown.add("dashboards", view)
+    session.features.shown.add("dashboards", view)
     return view
 
 

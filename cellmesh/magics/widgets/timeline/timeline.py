@@ -72,7 +72,7 @@ class LiveTimeline:
         self.widget = TimelineWidget(**self._forms())
         self.view = LiveView(self.widget, self._static)
         self.widget.on_msg(lambda _, content, __: self.handle(content))
-        ranks.rank_set.session.beside.shown.add("timelines", self.view)
+        ranks.rank_set.session.features.shown.add("timelines", self.view)
 
     def handle(self, content: dict[str, Any]) -> None:
         """Handle the front end's request to ask the ranks again or to send the trace.

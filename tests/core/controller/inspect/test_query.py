@@ -88,8 +88,8 @@ class Keeping:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forgotten: list[str] = []
-        beside = SimpleNamespace(gone_holds=deque())
-        self._session: Any = SimpleNamespace(beside=beside)
+        features = SimpleNamespace(gone_holds=deque())
+        self._session: Any = SimpleNamespace(features=features)
         self.ranks = RankSet(self._session, [0, 1])
         monkeypatch.setattr(look_module, "look", self._look)
 

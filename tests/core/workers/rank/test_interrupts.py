@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.wire.bounds import MAX_RUNS
+from cellmesh.wire.limits import MAX_RUNS
 from cellmesh.workers.rank.interrupts import Interrupts
 
 WAIT_S = 10.0

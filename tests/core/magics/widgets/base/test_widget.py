@@ -128,9 +128,9 @@ def test_a_timeline_asks_its_ranks_on_a_thread_of_its_own(cell: Cell) -> None:
             assert answered.wait(10)
         return history
 
-    beside = SimpleNamespace(shown=LiveViews())
+    features = SimpleNamespace(shown=LiveViews())
     ranks: Any = SimpleNamespace(
-        timeline=timeline, rank_set=SimpleNamespace(session=SimpleNamespace(beside=beside))
+        timeline=timeline, rank_set=SimpleNamespace(session=SimpleNamespace(features=features))
     )
     shown, told = LiveTimeline(ranks, 5, None), queue.SimpleQueue[list[str]]()
     shown.widget.observe(lambda change: told.put(change["new"]["notes"]), "about")

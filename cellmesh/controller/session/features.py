@@ -1,37 +1,65 @@
-"""What a mesh has in the notebook beside its runs: numbers that ranks log, their widgets,
-displays.
+"""What the features of a mesh have in the notebook beside its runs: metrics, displays, widgets,
+memory for large values.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..wire.codec import Parcel
-from ..wire.comms import ToFrontEnd
-from ..wire.messages import Died
-from ..wire.metrics import Logged
-from ..wire.values import Freed
-from .comms import FrontEndMessage, RankComms, States
-from .core.effects import Change
-from .live_views import LiveViews
-from .metrics import Metrics
-from .output.displays import Displays
-from .run import Run
-from .values.pool import SegmentPool
+from ...errors import NoMeshError
+from ...wire.codec import Parcel
+from ...wire.comms import FromFrontEnd, ToFrontEnd, WidgetStates
+from ...wire.messages import Died
+from ...wire.metrics import Logged
+from ...wire.values import Freed
+from ..comms import FrontEndMessage, RankComms, States
+from ..core.effects import Change
+from ..inspect.query import look
+from ..live_views import LiveViews
+from ..metrics import Metrics
+from ..output.displays import Displays
+from ..output.printer import Printer
+from ..output.sinks import CellSink
+from ..rank_set import RankSet
+from ..run import Run
+from ..values.pool import SegmentPool
+from ..work_item import WorkItem
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+def send_to_widget(session: Session, message: FrontEndMessage) -> Run[Any]:
+    """Pass a message of the front end to the widget's rank."""
+    ranks = (message.rank,)
+    printer = Printer(ranks, CellSink(message.publish, session.features.displays))
+    item = WorkItem(message.verb, FromFrontEnd, ranks, message.buffers, "a widget's callback")
+    run = session.start_run(item, printer)
+    # A callback that waits for ranks which have nothing to do is to be released.
+    session.orders.wait_for(run.number)
+    return run
+
+
+def ask_widgets(session: Session, ranks: Sequence[int]) -> Mapping[int, States]:
+    """Ask ranks for the states of their widgets, for a page that waits four seconds."""
+    try:
+        return look(RankSet(session, ranks), WidgetStates(), timeout_s=3.0).answers
+    except NoMeshError:
+        return {}
+
 
 # What ranks say that is no run's output or answer.
 KINDS = (Logged, ToFrontEnd, Freed)
 
 
-class Beside:
+class Features:
     """What a mesh has beside its runs; used on any thread.
 
     Args:
-        send_to_widget: passes what the front end says to a widget on to its rank.
-        ask_widgets: asks ranks for the states of their widgets.
-        why_ended: once there is no mesh any more, tells why.
+        session: of the mesh.
         name: the mesh's.
 
     Attributes:
@@ -43,17 +71,13 @@ class Beside:
         gone_holds: tokens and ranks of values kept for inspections that are gone (`PinnedValue`).
     """
 
-    def __init__(
-        self,
-        send_to_widget: Callable[[FrontEndMessage], Run[Any]],
-        ask_widgets: Callable[[Sequence[int]], Mapping[int, States]],
-        why_ended: Callable[[], str],
-        name: str,
-    ) -> None:
-        self._why_ended = why_ended
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
         self.displays = Displays()
         self.metrics = Metrics()
-        self.comms = RankComms(send_to_widget, ask_widgets)
+        self.comms = RankComms(
+            functools.partial(send_to_widget, session), functools.partial(ask_widgets, session)
+        )
         self.displays.widgets = self.comms
         self.shown = LiveViews()
         self.segments = SegmentPool(name)
@@ -100,4 +124,4 @@ class Beside:
             "the mesh has ended, or this notebook has left it: its ranks' widgets stay as they "
             "look, and change no more",
         )
-        self.shown.end(self._why_ended())
+        self.shown.end(self._session.ending)

@@ -1,14 +1,47 @@
-"""The limits of this process's control group, which batch systems and containers set and ``free``
-ignores.
+"""Limits on runs and bytes in flight (docs/architecture.md lists the queues), and those of this
+process's control group and of free memory.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from ..errors import UnpicklableError
+from .segments import describe_bytes
+from .status import RankState
+
+# Runs in flight in one mesh. A controller has 6 kB of each, an agent 1 kB.
+MAX_RUNS = 10_000
+# Arguments that wait for one rank, behind those of the run that the rank may be executing.
+MAX_RUN_BYTES = 256 << 20
+# Smaller arguments are not counted: `MAX_RUNS` of them fit.
+COUNTED_BYTES = 16 << 10
+# A segment counts as this at least, as it takes a descriptor.
+SEGMENT_BYTES = 1 << 20
+# Before this much is copied, it is asked how much memory is free, which takes a millisecond.
+CHECKED_BYTES = 64 << 20
+# Answers and widgets' messages that wait in an agent for a controller that is attached and does not
+# read.
+MAX_ANSWER_BYTES = 256 << 20
+# What a rank waits in for so long is not about to end.
+_WAIT_S = 2.0
+
+
+def may_wait_for(state: RankState, ranks: Collection[int]) -> bool:
+    """Whether a rank has waited long in a torch.distributed call in which one of these ranks may be
+    missing.
+
+    Where that is so, what these ranks would do next is let through, whatever the bounds say.
+    """
+    if not state.collective or state.waited_s < _WAIT_S:
+        return False
+    members = next((count.ranks for count in state.counts if count.name == state.group), ())
+    return any(rank in members or not members for rank in ranks)
+
 
 T = TypeVar("T")
 
@@ -113,3 +146,27 @@ def _free_tasks(directory: Path) -> int:
 
 def _number(path: Path) -> int:
     return int(path.read_text())
+
+
+def free_bytes() -> int:
+    """Bytes that this process may still allocate."""
+    import psutil  # 10 ms, for what happens before a large value is sent
+
+    quota = read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    free: int = psutil.virtual_memory().available
+    return free if quota.free_bytes is None else min(free, quota.free_bytes)
+
+
+def check_fits(num_bytes: int) -> None:
+    """Check that a copy with so many bytes fits into memory.
+
+    Raises:
+        UnpicklableError: it does not.
+    """
+    free = free_bytes()
+    if num_bytes > free:
+        raise UnpicklableError(
+            f"a value of {describe_bytes(num_bytes)} does not fit: {describe_bytes(free)} of "
+            "memory are free, and it is copied to be sent. Nothing has been sent: send it in "
+            "parts, or have each rank read its own (`cellmesh.from_file`)"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cellmesh.wire.cgroups import Quota, read_quota
+from cellmesh.wire.limits import Quota, read_quota
 
 
 def write_tree(root: Path, files: dict[str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.controller.source import Cell, CellSyntaxError, read_cell
+from cellmesh.controller.arguments import Cell, CellSyntaxError, read_cell
 
 GOOD = {
     "empty": "",

@@ -22,8 +22,8 @@ from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, Done, Interrupt, Pickled
 from cellmesh.wire.status import Probe, RankState
 
-from ...support.core_decisions import control_sent, hear, of, ready_core, told
-from ...support.runs import FakeControl, relay, work_item
+from ....support.core_decisions import control_sent, hear, of, ready_core, told
+from ....support.runs import FakeControl, relay, work_item
 
 MB = 1 << 20
 NUM_RUNS = 3_000
