@@ -27,14 +27,14 @@ from ..wire.codec import Frame, Parcel
 from ..wire.comms import CommKind, FromFrontEnd, ToFrontEnd, WidgetStates
 from ..wire.output import DisplayKind, StreamName
 from .output_widget import Capture, Throttle, find_capture
-from .rank.after_import import AfterImport
+from .rank.import_hooks import AfterImport
 from .rank.streams import DISPLAY_BOUND, Pump, RankStream
 from .run_tracker import RunTracker
 
 if TYPE_CHECKING:
-    from .rank.displays import Show
-    from .rank.requests import RankContext
+    from .rank.features import RankContext
     from .rank.shell import RankShell
+    from .rank.streams import Show
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
 _KINDS: dict[str, CommKind] = {"comm_open": "open", "comm_msg": "message", "comm_close": "close"}
@@ -332,16 +332,16 @@ class WidgetHandler:
     """Answers for the widgets of one rank, on any thread."""
 
     def handle(self, request: WidgetStates, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.requests.Handler`."""
+        """See `rank.features.Handler`."""
         return describe_widgets()
 
     def handle_beside(self, request: WidgetStates) -> Any:
-        """See `rank.requests.Handler`."""
+        """See `rank.features.Handler`."""
         return describe_widgets()
 
 
 def make_handler(context: RankContext) -> WidgetHandler:
-    """See `rank.requests.Handler`."""
+    """See `rank.features.Handler`."""
     return WidgetHandler()
 
 

@@ -1,16 +1,18 @@
-"""What Linux offers to supervise processes and Python does not wrap: prctl, and facts from
-/proc.
+"""What supervising processes needs and Python does not wrap: prctl, facts from /proc, and threads
+that start whatever user code has patched.
 """
 
 from __future__ import annotations
 
+import _thread
 import array
 import contextlib
 import ctypes
 import resource
 import signal
 import socket
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from ..stdlib import open, os, time
 from ..wire.host import process_stat
@@ -277,3 +279,19 @@ def receive_descriptors(
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
     return data, list(numbers)
+
+
+def start_thread(function: Callable[..., object], *args: Any) -> int:
+    """Run a function in a daemon thread.
+
+    Below `threading`, whose Thread user code may have replaced, and whose hooks
+    (``threading.settrace``, ``setprofile``) run in every new thread before its function and may
+    raise there.
+
+    Returns:
+        Its identity; 0 where a limit on processes and threads is reached.
+    """
+    try:
+        return _thread.start_new_thread(function, args)
+    except RuntimeError:
+        return 0

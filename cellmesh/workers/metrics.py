@@ -11,7 +11,7 @@ from ..errors import MeshUsageError
 from ..stdlib import threading, time
 from ..wire.codec import Parcel
 from ..wire.metrics import Logged
-from .rank.value_reducer import is_dtensor
+from .rank.value_transfer import is_dtensor
 
 # How long points are gathered, so that a fast loop makes few messages.
 GATHER_S = 0.1

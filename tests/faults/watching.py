@@ -17,7 +17,7 @@ from pathlib import Path
 
 import cellmesh as cm
 from cellmesh.controller.output.fold import Block, Line, Live, Trace
-from cellmesh.workers.rank.stack_inspection.thread_stacks import stacks_of_threads
+from cellmesh.workers.rank.stack_inspection import stacks_of_threads
 from tests.conftest import processes_named, processes_of
 
 from .rows import FLOOD

@@ -15,7 +15,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import NoMeshError, RanksInterrupted
-from cellmesh.workers.rank.stack_inspection.thread_stacks import stacks_of_threads
+from cellmesh.workers.rank.stack_inspection import stacks_of_threads
 from tests.conftest import check_nothing_left, own_runtime_dir, process_named, processes_of
 
 from .conftest import Recorder, state_of

@@ -20,7 +20,7 @@ import cellmesh as cm
 from cellmesh.controller.session import run_registry, session
 from cellmesh.errors import MeshUsageError, NoMeshError
 from cellmesh.wire.limits import MAX_ANSWER_BYTES, MAX_RUN_BYTES, MAX_RUNS
-from cellmesh.workers.rank.stack_inspection.thread_stacks import stacks_of_threads
+from cellmesh.workers.rank.stack_inspection import stacks_of_threads
 from tests.conftest import check_nothing_left, own_runtime_dir, process_named
 from tests.faults.watching import wait_until
 

@@ -16,7 +16,7 @@ from cellmesh.controller.run import Run
 from cellmesh.wire import payload
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.messages import Died, Done, Failed
-from cellmesh.workers.rank.stack_inspection.thread_stacks import stack_of_main_thread
+from cellmesh.workers.rank.stack_inspection import stack_of_main_thread
 
 from .runs import FakeControl, work_item
 

@@ -43,11 +43,19 @@ from ...wire.status import HostReport, ReadHost
 from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
 from .. import linux_process
 from ..rank.stdout import read_log
-from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up, join_relays
 from .controller_port import Attachment, Dims
 from .events import Events
 from .processes import Family
-from .supervisor import Supervisor
+from .supervisor import (
+    Action,
+    AskToLeave,
+    End,
+    Fork,
+    KillRanks,
+    Supervisor,
+    ToRanks,
+    Up,
+)
 from .zygote_client import ZygoteClient
 
 # How long to wait before an action that has failed is tried again.
@@ -172,10 +180,10 @@ class Agent:
                 self._attachment.pass_on(verb, buffers)
                 actions += self._supervisor.relay(verb, buffers)
             else:  # what was said before goes before
-                self._act(join_relays(actions))
+                self._act(_join_relays(actions))
                 actions = []
                 self._faults.guard(self._obey, verb)
-        self._act(join_relays(actions))
+        self._act(_join_relays(actions))
 
     def _obey(self, verb: Any) -> None:
         match verb:
@@ -213,6 +221,24 @@ class Agent:
 
     def _stop(self, reason: str) -> None:
         self._act(self._supervisor.stop(reason, time.monotonic()))
+
+
+def _join_relays(actions: Sequence[Action]) -> list[Action]:
+    """Join consecutive `ToRanks` to the same ranks into one message."""
+    if len(actions) < 2:
+        return list(actions)
+    joined: list[Action] = []
+    for action in actions:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(action, ToRanks)
+            and isinstance(last, ToRanks)
+            and (action.ranks, action.channel) == (last.ranks, last.channel)
+        ):
+            joined[-1] = ToRanks(last.ranks, last.channel, [*last.frames, *action.frames])
+        else:
+            joined.append(action)
+    return joined
 
 
 def main(ticket_path: str, zygote: ZygoteClient) -> int:

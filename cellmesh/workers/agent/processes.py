@@ -27,13 +27,17 @@ from ...wire.values import Mapped
 from .. import linux_process
 from ..rank.stdout import Log, read_log
 from ..zygote import ZygoteFailed, ZygoteReady
-from .actions import Action, Fork
-from .crash_dump import without_own_frames
+from .death_report import (
+    OomWatch,
+    explain_cuts,
+    explain_kill,
+    explain_refusal,
+    parse_address_limit,
+    without_own_frames,
+)
 from .events import Events, Order
-from .lending import Lending
-from .oom import OomWatch, explain_cuts, explain_kill, explain_refusal, parse_address_limit
-from .rank_link import Hearing, RankLink
-from .supervisor import Supervisor
+from .rank_link import Hearing, Lending, RankLink
+from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
 _MASTER_ADDR = "127.0.0.1"

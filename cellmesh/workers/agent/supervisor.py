@@ -18,8 +18,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import (
+    Channel,
     Died,
     Done,
     Failed,
@@ -37,7 +40,6 @@ from ...wire.messages import (
 from ...wire.output import StreamName
 from ...wire.status import RankInfo
 from ..rank.stdout import Gate
-from .actions import Action, AskToLeave, End, Fork, KillRanks, ToRanks, Up
 from .merger import Merger
 from .rank_record import RankRecord
 
@@ -53,6 +55,49 @@ MAX_ZYGOTES_LOST = MAX_STARTS_LOST = 2
 KILLED = "did not stop when interrupted: killed"
 
 State = Literal["starting", "ready", "restarting", "stopping", "ended"]
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Fork these ranks; without a zygote, start one first, which reports when it can fork."""
+
+    ranks: tuple[int, ...]
+    incarnation: int  # how often all ranks have been forked
+    rejoin: bool = False  # they replace dead ones, and join the living ranks' process groups later
+
+
+class KillRanks(msgspec.Struct, frozen=True):
+    """SIGKILL these ranks and what they started."""
+
+    ranks: tuple[int, ...]
+
+
+class AskToLeave(msgspec.Struct, frozen=True):
+    """Ask these ranks to exit."""
+
+    ranks: tuple[int, ...]
+
+
+class ToRanks(msgspec.Struct, frozen=True):
+    """Write frames to the sockets of ranks."""
+
+    ranks: tuple[int, ...]
+    channel: Channel
+    frames: Sequence[Frame]
+
+
+class Up(msgspec.Struct, frozen=True):
+    """Send a verb to the controller."""
+
+    parcels: Sequence[Parcel[Any]]
+
+
+class End(msgspec.Struct, frozen=True):
+    """Every process of the mesh has ended: the agent removes its files and exits."""
+
+    reason: str
+
+
+Action = Fork | KillRanks | AskToLeave | ToRanks | Up | End
 
 
 class Supervisor:

@@ -16,7 +16,7 @@ from ...wire.codec import Frame
 from .saving import Checkpoints
 
 if TYPE_CHECKING:
-    from ..rank.requests import RankContext
+    from ..rank.features import RankContext
 
 
 class CheckpointHandler:
@@ -30,7 +30,7 @@ class CheckpointHandler:
         self._checkpoints = Checkpoints(context.shell.user_ns)
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.requests.Handler`."""
+        """See `rank.features.Handler`."""
         match request:
             case CheckSave(names, path):
                 return self._checkpoints.check_save(names, path)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ...errors import MeshUsageError
 from ..inspect.digests import digest_of_tensor
-from ..rank.value_reducer import is_dtensor
+from ..rank.value_transfer import is_dtensor
 from ..replicas.parts import is_wrapped
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))

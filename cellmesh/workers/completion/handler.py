@@ -13,7 +13,7 @@ from .complete import complete
 from .help import explain
 
 if TYPE_CHECKING:
-    from ..rank.requests import RankContext
+    from ..rank.features import RankContext
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class CompletionHandler:
     context: RankContext
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Completions | str:
-        """See `rank.requests.Handler`."""
+        """See `rank.features.Handler`."""
         return self.handle_beside(request)
 
     def handle_beside(self, request: AnyRequest) -> Completions | str:
-        """See `rank.requests.Handler`; nothing of the user's runs, wherever it is asked."""
+        """See `rank.features.Handler`; nothing of the user's runs, wherever it is asked."""
         with torch._C.DisableTorchFunctionSubclass():
             if isinstance(request, Complete):
                 return complete(self.context.shell, request)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ...stdlib import os, select, socket, threading, time
-from ..threads import start_thread
+from ..linux_process import start_thread
 
 # A descriptor and the inode behind it: the number alone may be in use again.
 Sockets = Mapping[int, int]

@@ -23,7 +23,7 @@ from torch.futures import Future
 from ...errors import GroupDown
 from ...wire.groups import GroupCount
 from ...wire.trace import What
-from ..threads import start_thread
+from ..linux_process import start_thread
 from . import abort as cutting
 from .blueprint import GroupPlan
 from .ledger import Ledger, has_ended_well

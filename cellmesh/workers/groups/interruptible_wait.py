@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from ...errors import GroupDown
 from ...stdlib import time
-from ..threads import start_thread
+from ..linux_process import start_thread
 from .store import StoreWaits
 
 _STEP_S = 0.02

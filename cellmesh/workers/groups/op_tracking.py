@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import (
 from torch._C._dynamo import eval_frame
 
 from ...stdlib import threading, time
-from ..rank.stack_inspection.thread_stacks import module_of
+from ..static_lookup import module_of
 from .interruptible_work import PatientCollective, PatientMessage, PatientReceive
 
 if TYPE_CHECKING:

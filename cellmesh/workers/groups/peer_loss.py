@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed import c10d_logger
 
 from ...stdlib import threading, time
-from ..exceptions import args_of
+from ..static_lookup import args_of
 
 # What gloo and NCCL say when a connection ends under an operation.
 _LOST = re.compile(

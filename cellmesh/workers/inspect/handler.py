@@ -28,7 +28,7 @@ from ...wire.inspect import (
     Sampled,
     ValueSummary,
 )
-from ..rank.value_reducer import refusal
+from ..rank.value_transfer import refusal
 from . import downsample, overview
 from .chunks import sample_of_parts
 from .digests import digests_of_parts
@@ -38,7 +38,7 @@ from .static_eval import NeedsCode, follow
 from .statistics import histogram_of
 
 if TYPE_CHECKING:
-    from ..rank.requests import RankContext
+    from ..rank.features import RankContext
 
 
 # Inspections whose values are kept at once; each may be large.
@@ -93,7 +93,7 @@ class InspectHandler:
         self._pinned = PinnedValues()
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.requests.Handler`."""
+        """See `rank.features.Handler`."""
         answer = self.answer(request, is_beside=False)
         # An expression that was run may have stopped inside a collective, or in the middle of a
         # step.
@@ -102,7 +102,7 @@ class InspectHandler:
         return answer
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """See `rank.requests.Handler`; the main thread may begin something at any moment."""
+        """See `rank.features.Handler`; the main thread may begin something at any moment."""
         interrupts = self._context.interrupts
         num_begun, was_idle = interrupts.num_begun, interrupts.running < 0
         answer = self.answer(request, is_beside=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..rank.value_reducer import is_dtensor
+from ..rank.value_transfer import is_dtensor
 from ..static_lookup import classes_of, has, held_by, vars_of
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...wire.inspect import TensorSummary
-from ..rank.value_reducer import is_dtensor
+from ..rank.value_transfer import is_dtensor
 from ..static_lookup import classes_of, has, vars_of
 from .chunks import readable
 from .digests import digest_of, digest_of_bytes

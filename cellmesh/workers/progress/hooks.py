@@ -8,7 +8,7 @@ import traceback
 import types
 from collections.abc import Callable, Mapping
 
-from ..rank.after_import import AfterImport
+from ..rank.import_hooks import AfterImport
 from .meters import Meters
 from .rich_bars import patch_progress
 from .tqdm_bars import patch_notebook, patch_std

@@ -19,9 +19,8 @@ from typing import Any
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.progress import Bar, BarState
-from ..exceptions import chain_of, traceback_of
-from ..rank.stack_inspection.thread_stacks import module_of
-from ..threads import start_thread
+from ..linux_process import start_thread
+from ..static_lookup import chain_of, module_of, traceback_of
 
 GATHER_S = 0.1
 # So many bars are opened at once, and so many a second, without having to wait for the others.

@@ -1,5 +1,5 @@
-"""Processes that user code starts with multiprocessing: how functions are sent to them, and how a
-stop ends them.
+"""Processes that user code starts with multiprocessing, or forks: how functions are sent to them,
+and how they end.
 
 A spawned process imports the main module for the functions and classes that it is given. On a rank
 the main module is no file but the namespace of its cells: what a cell has defined travels by value.
@@ -7,6 +7,9 @@ the main module is no file but the namespace of its cells: what a cell has defin
 A cell that is stopped takes the processes along that it has started and that are no daemons, as a
 script that is stopped at the keyboard does: one that waits for others in C++ sees no SIGINT, and
 keeps its port.
+
+A process that user code has forked ends when its code returns into the rank's loop. It would be a
+second rank otherwise, and read from the work socket what the agent sends to the first.
 """
 
 from __future__ import annotations
@@ -14,17 +17,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
-import os
-import signal
-import time
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import active_children, context, reduction
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import cloudpickle
+
+from ...stdlib import os, signal, threading, time
+from ..static_lookup import args_of
 
 # How long children may take to end by themselves after a signal.
 _GRACE_S = 0.4
@@ -82,3 +86,74 @@ def _reduce(pickler: Any, value: Any) -> Any:
     file = io.BytesIO()
     _ByValue(file).dump(value)
     return cloudpickle.loads, (file.getvalue(),)
+
+
+End = Callable[[BaseException | None], NoReturn]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def guard_forks(
+    rank: int,
+    connections: Iterable[_Closable],
+    in_child: Callable[[End], None],
+    render: Callable[[BaseException], str],
+) -> None:
+    """From now on, make each forked child close the rank's connections, and end when its code
+    returns.
+
+    Args:
+        rank: the rank that this process is.
+        connections: its sockets to the agent.
+        in_child: called in each child with the function that ends it, given what its code has
+            raised.
+        render: gives an exception's traceback.
+    """
+    pid_of_rank, main = os.getpid(), threading.get_ident()
+
+    def end(error: BaseException | None) -> NoReturn:
+        status = 1
+        try:
+            if error is None:
+                status = 0
+            elif issubclass(type(error), SystemExit):
+                status = _status_of(error)
+            else:
+                child = (
+                    f"process {os.getpid()}, forked from rank {rank} "
+                    f"(process {pid_of_rank}), raised:"
+                )
+                _write(f"{child}\n{render(error)}\n")
+        finally:
+            os._exit(status)  # without exit handlers: they are the rank's
+
+    def guard() -> None:
+        for connection in connections:
+            connection.close()
+        in_child(end)
+        if threading.get_ident() != main:  # the rank's loop is not below it: its own function ends
+            thread: Any = threading.current_thread()
+            thread._invoke_excepthook = lambda _: end(sys.exc_info()[1])
+            thread._delete = lambda: end(None)
+
+    os.register_at_fork(after_in_child=guard)
+
+
+def _status_of(error: BaseException) -> int:
+    """The exit code that Python derives from a SystemExit."""
+    args = args_of(error)
+    if not args or args[0] is None:
+        return 0
+    if type(args[0]) is int:
+        return args[0] & 0xFF
+    _write(f"{args[0]}\n")
+    return 1
+
+
+def _write(text: str) -> None:
+    """Write to descriptor 2, which the agent reads."""
+    data = text.encode(errors="replace")
+    while data:
+        data = data[os.write(2, data) :]

@@ -21,16 +21,14 @@ from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stdin import InputReply
 from ...wire.stream import Channel
 from ..groups.groups import Groups
-from ..linux_process import main_thread_sleeps, signal_own_group
-from ..threads import start_thread
+from ..linux_process import main_thread_sleeps, signal_own_group, start_thread
+from .features import Handlers
 from .interrupts import Interrupts
 from .memory import MemoryMeter
-from .requests import Handlers
 from .shell import RankShell
-from .stack_inspection.activity import Activity, StopPoint, Waited, look_at_main_thread
-from .stack_inspection.stacks import format_stacks
+from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_at_main_thread
 from .stdin import Asker
-from .value_reducer import refusal
+from .value_transfer import refusal
 
 # How long an interrupted run may unwind before its collectives are cut; how long a handler of the
 # user's for SIGINT may take, and the description of a failure; when an interrupt that Python has

@@ -13,9 +13,8 @@ from typing import Any
 from IPython.core.debugger import Pdb
 
 from ...errors import CellmeshError
-from ..exceptions import traceback_of
-from .interpreter_state import stop_tracing
-from .stack_inspection.thread_stacks import is_machinery, stack_of, user_part
+from ..static_lookup import traceback_of
+from .stack_inspection import is_machinery, stack_of, user_part
 
 
 class RankPdb(Pdb):
@@ -57,7 +56,7 @@ class RankPdb(Pdb):
         trace = super().dispatch_return(frame, arg)
         # A cell may be several code objects; the shell reports its end.
         if frame is self._bottom and not self._is_cell(frame):
-            stop_tracing()
+            sys.settrace(None)
         return trace
 
     def get_stack(self, *args: Any, **kwargs: Any) -> tuple[list[tuple[types.FrameType, int]], int]:

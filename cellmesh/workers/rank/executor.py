@@ -29,13 +29,11 @@ from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of
 from .child_processes import end_children
 from .failures import Failures
-from .features import load
-from .interpreter_state import remember_error
-from .late_binding import bind_missing_names
+from .features import Handlers, Packed, RankContext, load
 from .memory import MemoryMeter
-from .requests import Handlers, Packed, RankContext
+from .shell import remember_error
 from .streams import Pump
-from .value_reducer import reduce_for_notebook
+from .value_transfer import bind_missing_names, reduce_for_notebook
 
 if TYPE_CHECKING:
     from ..comms import Comms

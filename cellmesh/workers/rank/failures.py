@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import types
 from collections.abc import Callable
 
 import msgspec
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -15,12 +17,12 @@ from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Parcel
 from ...wire.messages import Failed
-from ..exceptions import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from ..groups.groups import Groups
 from ..groups.peer_loss import lost_its_peers
+from ..static_lookup import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .shell import RankShell
-from .stack_inspection.activity import StopPoint, Waited, describe_interruption, describe_release
-from .value_reducer import reduce_for_notebook
+from .stack_inspection import StopPoint, Waited, describe_interruption, describe_release
+from .value_transfer import reduce_for_notebook
 
 # A larger exception stays on its rank: all ranks may raise one, and the notebook would hold all of
 # them.
@@ -175,3 +177,32 @@ def interrupted_step(traceback: types.TracebackType | None) -> bool:
             return True
         traceback = traceback.tb_next
     return False
+
+
+def find_lost_context() -> str:
+    """Return the first line of the error that every CUDA call of this process returns; "" while
+    CUDA works.
+
+    A device-side assert, an illegal address and their like stay with the context (CUDA Runtime API,
+    "Error Handling", on sticky errors): the process can never use its GPU again and must end.
+
+    Does not block: a stream is asked whether its work has ended, and nothing waits for that. A
+    process that has not used its GPU is not made to.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ""
+    try:
+        torch.cuda.current_stream().query()
+    except RuntimeError as error:  # torch.AcceleratorError
+        return next(iter(str(error).splitlines()), type(error).__name__)
+    return ""
+
+
+def report_lost_context(rank: int, error: str) -> None:
+    """Write to descriptor 2 why the rank ends now; the report of its death shows these lines."""
+    text = (
+        f"cellmesh: rank {rank} ends: its CUDA context is lost ({error}), and this process can "
+        "never use the GPU again.\n%dist_heal starts the rank again. To see the line that failed, "
+        "set CUDA_LAUNCH_BLOCKING=1 before %dist_start.\n"
+    )
+    os.write(2, text.encode())

@@ -10,6 +10,7 @@ own.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import multiprocessing
 import sys
@@ -26,6 +27,7 @@ _MAX_CANCELLED = MAX_RUNS + 1000
 # profilers.
 _OWN_SIGNAL = signal.SIGRTMIN + 11
 _SIGINT = int(signal.SIGINT)
+_MAX_SWITCH_S = 0.02
 # As `signal.getsignal`, which makes enums of what it is given and gives: five Python calls.
 _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsignal
 
@@ -197,3 +199,18 @@ class Interrupts:
                 self._held_back = False
                 self._wanted = -1
                 raise self._kind
+
+
+def bound_switch_interval() -> None:
+    """From now on, cap what ``sys.setswitchinterval`` sets.
+
+    The control thread waits that long for a main thread that computes in Python, several times for
+    one stop.
+    """
+    set_interval = sys.setswitchinterval
+
+    @functools.wraps(set_interval)
+    def set_bounded(interval: float, /) -> None:
+        set_interval(min(interval, _MAX_SWITCH_S))
+
+    sys.setswitchinterval = set_bounded

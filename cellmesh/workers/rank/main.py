@@ -1,8 +1,8 @@
 """A rank's process: the main thread executes work, a control thread answers while main is busy.
 
 Three sockets, all to the agent: ``work`` (the main thread reads it, the pump writes it, under its
-lock), ``control`` (the control thread's own), and that of `workers.segment_link`, on which the rank
-only writes.
+lock), ``control`` (the control thread's own), and that of `value_transfer.SegmentLink`, on which
+the rank only writes.
 """
 
 from __future__ import annotations
@@ -36,25 +36,20 @@ from ..groups.rpc import let_waits_be_interrupted
 from ..linux_process import die_with, name_command, name_process
 from ..metrics import Reporter
 from ..run_tracker import RunTracker
-from ..threads import bound_switch_interval
 from ..trace.recorder import Spans
-from .child_processes import follow_children
-from .compile_cache import build_whole_files
+from .child_processes import follow_children, guard_forks
 from .control import ControlThread
-from .cuda_context import find_lost_context, report_lost_context
-from .displays import Show
 from .executor import Executor
-from .failures import Failures
-from .features import late, load_or_say
-from .forked import guard_forks
-from .interrupts import Interrupts
+from .failures import Failures, find_lost_context, report_lost_context
+from .features import Handlers, RankContext, late, load_or_say
+from .import_hooks import build_whole_files
+from .interrupts import Interrupts, bound_switch_interval
 from .memory import MemoryMeter
-from .requests import Handlers, RankContext
-from .segment_link import SegmentLink
 from .shell import RankShell
 from .stdin import Asker
 from .stdout import Log
-from .streams import Pump, RankStream
+from .streams import Pump, RankStream, Show
+from .value_transfer import SegmentLink
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,11 +26,10 @@ from traitlets.config import Config
 
 from ...errors import CellmeshError
 from ...wire import sources
-from ..exceptions import plain_traceback, traceback_of
-from .displays import RankDisplayHook, RankDisplayPublisher, Show
+from ..static_lookup import plain_traceback, traceback_of
 from .features import load
-from .interpreter_state import remember_error, stop_tracing
-from .stack_inspection.thread_stacks import is_machinery
+from .stack_inspection import is_machinery
+from .streams import RankDisplayHook, RankDisplayPublisher, Show
 
 
 class RankExit(ExitAutocall):
@@ -190,7 +189,7 @@ class RankShell(InteractiveShell):
         self.cell_source, self.quiet_cell = source, quiet
         if not transformed:
             error = _error_of(self.run_cell(source, store_history=False))  # type: ignore[no-untyped-call]
-            stop_tracing()
+            sys.settrace(None)
         elif is_async or not self._is_plain():
             error = self._run_as_ipython(source, transformed, is_async)
         else:
@@ -237,7 +236,7 @@ class RankShell(InteractiveShell):
         except BaseException as error:
             return error
         finally:
-            stop_tracing()
+            sys.settrace(None)
             self.events.trigger("post_execute")
         return None
 
@@ -254,7 +253,7 @@ class RankShell(InteractiveShell):
         except BaseException as error:
             return error
         finally:
-            stop_tracing()
+            sys.settrace(None)
             self.events.trigger("post_execute")
             self.events.trigger("post_run_cell", result)
         return _error_of(result)
@@ -303,6 +302,15 @@ class RankShell(InteractiveShell):
 
 
 _MAX_RENDERED_FRAMES = 100
+
+
+def remember_error(error: BaseException | None) -> None:
+    """Keep the exception of a cell or call, for `post_mortem`; None drops it."""
+    if issubclass(type(error), BdbQuit):
+        return
+    sys.last_type = None if error is None else type(error)
+    sys.last_value = sys.last_exc = error  # type: ignore[attr-defined]
+    sys.last_traceback = None if error is None else traceback_of(error)
 
 
 def _forget_syntax_trees() -> None:

@@ -1,4 +1,4 @@
-"""`sys.stdout` and `sys.stderr` of a rank, and the run that each line belongs to.
+"""`sys.stdout`, `sys.stderr` and the displays of a rank, and the run that each belongs to.
 
 A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or
 an asyncio task, the run that started it, however late it prints. In a process that user code forked
@@ -7,20 +7,25 @@ an asyncio task, the run that started it, however late it prints. In a process t
 
 from __future__ import annotations
 
+import base64
 import codecs
 import collections
 import contextlib
 import io
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
 from ...wire.comms import ToFrontEnd
 from ...wire.messages import Done, Failed
-from ...wire.output import Display, StreamName
+from ...wire.output import Display, DisplayKind, StreamName
 from ..run_tracker import RunTracker
 from .stdout import Gate, Log
 
@@ -295,3 +300,64 @@ class _ByteStream(io.RawIOBase):
         view = memoryview(data)
         self._stream.write(self._decoder.decode(view.tobytes()))
         return view.nbytes
+
+
+Show = Callable[[DisplayKind, bytes, str], None]
+
+
+# Where an object lies in memory: it differs between ranks that show the same.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+
+
+def _to_bundle(data: dict[str, Any], metadata: dict[str, Any] | None) -> bytes:
+    text = data.get("text/plain")
+    if len(data) > 1 and isinstance(text, str) and " at 0x" in text:
+        data = {**data, "text/plain": _ADDRESS.sub(">", text)}
+    return json.dumps({"data": data, "metadata": metadata or {}}, default=_jsonable).encode()
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):  # images; Jupyter carries them as base64 text
+        return base64.b64encode(value).decode()
+    return repr(value)
+
+
+class RankDisplayHook(DisplayHook):
+    """Sends the value of a cell's last expression."""
+
+    def quiet(self) -> bool:
+        shell: Any = self.shell
+        ends_quietly = self.semicolon_at_end_of_expression(shell.cell_source)  # type: ignore[no-untyped-call]
+        return shell.quiet_cell or bool(ends_quietly)
+
+    def start_displayhook(self) -> None: ...
+
+    def write_output_prompt(self) -> None: ...
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        shell: Any = self.shell
+        shell.show("result", _to_bundle(format_dict, md_dict), "")
+
+    def finish_displayhook(self) -> None: ...
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """Sends the arguments of ``display(...)``."""
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        source: Any = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        display_id = str((transient or {}).get("display_id", ""))
+        self.shell.show("update" if update else "display", _to_bundle(data, metadata), display_id)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.shell.show("clear", b"wait" if wait else b"", "")

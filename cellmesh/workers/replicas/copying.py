@@ -31,9 +31,9 @@ from ...errors import CellmeshError, UnpicklableError
 from ...wire import payload
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
-from ..exceptions import text_of
 from ..inspect.cpu_memory import memory_of
-from ..rank.value_reducer import is_dtensor
+from ..rank.value_transfer import is_dtensor
+from ..static_lookup import text_of
 from . import arriving
 
 # What every rank has by itself.

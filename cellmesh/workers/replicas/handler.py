@@ -15,11 +15,11 @@ from ...wire.replicas import (
     SurveyNames,
     Sync,
 )
-from ..rank.requests import Packed
+from ..rank.features import Packed
 from . import checking, copying, syncing
 
 if TYPE_CHECKING:
-    from ..rank.requests import RankContext
+    from ..rank.features import RankContext
 
 
 class ReplicaHandler:
@@ -34,7 +34,7 @@ class ReplicaHandler:
         self._segments = context.segments
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.requests.Handler`."""
+        """See `rank.features.Handler`."""
         namespace = self._namespace
         match request:
             case Check():

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...wire.replicas import Kind
-from ..rank.value_reducer import is_dtensor
+from ..rank.value_transfer import is_dtensor
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _OWN_STATISTICS = "running statistics are each rank's own"

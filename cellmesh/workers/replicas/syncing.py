@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ...errors import MeshUsageError
 from ...wire.ranks import describe_groups, describe_ranks, group_ranks
 from ...wire.replicas import SyncReport
-from ..rank.value_reducer import is_dtensor
+from ..rank.value_transfer import is_dtensor
 from .checking import find_parts
 from .parts import ModelPart, StateSlot
 

@@ -9,7 +9,7 @@ from ...wire.profile import AnyRequest, BeginProfile, RankProfile
 from .torch_profiler import CellProfiler
 
 if TYPE_CHECKING:
-    from ..rank.requests import RankContext
+    from ..rank.features import RankContext
 
 
 class ProfileHandler:
@@ -24,7 +24,7 @@ class ProfileHandler:
         self._profiler: CellProfiler | None = None
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> RankProfile | None:
-        """See `rank.requests.Handler`."""
+        """See `rank.features.Handler`."""
         profiler, self._profiler = self._profiler, None
         if isinstance(request, BeginProfile):
             self._profiler = CellProfiler(self._context.groups.ledger.spans, self._context.device)

@@ -11,7 +11,7 @@ import torch
 from ...errors import MeshUsageError
 from ...wire.shards import Box, Part, placed_box, plain_box
 from ...wire.values import PushParts
-from ..rank.value_reducer import is_dtensor
+from ..rank.value_transfer import is_dtensor
 
 if TYPE_CHECKING:
     from ..groups.groups import Groups

@@ -23,9 +23,8 @@ from cellmesh.wire.faults import Faults
 from cellmesh.wire.messages import Done, Failed, Pickled
 from cellmesh.wire.segments import MIN_BYTES, SegmentFrame
 from cellmesh.workers.agent.events import Events
-from cellmesh.workers.agent.lending import Lending
-from cellmesh.workers.agent.rank_link import Hearing, RankLink
-from cellmesh.workers.rank.segment_link import SegmentLink
+from cellmesh.workers.agent.rank_link import Hearing, Lending, RankLink
+from cellmesh.workers.rank.value_transfer import SegmentLink
 
 NAME = "cellmesh-result"
 

@@ -17,8 +17,14 @@ from cellmesh.wire.messages import (
     StoreDied,
 )
 from cellmesh.wire.output import Output
-from cellmesh.workers.agent.actions import AskToLeave, End, Fork, KillRanks
-from cellmesh.workers.agent.supervisor import LEAVE_S, MAX_ZYGOTES_LOST
+from cellmesh.workers.agent.supervisor import (
+    LEAVE_S,
+    MAX_ZYGOTES_LOST,
+    AskToLeave,
+    End,
+    Fork,
+    KillRanks,
+)
 
 from ....support.supervisor_decisions import (
     LATER,

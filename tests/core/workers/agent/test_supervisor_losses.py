@@ -9,8 +9,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from cellmesh.wire.messages import RespawnFailed, StartFailed
-from cellmesh.workers.agent.actions import Action, AskToLeave, End, Fork, KillRanks
-from cellmesh.workers.agent.supervisor import MAX_STARTS_LOST
+from cellmesh.workers.agent.supervisor import (
+    MAX_STARTS_LOST,
+    Action,
+    AskToLeave,
+    End,
+    Fork,
+    KillRanks,
+)
 
 from ....support.supervisor_decisions import READY, make, of, phases, up
 

@@ -37,7 +37,7 @@ from cellmesh.workers.groups import model_reset
 from cellmesh.workers.inspect.handler import InspectHandler
 from cellmesh.workers.rank.control import ControlThread
 from cellmesh.workers.rank.failures import Failures
-from cellmesh.workers.rank.requests import RankContext
+from cellmesh.workers.rank.features import RankContext
 
 RAN: list[str] = []
 

@@ -18,7 +18,7 @@ from cellmesh.wire.progress import Bar
 from cellmesh.workers.progress import rich_bars
 from cellmesh.workers.progress.meters import GATHER_S, Meters, Reading, spot_outside, spots_of
 from cellmesh.workers.progress.tqdm_bars import is_ours, patch_std
-from cellmesh.workers.rank.after_import import AfterImport
+from cellmesh.workers.rank.import_hooks import AfterImport
 from cellmesh.workers.rank.streams import RankStream
 
 

@@ -11,7 +11,7 @@ import torch
 from cellmesh.workers.groups.ledger import CollectiveRecord
 from cellmesh.workers.rank import control
 from cellmesh.workers.rank.control import ControlThread
-from cellmesh.workers.rank.stack_inspection.activity import Activity
+from cellmesh.workers.rank.stack_inspection import Activity
 
 SEEN = Activity(execution_count=1, line=2, where="dist.all_reduce", collective="all_reduce")
 

@@ -1,28 +1,69 @@
-"""Makes files that ``torch.compile`` builds appear in inductor's cache whole or not at all.
-
-The compiler writes a library under its own name, and a rank that is killed leaves the first half:
-later compilations take it for the library and fail, in every process of the user. Built under
-another name, it is renamed when it is whole. (Inductor writes its other files so, by
-`write_atomic`.)
-"""
+"""Hooks that run when user code imports a module, and the one that torch.compile needs on ranks."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
+import importlib.abc
+import importlib.machinery
 import os
 import sys
 import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .after_import import AfterImport
+Hook = Callable[[types.ModuleType], None]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """An import finder that delegates to the other finders, and calls hooks after a module has been
+    loaded.
+
+    Args:
+        hooks: module's name -> hook.
+    """
+
+    def __init__(self, hooks: Mapping[str, Hook]) -> None:
+        self._hooks = dict(hooks)
+
+    def install(self) -> None:
+        """Put this finder first in `sys.meta_path`."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find a module by the other finders; its loader then calls the hook."""
+        hook = self._hooks.get(fullname)
+        if hook is None:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    loader: Any = spec.loader
+                    loader.exec_module = functools.partial(_load, loader.exec_module, hook)
+                return spec
+        return None
+
+
+def _load(plain: Hook, hook: Hook, module: types.ModuleType) -> None:
+    plain(module)
+    hook(module)
+
 
 _MODULE = "torch._inductor.cpp_builder"
 
 
 def build_whole_files() -> None:
     """Patch inductor so that this rank and its compile workers build C++ libraries under a
-    temporary name.
+    temporary name, and rename what is whole.
+
+    Else a rank that is killed leaves the first half of a library, which later compilations take for
+    the library, in every process of the user. (Inductor writes its other files by `write_atomic`.)
     """
     if _MODULE in sys.modules:  # preloaded
         _patch(sys.modules[_MODULE])

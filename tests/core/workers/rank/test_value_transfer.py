@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from cellmesh.workers.rank.late_binding import bind_missing_names
+from cellmesh.workers.rank.value_transfer import bind_missing_names
 
 NAMESPACE = {"rank": 3, "len": "not this one", "math": "nor this one"}
 

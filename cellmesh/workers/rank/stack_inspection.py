@@ -1,0 +1,394 @@
+"""Reads what a rank's threads do from their stacks, without running user code.
+
+Stacks of other threads are read with the garbage collector off. Python makes a frame's object when
+code asks for it. That allocates, and in CPython 3.11 an allocation may start the collector, whose
+finalizers may let other threads run; if one of them leaves that very frame then, the new object is
+tied to memory that is used for something else, and the process ends by SIGSEGV (3.12 collects
+between instructions only).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dis
+import gc
+import inspect
+import linecache
+import sys
+import sysconfig
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import Work
+
+from ...stdlib import threading
+from ..static_lookup import module_of, traceback_of
+
+if TYPE_CHECKING:
+    from .shell import RankShell
+
+
+_MACHINERY = ("IPython.core.", "cellmesh.")
+
+# The collector is the process's: who turns it on again must be the last who wants it off.
+_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """A context without garbage collection, for moments only: other threads' changes to the
+    collector's state may be lost.
+
+    In less than the interpreter's switch interval after a thread has got the interpreter's lock
+    there are no others that could say something.
+    """
+    with _LOCK:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
+
+
+def stack_of(frame: types.FrameType | None) -> list[types.FrameType]:
+    """A frame and its callers, innermost first; of this thread, or under `collector_off`."""
+    stack: list[types.FrameType] = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    return stack
+
+
+def stacks_of_threads() -> dict[int, list[types.FrameType]]:
+    """The frames of all threads, innermost first, by the thread's identity; they go on."""
+    with collector_off():
+        return {identity: stack_of(frame) for identity, frame in sys._current_frames().items()}
+
+
+def stack_of_main_thread() -> list[types.FrameType]:
+    """The main thread's frames, innermost first."""
+    with collector_off():
+        return stack_of(sys._current_frames().get(threading.main_thread().ident or 0))
+
+
+def local_value(frame: types.FrameType, name: str) -> object:
+    """The value of a local name in a frame of a running thread; None if there is none."""
+    with collector_off():
+        return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def is_machinery(frame: types.FrameType) -> bool:
+    """Whether a frame is of IPython's or cellmesh's code around user code."""
+    return module_of(frame).startswith(_MACHINERY)
+
+
+def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
+    """The frames of a stack from the first frame of user code on, outermost first."""
+    cells = (index for index, frame in enumerate(frames) if shell.cell_of(frame.f_code.co_filename))
+    start = next(cells, None)
+    if start is None:  # a call: the frames below the outermost ones, which are Python's and ours
+        start = 0
+        while start < len(frames) and not is_machinery(frames[start]):
+            start += 1
+        while start < len(frames) and is_machinery(frames[start]):
+            start += 1
+        if start == len(frames) and not any(map(is_machinery, frames)):
+            start = 0  # a thread
+    end = len(frames)
+    while end > start and is_machinery(frames[end - 1]):
+        end -= 1
+    return slice(start, end)
+
+
+_MAX_TEXT = 60
+# What a `with` begins by, and what ends it after an exception.
+_WITH = ("BEFORE_WITH", "BEFORE_ASYNC_WITH", "WITH_EXCEPT_START")
+_LIBRARIES = tuple(
+    sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+)
+
+
+def is_user_code(frame: types.FrameType) -> bool:
+    """Whether a frame is of a cell or a user's module, not of an installed library or cellmesh."""
+    if frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES)):
+        return False
+    return not module_of(frame).startswith("cellmesh.")
+
+
+def call_of(code: types.CodeType, instruction: int) -> str:
+    """The source text of the call that an instruction belongs to: ``time.sleep``,
+    ``loader.__next__``; "" where it is no call, or its source is not known.
+    """
+    name = dis.opname[code.co_code[instruction]] if instruction >= 0 else ""
+    node = _node_at(code, instruction)
+    match node:
+        # What the interpreter calls by itself; versions differ in whether the statement or the
+        # expression is its place: of a `with` it is the expression from Python 3.13.
+        case (
+            ast.With(items=[ast.withitem(node), *_]) | ast.AsyncWith(items=[ast.withitem(node), *_])
+        ):
+            return _of_with(node, code, instruction)
+        case ast.expr() if name in _WITH or (name == "CALL" and _is_implied(code, instruction)):
+            return _of_with(node, code, instruction)
+        case ast.Call(function):
+            return _shorten(ast.unparse(function))
+        case ast.Await() as node:
+            return _shorten(ast.unparse(node))
+        case ast.For(iter=node) | ast.AsyncFor(iter=node):
+            return _shorten(f"{ast.unparse(node)}.__next__")
+        case ast.expr() as node if name == "FOR_ITER":
+            return _shorten(f"{ast.unparse(node)}.__next__")
+    return ""
+
+
+def _of_with(manager: ast.expr, code: types.CodeType, instruction: int) -> str:
+    """The method of a context manager that an instruction of its ``with`` calls."""
+    exits = dis.opname[code.co_code[instruction]] in ("CALL", "WITH_EXCEPT_START")
+    return _shorten(f"{ast.unparse(manager)}.{'__exit__' if exits else '__enter__'}")
+
+
+def _is_implied(code: types.CodeType, instruction: int) -> bool:
+    """Whether a call is implicit: its arguments have no position of their own in the source."""
+    if sys.version_info < (3, 13):
+        return False
+    positions = list(code.co_positions())
+    return positions[instruction // 2] == positions[instruction // 2 - 1]
+
+
+def waits_for_work(frame: types.FrameType) -> bool:
+    """Whether a frame is in the ``wait()`` of a torch.distributed Work."""
+    node = _node_at(frame.f_code, frame.f_lasti)
+    if not isinstance(node, ast.Call):
+        return False
+    function = node.func
+    if not isinstance(function, ast.Attribute) or function.attr != "wait":
+        return False
+    return isinstance(_value_of(function.value, frame), Work)
+
+
+def _node_at(code: types.CodeType, instruction: int) -> ast.expr | ast.stmt | None:
+    if instruction < 0:
+        return None
+    positions = list(code.co_positions())
+    line, end_line, column, end_column = positions[instruction // 2]
+    if line is None or end_line is None or column is None or end_column is None:
+        return None
+    lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : end_line]]
+    if len(lines) != end_line - line + 1:
+        return None
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][column:]
+    text = b"".join(lines)
+    try:
+        return ast.parse(b"(" + text + b")", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError):
+        pass
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    return body[0] if len(body) == 1 else None
+
+
+def _value_of(node: ast.expr, frame: types.FrameType) -> Any:
+    """The value of a name, an attribute or an item of a list, where looking it up runs no code."""
+    match node:
+        case ast.Name(name):
+            return local_value(frame, name)
+        case ast.Attribute(value, name):
+            return inspect.getattr_static(_value_of(value, frame), name, None)
+        case ast.Subscript(value, ast.Constant(index)):
+            items = _value_of(value, frame)
+            if (
+                type(items) in (list, tuple)
+                and type(index) is int
+                and -len(items) <= index < len(items)
+            ):
+                return items[index]
+            return items.get(index) if type(items) is dict else None
+    return None
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+# Files of torch whose outermost frame is what the user called, and names in them that only wrap.
+_COLLECTIVES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/distributed/rpc/__init__.py",
+    "cellmesh/workers/groups/init_process_group.py",
+)
+# Files whose frames on a rank's stack mean that it waits for RPC's other workers.
+_WAITS_FOR_WORKERS = ("torch/distributed/rpc/api.py", "cellmesh/workers/groups/rpc.py")
+# Where functional collectives wait for what has been begun elsewhere.
+_WAITERS = frozenset(
+    {"__torch_dispatch__", "trigger_wait", "wait", "wait_tensor", "_maybe_wrap_tensor"}
+)
+_WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
+
+
+@dataclass(frozen=True)
+class Waited:
+    """The collective that the main thread waited in.
+
+    Attributes:
+        collective: the ``torch.distributed`` call, "" if it was none.
+        group: torch's name of its process group, "" if that is not known.
+        waited_s: for how long, in seconds.
+    """
+
+    collective: str = ""
+    group: str = ""
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StopPoint:
+    """The interrupt or release of a run.
+
+    Attributes:
+        kind: what it is to be seen to end with: KeyboardInterrupt, or `Released`.
+        waited: what it waited in then.
+    """
+
+    kind: type[KeyboardInterrupt]
+    waited: Waited
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The cell, line and call that a stack is in.
+
+    Attributes:
+        execution_count: the cell that runs (0: unknown).
+        line: its line (0: unknown).
+        where: the call that the innermost frame of user code is in, as written; "" if that is not
+            known.
+        collective: the ``torch.distributed`` call it is in, "" if none; ``wait`` for that of a
+            `Work`.
+        may_wait: whether it is inside of torch, which may wait for what it has begun (a backward
+            pass).
+    """
+
+    execution_count: int
+    line: int
+    where: str
+    collective: str
+    may_wait: bool = False
+
+
+def look_at_main_thread(shell: RankShell) -> Activity:
+    """Read the main thread's stack; it may have moved on by the time the caller reads this."""
+    return _read(stack_of_main_thread(), shell)
+
+
+def describe_interruption(
+    tb: types.TracebackType | None, handled: BaseException | None = None
+) -> str:
+    """Describe where a KeyboardInterrupt was raised: a collective, or the call in the user's code.
+
+    Args:
+        tb: its traceback.
+        handled: what was being handled then: the collective may just have raised, freed by its
+            peers' end.
+    """
+    collective, where = _places(tb)
+    if handled is not None and not collective:
+        collective, _ = _places(traceback_of(handled))
+    return f"interrupted in {collective or where}".replace("<module>", "the cell")
+
+
+def describe_release(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
+    """Describe what a rank did that was released outside of a collective."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb))
+    verb = "waited in" if any(each.endswith(_WAITS_FOR_WORKERS) for each in files) else "ran"
+    return describe_interruption(tb, handled).replace("interrupted in", verb)
+
+
+def _places(tb: types.TracebackType | None) -> tuple[str, str]:
+    """The collective in a traceback, and its innermost frame of user code."""
+    collective = where = ""
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        if not collective and _is_collective(code) and code.co_name not in _WAITERS:
+            collective = code.co_name
+        if is_user_code(tb.tb_frame):
+            where = call_of(code, tb.tb_lasti) or code.co_name
+        tb = tb.tb_next
+    return collective, where or "the cell"
+
+
+def _is_collective(code: types.CodeType) -> bool:
+    return code.co_filename.endswith(_COLLECTIVES) and code.co_name not in _WRAPPERS
+
+
+def _read(stack: Sequence[types.FrameType], shell: RankShell) -> Activity:
+    innermost, user, cell = stack[0] if stack else None, None, None
+    collective = ""
+    for frame in stack:
+        code = frame.f_code
+        if user is None and is_user_code(frame):
+            user = frame
+        if _is_collective(code):
+            collective = "wait" if code.co_name in _WAITERS else code.co_name
+        if shell.cell_of(code.co_filename):
+            cell = frame
+            break
+    if innermost is not None and not collective and waits_for_work(innermost):
+        collective = "wait"
+    return Activity(
+        execution_count=shell.cell_of(cell.f_code.co_filename) if cell is not None else 0,
+        line=cell.f_lineno if cell is not None else 0,
+        where=call_of(user.f_code, user.f_lasti) if user is not None else "",
+        collective=collective,
+        may_wait=innermost is not None and "/torch/" in innermost.f_code.co_filename,
+    )
+
+
+_OWN_THREADS = "cellmesh-"
+
+
+def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
+    """The stack of the main thread, or of all that user code has started, as text."""
+    stacks = stacks_of_threads()
+    main = threading.main_thread()
+    parts = [_format_stack(stacks.get(main.ident or 0, ()), shell)]
+    for thread in threading.enumerate() if all_threads else ():
+        is_own = thread is main or thread.name.startswith(_OWN_THREADS)
+        if not is_own and thread.ident in stacks:
+            parts.append(f"thread {thread.name}:\n{_format_stack(stacks[thread.ident], shell)}")
+    return "\n".join(parts)
+
+
+def _shorten_path(name: str) -> str:
+    """A library's file relative to the import path, ``torch/distributed/distributed_c10d.py``."""
+    places = {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib")}
+    for place in sorted(places, key=len, reverse=True):
+        if name.startswith(f"{place}/"):
+            return name[len(place) + 1 :]
+    return name
+
+
+def _format_stack(stack: Sequence[types.FrameType], shell: RankShell) -> str:
+    outermost_first = stack[::-1]
+    frames = outermost_first[user_part(outermost_first, shell)]
+    if not frames:
+        return "  idle\n"
+    lines = []
+    for each in frames:
+        name = each.f_code.co_filename
+        summary = traceback.FrameSummary(name, each.f_lineno, each.f_code.co_name)
+        count = shell.cell_of(name)
+        where = f"In[{count}]" if count else f'"{_shorten_path(name)}"'
+        lines.append(f"  {where}, line {each.f_lineno}, in {each.f_code.co_name}\n")
+        if summary.line:
+            lines.append(f"    {summary.line}\n")
+    return "".join(lines)

@@ -1,1 +1,0 @@
-"""Reads the stacks of a rank's threads while they run."""

@@ -1,0 +1,201 @@
+"""Sends a rank's values to the notebook, large ones in segments, and gives functions that the
+notebook sent the rank's names.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import socket
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+
+from ...errors import UnpicklableError
+from ...stdlib import os
+from ...wire import files, segments
+from ...wire.codec import Frame, Parcel, encode
+from ...wire.inspect import Refusal
+from ...wire.messages import Pickled
+from ...wire.values import Freed, Mapped
+from ..static_lookup import name_of, text_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def reduce_for_notebook(value: Any) -> Any:
+    """The pickle reducer of tensors for a process without GPUs and process groups (see
+    `payload.dumps`).
+    """
+    if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
+        raise UnpicklableError(
+            "a generator stays where its code runs: return `list(...)` of what it yields"
+        )
+    if isinstance(value, torch.Tensor):
+        if is_dtensor(value):
+            raise UnpicklableError(
+                "a DTensor cannot leave its process group: pull `.to_local()` (each rank's part) "
+                "or `.full_tensor()` (the whole) of it"
+            )
+        if value.device.type not in ("cpu", "meta"):
+            return value.cpu().__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    return NotImplemented
+
+
+def is_dtensor(value: Any) -> TypeGuard[DTensor]:
+    """Whether a value is a DTensor; imports DTensor only if something else has."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and issubclass(type(value), module.DTensor)
+
+
+def refusal(error: BaseException) -> Refusal:
+    """An error's name and text for a message, even if the error's own methods raise."""
+    return Refusal(name_of(error), text_of(error).encode("utf-8", "replace").decode())
+
+
+# Of the socket, whose size bounds what a rank gives while the agent does not read: some values.
+# News of segments that are used no more is small, and there is room for that of all segments of a
+# controller.
+_BUFFER_BYTES, _GIVEN_BYTES = 32 << 10, 7 << 10
+
+
+class SegmentLink:
+    """A rank's connection to the agent for large values: it gives segments, and reports those that
+    are no longer used.
+
+    The socket carries one packet a piece of news, and each is sent by one system call, without a
+    lock: memory is freed on any thread and between any two instructions, also by the garbage
+    collector in the middle of a send.
+
+    Args:
+        connection: a ``SOCK_SEQPACKET`` to the agent.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._num_forks = 0
+        # Before and after: another thread may map a segment in between.
+        os.register_at_fork(before=self._note_fork, after_in_parent=self._note_fork)
+        files.mapped.listener = self._tell_mapped
+
+    def give(
+        self, run: int, pickled: Pickled, buffers: Sequence[Frame]
+    ) -> tuple[Pickled, list[Frame]]:
+        """Write a pickle's buffers into a segment, if they are large, and pass it to the agent.
+
+        Args:
+            run: whose value it is; the agent forgets it where the run fails after all.
+            pickled, buffers: as `payload.dumps` gives them.
+
+        Returns:
+            What to send.
+        """
+        if (
+            segments.num_bytes_of(pickled, buffers) < segments.MIN_BYTES
+            or not segments.are_possible()
+        ):
+            return pickled, list(buffers)
+        mapped, parts = segments.fold_in(pickled, buffers)
+        sizes = [len(part) for part in parts]
+        loan = segments.new_loan()
+        try:
+            memfd = segments.create(segments.span(sizes), "cellmesh-result")
+            segments.write(memfd, parts)
+            frame = segments.SegmentFrame.of(memfd, loan, sizes)
+            token = run.to_bytes(_GIVEN_BYTES, "little", signed=True)
+            socket.send_fds(self._connection, [token], [memfd.descriptor])
+        except OSError:  # user code has closed the socket, or has set limits
+            return pickled, list(buffers)
+        return mapped, [bytes(frame)]
+
+    def hold(self, loan: int) -> Callable[[], object]:
+        """See `payload.Holder`."""
+        (freed,), (shared,) = (
+            encode([Parcel(Freed(loan, is_shared))]) for is_shared in (False, True)
+        )
+        return functools.partial(self._tell_freed, freed, shared, self._num_forks)
+
+    def _tell_freed(self, freed: Frame, shared: Frame, num_forks: int) -> None:
+        news = freed if num_forks == self._num_forks else shared
+        try:
+            self._connection.send(news, socket.MSG_DONTWAIT)
+        except OSError:  # the segment is not used again then
+            return
+
+    def _tell_mapped(self, path: str, num_bytes: int) -> None:
+        with contextlib.suppress(OSError, UnicodeEncodeError):
+            self._connection.send(encode([Parcel(Mapped(path, num_bytes))])[0])
+
+    def _note_fork(self) -> None:
+        self._num_forks += 1
+
+
+_CONTAINERS = (tuple, list, set, frozenset)
+
+
+def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
+    """Bind, in each function of a value, the missing names to the rank's current values.
+
+    Args:
+        value: a function, or what holds functions: helpers among its globals and in its closure,
+            methods, partials, containers.
+        namespace: the rank's.
+    """
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, types.FunctionType):
+            module = sys.modules.get(part.__module__)
+            if module is None or vars(module) is not part.__globals__:  # it was sent by value
+                todo += _bind(part, namespace)
+        elif isinstance(part, types.MethodType):
+            todo += [part.__func__, type(part.__self__)]
+        elif isinstance(part, functools.partial):
+            todo += [part.func, part.args, part.keywords]
+        elif isinstance(part, type):
+            if part.__module__ == "__main__" or "<locals>" in part.__qualname__:
+                todo += [v for v in vars(part).values() if isinstance(v, types.FunctionType)]
+        elif isinstance(part, dict):
+            todo += part.values()
+        elif isinstance(part, _CONTAINERS):
+            todo += part
+
+
+def _bind(function: types.FunctionType, namespace: Mapping[str, Any]) -> list[Any]:
+    """Bind a function's own missing names; returns the objects that it refers to."""
+    known, names = function.__globals__, _names_of(function.__code__)
+    parts = []
+    for name in names:
+        if name not in known and name in namespace and not hasattr(builtins, name):
+            known[name] = namespace[name]
+        if name in known:
+            parts.append(known[name])
+    for cell in function.__closure__ or ():
+        if _is_bound(cell):
+            parts.append(cell.cell_contents)
+    return parts
+
+
+def _is_bound(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _names_of(code: types.CodeType) -> tuple[str, ...]:
+    names = code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _names_of(constant)
+    return names
