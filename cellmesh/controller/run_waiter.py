@@ -97,7 +97,7 @@ class RunWaiter:
         return bool(self._prompts)
 
     def tell_news(self) -> None:
-        """Wake the threads that wait for news."""
+        """Wake the threads that wait for the run."""
         self._last_news = object()
         if self._num_waiting or self._wakers:
             with self._news:

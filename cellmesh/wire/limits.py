@@ -83,7 +83,7 @@ def read_quota(root: Path, membership: Path) -> Quota:
 
 
 def _each(root: Path, membership: Path, controller: str, read: Callable[[Path], T]) -> list[T]:
-    """The limits that `read` finds in the group's directory and in those above it."""
+    """Return the limits that `read` finds in the group's directory and in those above it."""
     found = []
     for directory in _directories(root, membership, controller):
         try:

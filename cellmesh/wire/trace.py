@@ -74,7 +74,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Past:
-    """The answer to `inspect.History`.
+    """The answer to `inspect.HistoryQuery`.
 
     Attributes:
         cells: oldest first.

@@ -33,8 +33,8 @@ NUM_CALLS = 100
 NUM_ROUNDS = 20
 # Python function calls, of libraries too.
 PYTHON_CALLS = {
-    "call": {"controller": 238, "agent": 82, "rank": 21},
-    "cell": {"controller": 226, "agent": 82, "rank": 56},
+    "call": {"controller": 230, "agent": 82, "rank": 21},
+    "cell": {"controller": 210, "agent": 82, "rank": 56},
 }
 # System calls of the main threads, but for futexes. Controller and agent need 20 and 13 on a quiet
 # machine; on a busy one ZeroMQ looks at its descriptors more often.

@@ -58,7 +58,8 @@ from .transitions import Transition
 
 
 class Core:
-    """Decides for one mesh.
+    """The decisions of the controller about one mesh: which messages to send, and what runs and
+    users are shown.
 
     Args:
         num_ranks: number of ranks.
@@ -305,16 +306,22 @@ class Core:
         return [*effects, Change("ended", cause or Stopped(reason))]
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what the time has come for."""
+        """Act on each deadline that has passed."""
         now = self._see(now)
-        return [*self._runs.tick(now), *self._questions.tick(now), *self._recovery.tick(now)]
+        effects = self._runs.tick(now)
+        if self._questions.open:
+            effects += self._questions.tick(now)
+        if not self._recovery.is_at_rest:
+            effects += self._recovery.tick(now)
+        return effects
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest; None: not before a message or a command."""
         due = self._runs.deadline()
-        for at in (self._questions.deadline(), self._recovery.deadline()):
-            due = at if due is None or (at is not None and at < due) else due
-        return due
+        if not self._questions.open and self._recovery.is_at_rest:  # most often: no more calls
+            return due
+        others = (due, self._questions.deadline(), self._recovery.deadline())
+        return min((at for at in others if at is not None), default=None)
 
     # ---- inside: what the agent says
 

@@ -22,7 +22,7 @@ _WAITS = frozenset({"wait", "synchronize"})
 
 
 def members_of(count: GroupCount, num_ranks: int) -> tuple[int, ...]:
-    """The group's members."""
+    """Return the ranks of a process group that a count names; all ranks where it names none."""
     return count.ranks or tuple(range(num_ranks))
 
 
@@ -63,8 +63,8 @@ def _messages_differ(by_rank: Mapping[int, GroupCount]) -> bool:
 def _summed_up(
     numbers: Mapping[tuple[int, int], int], receivers: Collection[int]
 ) -> dict[tuple[int, int], int]:
-    """Return (sender, receiver) -> number of messages; the sender is -1 for receives from any
-    rank.
+    """Return the number of messages by (sender, receiver); the sender is -1 for receives from
+    any rank.
     """
     sums: dict[tuple[int, int], int] = {}
     for (sender, receiver), number in numbers.items():

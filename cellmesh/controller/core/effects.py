@@ -77,7 +77,8 @@ class Change(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class HealReport:
-    """What a recovery did.
+    """The result of a recovery: which ranks were replaced, and whether process groups were
+    rebuilt.
 
     Attributes:
         respawned: the ranks that were dead and are new.

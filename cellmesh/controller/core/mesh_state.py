@@ -59,7 +59,7 @@ class Pending:
 
     @property
     def is_called_off(self) -> bool:
-        """Whether its ranks have been released or interrupted, or will be."""
+        """Whether the run's ranks have been released or interrupted, or will be."""
         return self.settle_at is not None or bool(self.released) or self.interrupted_at is not None
 
     def begin(self, now: float) -> None:
@@ -73,25 +73,29 @@ class Pending:
 
 
 class News:
-    """New and empty ranks that the user has not been shown."""
+    """New and empty ranks that the user has not been shown.
+
+    Attributes:
+        endings: rank -> how its predecessor ended.
+    """
 
     def __init__(self) -> None:
-        self._endings: dict[int, str] = {}  # rank -> how its predecessor ended
+        self.endings: dict[int, str] = {}
 
     def add(self, infos: Iterable[RankInfo]) -> None:
         """Note those of these ranks that are new and empty."""
-        self._endings.update(
+        self.endings.update(
             {info.rank: info.predecessor_ending for info in infos if info.predecessor_ending}
         )
 
     def forget(self, ranks: Iterable[int] | None = None) -> None:
         """Drop these ranks, or all: the user has seen them, or they are filled or dead."""
-        for rank in list(self._endings if ranks is None else ranks):
-            self._endings.pop(rank, None)
+        for rank in list(self.endings if ranks is None else ranks):
+            self.endings.pop(rank, None)
 
     def tell(self, run: int) -> list[Effect]:
         """Return the note on new ranks to show with a run's output, once."""
-        endings, self._endings = dict(sorted(self._endings.items())), {}
+        endings, self.endings = dict(sorted(self.endings.items())), {}
         if not endings:
             return []
         alike = group_ranks(endings)

@@ -117,9 +117,7 @@ class Recovery:
         return []
 
     def defer(self, run: int, parcel: Parcel[Any], must_wait: bool) -> bool:
-        """Keep a run until the recovery is over; False if there is none and all of the run's
-        ranks live.
-        """
+        """Keep a run until the recovery is over; return whether there is a reason to."""
         if self.phase == "calm" and not must_wait:
             return False
         self.deferred.add(run, parcel)
@@ -138,7 +136,7 @@ class Recovery:
         if is_suspect:
             self._attempt.note_to = run
         missing = self.to_replace.missing() if self._mesh.dead else ()
-        is_open = self._must_heal or self._newcomers or missing or self.deferred
+        is_open = self._must_heal or self._newcomers or missing or self.deferred.runs
         if is_suspect or is_open or self._outsiders & set(pending.members) or self.phase != "calm":
             return self.begin(now)
         return []
@@ -152,7 +150,7 @@ class Recovery:
         self._outsiders.discard(rank)
         if self._auto_heal:
             self.to_replace.add([rank])
-        elif self._heal_requests:  # the user may have seen it before it was told here
+        elif self._heal_requests.waiting:  # the user may have seen it before it was told here
             self.to_replace.ask_for([rank])
         self._again = self.phase != "calm"
 
@@ -168,9 +166,7 @@ class Recovery:
         return self.begin(now)
 
     def rank_left_heal(self, run: int, ranks: tuple[int, ...], verb: Any) -> list[Effect]:
-        """Handle that ranks have ended a run of this recovery; where it went well they have
-        groups.
-        """
+        """Handle that ranks have ended a run of this recovery."""
         if type(verb) is Done:
             self._newcomers.difference_update(ranks)
             self._attempt.notes.update(dict.fromkeys(verb.notes))
@@ -216,13 +212,16 @@ class Recovery:
         return self._on("abandoned", now)
 
     def resume_all(self, now: float) -> list[Effect]:
-        """Resume all ranks: this controller has just attached and does not know which hold back
-        work.
-        """
+        """Resume all ranks, as a controller that has just attached knows of none."""
         self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
         self._must_heal, self._is_new_here = bool(self._mesh.dead), True
         self.to_replace.add(self._mesh.dead if self._auto_heal else ())
         return self.begin(now)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether there is no recovery and no request for one, so that `tick` has nothing to do."""
+        return self.phase == "calm" and not self._heal_requests.waiting
 
     def tick(self, now: float) -> list[Effect]:
         """Give up steps that take too long."""
@@ -240,7 +239,9 @@ class Recovery:
         return self._on("trouble", now) if self._mesh.state == "ready" else []
 
     def _on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
-        """Do what the table says for an event in this phase; nothing if it has no entry."""
+        """Carry out the table's action for an event in the current phase; without an entry, do
+        nothing.
+        """
         before = self.phase
         if (before, event) not in RECOVERY:
             return []
@@ -412,7 +413,7 @@ class Recovery:
             if attempt.note_to >= 0:
                 effects.append(Note(attempt.note_to, describe_heal(report)))
             effects.append(Change(self._mesh.state, report))
-        if attempt.note_to < 0 and not self._heal_requests:  # nobody knows of it
+        if attempt.note_to < 0 and not self._heal_requests.waiting:  # nobody knows of it
             self._mesh.news.add(i for i in self._mesh.ranks if i.rank in report.respawned)
         without = self._mesh.living() - self._quiet
         effects += self._heal_requests.answer_without(without, report, now)

@@ -69,25 +69,25 @@ class Deferred:
 
     Args:
         mesh: has the runs.
+
+    Attributes:
+        runs: the runs by their numbers, each as it will be sent.
     """
 
     def __init__(self, mesh: MeshState) -> None:
         self._mesh = mesh
-        self._waiting: dict[int, Parcel[Relay]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.runs: dict[int, Parcel[Relay]] = {}
 
     def add(self, run: int, parcel: Parcel[Any]) -> None:
-        """Keep a run."""
+        """Hold a run back until the recovery has ended."""
         pending = self._mesh.pending[run]
         pending.is_sent = False
         self._mesh.note(run, pending, pending.phase, "deferred", pending.started_at)
-        self._waiting[run] = parcel
+        self.runs[run] = parcel
 
     def take_back(self, run: int) -> bool:
-        """Drop a run; return whether it was waiting."""
-        return self._waiting.pop(run, None) is not None
+        """Drop a run that was held back; return whether it was."""
+        return self.runs.pop(run, None) is not None
 
     def send_all(self, now: float, settle: Settle) -> list[Effect]:
         """Send all waiting runs to those of their ranks that live.
@@ -96,7 +96,7 @@ class Deferred:
             now: seconds.
             settle: tells a run of those that do not.
         """
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.runs = self.runs, {}
         effects: list[Effect] = []
         for run, (relay, frames) in waiting.items():
             pending = self._mesh.pending.get(run)
@@ -161,29 +161,29 @@ class Replacements:
 
 
 class HealRequests:
-    """The open questions that a `HealReport` answers.
+    """The user's requests for a heal that wait for a `HealReport`.
 
     Args:
         mesh: the mesh.
+
+    Attributes:
+        waiting: their numbers.
     """
 
     def __init__(self, mesh: MeshState) -> None:
         self._mesh = mesh
-        self._requests: list[int] = []
+        self.waiting: list[int] = []
         self._patience_ends = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._requests)
 
     def busy(self) -> set[int]:
         """The living ranks that run the user's work."""
         return self._mesh.living() & self._mesh.busy(with_heals=False)
 
     def add(self, request: int, now: float) -> None:
-        """Add a question."""
+        """Add a request for a heal."""
         due = [run.settle_at for run in self._mesh.pending.values() if run.settle_at is not None]
         self._patience_ends = max([now, *due]) + PATIENCE_S
-        self._requests.append(request)
+        self.waiting.append(request)
 
     def can_wait_for(self, ranks: set[int], now: float) -> bool:
         """Whether these ranks are about to leave the run that they are in, because it has failed
@@ -199,23 +199,23 @@ class HealRequests:
         """Whether to ask again ranks that have not answered: a busy machine may delay their
         answers.
         """
-        return bool(self._requests and silent) and now < self._patience_ends
+        return bool(self.waiting and silent) and now < self._patience_ends
 
     def stop_asking_again(self) -> None:
-        """Stop asking ranks again: no question waits for their answers."""
+        """Stop asking ranks again, as no request for a heal waits for their answers."""
         self._patience_ends = 0.0
 
     def deadline(self) -> float | None:
-        """When to refuse the questions if nothing else happens."""
-        return self._patience_ends if self._requests else None
+        """When to refuse the waiting requests if nothing else happens."""
+        return self._patience_ends if self.waiting else None
 
     def refuse(self) -> list[Effect]:
-        """Answer that ranks are still busy."""
+        """Answer all waiting requests: ranks are still busy."""
         return self.answer(HealReport(failure=tell_busy(self._mesh.running(self.busy()))))
 
     def answer_without(self, missing: set[int], report: HealReport, now: float) -> list[Effect]:
-        """Answer all questions, unless ranks that took no part in the heal are about to become
-        free.
+        """Answer all waiting requests, unless ranks that took no part in the heal are about to
+        become free.
         """
         if self.can_wait_for(missing, now):
             return []
@@ -224,6 +224,6 @@ class HealRequests:
         return self.answer(report)
 
     def answer(self, report: HealReport) -> list[Effect]:
-        """Answer all questions."""
-        requests, self._requests = self._requests, []
+        """Answer all waiting requests with a report."""
+        requests, self.waiting = self.waiting, []
         return [Answer(request, report) for request in requests]

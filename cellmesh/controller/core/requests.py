@@ -28,15 +28,18 @@ class _Question:
 
 
 class Questions:
-    """The open questions.
+    """The questions to ranks that wait for answers.
 
     Args:
         last_request: numbers begin above this. A late answer to a controller that has gone must not
             be taken for one to its successor.
+
+    Attributes:
+        open: the questions by their numbers.
     """
 
     def __init__(self, last_request: int = 0) -> None:
-        self._open: dict[int, _Question] = {}
+        self.open: dict[int, _Question] = {}
         self._last_request = last_request
 
     def new_request(self) -> int:
@@ -52,7 +55,7 @@ class Questions:
         on_answers: OnAnswers,
         request: int = 0,
     ) -> list[Effect]:
-        """Ask ranks.
+        """Ask some ranks' control threads a question.
 
         Args:
             ranks: who; if there is none, the answer is empty and comes at once.
@@ -66,12 +69,12 @@ class Questions:
         if not wanted:
             return on_answers({}, now)
         request = request or self.new_request()
-        self._open[request] = _Question(wanted, now + ANSWER_S, on_answers)
+        self.open[request] = _Question(wanted, now + ANSWER_S, on_answers)
         return [control(wanted, verb(request))]
 
     def answer(self, request: int, ranks: Iterable[int], value: Any, now: float) -> list[Effect]:
         """Note the answers of these ranks."""
-        question = self._open.get(request)
+        question = self.open.get(request)
         if question is None:
             return []
         question.answers.update(dict.fromkeys(ranks, value))
@@ -80,7 +83,7 @@ class Questions:
     def forget_rank(self, rank: int, now: float) -> list[Effect]:
         """Note that a rank will not answer any more."""
         effects: list[Effect] = []
-        for request, question in list(self._open.items()):
+        for request, question in list(self.open.items()):
             question.ranks.discard(rank)
             if question.ranks <= question.answers.keys():
                 effects += self._close(request, now)
@@ -89,21 +92,21 @@ class Questions:
     def tick(self, now: float) -> list[Effect]:
         """Close the questions whose time is up."""
         effects: list[Effect] = []
-        for request, question in list(self._open.items()):
+        for request, question in list(self.open.items()):
             if now >= question.deadline:
                 effects += self._close(request, now)
         return effects
 
     def deadline(self) -> float | None:
         """When to call `tick` at the latest."""
-        return min(question.deadline for question in self._open.values()) if self._open else None
+        return min((question.deadline for question in self.open.values()), default=None)
 
     def close_all(self, now: float) -> list[Effect]:
         """Close all questions: no rank will answer any more."""
-        return [effect for request in list(self._open) for effect in self._close(request, now)]
+        return [effect for request in list(self.open) for effect in self._close(request, now)]
 
     def _close(self, request: int, now: float) -> list[Effect]:
-        question = self._open.pop(request, None)  # one that closes may close another
+        question = self.open.pop(request, None)  # one that closes may close another
         return question.on_answers(question.answers, now) if question is not None else []
 
 

@@ -101,7 +101,7 @@ class Runs:
             ranks, set(ranks), now, is_work, watched_at=now, fills=fills
         )
         self._came |= set(ranks)
-        return self._mesh.news.tell(run) if fills else []
+        return self._mesh.news.tell(run) if fills and self._mesh.news.endings else []
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
         """Interrupt runs on the ranks that have not ended them; a second time, kill ranks that
@@ -127,7 +127,9 @@ class Runs:
     def _on(
         self, event: RunEvent, run: int, pending: Pending, now: float, *args: Any
     ) -> list[Effect]:
-        """Do what the table says for an event in a run's phase; nothing if it has no entry."""
+        """Carry out the table's action for an event in a run's phase; without an entry, do
+        nothing.
+        """
         before: RunPhase = pending.phase if pending.is_sent else "waiting"
         if (before, event) not in RUN:
             return []
@@ -203,7 +205,7 @@ class Runs:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what the time has come for."""
+        """Act on each run whose deadline has passed, and examine long runs."""
         effects: list[Effect] = []
         for run in list(self._settling):
             effects += self._settle_due(run, now)
@@ -247,7 +249,7 @@ class Runs:
             self._came.update(ranks)
         effects: list[Effect] = [] if is_own else [Deliver(run, ranks, parcel, has_begun)]
         if type(parcel.verb) is Done:
-            if pending.fills:
+            if pending.fills and self._mesh.news.endings:
                 self._mesh.news.forget(ranks)
         else:
             pending.has_failed = True

@@ -84,7 +84,7 @@ class Features:
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
-        """These ranks said one of `KINDS`; called in the link's loop."""
+        """Pass on a message of ranks that is one of `KINDS`; called in the link's loop."""
         if type(parcel.verb) is Logged:
             self.metrics.take(run, ranks, parcel)
         elif type(parcel.verb) is Freed:
@@ -93,14 +93,14 @@ class Features:
             self.comms.take(run, ranks, parcel)
 
     def follow(self, run: Run[Any], fills: bool) -> None:
-        """A run is about to begin (`fills`: see `Relay`)."""
+        """Prepare for a run that is about to begin (`fills`: see `Relay`)."""
         if fills:
             self.comms.began(run.number)
         if run.is_cell:
             run.on_end(self.metrics.settle)
 
     def note(self, change: Change) -> None:
-        """The mesh's state has changed; called in the link's loop."""
+        """Note a change of the mesh's state; called in the link's loop."""
         if isinstance(change.cause, Died):
             rank, reason = change.cause.rank, change.cause.reason
             self.segments.rank_ended(rank)
@@ -117,7 +117,7 @@ class Features:
             self.end()
 
     def end(self) -> None:
-        """The mesh has ended, or this notebook has left it."""
+        """Close widgets and views: the mesh has ended, or this notebook has left it."""
         self.segments.clear()
         self.comms.close(
             None,
