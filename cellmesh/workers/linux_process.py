@@ -11,8 +11,10 @@ import ctypes
 import resource
 import signal
 import socket
+import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..stdlib import open, os, time
 from ..wire.host import process_stat
@@ -115,9 +117,7 @@ def describe_end(wait_status: int) -> str:
 
 
 def main_thread_sleeps() -> bool:
-    """Whether this process's main thread waits in the kernel; taken for true where no descriptor is
-    free.
-    """
+    """Whether this process's main thread waits in the kernel; True if no descriptor is free."""
     try:
         return process_stat(f"self/task/{os.getpid()}")[0] in (b"S", b"D")
     except OSError:
@@ -125,9 +125,7 @@ def main_thread_sleeps() -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has begun to end, or is gone; a process ends before its descriptors are
-    closed.
-    """
+    """Whether a process has begun to end, which is before its descriptors close, or is gone."""
     fields = process_stat(pid)
     return not fields or bool(int(fields[6]) & _PF_EXITING)
 
@@ -142,9 +140,7 @@ def describe_program(pid: int) -> str:
 
 
 def has_own_name(pid: int) -> bool:
-    """Whether a process still has a name that `name_process` gave to one of ours, which execve(2)
-    takes.
-    """
+    """Whether a process still has a name of `name_process`, which execve(2) replaces."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read().startswith(b"cellmesh-")
@@ -209,9 +205,7 @@ def reap_children_except(ours: Collection[int]) -> None:
 
 
 def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
-    """Processes below `pid`, parents before their children, without those `spared` and what is
-    below them.
-    """
+    """Processes below `pid`, parents first, without those `spared` and what is below them."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -247,9 +241,7 @@ def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
 
 
 def allow_many_descriptors() -> None:
-    """Raise the soft limit to the hard one: a rank costs six here, and the usual 1024 ends at 160
-    ranks.
-    """
+    """Raise the soft limit to the hard one: at six a rank, the usual 1024 end at 160 ranks."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -261,16 +253,22 @@ def num_threads_for(num_local_ranks: int) -> int:
     return int(told) if told.isdecimal() else default
 
 
+def run_and_exit(function: Callable[[], int | None]) -> NoReturn:
+    """Run a function in a process that was forked, and end it with the status that it returns."""
+    status = 1
+    try:
+        status = function() or 0
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
 def receive_descriptors(
     connection: socket.socket, max_bytes: int, max_descriptors: int
 ) -> tuple[bytes, list[int]]:
-    """Receive a packet and the descriptors that came along, which no program that is started
-    inherits.
-
-    Args:
-        connection: a Unix socket.
-        max_bytes, max_descriptors: of the packet.
-    """
+    """Receive a packet and its descriptors, which no program that is started inherits."""
     numbers = array.array("i")
     space = socket.CMSG_LEN(max_descriptors * numbers.itemsize)
     # `socket.recv_fds` passes over the flag that it is given.
@@ -282,14 +280,12 @@ def receive_descriptors(
 
 
 def start_thread(function: Callable[..., object], *args: Any) -> int:
-    """Run a function in a daemon thread.
+    """Run a function in a daemon thread; returns its identity, 0 at the limit of processes and
+    threads.
 
     Below `threading`, whose Thread user code may have replaced, and whose hooks
     (``threading.settrace``, ``setprofile``) run in every new thread before its function and may
     raise there.
-
-    Returns:
-        Its identity; 0 where a limit on processes and threads is reached.
     """
     try:
         return _thread.start_new_thread(function, args)

@@ -8,6 +8,7 @@ stays for the next mesh. It ends with the kernel, and when no mesh of it has liv
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import mmap
@@ -17,9 +18,8 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,7 +28,14 @@ from .agent import (
     agent,  # noqa: F401  (what the agent imports is imported before it is forked)
     guardian,
 )
-from .linux_process import die_with, live_on, name_arguments, name_process, receive_descriptors
+from .linux_process import (
+    die_with,
+    live_on,
+    name_arguments,
+    name_process,
+    receive_descriptors,
+    run_and_exit,
+)
 from .zygote import import_all
 
 if TYPE_CHECKING:
@@ -41,12 +48,7 @@ _IDLE_S = 0.5
 
 
 class IdleLimit:
-    """How long a waiting zygote waits: its time runs while no mesh of it lives.
-
-    Args:
-        keep_s: for so long, in seconds.
-        now: the time.
-    """
+    """How long a waiting zygote waits: its time runs while no mesh of it lives."""
 
     def __init__(self, keep_s: float, now: float) -> None:
         self._keep_s = keep_s
@@ -75,13 +77,7 @@ def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
 
 
 def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
-    """Serve a kernel until it ends or asks for nothing for some time.
-
-    Args:
-        descriptor: our end of the socketpair.
-        kernel_pid: the kernel's process, our parent.
-        keep_ms: how long to wait while no mesh lives, in milliseconds.
-    """
+    """Serve a kernel until it ends or asks for nothing for `keep_ms` while no mesh lives."""
     kernel = socket.socket(fileno=descriptor)
     kernel.set_inheritable(False)
     try:
@@ -107,9 +103,7 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
 
 @contextlib.contextmanager
 def _in_the_background() -> Iterator[None]:
-    """Give way to the kernel, which runs cells. (A nice value could not be taken back for the
-    ranks.)
-    """
+    """Give way to the kernel, which runs cells. (The ranks could not take back a nice value.)"""
     is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
     if is_usual:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -170,7 +164,7 @@ def _fork_guardian(
             kernel.close()
             for number in pidfds:
                 os.close(number)
-            _become_guardian(descriptors, shell)
+            run_and_exit(functools.partial(_become_guardian, descriptors, shell))
         return pid
     except OSError:
         return 0
@@ -179,26 +173,19 @@ def _fork_guardian(
             os.close(number)
 
 
-def _become_guardian(descriptors: Sequence[int], shell: RankShell) -> NoReturn:
-    status = 1
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        null = os.open(os.devnull, os.O_RDONLY)
-        request, pipe, log = descriptors
-        for number, standard in enumerate((null, pipe, log)):
-            os.dup2(standard, number)
-        with mmap.mmap(request, 0, prot=mmap.PROT_READ) as data:
-            order = msgspec.msgpack.decode(data, type=StartMesh)
-        for number in (*descriptors, null):
-            os.close(number)
-        os.environ.clear()
-        os.environb.update(order.environment)
-        os.chdir(order.cwd)
-        name_arguments([__package__ or "", order.ticket_path])
-        status = guardian.main(order.ticket_path, shell)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+def _become_guardian(descriptors: Sequence[int], shell: RankShell) -> int:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    null = os.open(os.devnull, os.O_RDONLY)
+    request, pipe, log = descriptors
+    for number, standard in enumerate((null, pipe, log)):
+        os.dup2(standard, number)
+    with mmap.mmap(request, 0, prot=mmap.PROT_READ) as data:
+        order = msgspec.msgpack.decode(data, type=StartMesh)
+    for number in (*descriptors, null):
+        os.close(number)
+    os.environ.clear()
+    os.environb.update(order.environment)
+    os.chdir(order.cwd)
+    name_arguments([__package__ or "", order.ticket_path])
+    return guardian.main(order.ticket_path, shell)

@@ -26,7 +26,6 @@ class RunRecord(msgspec.Struct):
     """A cell or call that has begun.
 
     Attributes:
-        run: its number.
         name: what the called function is called, "" of a cell.
         execution_count: the cell's ``In[n]``, 0 of a call.
         lead: the lowest rank that runs it: widgets that it makes are shown.

@@ -50,9 +50,7 @@ MAX_TEXT = 10_000
 
 
 def _slot(owner: type, name: str) -> Any:
-    """Read an attribute by Python's own descriptor, whatever a class that inherits it puts in its
-    place.
-    """
+    """Read an attribute by Python's own descriptor, whatever a subclass puts in its place."""
     return owner.__dict__[name].__get__
 
 

@@ -11,6 +11,7 @@ what the ranks started and removes the mesh's directory.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -21,7 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,7 +30,7 @@ from ..errors import HostError
 from ..wire import marks
 from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
-from .linux_process import PROGRAM, die_with, name_process, receive_descriptors
+from .linux_process import PROGRAM, die_with, name_process, receive_descriptors, run_and_exit
 
 if TYPE_CHECKING:
     from .rank.main import RankOptions
@@ -52,7 +53,7 @@ _SAFE = 512
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """Fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK descriptors come along for
+    """Fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK descriptors come with
     each.
     """
 
@@ -102,8 +103,7 @@ def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = Non
     Args:
         descriptor: our end of the socketpair.
         ticket_path: the mesh's ticket.
-        shell: as `import_all` returned it, in a process that was forked from one which had called
-            it.
+        shell: of `import_all`, in a process that was forked from one which had called it.
     """
     ticket = read_ticket(Path(ticket_path))
     agent = socket.socket(fileno=descriptor)
@@ -158,9 +158,7 @@ def import_all() -> RankShell:
 
 
 def _make_like_notebook(ticket: Ticket) -> None:
-    """Check torch's version, take the notebook's `sys.path`, and import what `--preload` asks
-    for.
-    """
+    """Check torch's version, take the notebook's `sys.path`, and import the `--preload` modules."""
     torch = sys.modules["torch"]
     if ticket.torch and not same_release(torch.__version__, ticket.torch):
         raise ImportError(
@@ -242,7 +240,7 @@ def _fork_orphans(starts: Sequence[Callable[[], None]]) -> Forked:
                 if pid == 0:
                     os.close(read_end)
                     os.close(write_end)
-                    _run_in_child(start)
+                    run_and_exit(functools.partial(_run_in_child, start))
                 pids.append(pid)
         except OSError as error:
             problem = str(error)
@@ -256,18 +254,11 @@ def _fork_orphans(starts: Sequence[Callable[[], None]]) -> Forked:
     return msgspec.msgpack.decode(data, type=Forked)
 
 
-def _run_in_child(start: Callable[[], None]) -> NoReturn:
-    status = 1
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        gc.enable()
-        start()
-        status = 0
-    except BaseException:
-        traceback.print_exc(file=sys.__stderr__)
-    finally:
-        os._exit(status)
+def _run_in_child(start: Callable[[], None]) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
+    start()
 
 
 def _rank_starter(
@@ -314,10 +305,8 @@ def _store_starter(
 
 
 def _tidy_up(ticket: Ticket) -> None:
-    """The agent's end has closed: once it is dead, end what carries the mesh's mark and remove its
-    directory.
-
-    Its guardian does that as well, unless it was killed, too.
+    """Once the agent is dead, end what carries the mesh's mark and remove its directory. Its
+    guardian does that as well, unless it was killed, too.
     """
     with contextlib.suppress(
         HostError, OSError

@@ -53,6 +53,7 @@ from cellmesh.wire.messages import (
     Respawn,
     Restart,
     Stop,
+    Stopped,
     Work,
 )
 from cellmesh.wire.status import HostReport, ReadHost
@@ -60,7 +61,6 @@ from cellmesh.wire.values import PullNames, PushNames
 from cellmesh.workers.agent.spool import Spool
 from cellmesh.workers.agent.supervisor import (
     AskToLeave,
-    End,
     Fork,
     KillRanks,
     Supervisor,
@@ -309,6 +309,9 @@ class World:
             match action:
                 case Up(parcels):
                     self.num_up += 1
+                    if any(type(parcel.verb) is Stopped for parcel in parcels):
+                        assert not self.ranks
+                        self.ended += 1
                     if self.is_attached:
                         self._to_controller.append(encode(parcels))
                     else:
@@ -326,9 +329,6 @@ class World:
                 case AskToLeave(ranks):
                     for rank in ranks:
                         self.ranks[rank].hear_control(encode([Parcel(Leave())]))
-                case End():
-                    assert not self.ranks
-                    self.ended += 1
 
     def hear_rank(self, rank: int, frames: Frames) -> None:
         """A rank said something."""

@@ -49,7 +49,6 @@ from .processes import Family
 from .supervisor import (
     Action,
     AskToLeave,
-    End,
     Fork,
     KillRanks,
     Supervisor,
@@ -63,23 +62,13 @@ _PAUSE_S = 0.1
 
 
 class Agent:
-    """One host's agent.
-
-    Args:
-        ticket: what to start.
-        zygote: the mesh's, which imports already.
-
-    Raises:
-        HostError: a socket cannot be bound.
-        OSError: a process cannot be started.
-    """
+    """One host's agent: it starts what its ticket says, in `serve`."""
 
     def __init__(self, ticket: Ticket, zygote: ZygoteClient) -> None:
         self._ticket = ticket
         self._supervisor = Supervisor(
             ticket.num_ranks, ticket.backend, host_name(), time.monotonic()
         )
-        self._done = False
         self._num_faults = 0
         linux_process.become_subreaper()
         linux_process.name_process("cellmesh-agent")
@@ -101,9 +90,10 @@ class Agent:
     def serve(self) -> None:
         """Supervise until the mesh has ended."""
         # An import may fail before the controller has said hello: it is to hear why.
-        while not self._done or self._attachment.is_awaiting_first(time.monotonic()):
-            is_readable = self._attachment.may_be_readable
-            self._events.wait(0 if is_readable else _PAUSE_S if self._done else self._patience_s())
+        attachment, supervisor = self._attachment, self._supervisor
+        while supervisor.state != "ended" or attachment.is_awaiting_first(time.monotonic()):
+            patience_s = _PAUSE_S if supervisor.state == "ended" else self._patience_s()
+            self._events.wait(0 if attachment.may_be_readable else patience_s)
             if self._attachment.may_be_readable:
                 self._faults.guard(self._attachment.serve)
             self._tick(time.monotonic())
@@ -163,8 +153,6 @@ class Agent:
                 self._family.kill(ranks)
             case AskToLeave(ranks):
                 self._family.send(ranks, "control", encode([Parcel(Leave())]))
-            case End():
-                self._done = True
 
     # ---- the controller
 
@@ -242,15 +230,7 @@ def _join_relays(actions: Sequence[Action]) -> list[Action]:
 
 
 def main(ticket_path: str, zygote: ZygoteClient) -> int:
-    """Run an agent.
-
-    Args:
-        ticket_path: the mesh's ticket.
-        zygote: the mesh's, which imports already.
-
-    Returns:
-        Exit code.
-    """
+    """Run an agent; returns its exit code."""
     ticket = msgspec.structs.replace(
         read_ticket(Path(ticket_path)),
         agent_pid=os.getpid(),

@@ -60,12 +60,6 @@ class Attachment:
         greet: the mesh's state, its ranks' deaths and its dims, for a controller that attaches.
         abandon: called with the reason for which the mesh is to end: no controller.
         bound: called with the ranks not to be read for now, as too much of theirs waits.
-
-    Attributes:
-        may_be_readable: a message may wait.
-
-    Raises:
-        HostError: the socket cannot be bound.
     """
 
     def __init__(
@@ -162,9 +156,7 @@ class Attachment:
         return self._lease_ends if self._identity is None else self._reliable.ack_at
 
     def is_awaiting_first(self, now: float) -> bool:
-        """Whether the living process that starts the mesh has not yet sent its first message, and
-        should soon.
-        """
+        """Whether the process that starts the mesh lives and has sent no message yet."""
         return self._is_attached and self._identity is None and now - self._since < _HELLO_S
 
     def close(self) -> None:
@@ -327,8 +319,8 @@ class Attachment:
             self._transmit(self._spool.take())
 
     def _bound_ranks(self) -> None:
-        """Stop reading ranks: all of them while the controller does not read, else those with too
-        many results that other ranks have yet to catch up with.
+        """Stop reading ranks: all while the controller does not read, else those far ahead of
+        others.
         """
         unheard: Collection[int] = ()
         if self._identity is not None:

@@ -23,13 +23,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class Group:
-    """A control group with a memory limit.
-
-    Attributes:
-        directory: its files.
-        num_kills: processes in it that the kernel has killed for want of memory.
-        limit_bytes: what it may use, None for no limit of its own.
-    """
+    """A control group with a memory limit, and how many processes in it the kernel has killed."""
 
     directory: Path
     num_kills: int
@@ -39,9 +33,8 @@ class Group:
 class OomWatch:
     """Detects that the kernel killed a process because memory ran out.
 
-    Args:
-        root: where control groups are mounted.
-        proc: where processes are.
+    The kernel's out-of-memory killer sends SIGKILL, as anybody may; it counts what it has killed,
+    for each control group (version 1 and 2) and for the host.
     """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
@@ -59,14 +52,11 @@ class OomWatch:
             self._counts.setdefault(group.directory, group.num_kills)
 
     def was_killed(self, pid: int) -> tuple[bool, int | None]:
-        """Whether the kernel's out-of-memory killer has struck in the process's control group since
-        the last call.
+        """Whether the kernel's out-of-memory killer has struck in a process's control group since
+        the last call, and the limit of the group.
 
         Args:
             pid: a process that SIGKILL has ended, not reaped yet; ask once.
-
-        Returns:
-            Whether it has, and the limit of the process's group, if it has one.
         """
         noted = self._directories.pop(pid, None)
         found = [self._find_group(pid), _read_group(noted) if noted is not None else None]
@@ -104,9 +94,7 @@ class OomWatch:
 
 
 def parse_count(text: str) -> int:
-    """``oom_kill`` in ``/proc/vmstat``, ``memory.events`` or ``memory.oom_control``; 0 if there is
-    none.
-    """
+    """``oom_kill`` in ``/proc/vmstat``, ``memory.events`` or ``memory.oom_control``, else 0."""
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.strip().isdecimal():
@@ -124,12 +112,7 @@ def parse_address_limit(limits: str) -> int | None:
 
 
 def explain_cuts(mapped: Mapping[str, int]) -> str:
-    """Name the files that are shorter than when the ended rank mapped them, which explains a
-    SIGBUS.
-
-    Args:
-        mapped: path -> its length when it was mapped.
-    """
+    """Name the mapped files (path -> length then) that were cut since, which explains a SIGBUS."""
     cut = []
     for path, num_bytes in mapped.items():
         try:
@@ -150,9 +133,7 @@ def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
 
 
 def explain_refusal(last_output: str, held_bytes: int, address_limit_bytes: int | None) -> str:
-    """Text for the report of a death after a failed allocation, according to the process's last
-    lines; else "".
-    """
+    """Text for the report of a death after a failed allocation, by the last lines; else ""."""
     if not any(refusal in last_output for refusal in _REFUSALS):
         return ""
     if address_limit_bytes is None:
@@ -168,9 +149,7 @@ def _format(num_bytes: int) -> str:
 
 
 def _candidates(root: Path, membership: str) -> Iterator[Path]:
-    """Possible directories of a process's control group, from ``/proc/PID/cgroup``; in a container
-    only the top is visible.
-    """
+    """Possible directories of a process's control group; in a container only the top is visible."""
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         inner = path.removesuffix(" (deleted)").lstrip("/")
@@ -200,14 +179,10 @@ _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line \d+ in ')
 
 
 def without_own_frames(lines: Sequence[str], package: str = _PACKAGE) -> list[str]:
-    """Leave out the threads of the runtime, and the frames that a cell or a call is executed by.
+    """Leave out, of faulthandler's stacks, the runtime's threads and frames.
 
-    Args:
-        lines: what a rank wrote last; its output shows the same in full.
-        package: the folder whose frames are the runtime's.
-
-    Returns:
-        The lines, with what the user wrote before the crash among the last ones.
+    What the user wrote before the crash is then among the last lines; the rank's output shows the
+    same in full.
     """
     kept: list[str] = []
     at = 0

@@ -28,11 +28,7 @@ class Order(enum.IntEnum):
 
 
 class Events:
-    """An epoll with handlers.
-
-    Args:
-        faults: takes what a handler raises; the other handlers are called all the same.
-    """
+    """An epoll with handlers; an exception of one does not keep the others from being called."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -40,9 +36,7 @@ class Events:
         self._handlers: dict[int, tuple[Order, Handler]] = {}
 
     def add(self, number: int, order: Order, handler: Handler) -> None:
-        """Call the handler, with the epoll events, whenever a descriptor can be read (or hangs
-        up).
-        """
+        """Call the handler with the epoll events whenever a descriptor can be read, or hangs up."""
         self._handlers[number] = (order, handler)
         self._epoll.register(number, select.EPOLLIN)
 

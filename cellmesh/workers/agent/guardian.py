@@ -31,9 +31,6 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
         ticket_path: the mesh's ticket.
         shell: the ranks', in a process that was forked with everything imported: the zygote is
             forked, too.
-
-    Returns:
-        Exit code.
     """
     ticket = read_ticket(Path(ticket_path))
     linux_process.become_subreaper()

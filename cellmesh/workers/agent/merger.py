@@ -28,10 +28,8 @@ class _Slot:
 
 @dataclass
 class Merger:
-    """Gathers messages of ranks, and keeps each rank's order.
-
-    Call `expect` for every run that is passed to ranks: once all have answered nothing waits any
-    longer.
+    """Gathers messages of ranks, and keeps each rank's order. Once all ranks have answered a run
+    that `expect` has announced, nothing waits any longer.
     """
 
     _slots: list[_Slot] = field(default_factory=list)

@@ -78,9 +78,6 @@ class Family:
         supervisor: decides on what happens to them, and on ranks' messages.
         act: carries out what it decides then.
         zygote: the first.
-
-    Attributes:
-        lending: the segments under way between the controller and ranks.
     """
 
     def __init__(
@@ -127,9 +124,7 @@ class Family:
                 return  # the supervisor hears when it is
             links = [self._make_link(rank) for rank in order.ranks]
         except OSError as error:
-            self._act(
-                self._supervisor.fork_failed(f"cannot fork {len(order.ranks)} ranks: {error}")
-            )
+            self._act(self._supervisor.fail(f"cannot fork {len(order.ranks)} ranks: {error}"))
             return
         if not self._supervisor.store_port:
             self._fork_store(self._zygote)
@@ -176,7 +171,7 @@ class Family:
                 f"only {len(pids)} of {len(order.ranks)} ranks could "
                 f"be forked: {self._zygote.problem}"
             )
-            self._act(self._supervisor.fork_failed(text))
+            self._act(self._supervisor.fail(text))
 
     def kill(self, ranks: Sequence[int]) -> None:
         """SIGKILL ranks."""
@@ -261,7 +256,7 @@ class Family:
     def _is_start_lost(self) -> bool:
         """Whether a process that starting ranks need (store, rank, or zygote) has begun to end."""
         needed = [self._store_pid, *self._supervisor.pids().values()]
-        if self._zygote is not None and self._supervisor.has_unforked:
+        if self._zygote is not None and self._supervisor.unforked:
             needed.append(self._zygote.pid)
         return self._supervisor.state == "starting" and any(
             linux_process.is_ending(pid) for pid in needed if pid
@@ -281,9 +276,7 @@ class Family:
             marks.end_carriers(marks.value_of(self._ticket.mark, pid))
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
-        """Read a dead rank's last messages, kill its remaining processes, reap it; returns how it
-        ended, and its last lines.
-        """
+        """Read a dead rank's last messages and reap it; returns how it ended, and its last lines"""
         link = self._links.get(rank)
         if link is not None:
             self._faults.guard(link.finish)
@@ -354,10 +347,11 @@ class Family:
             case ZygoteReady(_, num_gpus, num_threads):
                 if num_threads > 1 and self._ticket.preload:
                     self._act(
-                        self._supervisor.zygote_failed(
+                        self._supervisor.fail(
                             f"--preload {','.join(self._ticket.preload)} starts threads "
                             f"({num_threads - 1}), and a process with threads cannot be forked: "
-                            "import that on the ranks instead"
+                            "import that on the ranks instead",
+                            "user",
                         )
                     )
                     return
@@ -368,7 +362,7 @@ class Family:
                     self._fork_store(zygote)
                 self._act(self._supervisor.zygote_ready(num_gpus))
             case ZygoteFailed(text):
-                self._act(self._supervisor.zygote_failed(text))
+                self._act(self._supervisor.fail(text, "user"))
             case _:
                 self._events.remove(zygote.fileno())
 

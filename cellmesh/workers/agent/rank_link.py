@@ -30,12 +30,8 @@ _MAX_NEWS_BYTES = 8 * 1024
 
 @dataclass(frozen=True)
 class Hearing:
-    """Callbacks for a rank's text and messages.
-
-    Attributes:
-        text: receives text of its descriptor 1 or 2.
-        message: receives the messages of its sockets.
-        broken: one of its sockets cannot be understood any longer, or (None) has reached its end.
+    """Callbacks: text of a rank's descriptors, messages of its sockets, and a socket that cannot be
+    understood any longer, or (None) has ended.
     """
 
     text: Callable[[StreamName, str], None]
@@ -48,10 +44,6 @@ class RankLink:
     values).
 
     Made before the rank is forked; `theirs` go to it, then `start` begins to listen.
-
-    Args:
-        events: the agent's loop.
-        hearing: the callbacks.
     """
 
     def __init__(self, events: Events, hearing: Hearing) -> None:
@@ -98,7 +90,7 @@ class RankLink:
             self._want(queued, True)
 
     def hear(self, is_heard: bool) -> None:
-        """Choose whether to read answers and displays; if not, the rank blocks once its socket is
+        """Choose whether to read answers and displays; else the rank blocks once its socket is
         full.
         """
         if is_heard != self._is_heard:
@@ -190,9 +182,7 @@ class RankLink:
             self._hearing.broken(None)
 
     def _want(self, channel: QueuedChannel, write: bool) -> None:
-        """Watch a channel for reading, if this rank is read, and for writing, if messages are
-        queued.
-        """
+        """Watch a channel for reading, if this rank is read, and for writing, if messages wait."""
         is_heard = self._is_heard or channel is not self._channels.get("work")
         self._events.want(channel.connection.fileno(), is_heard, write)
 
@@ -202,10 +192,12 @@ class RankLink:
 
 
 class Lending:
-    """The segments that one agent keeps open.
+    """The segments on their way to or from ranks: the agent opens each, so that none is lost when
+    its writer dies.
 
-    Attributes:
-        lent: run -> the segment that it took along, and the ranks that have not ended it.
+    What a controller lends to ranks stays open until the run has ended on all of them; what a rank
+    gives to the controller until that has acknowledged the message, as the frame is kept until
+    then.
     """
 
     def __init__(self) -> None:
@@ -214,16 +206,8 @@ class Lending:
     def lend(
         self, order: Relay, frames: Sequence[Frame], living: Container[int]
     ) -> tuple[Frame, ...]:
-        """Open the segment that a piece of work refers to.
-
-        Args:
-            order: the controller's.
-            frames: the work; its last frame names the segment.
-            living: the ranks that have a process.
-
-        Returns:
-            The work, with a frame that names the segment as it is open here; as it was where the
-            controller has ended: the ranks will say so.
+        """Open the segment that a piece of work refers to; its last frame then names what is open
+        here. If the controller has ended, the work stays as it is: the ranks will say so.
         """
         try:
             frame = open_segment(frames[-1])
@@ -235,15 +219,8 @@ class Lending:
         return (*frames[:-1], frame)
 
     def note(self, rank: int, parcel: Parcel[Any], link: RankLink | None) -> Parcel[Any]:
-        """Note a message of a rank, which may end a run or have a value in a segment.
-
-        Args:
-            rank: which.
-            parcel: what it said.
-            link: the connection to it; None if it has ended.
-
-        Returns:
-            What it said; a value's frame names the segment as it is open here.
+        """Note a message of a rank, which may end a run or have a value in a segment; a value's
+        frame then names the segment as it is open here.
         """
         verb = parcel.verb
         if type(verb) not in (Done, Failed):

@@ -15,15 +15,11 @@ class RankRecord:
 
     Attributes:
         gate: bounds the text of its descriptors 1 and 2.
-        pid: its process, 0 if it has none.
-        phase: what it does.
-        device, backend: as it said when it became ready.
         ending: how it ended, if it is dead.
         runs: passed to it and not answered yet; the first is what it executes.
-        last_run: the newest that it has answered.
         why_killed: why the agent ends it; "" where it does not.
         filling: those of `runs` that may give it what a user's namespace holds.
-        predecessor_ending: how the one ended that it replaces, until something of `filling` ends
+        predecessor_ending: how the rank that it replaces ended, until something of `filling` ends
             well.
         last_output: the last lines of the one that ended.
     """

@@ -39,12 +39,26 @@ from ...wire.segments import SegmentFrame
 from ...wire.status import RankState
 from ...wire.stdin import InputCancelled, InputRequest
 
+MAX_OUTPUT_BYTES = 64 << 20
+# What one message may hold of what has waited.
+CHUNK_BYTES = 1 << 20
+# Runs of the controller's own, which end with it.
+_FIRST_OWN_RUN = 1 << 40
+# Of progress bars, the last word of so many is kept.
+MAX_BARS = 1000
+_LEAST_BYTES = 500  # that a parcel takes, whatever is in it
+_OUTPUT = (Output, Skipped, Display)
+# What means something to a controller that did not ask for it.
+_LASTING = (
+    *(Output, Skipped, Display, Bar, Done, Failed, InputRequest, InputCancelled),
+    *(Died, StoreDied, AgentFault, StartFailed, Stopped),
+)
+# (ranks, run, number)
+BarKey = tuple[tuple[int, ...], int, int]
+
 
 class GivenAnswers:
     """Counts the bytes of results in runs that some of their ranks have not ended yet.
-
-    Args:
-        limit_bytes: how much a rank may give before it is not read.
 
     Attributes:
         ahead: the ranks that are not read: those beyond the limit, but for those that another rank
@@ -97,30 +111,6 @@ class GivenAnswers:
         }
 
 
-MAX_OUTPUT_BYTES = 64 << 20
-# What one message may hold of what has waited.
-CHUNK_BYTES = 1 << 20
-# Runs of the controller's own, which end with it.
-_FIRST_OWN_RUN = 1 << 40
-
-# Of progress bars, the last word of so many is kept.
-MAX_BARS = 1000
-
-# A parcel takes this, whatever is in it.
-_LEAST_BYTES = 500
-
-_OUTPUT = (Output, Skipped, Display)
-# What means something to a controller that did not ask for it.
-_LASTING = (
-    *(Output, Skipped, Display, Bar, Done, Failed, InputRequest, InputCancelled),
-    *(Died, StoreDied, AgentFault, StartFailed, Stopped),
-)
-
-
-# (ranks, run, number)
-BarKey = tuple[tuple[int, ...], int, int]
-
-
 @dataclass
 class _Flight:
     """A run, and the part of its answers that a controller has acknowledged."""
@@ -130,17 +120,12 @@ class _Flight:
     # As kept; by whom; how much it was.
     answers: list[tuple[Parcel[Any], tuple[int, ...], int]] = field(default_factory=list)
     asks: dict[int, Parcel[Any]] = field(default_factory=dict)
-    bars: dict[tuple[int, int], Parcel[Any]] = field(
-        default_factory=dict
-    )  # (rank, number): they go on
+    # By rank and number: they go on.
+    bars: dict[tuple[int, int], Parcel[Any]] = field(default_factory=dict)
 
 
 class Spool:
     """Keeps messages of ranks in order, and the runs in flight.
-
-    Args:
-        max_output_bytes: bound on output that waits.
-        max_answer_bytes: bound on values that wait for a controller to attach.
 
     Attributes:
         num_bytes: of what waits and may not be dropped.
@@ -156,9 +141,8 @@ class Spool:
         self._max_answer_bytes = max_answer_bytes
         self._entries: collections.OrderedDict[int, Parcel[Any]] = collections.OrderedDict()
         self._next_entry = 0
-        self._output: collections.deque[int] = (
-            collections.deque()
-        )  # those entries that may be dropped
+        # Those entries that may be dropped.
+        self._output: collections.deque[int] = collections.deque()
         self._output_bytes = 0
         self._answer_bytes = 0
         self.num_bytes = 0
@@ -204,25 +188,22 @@ class Spool:
     def acked(self, parcels: Iterable[Parcel[Any]]) -> None:
         """Note that a controller has acknowledged these messages."""
         for parcel in parcels:
-            verb = parcel.verb
-            if type(verb) is Ranked:
-                inner: Any = verb.verb
-                if type(inner) in (Done, Failed):
-                    self._note_answer(inner.run, verb.ranks, parcel)
-                elif type(inner) is InputRequest:
-                    if inner.run in self._flights:
-                        self._flights[inner.run].asks.update(dict.fromkeys(verb.ranks, parcel))
-                elif type(inner) is Bar:
+            match parcel.verb:
+                case Ranked(ranks, Done(run=run) | Failed(run=run)):
+                    self._note_answer(run, ranks, parcel)
+                case Ranked(ranks, InputRequest(run=run)) if run in self._flights:
+                    self._flights[run].asks.update(dict.fromkeys(ranks, parcel))
+                case Ranked(ranks, InputCancelled(run=run)) if run in self._flights:
+                    for rank in ranks:
+                        self._flights[run].asks.pop(rank, None)
+                case Ranked(_, Bar()):
                     self._note_bar(parcel)
-                elif type(inner) is InputCancelled and inner.run in self._flights:
-                    for rank in verb.ranks:
-                        self._flights[inner.run].asks.pop(rank, None)
-                elif type(inner) is RankState:
-                    self.given.note_state(verb.ranks, inner)
-            elif type(verb) is Died:
-                for run in list(self._flights):
-                    if verb.rank in self._flights[run].waiting:
-                        self._note_answer(run, (verb.rank,), parcel)
+                case Ranked(ranks, RankState() as state):
+                    self.given.note_state(ranks, state)
+                case Died(rank):
+                    for run in list(self._flights):
+                        if rank in self._flights[run].waiting:
+                            self._note_answer(run, (rank,), parcel)
 
     # ---- what waits
 
@@ -240,7 +221,7 @@ class Spool:
             if _is_bar(parcel.verb) and self._replace_bar(parcel):
                 continue
             self._entries[self._next_entry] = parcel
-            if _is_output(parcel.verb):
+            if type(parcel.verb) is Ranked and type(parcel.verb.verb) in _OUTPUT:
                 self._output.append(self._next_entry)
                 self._output_bytes += size_of(parcel)
             else:
@@ -274,10 +255,8 @@ class Spool:
     # ---- who attends
 
     def leave(self, unacked: Iterable[Sequence[Parcel[Any]]]) -> None:
-        """Switch to the bounds that hold while no controller is attached.
-
-        Args:
-            unacked: the messages that were sent and not taken in, oldest first.
+        """Switch to the bounds that hold while no controller is attached; unacknowledged messages
+        wait.
         """
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
@@ -286,12 +265,7 @@ class Spool:
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
-        """Prepare for a controller that attaches: put the current state before the kept messages.
-
-        Args:
-            state: the mesh's.
-            deaths: of the ranks that are dead.
-        """
+        """Prepare for a controller that attaches: the mesh's state goes before what was kept."""
         dead = {died.rank for died in deaths}
         # Who died and was replaced since lives: the mesh's state has it.
         waiting = [
@@ -430,10 +404,6 @@ def _bar_key(parcel: Parcel[Any]) -> BarKey:
     return parcel.verb.ranks, parcel.verb.verb.run, parcel.verb.verb.bar
 
 
-def _is_output(verb: Any) -> bool:
-    return type(verb) is Ranked and type(verb.verb) in _OUTPUT
-
-
 def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
     """Replace the value of an answer by one that raises when loaded, if the value is too large."""
     size = size_of(parcel)
@@ -444,10 +414,7 @@ def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
         f"it was {size / 1e6:,.0f} MB, too much to keep until somebody was attached. The run "
         "ended well on the rank: ask for the value again (mesh.pull)"
     )
+    left: dict[str, Any] = {"payload": stand_in(text)}
     if type(verb) is Failed:
-        light = msgspec.structs.replace(
-            verb, payload=None, why_no_payload="it was too large to keep"
-        )
-    else:
-        light = msgspec.structs.replace(verb, payload=stand_in(text))
-    return Parcel(Ranked(parcel.verb.ranks, light))
+        left = {"payload": None, "why_no_payload": "it was too large to keep"}
+    return Parcel(Ranked(parcel.verb.ranks, msgspec.structs.replace(verb, **left)))

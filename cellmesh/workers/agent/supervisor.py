@@ -1,7 +1,7 @@
 """What an agent decides: pure, without sockets, processes or clocks.
 
-The `Agent` reports what happened by calling a method, with the time where it matters, and
-carries out the actions that the method returns. The life of a mesh::
+The `Agent` reports what happened by calling a method, and carries out the actions that the method
+returns. The life of a mesh::
 
     starting --all ranks ready--> ready --Restart--> restarting --all old ranks ended--> starting
         |                            |
@@ -91,26 +91,16 @@ class Up(msgspec.Struct, frozen=True):
     parcels: Sequence[Parcel[Any]]
 
 
-class End(msgspec.Struct, frozen=True):
-    """Every process of the mesh has ended: the agent removes its files and exits."""
-
-    reason: str
-
-
-Action = Fork | KillRanks | AskToLeave | ToRanks | Up | End
+Action = Fork | KillRanks | AskToLeave | ToRanks | Up
 
 
 class Supervisor:
-    """Decides for one agent.
-
-    Args:
-        num_ranks: ranks on this host.
-        backend: as the user asked: ``auto``, ``gloo`` or ``nccl``.
-        host: this host's name.
-        now: seconds, any clock that does not run backwards.
+    """Decides for one agent; times are seconds of any clock that does not run backwards.
 
     Attributes:
+        state: of the mesh; "ended" once every process has: the agent then exits.
         store_port: where the c10d store listens, 0 if there is none; to be kept up to date.
+        unforked: the ranks whose process the zygote has not reported yet.
     """
 
     def __init__(self, num_ranks: int, backend: str, host: str, now: float) -> None:
@@ -119,32 +109,24 @@ class Supervisor:
         self._host = host
         self._ranks = {rank: RankRecord(Gate(now)) for rank in range(num_ranks)}
         self._merger = Merger()
-        self._state: State = "starting"
+        self.state: State = "starting"
         self._incarnation = 0
         self._reason = ""
         self._kill_at: float | None = None
         self._endings: list[tuple[float, Died]] = []
         self._deaths: dict[int, Died] = {}
-        self._unforked: set[int] = set()
+        self.unforked: set[int] = set()
         self._num_zygotes_lost, self._num_starts_lost = 0, MAX_STARTS_LOST
         self._respawning: set[int] = set()
-        self._respawn_until = math.inf
-        self._respawn_failure: str | None = None
+        self._respawn_until, self._respawn_failure = math.inf, ""
 
     # ---- the zygote and the processes
 
-    @property
-    def has_unforked(self) -> bool:
-        """Whether the zygote has not reported the process of some rank yet."""
-        return bool(self._unforked)
-
     def zygote_ready(self, num_gpus: int) -> list[Action]:
-        """Fork the waiting ranks after the zygote has imported torch, unless the request cannot be
-        met.
-        """
-        if self._state == "ready":
-            return [self._fork_missing()] if self._unforked else []
-        if self._state != "starting":
+        """Fork the waiting ranks: torch is imported. Fail if there are too few GPUs."""
+        if self.state == "ready":
+            return [self._fork_missing()] if self.unforked else []
+        if self.state != "starting":
             return []
         if self._backend == "nccl" and num_gpus < len(self._ranks):
             instead = f"Start {num_gpus} ranks, or use" if num_gpus else "Use"
@@ -153,14 +135,10 @@ class Supervisor:
                 f"GPUs here. {instead} --backend gloo"
             )
             return self._fail_start("user", text)
-        if self._incarnation and not self._unforked:
+        if self._incarnation and not self.unforked:
             return []
-        fork = self._fork_missing() if self._unforked else self._fork_all()
+        fork = self._fork_missing() if self.unforked else self._fork_all()
         return [Up([Parcel(Progress("forking ranks", 0))]), fork]
-
-    def zygote_failed(self, text: str) -> list[Action]:
-        """An import failed in the zygote."""
-        return self._fail(text, "user")
 
     def zygote_ended(self, reason: str, last_output: str) -> list[Action]:
         """Handle the zygote's death: living ranks continue, and a new zygote forks missing ones."""
@@ -168,32 +146,30 @@ class Supervisor:
         self._num_zygotes_lost += 1
         if self._incarnation == 0:
             return self._fail_start("host", text)
-        if not self._unforked or self._state not in ("starting", "ready"):
+        if not self.unforked or self.state not in ("starting", "ready"):
             return []
-        if self._state == "starting" and self._living():
+        if self.state == "starting" and self._living():
             return self._start_over(text)
         if self._num_zygotes_lost <= MAX_ZYGOTES_LOST:
             return [self._fork_missing()]
-        return self._fail(text)
+        return self.fail(text)
 
-    def fork_failed(self, text: str) -> list[Action]:
-        """Handle a failed fork of ranks."""
-        return self._fail(text)
+    def fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
+        """Give up ranks that cannot be forked: respawned ones of a ready mesh, else the start."""
+        return self._fail_respawn(text) if self.state == "ready" else self._fail_start(fault, text)
 
     def store_ended(self, reason: str) -> list[Action]:
-        """Handle the death of the c10d store; `store_port` is that of its successor, if there is
-        one.
-        """
-        if self._state == "starting" and self._living():
+        """Handle the death of the c10d store; `store_port` is that of its successor, if any."""
+        if self.state == "starting" and self._living():
             return self._start_over(f"the store {reason} while ranks started")
-        return [Up([Parcel(StoreDied(reason, self.store_port))])] if self._state == "ready" else []
+        return [Up([Parcel(StoreDied(reason, self.store_port))])] if self.state == "ready" else []
 
     def forked(self, pids: dict[int, int]) -> list[Action]:
         """Note the processes of newly forked ranks (rank -> pid)."""
         for rank, pid in pids.items():
             self._ranks[rank].pid = pid
-        self._unforked.difference_update(pids)
-        return [KillRanks(tuple(pids))] if self._state in ("stopping", "ended") else []
+        self.unforked.difference_update(pids)
+        return [KillRanks(tuple(pids))] if self.state in ("stopping", "ended") else []
 
     def rank_ended(self, rank: int, reason: str, last_output: str, now: float) -> list[Action]:
         """Handle the end of a rank's process, which has been reaped."""
@@ -204,15 +180,15 @@ class Supervisor:
         for run in state.runs:
             self._merger.forget(run)
         state.end(reason, last_output)
-        if self._state == "starting":
+        if self.state == "starting":
             return self._start_over(f"rank {rank} {reason} while it started\n{last_output}")
-        if self._state == "restarting" and not self._living():
+        if self.state == "restarting" and not self._living():
             return [self._fork_all()]
-        if self._state == "stopping":
+        if self.state == "stopping":
             return self._end_if_empty()
         if rank in self._respawning:
             return self._fail_respawn(f"rank {rank} {reason} while it started\n{last_output}")
-        if self._state == "ready":
+        if self.state == "ready":
             died = self._deaths[rank] = Died(rank, reason, last_output)
             self._endings.append((now + LAST_WORDS_S, died))
         return []
@@ -233,8 +209,8 @@ class Supervisor:
             return self._note_respawned() if rank in self._respawning else self._note_ready()
         elif kind is RankUnready:
             text = f"rank {rank} could not start: {verb.text}"
-            is_new = self._state == "starting" or rank in self._respawning
-            return self._fail(text) if is_new else []
+            is_new = self.state == "starting" or rank in self._respawning
+            return self.fail(text) if is_new else []
         self._merger.add(rank, parcel, now)
         return []
 
@@ -263,22 +239,22 @@ class Supervisor:
 
     def restart(self) -> list[Action]:
         """Replace every rank."""
-        if self._state not in ("ready", "starting"):
+        if self.state not in ("ready", "starting"):
             return []
-        if self._state == "starting" and self._incarnation == 0:
+        if self.state == "starting" and self._incarnation == 0:
             return []  # torch is being imported: the ranks will be new anyway
-        self._state = "restarting"
+        self.state = "restarting"
         self._forget_respawn()
         living = self._living()
         return [KillRanks(living)] if living else [self._fork_all()]
 
     def respawn(self, ranks: Sequence[int], now: float) -> list[Action]:
         """Fork those of these ranks that are dead."""
-        if self._state != "ready":
-            return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self._state}"))])]
+        if self.state != "ready":
+            return [Up([Parcel(RespawnFailed(tuple(ranks), f"the mesh is {self.state}"))])]
         wanted = {rank for rank, state in self._ranks.items() if state.phase == "dead"}
         wanted.intersection_update(ranks)
-        if not wanted or self._respawn_failure is not None:
+        if not wanted or self._respawn_failure:
             return [Up([Parcel(RespawnFailed(tuple(ranks), "none of them is dead, or not yet"))])]
         told = [died for _, died in self._endings if died.rank in wanted]
         self._endings = [ending for ending in self._endings if ending[1].rank not in wanted]
@@ -286,7 +262,7 @@ class Supervisor:
             self._ranks[rank].renew(alone=True)
             self._deaths.pop(rank, None)
         self._respawning |= wanted
-        self._unforked |= wanted
+        self.unforked |= wanted
         self._num_zygotes_lost = 0
         self._respawn_until = now + RESPAWN_S
         return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
@@ -300,15 +276,13 @@ class Supervisor:
 
     def stop(self, reason: str, now: float) -> list[Action]:
         """End the mesh."""
-        if self._state in ("stopping", "ended"):
+        if self.state in ("stopping", "ended"):
             return []
-        self._state, self._reason = "stopping", reason
+        self.state, self._reason = "stopping", reason
         self._kill_at = now + LEAVE_S
         self._forget_respawn()
         living = self._living()
         return [AskToLeave(living)] if living else self._end_if_empty()
-
-    # ---- time
 
     def tick(self, now: float) -> list[Action]:
         """Act on time-outs that have passed."""
@@ -319,11 +293,11 @@ class Supervisor:
             self._endings = [(at, died) for at, died in self._endings if at > now]
         if merged:
             actions.append(Up(merged))
-        if self._state == "stopping" and self._kill_at is not None and now >= self._kill_at:
+        if self.state == "stopping" and self._kill_at is not None and now >= self._kill_at:
             self._kill_at = now + LEAVE_S
             actions.append(KillRanks(self._living()))
         if now >= self._respawn_until:
-            is_last = self._respawn_failure is not None  # what was killed hangs in the kernel
+            is_last = bool(self._respawn_failure)  # what was killed hangs in the kernel
             self._respawn_until = now + LEAVE_S
             text = f"the ranks were not ready after {RESPAWN_S:.0f} s"
             actions += self._fail_respawn(text, is_last)
@@ -335,20 +309,13 @@ class Supervisor:
         due = self._respawn_until if due is None else min(due, self._respawn_until)
         if self._endings:
             due = min(due, *(at for at, _ in self._endings))
-        if self._state == "stopping" and self._kill_at is not None:
+        if self.state == "stopping" and self._kill_at is not None:
             due = min(due, self._kill_at)
         return due if due < math.inf else None
 
-    # ---- what there is to see
-
-    @property
-    def state(self) -> State:
-        """The state of the mesh."""
-        return self._state
-
     def progress(self) -> Parcel[Any]:
         """The progress of the start, for a controller that attaches."""
-        if self._state == "ready":
+        if self.state == "ready":
             return Parcel(MeshReady(self.report({}), self.store_port))
         return Parcel(Progress("process group" if self._incarnation else "importing torch", 0))
 
@@ -371,59 +338,48 @@ class Supervisor:
         """rank -> pid, of living ranks."""
         return {rank: state.pid for rank, state in self._ranks.items() if state.alive}
 
-    # ---- inside
-
     def _living(self) -> tuple[int, ...]:
         return tuple(self.pids())
 
     def _fork_all(self) -> Fork:
-        self._state = "starting"
+        self.state = "starting"
         self._incarnation += 1
         self._num_zygotes_lost = 0
         self._endings.clear()
         self._deaths.clear()
         for state in self._ranks.values():
             state.renew()
-        self._unforked = set(self._ranks)
+        self.unforked = set(self._ranks)
         return self._fork_missing()
 
     def _start_over(self, text: str) -> list[Action]:
-        """Replace all ranks after the death of a process that starting ranks need; in the first
-        start, fail.
-        """
-        # They meet under keys of their incarnation: one that is forked later cannot join those that
-        # wait.
+        """Replace all ranks: a process that starting ranks need has died. The first start fails."""
+        # They meet under keys of their incarnation, which one that is forked later cannot join.
         self._num_starts_lost += 1
         is_last = self._num_starts_lost > MAX_STARTS_LOST
         return self._fail_start("host", text) if is_last else self.restart()
 
     def _fork_missing(self) -> Fork:
-        return Fork(tuple(sorted(self._unforked)), self._incarnation, rejoin=bool(self._respawning))
+        return Fork(tuple(sorted(self.unforked)), self._incarnation, rejoin=bool(self._respawning))
 
     def _note_respawned(self) -> list[Action]:
         phases = {self._ranks[rank].phase for rank in self._respawning}
-        if phases != {"idle"} or self._respawn_failure is not None:
+        if phases != {"idle"} or self._respawn_failure:
             return []
         infos = tuple(info for info in self.report({}) if info.rank in self._respawning)
         self._forget_respawn()
         return [Up([Parcel(Respawned(infos))])]
 
-    def _fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
-        """Give up ranks that cannot be forked: respawned ones of a ready mesh, else the start."""
-        return self._fail_respawn(text) if self._state == "ready" else self._fail_start(fault, text)
-
     def _fail_respawn(self, text: str, is_last: bool = False) -> list[Action]:
-        """Give up a respawn: kill the ranks forked so far, and report the failure when they have
-        ended.
-        """
+        """Give up a respawn: kill the ranks forked so far, and report it when they have ended."""
         if not self._respawning:
             return []
         actions: list[Action] = []
-        if self._respawn_failure is None:
+        if not self._respawn_failure:
             self._respawn_failure = text.strip()
-            for rank in self._unforked:
+            for rank in self.unforked:
                 self._ranks[rank].phase, self._ranks[rank].ending = "dead", "was not forked"
-            self._unforked.clear()
+            self.unforked.clear()
             living = tuple(rank for rank in sorted(self._respawning) if self._ranks[rank].alive)
             actions += [KillRanks(living)] if living else []
         if not is_last and any(self._ranks[rank].alive for rank in self._respawning):
@@ -433,21 +389,21 @@ class Supervisor:
         return [*actions, Up([Parcel(failed)])]
 
     def _forget_respawn(self) -> None:
-        self._respawning, self._respawn_until, self._respawn_failure = set(), math.inf, None
-        self._unforked.clear()
+        self._respawning, self._respawn_until, self._respawn_failure = set(), math.inf, ""
+        self.unforked.clear()
 
     def _note_ready(self) -> list[Action]:
         num_ready = sum(state.phase == "idle" for state in self._ranks.values())
         up: list[Parcel[Any]] = [Parcel(Progress("process group", num_ready))]
-        if num_ready == len(self._ranks) and self._state == "starting":
-            self._state, self._num_starts_lost = "ready", 0
+        if num_ready == len(self._ranks) and self.state == "starting":
+            self.state, self._num_starts_lost = "ready", 0
             up.append(Parcel(MeshReady(self.report({}), self.store_port)))
         return [Up(up)]
 
     def _fail_start(self, fault: Literal["user", "host"], text: str) -> list[Action]:
-        if self._state not in ("starting", "restarting"):
+        if self.state not in ("starting", "restarting"):
             return []
-        self._state, self._reason = "stopping", "the start failed"
+        self.state, self._reason = "stopping", "the start failed"
         self._kill_at = None
         living = self._living()
         failed = Up([Parcel(StartFailed(fault, text.strip()))])
@@ -456,9 +412,8 @@ class Supervisor:
     def _end_if_empty(self) -> list[Action]:
         if self._living():
             return []
-        self._state = "ended"
-        last_words = self._merger.take(math.inf)
-        return [Up([*last_words, Parcel(Stopped(self._reason))]), End(self._reason)]
+        self.state = "ended"
+        return [Up([*self._merger.take(math.inf), Parcel(Stopped(self._reason))])]
 
     def _close_gate(self, rank: int, now: float) -> None:
         for verb in self._ranks[rank].gate.close():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -43,9 +43,6 @@ class ZygoteClient:
         ticket: the mesh's.
         shell: the ranks', in a process with one thread that has everything imported: it forks the
             zygote.
-
-    Raises:
-        OSError: it could not be started.
     """
 
     def __init__(self, ticket: Ticket, shell: RankShell | None = None) -> None:
@@ -56,7 +53,9 @@ class ZygoteClient:
             self.pid = _spawn(ticket, theirs.fileno(), log)
         elif (pid := os.fork()) == 0:
             ours.close()
-            _become_zygote(ticket, theirs.detach(), log, shell)
+            linux_process.run_and_exit(
+                functools.partial(_become_zygote, ticket, theirs.detach(), log, shell)
+            )
         else:
             self.pid = pid
         os.close(log)
@@ -77,28 +76,16 @@ class ZygoteClient:
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
     def fork_store(self, port: int, listener: int) -> list[int]:
-        """Fork the c10d store's process.
-
-        Args:
-            port: where it listens.
-            listener: its listening socket.
-
-        Returns:
-            Its pid; empty if the zygote has gone.
+        """Fork the c10d store's process with its listening socket; returns its pid, none if the
+        zygote has gone.
         """
         return self._ask(ForkStore(port, os.getpid()), [listener])
 
     def fork_ranks(
         self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Fork ranks.
-
-        Args:
-            options: `rank.RankOptions` of each, as a dict, since that module imports torch.
-            ends: the descriptors of each.
-
-        Returns:
-            Their pids, in order; fewer if the zygote has gone.
+        """Fork ranks, by `rank.RankOptions` of each as a dict (that module imports torch) and its
+        descriptors; returns their pids in order, fewer if the zygote has gone.
         """
         pids: list[int] = []
         for start in range(0, len(options), MAX_RANKS_A_MESSAGE):
@@ -111,24 +98,16 @@ class ZygoteClient:
         """Close the socketpair, upon which the zygote exits."""
         self._socket.close()
 
-    def _tell(self, message: Any, descriptors: Sequence[int]) -> bool:
-        try:
-            socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
-        except OSError:  # it has ended; its pidfd reports that
-            return False
-        return True
-
     def _ask(self, message: Any, descriptors: Sequence[int]) -> list[int]:
         """Ask for forks and wait for the answer, without which the agent has nothing to do."""
-        if not self._tell(message, descriptors):
-            return []
-        self._socket.settimeout(_FORK_S)
         try:
+            socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
+            self._socket.settimeout(_FORK_S)
             data = self._socket.recv(_MAX_MESSAGE_BYTES)
         except TimeoutError:
             linux_process.kill([self.pid])  # its end is noticed and reported
             return []
-        except OSError:
+        except OSError:  # it has ended; its pidfd reports that
             return []
         finally:
             self._socket.settimeout(None)
@@ -146,17 +125,10 @@ def _spawn(ticket: Ticket, connection: int, log: int) -> int:
     )
 
 
-def _become_zygote(ticket: Ticket, connection: int, log: int, shell: RankShell) -> NoReturn:
-    status = 1
-    try:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        os.environ.update(ONE_THREAD)
-        marks.claim(ticket.mark, 0)
-        serve_agent(connection, str(ticket.path), shell)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+def _become_zygote(ticket: Ticket, connection: int, log: int, shell: RankShell) -> None:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.update(ONE_THREAD)
+    marks.claim(ticket.mark, 0)
+    serve_agent(connection, str(ticket.path), shell)

@@ -44,12 +44,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def follow_children(current_run: Callable[[], int]) -> None:
-    """Let spawned processes load functions and classes of cells, and note which run has started
-    each process.
-
-    Args:
-        current_run: the run that the caller's thread belongs to.
-    """
+    """Let spawned processes load what cells define, and note which run has started each process."""
     reduction.ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
     start = BaseProcess.start
 
@@ -61,9 +56,7 @@ def follow_children(current_run: Callable[[], int]) -> None:
 
 
 def end_children(run: int) -> None:
-    """After a stop, wait for the processes that the run has started, and kill those that do not
-    end.
-    """
+    """After a stop, wait for the processes that the run has started, and kill what does not end."""
     children = [child for child in active_children() if vars(child).get("_cellmesh_run") == run]
     children = [child for child in children if not child.daemon]
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -104,12 +97,8 @@ def guard_forks(
     """From now on, make each forked child close the rank's connections, and end when its code
     returns.
 
-    Args:
-        rank: the rank that this process is.
-        connections: its sockets to the agent.
-        in_child: called in each child with the function that ends it, given what its code has
-            raised.
-        render: gives an exception's traceback.
+    `in_child` is called in each child with the function that ends it, given what its code has
+    raised.
     """
     pid_of_rank, main = os.getpid(), threading.get_ident()
 

@@ -20,12 +20,9 @@ from ...wire.messages import Done, Interrupt, Leave, Release, Request
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stdin import InputReply
 from ...wire.stream import Channel
-from ..groups.groups import Groups
 from ..linux_process import main_thread_sleeps, signal_own_group, start_thread
-from .features import Handlers
-from .interrupts import Interrupts
+from .features import RankContext
 from .memory import MemoryMeter
-from .shell import RankShell
 from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_at_main_thread
 from .stdin import Asker
 from .value_transfer import refusal
@@ -41,39 +38,24 @@ _NO_THREAD = (
 
 
 class ControlThread:
-    """Answers control messages at once, whatever the main thread does.
-
-    Args:
-        channel: the rank's control socket.
-        shell: its namespace is the rank's.
-        groups: the rank's process groups.
-        interrupts: stops a run.
-        asker: takes what the user types.
-        device: where the rank computes.
-        meter: how much memory the rank has.
-        handlers: those of the features.
-    """
+    """Answers control messages at once, whatever the main thread does."""
 
     def __init__(
         self,
         channel: Channel,
-        shell: RankShell,
-        groups: Groups,
-        interrupts: Interrupts,
+        context: RankContext,
         asker: Asker,
-        device: torch.device,
         meter: MemoryMeter,
-        handlers: Handlers,
     ) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        self._shell = shell
-        self._groups = groups
-        self._interrupts = interrupts
+        self._context = context
+        self._shell = context.shell
+        self._groups = context.groups
+        self._interrupts = context.interrupts
+        self._device = context.device
         self._asker = asker
-        self._device = device
         self._meter = meter
-        self._handlers = handlers
         self._faults = Faults("a rank's control thread", _write)
         self._last_stop: tuple[int, StopPoint | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
@@ -83,10 +65,10 @@ class ControlThread:
         self._stops: queue.SimpleQueue[tuple[int, type[KeyboardInterrupt], float | None]] = (
             queue.SimpleQueue()
         )
-        interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
+        self._interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
 
     def start(self) -> None:
-        """Start the control thread and the thread that stops runs, before user code can use up all
+        """Start the control thread and the one that stops runs, before user code uses up all
         threads.
         """
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
@@ -186,9 +168,7 @@ class ControlThread:
             self._stops.put((run, kind, None))
 
     def _see_to_stops(self) -> None:
-        """Signal runs that go on after their collective has raised; free those that ignore their
-        signal.
-        """
+        """Signal runs that go on after their collective has raised; free those that ignore it."""
         while True:
             try:
                 run, kind, after_s = self._stops.get()
@@ -250,8 +230,7 @@ class ControlThread:
     def _since_seen(self, seen: Activity) -> float:
         """How long the main thread has been at this place without beginning an operation.
 
-        Between two operations of a loop it is in the same call each time, and has waited for
-        nothing.
+        Between two operations of a loop it is in the same call, and has waited for nothing.
         """
         now = time.monotonic()
         operation = self._groups.ledger.last_begun()
@@ -291,7 +270,7 @@ class ControlThread:
     def _query(self, verb: Request) -> Parcel[Done]:
         """The answer to a query; the text of the error if the handler raises."""
         try:
-            answer = self._handlers.find(verb.body).handle_beside(verb.body)
+            answer = self._context.find_handler(verb.body).handle_beside(verb.body)
             pickled, buffers = payload.dumps(answer, "the answer")
         except BaseException as error:
             pickled, buffers = payload.dumps(refusal(error), "the answer")

@@ -38,9 +38,7 @@ class RankPdb(Pdb):
         return bool(super().stop_here(frame)) and self._is_of_user(frame)  # type: ignore[no-untyped-call]
 
     def _is_of_user(self, frame: types.FrameType | None) -> bool:
-        """Whether a frame was called by a cell or call, and is not cellmesh's or IPython's code
-        around it.
-        """
+        """Whether a frame was called by a cell or call, and is no code of cellmesh or IPython."""
         while frame is not None:
             if frame is self._bottom or self._is_cell(frame):
                 return True

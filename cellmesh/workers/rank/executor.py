@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -29,7 +29,7 @@ from ..linux_process import PROGRAM, flush_c_stdio
 from ..run_tracker import RunRecord, RunTracker, name_of
 from .child_processes import end_children
 from .failures import Failures
-from .features import Handlers, Packed, RankContext, load
+from .features import Packed, RankContext, load
 from .memory import MemoryMeter
 from .shell import remember_error
 from .streams import Pump
@@ -37,6 +37,7 @@ from .value_transfer import bind_missing_names, reduce_for_notebook
 
 if TYPE_CHECKING:
     from ..comms import Comms
+    from ..progress.meters import Meters
     from ..trace.timing import Stopwatch
 
 
@@ -55,59 +56,30 @@ async def _await(value: Any) -> Any:
     return await value
 
 
-class Bars(Protocol):
-    """The rank's progress bars; see `progress.meters.Meters`."""
-
-    has_news: bool
-
-    def end_run(self, run: int, error: BaseException | None) -> None:
-        """Note that the main thread has ended a run, before its answer is sent."""
-
-
-class _NoBars:
-    """Replaces the progress bars on a rank that has none."""
-
-    has_news = False
-
-    def end_run(self, run: int, error: BaseException | None) -> None:
-        """Do nothing."""
-
-
-class _EndsAsChild:
-    def __init__(self, end: Callable[[BaseException | None], NoReturn]) -> None:
-        self.has_news, self._end = True, end
-
-    def end_run(self, run: int, error: BaseException | None) -> None:
-        self._end(error)
-
-
 class Executor:
     """Executes cells, calls and requests one after another.
 
     Args:
-        context: the rank's shell, groups, interrupts and segments.
-        handlers: answer the requests of features.
+        context: the rank's shell, groups, interrupts, segments and handlers.
         pump: takes answers, after all output.
         tracker: has the record of the run that executes.
         failures: describes runs that failed.
         meter: measures the memory of cells.
         comms: the widgets that user code has made; None where there can be none.
-        needs_groups: the rank replaces one that died, and has no process groups before the first
-            `Heal`.
+        needs_groups: the rank replaces one that died, and has no groups before the first `Heal`.
         bars: the progress bars of user code.
     """
 
     def __init__(
         self,
         context: RankContext,
-        handlers: Handlers,
         pump: Pump,
         tracker: RunTracker,
         failures: Failures,
         meter: MemoryMeter,
         comms: Comms | None,
         needs_groups: bool,
-        bars: Bars | None = None,
+        bars: Meters | None = None,
     ) -> None:
         self._context = context
         self._shell = context.shell
@@ -116,14 +88,14 @@ class Executor:
         self._ledger = context.groups.ledger
         self._interrupts = context.interrupts
         self._segments = context.segments
-        self._handlers = handlers
         self._pump = pump
         self._tracker = tracker
         self._failures = failures
         self._meter = meter
         self._comms = comms
         self._needs_groups = needs_groups
-        self._bars = bars if bars is not None else _NoBars()
+        self._bars = bars
+        self._end_child: Callable[[BaseException | None], NoReturn] | None = None
         # Each returns the answer, an error that was caught, or None for a plain `Done`.
         self._table: Mapping[type, Callable[[Any, tuple[Frame, ...]], Any]] = {
             RunCell: self._cell,
@@ -141,14 +113,8 @@ class Executor:
         self._timing: Timing | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
-        """Run one cell, call or request and send its answer, whatever it raises.
-
-        Args:
-            parcel: the work.
-            more_follows: another piece waits behind it.
-
-        Returns:
-            Whether it ended well.
+        """Run one cell, call or request and send its answer, whatever it raises; returns whether it
+        ended well.
         """
         work, buffers = parcel
         self._timing = None
@@ -169,8 +135,8 @@ class Executor:
         if isinstance(outcome, BaseException):
             answer: Parcel[Any] = self._describe_failure(work, outcome)
         else:
-            if self._bars.has_news:
-                self._bars.end_run(work.run, None)
+            if self._end_child is not None or (self._bars is not None and self._bars.has_news):
+                self._note_end(work.run, None)
             answer = outcome if outcome is not None else make_parcel((Done(work.run), ()))
             if self._ledger.touched:
                 counts = self._groups.ledger.counts_since_mark()
@@ -192,7 +158,7 @@ class Executor:
             if type(work) is RunCall:
                 remember_error(error)
             error = self._failures.as_seen(work.run, error)
-            self._bars.end_run(work.run, error)
+            self._note_end(work.run, error)
             if issubclass(type(error), KeyboardInterrupt):
                 end_children(work.run)
             answer = self._failures.describe(work.run, error)
@@ -200,6 +166,13 @@ class Executor:
         finally:
             self._interrupts.end()
         return answer
+
+    def _note_end(self, run: int, error: BaseException | None) -> None:
+        """Before an answer is sent, end a process that was forked, and the rank's progress bars."""
+        if self._end_child is not None:
+            self._end_child(error)
+        if self._bars is not None:
+            self._bars.end_run(run, error)
 
     def rescue(self, run: int, error: BaseException, more_follows: bool) -> bool:
         """Answer a run whose exception has escaped from `execute`.
@@ -211,7 +184,7 @@ class Executor:
         sys.settrace(None)
         _allow_recursion()
         self._interrupts.describe(run)
-        self._bars.end_run(run, error)
+        self._note_end(run, error)
         self._groups.mark_broken()
         answer = self._failures.describe(run, error)
         self._interrupts.end()
@@ -223,9 +196,7 @@ class Executor:
         return False
 
     def pass_over(self, run: int, more_follows: bool) -> bool:
-        """Answer a run that was interrupted before it began, without executing it; returns whether
-        it was.
-        """
+        """Answer a run that was interrupted before it began; returns whether it was."""
         if not self._interrupts.takes_back(run):
             return False
         self._pump.answer(Parcel(interrupted_unbegun(run)), more_follows)
@@ -233,7 +204,7 @@ class Executor:
 
     def end_as_child(self, end: Callable[[BaseException | None], NoReturn]) -> None:
         """Note that this process was forked from the rank, and ends after its current run."""
-        self._bars = _EndsAsChild(end)
+        self._end_child = end
         for callbacks in self._shell.events.callbacks.values():
             callbacks.clear()  # what they show and send is the rank's
 
@@ -279,7 +250,7 @@ class Executor:
         (self._comms or load("comms").Comms).receive(work, buffers)
 
     def _request(self, work: Request, buffers: tuple[Frame, ...]) -> Parcel[Done]:
-        answer = self._handlers.find(work.body).handle(work.body, buffers)
+        answer = self._context.find_handler(work.body).handle(work.body, buffers)
         if type(answer) is Packed:
             return Parcel(Done(work.run, answer.pickled), tuple(answer.buffers))
         return self._value(work.run, answer, getattr(work.body, "path", "") or "the answer")

@@ -42,13 +42,7 @@ _HINTS = {
 
 
 class Failures:
-    """Describes failed runs.
-
-    Args:
-        shell: renders tracebacks.
-        groups: the rank's process groups.
-        stop_of: how a run was interrupted or released, None if it was not.
-    """
+    """Describes failed runs; `stop_of` says how a run was interrupted or released, None if not."""
 
     def __init__(
         self, shell: RankShell, groups: Groups, stop_of: Callable[[int], StopPoint | None]
@@ -67,9 +61,7 @@ class Failures:
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
     def as_seen(self, run: int, error: BaseException) -> BaseException:
-        """The error as its user should see it: the interrupt or release that caused it, if one
-        did.
-        """
+        """The error as its user should see it: the interrupt or release that caused it, if any."""
         seen = _as_interrupt(error)
         stop = self._stop_of(
             run
@@ -166,9 +158,7 @@ def _describe_handled(error: BaseException) -> str:
 
 
 def interrupted_step(traceback: types.TracebackType | None) -> bool:
-    """Whether an exception was raised within an optimizer's ``step``, so that only some parameters
-    may have changed.
-    """
+    """Whether an optimizer's ``step`` was cut, so that only some parameters may have changed."""
     while traceback is not None:
         frame = traceback.tb_frame
         if frame.f_code.co_name == "step" and issubclass(

@@ -12,8 +12,8 @@ import importlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 from ...errors import CellmeshError
@@ -55,9 +55,6 @@ def preimport() -> None:
 def load(module: str) -> Any:
     """Import a module of a feature.
 
-    Args:
-        module: as in `PREIMPORTED`.
-
     Raises:
         CellmeshError: it cannot be imported.
     """
@@ -76,15 +73,6 @@ def load(module: str) -> Any:
             f"{name} cannot be imported ({type(error).__name__}: {error}), so what needs it does "
             "not work: `cellmesh doctor` shows which packages are too old"
         ) from error
-
-
-def late(module: str, function: str) -> Callable[..., Any]:
-    """A stand-in for a function of a feature, whose module is imported at the first call."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(load(module), function)(*args, **kwargs)
-
-    return call
 
 
 def load_or_say(module: str, libraries: Iterable[str]) -> Any:
@@ -119,46 +107,6 @@ _MODULES: Mapping[type, str] = {
 }
 
 
-class CellObserver(Protocol):
-    """Observes a cell from its first statement to its last."""
-
-    def start(self) -> None:
-        """Called when the cell begins."""
-
-    def stop(self) -> None:
-        """Called when the cell has ended."""
-
-
-@dataclass
-class RankContext:
-    """The parts of a rank that handlers may use.
-
-    Attributes:
-        shell: runs cells; its namespace is the rank's.
-        groups: the process groups.
-        interrupts: what the main thread runs.
-        segments: takes large values in.
-        device: where the rank computes.
-        observer: watches the cells that run.
-    """
-
-    shell: RankShell
-    groups: Groups
-    interrupts: Interrupts
-    segments: SegmentLink
-    device: torch.device
-    observer: CellObserver | None = None
-
-    def look_after_failure(self) -> None:
-        """Mark models for a reset if user code raised in the middle of a step."""
-        try:
-            is_dirty = model_reset.look_after_failure()
-        except BaseException:  # an interrupt, since code of a model's does not end
-            is_dirty = True
-        if is_dirty:
-            self.groups.mark_broken()
-
-
 class Packed(NamedTuple):
     """An answer that is pickled already."""
 
@@ -176,26 +124,44 @@ class Handler(Protocol):
         """Answer a query on another thread, while the main thread may run user code."""
 
 
-class Handlers:
-    """The handlers of a rank, each made when its feature is first asked; used on any thread.
+class CellObserver(Protocol):
+    """Observes a cell from its first statement to its last."""
 
-    Args:
-        context: what they may use.
+    def start(self) -> None:
+        """Called when the cell begins."""
+
+    def stop(self) -> None:
+        """Called when the cell has ended."""
+
+
+@dataclass
+class RankContext:
+    """The parts of a rank that handlers may use, and the handlers, each made when its feature is
+    first asked.
     """
 
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
-        self._lock = threading.RLock()
-        self._made: dict[str, Handler] = {}
+    shell: RankShell
+    groups: Groups
+    interrupts: Interrupts
+    segments: SegmentLink
+    device: torch.device
+    observer: CellObserver | None = None
+    _handlers: dict[str, Handler] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def find(self, request: FeatureRequest) -> Handler:
-        """The handler of a request.
-
-        Raises:
-            CellmeshError: the feature cannot be imported.
-        """
+    def find_handler(self, request: FeatureRequest) -> Handler:
+        """The handler of a request, on any thread; CellmeshError if it cannot be imported."""
         module = _MODULES[type(request)]
         with self._lock:
-            if module not in self._made:
-                self._made[module] = load(module).make_handler(self._context)
-            return self._made[module]
+            if module not in self._handlers:
+                self._handlers[module] = load(module).make_handler(self)
+            return self._handlers[module]
+
+    def look_after_failure(self) -> None:
+        """Mark models for a reset if user code raised in the middle of a step."""
+        try:
+            is_dirty = model_reset.look_after_failure()
+        except BaseException:  # an interrupt, since code of a model's does not end
+            is_dirty = True
+        if is_dirty:
+            self.groups.mark_broken()

@@ -17,12 +17,7 @@ Hook = Callable[[types.ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """An import finder that delegates to the other finders, and calls hooks after a module has been
-    loaded.
-
-    Args:
-        hooks: module's name -> hook.
-    """
+    """An import finder that delegates to the others, and calls a module's hook after its import."""
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = dict(hooks)

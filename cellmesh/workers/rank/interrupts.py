@@ -65,11 +65,7 @@ class Interrupts:
         sys.unraisablehook = self._on_unraisable
 
     def begin(self, run: int) -> None:
-        """Note that the main thread starts a run.
-
-        Raises:
-            KeyboardInterrupt: the run was interrupted while it waited.
-        """
+        """Note that the main thread starts a run; raises what interrupted it while it waited."""
         if _getsignal(_SIGINT) is not self._handler:
             self._handle_signals()  # an earlier run's code has put another handler in its place
         self._held_back = False
@@ -89,9 +85,7 @@ class Interrupts:
         return self._cancelled.pop(run, None) is not None
 
     def end(self) -> None:
-        """Note that the main thread has ended its run; if nothing has failed, `running` = -1 is
-        enough.
-        """
+        """Note that the main thread has ended its run; after success, `running` = -1 is enough."""
         self.running = self._wanted = -1
         self._held_back = self.is_describing = False
 
@@ -100,21 +94,12 @@ class Interrupts:
             signal.signal(number, self._handler)
 
     def describe(self, run: int) -> None:
-        """Note that a run has failed and code of its exception is executing, which only `insist`
-        interrupts.
-        """
+        """Note that a failed run's exception is being described, which only `insist` interrupts."""
         self.running, self.is_describing = run, True
 
     def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
-        """Interrupt a run, from any other thread.
-
-        Args:
-            run: its number.
-            kind: what is raised in it: KeyboardInterrupt, or `Released` where the user did not ask
-                for it.
-
-        Returns:
-            Whether it is running now; if not, it will not start.
+        """Interrupt a run, from any other thread, by a KeyboardInterrupt, or `Released` where the
+        user did not ask for it; returns whether the run executes now. If not, it will not start.
         """
         if self.running != run:
             self._cancelled[run] = kind

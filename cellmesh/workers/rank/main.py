@@ -41,7 +41,7 @@ from .child_processes import follow_children, guard_forks
 from .control import ControlThread
 from .executor import Executor
 from .failures import Failures, find_lost_context, report_lost_context
-from .features import Handlers, RankContext, late, load_or_say
+from .features import RankContext, load, load_or_say
 from .import_hooks import build_whole_files
 from .interrupts import Interrupts, bound_switch_interval
 from .memory import MemoryMeter
@@ -80,14 +80,8 @@ def run_rank(
     control: socket.socket,
     segments: socket.socket,
 ) -> None:
-    """The life of a rank, from the fork to the end of its process; never returns.
-
-    Args:
-        options: who it is.
-        shell: the shell that the zygote prepared.
-        work: our end of the socketpair for work.
-        control: our end of the socketpair for the control thread.
-        segments: our end of the socketpair for large values.
+    """The life of a rank, from the fork to the end of its process, by our ends of three
+    socketpairs; never returns.
     """
     try:
         die_with(options.agent_pid)
@@ -123,7 +117,7 @@ def run_rank(
         meters = bars.Meters(pump.send, tracker.current, interrupts)
         bars.watch_bars(meters)
     build_whole_files()
-    sys.breakpointhook = late("rank.debugger", "break_here")
+    sys.breakpointhook = lambda *args, **kwargs: load("rank.debugger").break_here(*args, **kwargs)
     tracker.follow_threads()
     interrupts.install()
     bound_switch_interval()
@@ -144,10 +138,7 @@ def run_rank(
     )
     meter = MemoryMeter(placement.device)
     context = RankContext(shell, groups, interrupts, SegmentLink(segments), placement.device)
-    handlers = Handlers(context)
-    control_thread = ControlThread(
-        Channel(control), shell, groups, interrupts, asker, placement.device, meter, handlers
-    )
+    control_thread = ControlThread(Channel(control), context, asker, meter)
     control_thread.start()
     shell.user_ns.update(
         rank=options.rank,
@@ -169,7 +160,6 @@ def run_rank(
     raise_as_stops(shell.stopped_by)
     executor = Executor(
         context,
-        handlers,
         pump,
         tracker,
         Failures(shell, groups, control_thread.stop_of),

@@ -49,9 +49,6 @@ class MemoryMeter:
     """Reads the memory of this process; make it after the fork.
 
     A cell pays for two samples (about ten microseconds each without a GPU); calls pay nothing.
-
-    Args:
-        device: where the rank computes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -88,9 +85,7 @@ class MemoryMeter:
         )
 
     def device_percent(self) -> int:
-        """The load of the rank's GPU in percent; `UNKNOWN` without a GPU, or before the rank has
-        used it.
-        """
+        """The load of the rank's GPU in percent; `UNKNOWN` before the rank has used one."""
         if not self._has_gpu():
             return UNKNOWN
         if self._read_gpu_load is None:
@@ -114,14 +109,11 @@ class MemoryMeter:
 
 
 def open_gpu(uuid: str) -> Callable[[], int]:
-    """Have NVML find a GPU; its library is loaded here, which takes some ten milliseconds.
+    """Return a function for a GPU's load by all processes, in percent (`UNKNOWN` where the package,
+    the driver or its answer is missing).
 
-    Args:
-        uuid: the GPU's: its number would depend on CUDA_VISIBLE_DEVICES.
-
-    Returns:
-        A function for the GPU's load by all processes, in percent; `UNKNOWN` where the package,
-        the driver or its answer is missing.
+    NVML's library is loaded here, which takes some ten milliseconds. It finds the GPU by its UUID:
+    its number would depend on CUDA_VISIBLE_DEVICES.
     """
     try:
         import pynvml

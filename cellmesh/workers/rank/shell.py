@@ -33,9 +33,7 @@ from .streams import RankDisplayHook, RankDisplayPublisher, Show
 
 
 class RankExit(ExitAutocall):
-    """Raised by ``exit()`` and ``quit()``, in cells and in modules: ends the cell, as
-    ``sys.exit()`` does.
-    """
+    """What ``exit()`` and ``quit()`` call: they end the cell, as ``sys.exit()`` does."""
 
     def __call__(self, code: object = None) -> None:
         raise SystemExit(code)
@@ -48,9 +46,7 @@ _DEFINES = ("def ", "class ", "lambda")
 
 
 class RankCompiler(CachingCompiler):
-    """Names code of cells in tracebacks, also of notebook cells whose functions were sent here;
-    drops the text of old cells.
-    """
+    """Names code of cells in tracebacks, also of cells whose functions were sent."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -173,7 +169,7 @@ class RankShell(InteractiveShell):
         execution_count: int = 0,
         quiet: bool = False,
     ) -> BaseException | None:
-        """Run a cell.
+        """Run a cell; returns what it raised, or None.
 
         Args:
             source: as typed, magics and all.
@@ -181,9 +177,6 @@ class RankShell(InteractiveShell):
             is_async: whether it awaits at top level; asked only with `transformed`.
             execution_count: the notebook's ``In[n]``.
             quiet: drop the value of a last expression.
-
-        Returns:
-            What it raised, or None.
         """
         self.execution_count = execution_count
         self.cell_source, self.quiet_cell = source, quiet
@@ -243,9 +236,7 @@ class RankShell(InteractiveShell):
     def _run_as_ipython(
         self, source: str, transformed: str, is_async: bool
     ) -> BaseException | None:
-        """Run a cell by IPython's `run_cell`, without the steps that the notebook has already
-        done.
-        """
+        """Run a cell by IPython's `run_cell`, without what the notebook has already done."""
         result: ExecutionResult | None = None
         try:
             cell = self.run_cell_async(source, store_history=False, transformed_cell=transformed)
@@ -259,9 +250,7 @@ class RankShell(InteractiveShell):
         return _error_of(result)
 
     def render_traceback(self, error: BaseException) -> str:
-        """An exception's traceback as a notebook shows it, with ANSI colours; user code's frames
-        only.
-        """
+        """A traceback as a notebook shows it, with ANSI colours; user code's frames only."""
         kind, tb = type(error), _skip_machinery(traceback_of(error))
         if issubclass(kind, UsageError):
             return f"UsageError: {error}"
@@ -365,9 +354,7 @@ def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
 
 
 def make_shell() -> RankShell:
-    """Make the process's shell; starts no thread and opens no file. To be called once per
-    process.
-    """
+    """Make the process's only shell; starts no thread and opens no file."""
     config = Config()
     config.HistoryManager.enabled = False
     warnings.filterwarnings("ignore", message="To exit: use")

@@ -237,12 +237,8 @@ _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
 
 @dataclass(frozen=True)
 class Waited:
-    """The collective that the main thread waited in.
-
-    Attributes:
-        collective: the ``torch.distributed`` call, "" if it was none.
-        group: torch's name of its process group, "" if that is not known.
-        waited_s: for how long, in seconds.
+    """The collective ("": none) that the main thread waited in, torch's name of its group, and how
+    long.
     """
 
     collective: str = ""
@@ -252,12 +248,7 @@ class Waited:
 
 @dataclass(frozen=True)
 class StopPoint:
-    """The interrupt or release of a run.
-
-    Attributes:
-        kind: what it is to be seen to end with: KeyboardInterrupt, or `Released`.
-        waited: what it waited in then.
-    """
+    """The interrupt or release of a run: what the run is to end with, and what it waited in."""
 
     kind: type[KeyboardInterrupt]
     waited: Waited
@@ -265,15 +256,13 @@ class StopPoint:
 
 @dataclass(frozen=True)
 class Activity:
-    """The cell, line and call that a stack is in.
+    """Where a main thread is; 0 or "" for what is not known.
 
     Attributes:
-        execution_count: the cell that runs (0: unknown).
-        line: its line (0: unknown).
-        where: the call that the innermost frame of user code is in, as written; "" if that is not
-            known.
-        collective: the ``torch.distributed`` call it is in, "" if none; ``wait`` for that of a
-            `Work`.
+        execution_count: the ``In[n]`` of the cell that it runs.
+        line: its line.
+        where: the call that the innermost frame of user code is in, as written.
+        collective: the ``torch.distributed`` call it is in; ``wait`` for that of a `Work`.
         may_wait: whether it is inside of torch, which may wait for what it has begun (a backward
             pass).
     """

@@ -32,12 +32,7 @@ class _Question:
 
 
 class Asker:
-    """Sends requests for input to the user, one at a time.
-
-    Args:
-        send: sends a message to the agent, after everything that has been printed.
-        tracker: says which run asks.
-    """
+    """Sends requests for input to the user, one at a time."""
 
     def __init__(self, send: Callable[[Parcel[Any]], None], tracker: RunTracker) -> None:
         self._send = send
@@ -69,10 +64,6 @@ class Asker:
 
     def ask(self, prompt: str, is_password: bool = False) -> str:
         """Request a line from the user, and wait for it.
-
-        Args:
-            prompt: shown before the box.
-            is_password: what is typed is not shown.
 
         Raises:
             EOFError: the user ended the input (Ctrl-D), the front end has none, or the cell has

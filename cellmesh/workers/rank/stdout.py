@@ -47,11 +47,6 @@ class Gate:
     long ones. The streams have a bucket each, so that a flood of stdout hides no traceback that a
     thread or a library writes to stderr.
 
-    Args:
-        now: seconds, any clock that does not run backwards.
-        burst_bytes: how much of a stream passes at once.
-        bytes_per_s: how much of a stream passes in the long run.
-
     Attributes:
         hides: (run, stream) -> what of its output is not shown.
     """
@@ -66,17 +61,7 @@ class Gate:
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
-        """Admit text of a stream, as far as the bound allows.
-
-        Args:
-            run: the run that printed it.
-            stream: where to.
-            text: a delta.
-            now: seconds.
-
-        Returns:
-            What to show.
-        """
+        """Admit text of a run's stream, as far as the bound allows; returns what to show."""
         earned = (now - self._filled_at) * self._rate
         self._tokens = {
             name: min(self._burst, tokens + earned) for name, tokens in self._tokens.items()
@@ -142,10 +127,7 @@ def _cost(text: str) -> int:
 
 class Log:
     """A rank's log file, appended to by rank and agent; keeps at least the newest `limit_bytes`.
-
-    Args:
-        path: the file; its predecessor, once it is full, is ``path`` + ``.1``.
-        limit_bytes: size at which it is turned over.
+    Its predecessor, once it is full, is ``path`` + ``.1``.
     """
 
     def __init__(self, path: Path, limit_bytes: int = LOG_BYTES) -> None:
@@ -154,9 +136,7 @@ class Log:
         self._descriptor = -1
 
     def append(self, text: str) -> None:
-        """Append text; if the disk is full or the directory removed, the text is lost and the rank
-        continues.
-        """
+        """Append text, which is lost if the disk is full or the directory removed."""
         data = text.encode(errors="replace")
         try:
             while data:
@@ -166,14 +146,10 @@ class Log:
             return
 
     def keep(self, bundle: bytes) -> Path | None:
-        """Write a display that was not shown into a file of its own; the oldest go, for
-        `limit_bytes` in all.
+        """Write the largest form of a display that was not shown into a file of its own; the oldest
+        go, for `limit_bytes` in all.
 
-        Args:
-            bundle: a MIME bundle as JSON; its largest form is written.
-
-        Returns:
-            The file; None if the display is larger than all may be, or the disk is full.
+        Returns the file; None if the display is larger than all may be, or the disk is full.
         """
         try:
             mime, content = _largest_form(json.loads(bundle)["data"])
@@ -215,9 +191,7 @@ class Log:
             os.write(self._descriptor, _DROPPED)
 
     def _is_current(self, facts: os.stat_result) -> bool:
-        """Whether the open descriptor is still the log file, which the agent may have rotated or
-        user code removed.
-        """
+        """Whether the open file is still the log, which the agent may rotate, user code remove."""
         try:
             return os.stat(self._path).st_ino == facts.st_ino
         except FileNotFoundError:
@@ -237,15 +211,7 @@ def _largest_form(data: dict[str, Any]) -> tuple[str, bytes]:
 
 
 def read_log(path: Path, num_bytes: int) -> tuple[str, int]:
-    """Read the end of a rank's log.
-
-    Args:
-        path: the log's path, as given to `Log`.
-        num_bytes: how much at most.
-
-    Returns:
-        The text, and how many bytes lie before it.
-    """
+    """Read the end of a rank's log; returns the text, and how many bytes lie before it."""
     pieces: list[bytes] = []
     left, before = num_bytes, 0
     for part in (path, path.with_name(path.name + ".1")):

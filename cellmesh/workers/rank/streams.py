@@ -114,11 +114,8 @@ class Pump:
             self._flush()
 
     def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
-        """Send the answer to a run, after all its printed text, without being interrupted.
-
-        Args:
-            parcel: the answer.
-            more_follows: another run follows at once, so the answer may wait for that of the other.
+        """Send the answer to a run, after all its printed text, without being interrupted. If
+        another run follows at once, the answer may wait for that of the other.
         """
         if self._forked:
             return
@@ -146,13 +143,9 @@ class Pump:
             self._flush()
 
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
-        """Send a display; if it exceeds the bound, print its text instead.
+        """Send a display; if it exceeds the bound, print instead what `describe` gives.
 
         A display that is too large is written into a file beside the log.
-
-        Args:
-            parcel: the display.
-            describe: gives what it is without a front end.
         """
         verb = parcel.verb
         counts = verb.kind == "display"  # a cell has one value, and updates replace each other
@@ -238,11 +231,6 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
 
 class RankStream(io.TextIOBase):
     """A text stream whose lines go to the notebook, below the cell that printed them.
-
-    Args:
-        name: ``stdout`` or ``stderr``.
-        pump: where text goes.
-        tracker: says whose text it is.
 
     Attributes:
         divert: takes text that goes elsewhere (into a widget), and says whether it did.

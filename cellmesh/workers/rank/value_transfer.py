@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 
 def reduce_for_notebook(value: Any) -> Any:
-    """The pickle reducer of tensors for a process without GPUs and process groups (see
-    `payload.dumps`).
-    """
+    """The pickle reducer of values for a process without GPUs and process groups."""
     if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
         raise UnpicklableError(
             "a generator stays where its code runs: return `list(...)` of what it yields"
@@ -87,14 +85,8 @@ class SegmentLink:
     def give(
         self, run: int, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, list[Frame]]:
-        """Write a pickle's buffers into a segment, if they are large, and pass it to the agent.
-
-        Args:
-            run: whose value it is; the agent forgets it where the run fails after all.
-            pickled, buffers: as `payload.dumps` gives them.
-
-        Returns:
-            What to send.
+        """Write a pickle's buffers into a segment, if they are large, and pass it to the agent,
+        which forgets it where the run fails after all; returns what to send.
         """
         if (
             segments.num_bytes_of(pickled, buffers) < segments.MIN_BYTES
@@ -140,12 +132,8 @@ _CONTAINERS = (tuple, list, set, frozenset)
 
 
 def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
-    """Bind, in each function of a value, the missing names to the rank's current values.
-
-    Args:
-        value: a function, or what holds functions: helpers among its globals and in its closure,
-            methods, partials, containers.
-        namespace: the rank's.
+    """Bind, in each function that a value is or holds (globals, closures, methods, partials,
+    containers), the missing names to the rank's current values.
     """
     seen: set[int] = set()
     todo = [value]

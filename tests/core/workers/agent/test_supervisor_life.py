@@ -21,7 +21,6 @@ from cellmesh.workers.agent.supervisor import (
     LEAVE_S,
     MAX_ZYGOTES_LOST,
     AskToLeave,
-    End,
     Fork,
     KillRanks,
 )
@@ -88,7 +87,6 @@ def test_nccl_needs_a_gpu_for_each_rank(num_gpus: int, remedy: str) -> None:
     assert f"3 ranks, {num_gpus} GPUs" in failed.text
     assert remedy in failed.text
     assert isinstance(stopped, Stopped)
-    assert of(End, actions)
     assert not of(Fork, actions)
 
 
@@ -101,25 +99,23 @@ def test_what_can_work_is_started(backend: str, num_gpus: int) -> None:
 
 def test_a_module_that_cannot_be_imported_is_the_users_fault() -> None:
     supervisor = make()
-    actions = supervisor.zygote_failed("no module named 'x'\n")
+    actions = supervisor.fail("no module named 'x'\n", "user")
     assert up(actions) == [StartFailed("user", "no module named 'x'"), Stopped("the start failed")]
-    assert of(End, actions)
     assert supervisor.state == "ended"
 
 
 def test_a_zygote_that_dies_is_the_hosts_fault() -> None:
-    actions = make().zygote_ended("killed by SIGKILL", "last words\n")
-    failed, _ = up(actions)
+    failed, stopped = up(make().zygote_ended("killed by SIGKILL", "last words\n"))
     assert failed == StartFailed("host", "the zygote killed by SIGKILL\nlast words")
-    assert of(End, actions)
+    assert stopped == Stopped("the start failed")
 
 
 def test_ranks_that_cannot_be_forked_are_the_hosts_fault() -> None:
     supervisor = make()
     supervisor.zygote_ready(0)
-    actions = supervisor.fork_failed("too many open files")
+    actions = supervisor.fail("too many open files")
     assert up(actions) == [StartFailed("host", "too many open files"), Stopped("the start failed")]
-    assert of(End, actions)
+    assert supervisor.state == "ended"
 
 
 def test_a_rank_that_dies_while_it_starts_ends_the_start() -> None:
@@ -135,7 +131,7 @@ def test_a_rank_that_dies_while_it_starts_ends_the_start() -> None:
     assert supervisor.rank_ended(0, "killed", "", 0.0) == []
     actions = supervisor.rank_ended(2, "killed", "", 0.0)
     assert up(actions) == [Stopped("the start failed")]
-    assert of(End, actions)
+    assert supervisor.state == "ended"
 
 
 def test_a_rank_that_cannot_start_ends_the_start() -> None:
@@ -295,7 +291,6 @@ def test_a_stop_asks_all_to_leave_and_ends_when_they_have() -> None:
     assert supervisor.rank_ended(1, "exited with code 0", "", 5.1) == []
     actions = supervisor.rank_ended(2, "exited with code 0", "", 5.1)
     assert up(actions)[-1] == Stopped("stopped")
-    assert actions[-1] == End("stopped")
     assert supervisor.state == "ended"
 
 
@@ -310,14 +305,14 @@ def test_stubborn_ranks_are_killed_until_they_are_gone() -> None:
     due = supervisor.deadline()
     assert due is not None
     assert of(KillRanks, supervisor.tick(due)) == [KillRanks((2,))]
-    assert of(End, supervisor.rank_ended(2, "killed", "", 9.0))
+    assert up(supervisor.rank_ended(2, "killed", "", 9.0)) == [Stopped("stopped")]
 
 
 def test_a_stop_without_ranks_ends_at_once() -> None:
     supervisor = make()
     actions = supervisor.stop("stopped", 0.0)
     assert up(actions) == [Stopped("stopped")]
-    assert of(End, actions) == [End("stopped")]
+    assert supervisor.state == "ended"
 
 
 def test_a_second_stop_changes_nothing() -> None:
@@ -337,7 +332,7 @@ def test_a_stop_while_restarting_forks_nothing() -> None:
     supervisor.stop("stopped", 0.0)
     actions = supervisor.rank_ended(1, "killed", "", 0.0)
     assert not of(Fork, actions)
-    assert of(End, actions)
+    assert supervisor.state == "ended"
 
 
 def test_a_stopping_mesh_takes_no_restart() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -148,11 +148,11 @@ def test_a_new_zygote_forks_what_is_missing_and_nothing_else() -> None:
     assert supervisor.zygote_ready(0) == []
 
 
-@pytest.mark.parametrize("how", ["fork_failed", "zygote_failed"])
-def test_what_cannot_be_forked_leaves_the_living(how: str) -> None:
+@pytest.mark.parametrize("fault", ["user", "host"])
+def test_what_cannot_be_forked_leaves_the_living(fault: Literal["user", "host"]) -> None:
     supervisor = bereft(0, 1)
     supervisor.respawn((0, 1), 0.0)
-    [failed] = up(getattr(supervisor, how)("too many open files"))
+    [failed] = up(supervisor.fail("too many open files", fault))
     assert failed == RespawnFailed((0, 1), "too many open files")
     assert supervisor.state == "ready"
     assert supervisor.pids() == {2: 102}

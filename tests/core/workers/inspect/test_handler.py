@@ -337,16 +337,6 @@ def test_the_user_interrupts_what_is_run_for_a_look() -> None:
         looker_of(raise_=raise_).answer(Overview("raise_(KeyboardInterrupt())", runs=True), False)
 
 
-class FakeHandlers:
-    """One handler for all requests."""
-
-    def __init__(self, handler: Any) -> None:
-        self.handler = handler
-
-    def find(self, request: Any) -> Any:
-        return self.handler
-
-
 @pytest.mark.parametrize("answer", [raise_, lambda error: threading.Lock()])
 def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
     asked: list[bool] = []
@@ -356,7 +346,14 @@ def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
             asked.append(True)
             return answer(KeyboardInterrupt("odd"))  # raised, or in what cannot be pickled
 
-    parts = cast(Any, [None] * 3 + [SimpleNamespace()] + [None] * 3 + [FakeHandlers(Odd())])
+    context = SimpleNamespace(
+        shell=None,
+        groups=None,
+        interrupts=SimpleNamespace(),
+        device=None,
+        find_handler=lambda request: Odd(),
+    )
+    parts = cast(Any, [None, context, None, None])
     done = ControlThread(*parts)._query(Request(7, Overview("x")))
     assert done.verb.run == 7
     assert isinstance(payload.loads(done.verb.payload, done.buffers), Refusal)

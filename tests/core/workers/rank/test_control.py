@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 
 from cellmesh.workers.groups.ledger import CollectiveRecord
 from cellmesh.workers.rank import control
@@ -27,10 +26,10 @@ class Clocked:
             ledger=SimpleNamespace(current=lambda: None, last_begun=lambda: self.last),
             rendezvous=SimpleNamespace(missing=lambda: ""),
         )
-        device = torch.device("cpu")
-        parts = cast(
-            Any, [None, None, groups, SimpleNamespace(running=7), None, device, None, None]
+        context = SimpleNamespace(
+            shell=None, groups=groups, interrupts=SimpleNamespace(running=7), device=None
         )
+        parts = cast(Any, [None, context, None, None])
         self.thread = ControlThread(*parts)
 
     def waited_s(self, at: float) -> float:
