@@ -40,13 +40,6 @@ def failed(run: int = 1) -> Failed:
 # ---- joining
 
 
-def test_equal_verbs_travel_as_one() -> None:
-    merger = Merger()
-    for rank in (3, 0, 2, 1):
-        say(merger, rank, out("x\n"))
-    assert taken(merger) == [((0, 1, 2, 3), out("x\n"))]
-
-
 def test_verbs_that_differ_travel_apart() -> None:
     merger = Merger()
     say(merger, 0, out("x\n"))
@@ -56,15 +49,6 @@ def test_verbs_that_differ_travel_apart() -> None:
     assert len(taken(merger)) == 4
 
 
-def test_equal_sequences_travel_as_one_sequence() -> None:
-    merger = Merger()
-    script = [out("a\n"), out("b\n"), Done(1)]
-    for rank in range(4):
-        for verb in script:
-            say(merger, rank, verb)
-    assert taken(merger) == [((0, 1, 2, 3), verb) for verb in script]
-
-
 def test_a_verb_does_not_overtake_what_its_rank_said_before() -> None:
     merger = Merger()
     say(merger, 0, out("a\n"))
@@ -72,13 +56,6 @@ def test_a_verb_does_not_overtake_what_its_rank_said_before() -> None:
     say(merger, 1, out("b\n"))
     say(merger, 1, out("a\n"))
     assert taken(merger) == [((0,), out("a\n")), ((0, 1), out("b\n")), ((1,), out("a\n"))]
-
-
-def test_what_a_rank_says_twice_is_said_twice() -> None:
-    merger = Merger()
-    say(merger, 0, out("x\n"))
-    say(merger, 0, out("x\n"))
-    assert taken(merger) == [((0,), out("x\n"))] * 2
 
 
 def test_equal_values_travel_as_one_and_buffers_apart() -> None:
@@ -131,16 +108,6 @@ def test_a_failure_does_not_wait() -> None:
     merger.expect(1, 4)
     say(merger, 0, failed())
     assert taken(merger, 0.0) == [((0,), failed())]
-
-
-def test_the_next_answers_wait_again() -> None:
-    merger = Merger()
-    for run in (1, 2):
-        merger.expect(run, 2)
-        say(merger, 0, Done(run), now=1.0)
-        assert merger.take(1.0) == []
-        say(merger, 1, Done(run), now=1.0)
-        assert len(merger.take(1.0)) == 1
 
 
 def test_ranks_that_will_never_answer_are_not_waited_for() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import pytest
 
 from cellmesh.wire.codec import Parcel
@@ -20,9 +23,11 @@ from cellmesh.wire.output import Output
 from cellmesh.workers.agent.supervisor import (
     LEAVE_S,
     MAX_ZYGOTES_LOST,
+    Action,
     AskToLeave,
     Fork,
     KillRanks,
+    Supervisor,
 )
 
 from ....support.supervisor_decisions import (
@@ -97,24 +102,20 @@ def test_what_can_work_is_started(backend: str, num_gpus: int) -> None:
     assert of(Fork, make(3, backend).zygote_ready(num_gpus))
 
 
-def test_a_module_that_cannot_be_imported_is_the_users_fault() -> None:
+@pytest.mark.parametrize(
+    ("event", "fault", "text"),
+    [
+        (lambda s: s.fail("no module named 'x'\n", "user"), "user", "no module named 'x'"),
+        (lambda s: s.zygote_ended("killed", "words\n"), "host", "the zygote killed\nwords"),
+        (lambda s: [*s.zygote_ready(0)[:0], *s.fail("no files")], "host", "no files"),
+    ],
+    ids=["import", "zygote's death", "fork"],
+)
+def test_a_start_without_ranks_fails_and_ends(
+    event: Callable[[Supervisor], list[Action]], fault: Literal["user", "host"], text: str
+) -> None:
     supervisor = make()
-    actions = supervisor.fail("no module named 'x'\n", "user")
-    assert up(actions) == [StartFailed("user", "no module named 'x'"), Stopped("the start failed")]
-    assert supervisor.state == "ended"
-
-
-def test_a_zygote_that_dies_is_the_hosts_fault() -> None:
-    failed, stopped = up(make().zygote_ended("killed by SIGKILL", "last words\n"))
-    assert failed == StartFailed("host", "the zygote killed by SIGKILL\nlast words")
-    assert stopped == Stopped("the start failed")
-
-
-def test_ranks_that_cannot_be_forked_are_the_hosts_fault() -> None:
-    supervisor = make()
-    supervisor.zygote_ready(0)
-    actions = supervisor.fail("too many open files")
-    assert up(actions) == [StartFailed("host", "too many open files"), Stopped("the start failed")]
+    assert up(event(supervisor)) == [StartFailed(fault, text), Stopped("the start failed")]
     assert supervisor.state == "ended"
 
 
@@ -155,13 +156,8 @@ def test_a_start_fails_once() -> None:
 def test_ranks_forked_too_late_are_killed() -> None:
     supervisor = make(2)
     supervisor.zygote_ready(0)
-    supervisor.stop("stopped", 0.0)
+    assert up(supervisor.stop("stopped", 0.0)) == [Stopped("stopped")]
     assert of(KillRanks, supervisor.forked(pids(2))) == [KillRanks((0, 1))]
-
-
-def test_a_zygote_that_is_ready_too_late_forks_nothing() -> None:
-    supervisor = make(2)
-    supervisor.stop("stopped", 0.0)
     assert supervisor.zygote_ready(0) == []
 
 
@@ -183,7 +179,9 @@ def test_living_ranks_do_without_the_zygote() -> None:
 
 def test_a_restart_kills_all_and_forks_all() -> None:
     supervisor = started()
+    work(supervisor, 1, (0, 1, 2))
     assert supervisor.restart() == [KillRanks((0, 1, 2))]
+    assert supervisor.restart() == []
     assert supervisor.state == "restarting"
     assert supervisor.rank_ended(0, "killed", "", 0.0) == []
     assert supervisor.rank_ended(2, "killed", "", 0.0) == []
@@ -196,18 +194,6 @@ def test_a_restart_kills_all_and_forks_all() -> None:
     assert supervisor.state == "ready"
     assert phases(supervisor) == ["idle"] * 3
     assert up(supervisor.tick(LATER)) == []
-
-
-def test_a_restart_with_runs_in_flight_begins_afresh() -> None:
-    supervisor = started(2)
-    work(supervisor, 1, (0, 1))
-    supervisor.restart()
-    for rank in range(2):
-        supervisor.rank_ended(rank, "killed", "", 0.0)
-    supervisor.forked(pids(2, 2))
-    for rank in range(2):
-        supervisor.from_rank(rank, READY, 0.0)
-    assert phases(supervisor) == ["idle", "idle"]
     work(supervisor, 2, (0, 1))
     done(supervisor, 0, 2)
     done(supervisor, 1, 2)
@@ -245,12 +231,6 @@ def test_a_restart_while_ranks_start_replaces_them() -> None:
     assert supervisor.restart() == [KillRanks((0, 1))]
     supervisor.rank_ended(0, "killed", "", 0.0)
     assert supervisor.rank_ended(1, "killed", "", 0.0) == [Fork((0, 1), 2)]
-
-
-def test_a_second_restart_changes_nothing() -> None:
-    supervisor = started(2)
-    supervisor.restart()
-    assert supervisor.restart() == []
 
 
 def test_a_restart_whose_zygotes_keep_dying_fails() -> None:
@@ -308,17 +288,11 @@ def test_stubborn_ranks_are_killed_until_they_are_gone() -> None:
     assert up(supervisor.rank_ended(2, "killed", "", 9.0)) == [Stopped("stopped")]
 
 
-def test_a_stop_without_ranks_ends_at_once() -> None:
-    supervisor = make()
-    actions = supervisor.stop("stopped", 0.0)
-    assert up(actions) == [Stopped("stopped")]
-    assert supervisor.state == "ended"
-
-
 def test_a_second_stop_changes_nothing() -> None:
     supervisor = started()
     supervisor.stop("stopped", 0.0)
-    assert supervisor.stop("again", 0.5) == []
+    assert supervisor.stop("again", 0.5) == supervisor.restart() == []
+    assert supervisor.state == "stopping"
     supervisor.rank_ended(0, "", "", 1.0)
     supervisor.rank_ended(1, "", "", 1.0)
     supervisor.rank_ended(2, "", "", 1.0)
@@ -333,13 +307,6 @@ def test_a_stop_while_restarting_forks_nothing() -> None:
     actions = supervisor.rank_ended(1, "killed", "", 0.0)
     assert not of(Fork, actions)
     assert supervisor.state == "ended"
-
-
-def test_a_stopping_mesh_takes_no_restart() -> None:
-    supervisor = started()
-    supervisor.stop("stopped", 0.0)
-    assert supervisor.restart() == []
-    assert supervisor.state == "stopping"
 
 
 def test_what_ranks_said_last_goes_up_before_the_end() -> None:

@@ -190,12 +190,6 @@ class Spot:
 STOP = "arrive(), leave()"
 
 
-def test_a_cell_is_told_with_its_line() -> None:
-    spot = Spot()
-    activity = spot.look(lambda: define(f"x = 1\n\n{STOP}\n", "<cell 7>", "__main__", **spot.names))
-    assert activity == Activity(7, 3, "leave", "")
-
-
 def test_the_innermost_call_is_told_and_the_line_of_the_cell() -> None:
     spot = Spot()
     library = define(f"def compute():\n    {STOP}\n", "/lib/numbers.py", "numbers", **spot.names)
@@ -231,26 +225,6 @@ def test_the_collective_that_the_user_called_is_told() -> None:
     assert activity == Activity(4, 2, "leave", "all_reduce", may_wait=True)
 
 
-def test_a_collective_inside_a_library_is_told() -> None:
-    spot = Spot()
-    library = define(
-        "def backward():\n    reduce(1)\n",
-        "/lib/ddp.py",
-        "ddp",
-        reduce=collectives(spot)["wrapper"],
-    )
-    activity = spot.look(
-        lambda: define("loss()\n", "<cell 4>", "__main__", loss=library["backward"])
-    )
-    assert (activity.execution_count, activity.line, activity.collective) == (4, 1, "all_reduce")
-
-
-def test_code_that_is_no_cell_has_no_line() -> None:
-    spot = Spot()
-    activity = spot.look(lambda: define(f"{STOP}\n", "/lib/setup.py", "setup", **spot.names))
-    assert activity == Activity(0, 0, "leave", "")
-
-
 # ---- interruptions
 
 
@@ -262,14 +236,6 @@ def interrupted(run: Any) -> types.TracebackType | None:
     while tb is not None and not tb.tb_frame.f_code.co_filename.startswith(("<cell", "/lib")):
         tb = tb.tb_next
     return tb
-
-
-def test_an_interruption_names_the_innermost_function() -> None:
-    library = define("def compute():\n    raise KeyboardInterrupt\n", "/lib/numbers.py", "numbers")
-    tb = interrupted(
-        lambda: define("compute()", "<cell 1>", "__main__", compute=library["compute"])
-    )
-    assert describe_interruption(tb) == "interrupted in compute"
 
 
 def test_an_interruption_in_the_cell_itself_names_the_cell() -> None:

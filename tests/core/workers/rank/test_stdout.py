@@ -47,11 +47,6 @@ def test_what_is_little_passes_as_it_is() -> None:
     assert gate.close() == []
 
 
-def test_a_burst_passes_whole() -> None:
-    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
-    assert text_of(gate.admit(1, "stdout", "x" * 1000, 0.0)) == "x" * 1000
-
-
 def test_what_is_too_much_is_cut_at_a_line_and_counted() -> None:
     gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
     text = "".join(f"line {n:4}\n" for n in range(2000))
@@ -100,19 +95,6 @@ def test_a_long_flood_shows_samples_of_itself() -> None:
     assert 5 < notes < 30
 
 
-def test_what_is_held_of_one_run_is_not_mixed_with_that_of_another() -> None:
-    gate = Gate(0.0, burst_bytes=10, bytes_per_s=0)
-    shown = gate.admit(1, "stdout", "a" * 10_000 + "\n", 0.0)
-    shown += gate.admit(2, "stderr", "b" * 10_000 + "\n", 0.0)
-    shown += gate.close()
-    for run, stream, letter in ((1, "stdout", "a"), (2, "stderr", "b")):
-        of_run = [verb for verb in shown if verb.run == run]
-        assert set(text_of(of_run)) == {letter, "\n"}
-        assert {verb.stream for verb in of_run if isinstance(verb, Output)} == {stream}
-        [note] = skipped_in(of_run)
-        assert note.num_bytes + num_bytes(of_run) == 10_001
-
-
 def test_closing_twice_shows_nothing_twice() -> None:
     gate = Gate(0.0, burst_bytes=10, bytes_per_s=0)
     gate.admit(1, "stdout", "x" * 10_000, 0.0)
@@ -132,7 +114,7 @@ CHUNKS = st.lists(
     st.tuples(
         st.integers(1, 3),
         st.sampled_from(["stdout", "stderr"]),
-        st.text(st.sampled_from("ab\n\r\u2028"), min_size=1, max_size=80).map(lambda t: t * 20),
+        st.text(st.sampled_from("abü語\n\r\u2028"), min_size=1, max_size=80).map(lambda t: t * 20),
         st.sampled_from([0.0, 0.1, 5.0]),
     ),
     max_size=30,
@@ -207,16 +189,6 @@ def test_a_flood_is_bounded(source: Any) -> None:
     assert len(shown) < 20_000
 
 
-@pytest.mark.parametrize("text", ["ü" * 1000, "語" * 1000])
-def test_bytes_are_bytes(text: str) -> None:
-    gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
-    shown = gate.admit(1, "stdout", text, 0.0)
-    assert num_bytes(shown) <= 1000
-    shown += gate.close()
-    skipped = sum(note.num_bytes for note in skipped_in(shown))
-    assert skipped + num_bytes(shown) == len(text.encode())
-
-
 # ---- the log
 
 
@@ -234,27 +206,6 @@ def test_a_log_is_for_its_owner_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "rank0.log").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_log_makes_no_file_before_there_is_text(tmp_path: Path) -> None:
-    Log(tmp_path / "rank0.log")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_log_goes_on_where_another_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.log"
-    Log(path).append("before\n")
-    Log(path).append("after\n")
-    assert path.read_text() == "before\nafter\n"
-
-
-def test_two_writers_share_a_log(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.log"
-    rank, agent = Log(path), Log(path)
-    for number in range(50):
-        rank.append(f"rank {number}\n")
-        agent.append(f"agent {number}\n")
-    assert path.read_text() == "".join(f"rank {n}\nagent {n}\n" for n in range(50))
 
 
 def test_a_full_log_is_turned_over(tmp_path: Path) -> None:
@@ -296,23 +247,16 @@ def test_two_writers_keep_the_newest_when_a_log_is_turned_over(
     assert len(kept) >= min(limit, len(written))
 
 
-def test_a_log_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_log_that_was_moved_or_removed_is_begun_anew(tmp_path: Path, is_kept: bool) -> None:
     path = tmp_path / "rank0.log"
     log = Log(path)
+    assert not path.exists()
     log.append("before\n")
-    path.unlink()
+    path.rename(tmp_path / "kept.log") if is_kept else path.unlink()
     log.append("after\n")
     assert path.read_text() == "after\n"
-
-
-def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.log"
-    log = Log(path)
-    log.append("before\n")
-    path.rename(tmp_path / "kept.log")
-    log.append("after\n")
-    assert path.read_text() == "after\n"
-    assert (tmp_path / "kept.log").read_text() == "before\n"
+    assert not is_kept or (tmp_path / "kept.log").read_text() == "before\n"
 
 
 def test_a_log_whose_directory_is_gone_loses_text_and_nothing_else(tmp_path: Path) -> None:
@@ -328,14 +272,9 @@ def test_a_log_whose_directory_is_gone_loses_text_and_nothing_else(tmp_path: Pat
     assert (directory / "rank0.log").read_text() == "found\n"
 
 
-def test_a_log_that_cannot_be_made_loses_text_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    Log(tmp_path / "file" / "rank0.log").append("lost\n")
-    assert (tmp_path / "file").read_text() == ""
-
-
-def test_a_full_disk_loses_text_and_nothing_else() -> None:
-    Log(Path("/dev/full")).append("lost\n")
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null/rank0.log"])
+def test_a_log_that_cannot_be_written_loses_text_and_nothing_else(path: str) -> None:
+    Log(Path(path)).append("lost\n")
 
 
 def test_text_that_is_no_unicode_is_logged_as_far_as_it_goes(tmp_path: Path) -> None:
