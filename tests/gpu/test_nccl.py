@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from cellmesh.workers.groups.placement import choose_placement
+from cellmesh.workers.groups.group_factory import choose_placement
 from tests.mesh.forked import Rank, World, released_after
 
 from .conftest import needs_gpus

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from cellmesh.workers.groups.group_factory import choose_placement
 from cellmesh.workers.groups.groups import Groups
-from cellmesh.workers.groups.placement import choose_placement
 
 TIMEOUT_S = 60.0
 _fork = multiprocessing.get_context("fork")

@@ -6,7 +6,7 @@ import pytest
 
 import cellmesh as cm
 from cellmesh.errors import HostError, RanksInterrupted
-from cellmesh.workers.groups import descriptors
+from cellmesh.workers.groups import group_factory
 
 from .conftest import Recorder
 from .test_faults import wait_until_busy
@@ -74,4 +74,4 @@ def test_what_a_group_needs_is_counted_amply(own_mesh: cm.Mesh) -> None:
         "import os; before = len(os.listdir('/proc/self/fd')); group = dist.new_group([0, 1])"
     )
     opened = own_mesh.pull("len(os.listdir('/proc/self/fd')) - before").list
-    assert all(0 < num <= descriptors.A_GROUP + 2 for num in opened)
+    assert all(0 < num <= group_factory.A_GROUP + 2 for num in opened)

@@ -1,4 +1,4 @@
-"""End the collectives of this process whose peers will not join.
+"""Ends the collectives of this process whose peers will not join.
 
 ``ProcessGroupGloo.abort()`` ends no wait in torch 2.13. What ends all is a receive that runs into
 its time-out: gloo then closes all connections of the group and fails all operations on it, but
@@ -18,16 +18,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import re
 import struct
+import sys
 import termios
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.distributed import c10d_logger
 
 from ...stdlib import os, select, socket, threading, time
 from ..linux_process import start_thread
+from ..static_lookup import args_of
 
 # A descriptor and the inode behind it: the number alone may be in use again.
 Sockets = Mapping[int, int]
@@ -41,6 +45,16 @@ _LONGEST_S, _LOOK_S = 3.0, 0.005
 _HOLD_S, _DRAIN_STEP_S = 5.0, 0.002
 _AT_ONCE = timedelta(milliseconds=1)
 _NO_TAG = 2**31 - 7  # no sender uses it
+# What gloo and NCCL say when a connection ends under an operation.
+_LOST = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|not connected|Socket closed|pair closure|"
+    r"communicator was aborted"
+)
+# How long after the loss of a connection this rank is told to stop, where it is: a death takes the
+# settle time to be followed by the release. Peers whose own time-out for a group is over close
+# connections, too.
+_TOLD_WITHIN_S = 3.0
+_STOP_LOOK_S = 0.02
 
 
 def open_sockets() -> dict[int, int]:
@@ -69,10 +83,8 @@ def connections(sockets: Sockets) -> dict[int, int]:
 
 
 def shut_down(sockets: Sockets) -> int:
-    """Shut connections down, so that operations on them raise an error.
-
-    Returns:
-        How many were shut down, those included that the other side had closed.
+    """Shut connections down, so that operations on them raise an error; returns how many, those
+    included that the other side had closed.
     """
     num_cut = 0
     for descriptor, inode in sockets.items():
@@ -85,24 +97,16 @@ def shut_down(sockets: Sockets) -> int:
 
 
 def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
-    """Make every operation on a gloo group raise; call `await_quiet` before.
-
-    Args:
-        group: a plain ``ProcessGroup``.
-        sockets: its connections.
-        drain: takes the connections over.
-
-    Returns:
-        How many connections it had.
+    """Make every operation on a plain gloo group raise, after `await_quiet`; returns how many
+    connections it had, which `drain` takes over.
     """
     num_cut = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
             if connection is not None and not _listens(connection):
                 num_cut += 1
-                with contextlib.suppress(
-                    OSError
-                ):  # no descriptor is left: peers that send meet an error
+                # Without a descriptor left, peers that send meet an error.
+                with contextlib.suppress(OSError):
                     drain.take([os.dup(connection.fileno())])
     if num_cut:
         _time_out(group)
@@ -211,14 +215,8 @@ def all_stand(sockets: Sockets) -> bool:
 
 
 def abort_nccl(group: Any) -> bool:
-    """Abort the NCCL communicators of a process group; operations that wait for them raise or
-    return.
-
-    Args:
-        group: a plain ``ProcessGroup``.
-
-    Returns:
-        Whether it has any.
+    """Abort the NCCL communicators of a plain group, upon which operations that wait for them
+    raise or return; returns whether it has any.
     """
     backends = _backends(group, "nccl")
     for backend in backends:
@@ -237,14 +235,11 @@ def _backends(group: Any, name: str) -> list[Any]:
 
 
 def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) -> None:
-    """Set what NCCL needs so that an abort ends an operation and not the process.
+    """Set in ``os.environ``, before the first group is made, what NCCL needs so that an abort ends
+    an operation and not the process.
 
     Its watchdog ends the process when an operation fails (mode 3 and 1), or when it has not been
     heard of for some minutes, as while a user sits in a debugger. What the user has set stays.
-
-    Args:
-        environment: ``os.environ``, before the first group is made.
-        device: the rank's device.
     """
     if device.type == "cuda":
         environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -255,9 +250,7 @@ def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) ->
 
 @contextlib.contextmanager
 def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """A second descriptor for a socket; None if the socket was closed and its number is used
-    again.
-    """
+    """A second descriptor for a socket; None if its number stands for something else now."""
     try:
         if os.fstat(descriptor).st_ino != inode:
             raise OSError
@@ -287,3 +280,39 @@ def _connected(descriptor: int, inode: int) -> bool:
         if connection is None:
             return False
         return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED
+
+
+def lost_its_peers(error: BaseException) -> bool:
+    """Whether an operation failed only because a connection was closed."""
+    if not issubclass(type(error), RuntimeError):
+        return False
+    # Not by its own `__str__`, which may do anything.
+    texts = [part for part in args_of(error) if type(part) is str]
+    return _LOST.search(" ".join(texts)) is not None
+
+
+def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
+    """From now on, raise in a collective the interrupt or release that cut its connections, as
+    `kind` returns it (None if the current run was not stopped).
+
+    gloo and NCCL raise a RuntimeError then, which ``except Exception`` in a training loop would
+    take for an error of the step. torch passes every error of a collective for which Python waits
+    through one function, to log it (``c10d_logger``): there it is exchanged. Where C++ waits (DDP's
+    backward pass, ``wait()`` of an asynchronous operation) it stays what it is, and the rank's
+    executor reports it as what it was.
+    """
+    describe = c10d_logger._get_msg_dict
+
+    def describe_or_stop(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        error = sys.exc_info()[1]
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and error is not None and lost_its_peers(error):
+            told_by = time.monotonic() + _TOLD_WITHIN_S
+            while (stop := kind()) is None and time.monotonic() < told_by:
+                # Others may have cut the connection before this rank's message arrives.
+                time.sleep(_STOP_LOOK_S)
+            if stop is not None:
+                raise stop() from error
+        return describe(*args, **kwargs)
+
+    c10d_logger._get_msg_dict = describe_or_stop

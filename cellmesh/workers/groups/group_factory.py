@@ -1,33 +1,102 @@
-"""Lets torch make process groups in an interruptible way, and records their connections."""
+"""Lets torch make process groups in an interruptible way, from arguments that can be written down
+for another rank, and records their connections.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import os
-from collections.abc import Callable, Iterator, Sequence
+import resource
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroupGloo
 from torch.distributed.constants import default_pg_nccl_timeout, default_pg_timeout
 
 from ...errors import GroupDown
-from . import abort, descriptors
-from .blueprint import GroupPlan
+from ...stdlib import os, time
+from . import abort
 from .interruptible_wait import Patience
 from .store import MeshStore
 
 # A cell may take as long as it takes: torch's own time-out (30 min) would take the group away from
 # a user who sits in a debugger. What hangs is shown and interrupted, not timed out.
 TIMEOUT = timedelta(days=365)
+# Of each group, besides a connection to each member: gloo's listening socket, its loop's, its
+# rendezvous'.
+A_GROUP = 8
+# For Python itself, and for files that user threads open while groups are connected.
+_SPARE = 16
+# What retired groups hold is closed in the background.
+_PATIENCE_S, _LOOK_S = 1.0, 0.02
 
 # The arguments of ``_new_process_group_helper`` by name, and what it returns with the connections
 # it made.
 Asked = dict[str, Any]
 Made = tuple[Any, Any, dict[int, int]]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A rank's device, and the backend string for ``init_process_group``."""
+
+    device: torch.device
+    backend: str
+
+
+def choose_placement(
+    backend: str, local_rank: int, num_local_ranks: int, num_gpus: int
+) -> Placement:
+    """Choose the device of a rank, and its backend of ``auto``, ``gloo`` and ``nccl``: ``auto`` is
+    NCCL for CUDA tensors where every rank of the host has a GPU of its own, else gloo for all.
+    """
+    if num_gpus == 0:
+        return Placement(torch.device("cpu"), "gloo")
+    device = torch.device("cuda", local_rank % num_gpus)
+    if backend == "gloo" or (backend == "auto" and num_local_ranks > num_gpus):
+        return Placement(device, "cpu:gloo,cuda:gloo")
+    return Placement(device, "cpu:gloo,cuda:nccl")
+
+
+class GroupPlan(msgspec.Struct, frozen=True):
+    """The arguments with which a process group was made."""
+
+    name: str
+    # The mesh's ranks of its members, in the group's order; () for the mesh's default group.
+    ranks: tuple[int, ...]
+    backend: str
+    tag: str  # "" for none
+    description: str
+    timeout_s: float
+    device: str = ""  # that is bound to it, "" for none
+
+    def members(self, world_size: int) -> tuple[int, ...]:
+        """Global ranks of the group's members."""
+        return self.ranks or tuple(range(world_size))
+
+
+class MeshPlan(msgspec.Struct, frozen=True):
+    """A DeviceMesh over all ranks."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    # torch's counter of groups when it was made: where its groups' names begin.
+    first_group: int
+
+
+class BlueprintData(msgspec.Struct, frozen=True):
+    """All that a new rank needs to make the groups of a living one."""
+
+    # In the order made; those that the writer is no member of, too.
+    groups: tuple[GroupPlan, ...]
+    group_count: int
+    mesh: MeshPlan | None = None
 
 
 class Maker:
@@ -57,20 +126,14 @@ class Maker:
         c10d._new_process_group_helper = make_watched
 
     def make(self, asked: Asked, limit_s: float | None = None) -> Made:
-        """Let torch make a group.
-
-        Args:
-            asked: the helper's arguments.
-            limit_s: how long its members may take to connect; None for as long as it takes.
-
-        Returns:
-            The group or ``NON_GROUP_MEMBER``, its store, and its connections.
+        """Let torch make a group, whose members may take `limit_s` to connect; returns the group or
+        ``NON_GROUP_MEMBER``, its store, and its connections.
         """
         # The time-out that gloo connects with is that of its messages, too, for good.
         arguments = asked | {"timeout": _timeout_for(asked)}
         self._store.connect()
         is_member = asked["group_rank"] is not None
-        if is_member and (lack := descriptors.find_lack([asked["group_size"]])):
+        if is_member and (lack := find_lack([asked["group_size"]])):
             raise GroupDown(
                 f"the process group {str(asked['group_name'])!r} cannot be connected: {lack}"
             )
@@ -120,13 +183,7 @@ def _timeout_for(asked: Asked) -> timedelta:
 
 
 def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
-    """The plan of a group from a call of ``_new_process_group_helper``, to make the group on a new
-    rank.
-
-    Args:
-        asked: its arguments by name.
-        ranks: the mesh's ranks of the members; () for the mesh's default group.
-    """
+    """The plan of a group with these ranks from a call of ``_new_process_group_helper``."""
     device = asked["device_id"]
     return GroupPlan(
         str(asked["group_name"]),
@@ -140,12 +197,8 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
 
 
 def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
-    """The arguments of ``_new_process_group_helper`` that make a group of a plan.
-
-    Args:
-        plan: what was written down, of a group with ranks of its own.
-        rank: who calls.
-        store: the default group's.
+    """The arguments of ``_new_process_group_helper`` that make the planned group on `rank`, over
+    the default group's store.
     """
     return {
         "group_size": len(plan.ranks),
@@ -163,9 +216,7 @@ def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
 
 
 def call_of_split(group: Any, ranks: Sequence[int]) -> Asked:
-    """The arguments of ``_new_process_group_helper`` for a group that NCCL has split off
-    another.
-    """
+    """The arguments of ``_new_process_group_helper`` for a group that NCCL has split off."""
     default = c10d._get_default_group()
     return {
         "group_size": group.size(),
@@ -196,3 +247,34 @@ def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
     for backend in abort.backends_of(group):
         if backend.name() in timeouts:
             backend._set_default_timeout(timeouts[backend.name()])
+
+
+def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
+    """Why this rank has too few descriptors to connect groups of so many members; "" if it has
+    enough, with `num_coming` that will be closed before.
+
+    Counted before gloo connects, as gloo aborts the process when there are too few.
+    """
+    needed = _SPARE + sum(A_GROUP + size for size in sizes)
+    deadline = time.monotonic() + _PATIENCE_S
+    while (num_free := count_free() + num_coming) < needed:
+        if time.monotonic() > deadline:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return (
+                f"{max(0, num_free)} of {limit} descriptors are free, and connecting process "
+                f"groups needs {needed}: close files and sockets there, or start the mesh under a "
+                "higher `ulimit -n`"
+            )
+        time.sleep(_LOOK_S)
+    return ""
+
+
+def count_free() -> int:
+    """How many descriptors this process may still open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        return limit - sum(int(entry) < limit for entry in os.listdir("/proc/self/fd"))
+    except OSError:  # not even one to list them
+        return 0

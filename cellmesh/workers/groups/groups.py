@@ -24,26 +24,27 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ...stdlib import os
 from ...wire.groups import GroupCount
 from ..trace.recorder import Spans
-from . import abort, descriptors, rpc
-from .blueprint import BlueprintData, GroupPlan, MeshPlan, Presence
-from .c10d_registry import Books
+from . import abort, rpc
 from .group_factory import (
     TIMEOUT,
+    BlueprintData,
+    GroupPlan,
     Maker,
+    MeshPlan,
+    Placement,
     call_for,
     call_of_split,
+    find_lack,
     plan_of,
     set_timeouts,
     timeouts_of,
 )
-from .heal_rendezvous import Meeting
 from .healing import HealableGroup
-from .init_process_group import DefaultGroup, torch_init_process_group
+from .init_process_group import Books, DefaultGroup, torch_init_process_group
 from .interruptible_wait import Patience
-from .ledger import Ledger
 from .model_reset import Survey, note_comm_hooks
-from .placement import Placement
-from .rendezvous import Rendezvous
+from .op_tracking import Ledger
+from .rendezvous import Meeting, Presence, Rendezvous, Session
 from .store import MeshStore
 
 # How long members of a group may take to connect when all of them take part in a heal.
@@ -62,10 +63,6 @@ class Groups:
         store_port: port of the c10d store on MASTER_ADDR.
         incarnation: counts the starts and restarts of the mesh; keys of different ones do not mix.
         spans: what the rank did lately.
-
-    Attributes:
-        ledger: what they have begun.
-        rendezvous: where ranks meet in ``init_process_group``.
     """
 
     def __init__(
@@ -135,7 +132,7 @@ class Groups:
         """Replaces ``_new_process_group_helper``; its arguments by name."""
         if self._is_replaying:
             return self._replay_group(asked)
-        session = None if self._default.is_the_meshs else self.rendezvous.session
+        session = self._session()
         if session is not None and not asked["global_ranks_in_group"]:
             # Names differ from those of the mesh's groups, and of an earlier program's.
             count = session.number * _GROUPS_A_PROGRAM
@@ -155,10 +152,14 @@ class Groups:
         self._books.replace(made, group)
         return group, store
 
+    def _session(self) -> Session | None:
+        """What the ranks of a program's default group have agreed on, if it is in use."""
+        return None if self._default.is_the_meshs else self.rendezvous.session
+
     def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
         """The mesh's ranks of a group's members; () for the mesh's default group."""
         ranks = tuple(asked["global_ranks_in_group"])
-        session = None if self._default.is_the_meshs else self.rendezvous.session
+        session = self._session()
         if session is None:
             return ranks
         return tuple(session.members[rank] for rank in ranks) or session.members
@@ -206,12 +207,8 @@ class Groups:
         self._is_broken = True
 
     def release(self) -> int:
-        """Make every blocked operation, group construction and store wait of this process raise.
-
-        Callable from any thread. The groups must be healed afterwards.
-
-        Returns:
-            How many connections and waits were cut.
+        """Make every blocked operation, group construction and store wait of this process raise,
+        from any thread; returns how many connections and waits were cut.
         """
         # Said before it is so: what is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
@@ -224,16 +221,11 @@ class Groups:
 
     def _cut(self) -> int:
         groups = self._living()
-        if any(group.sockets for group in groups):
-            abort.await_quiet(
-                {fd: inode for group in groups for fd, inode in group.sockets.items()}
-            )
+        abort.await_quiet({fd: inode for group in groups for fd, inode in group.sockets.items()})
         return sum(group.cut() for group in groups)
 
     def counts(self) -> tuple[GroupCount, ...]:
-        """Number of operations that this rank has begun on each group since the group was made or
-        healed.
-        """
+        """What this rank has begun on each group since the group was made or healed."""
         return tuple(group.count() for group in self._living())
 
     def blueprint(self) -> bytes:
@@ -248,16 +240,12 @@ class Groups:
         return [group for group in found if group is not None and not group.is_destroyed]
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """Make, in a new rank, the groups of a living rank without connections; `heal` connects
-        them.
+        """Make, in a new rank, the groups of a living rank without connections, which `heal` makes.
 
         Args:
             blueprint: the living rank's; empty if there is none.
             names: the mesh's dims.
             shape: their sizes.
-
-        Returns:
-            The mesh over them.
         """
         data = BlueprintData((), 0)
         if blueprint:
@@ -269,14 +257,12 @@ class Groups:
         with self._replaying():
             self._init_process_group()
             for plan in data.groups:
-                if plan.ranks:
-                    group, _ = self._replay_group(
-                        call_for(plan, self.rank, c10d._get_default_store())
-                    )
-                    if isinstance(group, HealableGroup):
-                        c10d._world.pg_group_ranks[group] = {
-                            one: i for i, one in enumerate(plan.ranks)
-                        }
+                if not plan.ranks:
+                    continue
+                group, _ = self._replay_group(call_for(plan, self.rank, c10d._get_default_store()))
+                if isinstance(group, HealableGroup):
+                    numbers = {rank: number for number, rank in enumerate(plan.ranks)}
+                    c10d._world.pg_group_ranks[group] = numbers
             c10d._world.group_count = mesh.first_group
             made = self.build_mesh(mesh.names, mesh.shape)
         c10d._world.group_count = max(data.group_count, c10d._world.group_count)
@@ -296,8 +282,7 @@ class Groups:
             What the user must know of models in which a step had stopped.
 
         Raises:
-            GroupDown: a rank does not take part.
-            BaseException: of an interrupt, or of the store. Every group is down then.
+            GroupDown: a rank does not take part. Every group is down then, as after any error.
         """
         if store_port is not None:
             self._store.move(store_port)
@@ -314,7 +299,8 @@ class Groups:
 
     def _heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
         rpc.forget_gatherings()
-        self.ledger.generation = self.rendezvous.generation = generation
+        self.ledger.generation = generation
+        self.rendezvous.begin_generation(generation)
         self.ledger.spans.end_all()  # what was cut has no other end
         prefix = f"{self._prefix}/{generation:x}"
         gc.collect()  # ranks would differ in models without references
@@ -330,10 +316,10 @@ class Groups:
         c10d._world.pg_coalesce_state.clear()  # else an interrupted batch takes the next ones
         meeting = Meeting(self._store, prefix, self.rank, participants)
         old_keys, self._keys = self._keys, meeting.keys
-        meeting.tell_presence(self._presence(models))
+        meeting.exchange_presence(self._presence(models))
         self.ledger.drain.let_go()  # all who are here have cut their side
         self._agree(list(meeting.present.values()))
-        with self._store.note_keys(meeting.keys), self.ledger.rebuilding():
+        with self._rebuilding(meeting.keys):
             for group in sorted(self._living(), key=_order):
                 why = meeting.why_not(group.plan, self.world_size)
                 if why:
@@ -354,21 +340,28 @@ class Groups:
             models.progress,
             self._default.is_the_meshs,
             {program: c10d._world.group_count} if (program := self._default.program) else {},
-            descriptors.find_lack(
-                (group.size() for group in self._living()), self.ledger.drain.num_held
-            ),
+            find_lack((group.size() for group in self._living()), self.ledger.drain.num_held),
         )
 
     def _agree(self, present: Sequence[Presence]) -> None:
-        """Set the counters behind group names to the same values on all ranks, wherever each has
-        stopped.
-        """
+        """Set the counters behind group names alike on all ranks, wherever each has stopped."""
         program = self._default.program
         if not program and any(other.uses_meshs for other in present):
             self._default.restore()
         self._books.group_count = max(other.group_count for other in present)
         if program:
             c10d._world.group_count = max(other.program.get(program, 0) for other in present)
+
+    @contextlib.contextmanager
+    def _rebuilding(self, keys: list[str]) -> Iterator[None]:
+        """A context in which groups are connected again, and `keys` notes the keys of the store."""
+        self._store.note_keys(keys)
+        self.ledger.is_rebuilding = True
+        try:
+            yield
+        finally:
+            self._store.note_keys(None)
+            self.ledger.is_rebuilding = False
 
     def _rebuild(self, group: HealableGroup, prefix: str) -> None:
         store = PrefixStore(prefix, self._store)
@@ -414,7 +407,5 @@ class Groups:
 
 
 def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
-    """The sort key of groups: members connect their groups in one order, so that none waits for
-    another in a different group.
-    """
+    """Members connect their groups in one order, so that none waits for another elsewhere."""
     return bool(group.plan.ranks), group.plan.name, group.plan.ranks

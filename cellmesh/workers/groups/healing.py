@@ -1,8 +1,8 @@
 """A process group that can be reconnected while the user's models keep holding it.
 
 ``HealableGroup`` is what ``torch.distributed`` and everything above it see; the work is done by an
-inner, plain ``ProcessGroup``, which is replaced when the group is healed; see `passing` for what
-passes through.
+inner, plain ``ProcessGroup``, which is replaced when the group is healed; `op_tracking` forwards
+to it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from typing import Any
 
 import torch._C._distributed_c10d as _c10d
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import (
-    ProcessGroup,
-    Work,
-)
+from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.futures import Future
 
 from ...errors import GroupDown
 from ...wire.groups import GroupCount
 from ...wire.trace import What
 from ..linux_process import start_thread
-from . import abort as cutting
-from .blueprint import GroupPlan
-from .ledger import Ledger, has_ended_well
-from .op_tracking import pass_on_everything
+from . import abort
+from .group_factory import GroupPlan
+from .op_tracking import Ledger, has_ended_well, pass_on_everything
 
 # Groups that were taken down where there was no thread to end them in.
 _kept: list[Any] = []
@@ -61,9 +57,7 @@ class _Silent:
 
 
 class HealableGroup(ProcessGroup):
-    """A process group that forwards every method to an inner group.
-
-    It begins without: `connect` gives it one.
+    """A process group that forwards every method to an inner group, which `connect` gives it.
 
     Args:
         ledger: where it notes what it begins.
@@ -104,7 +98,7 @@ class HealableGroup(ProcessGroup):
     def connect(self, inner: Any, sockets: dict[int, int]) -> None:
         """Use `inner` from now on; all counts start at zero."""
         self._inner = inner
-        self.is_gloo = {backend.name() for backend in cutting.backends_of(inner)} == {"gloo"}
+        self.is_gloo = {backend.name() for backend in abort.backends_of(inner)} == {"gloo"}
         self.sockets = sockets
         self._reset_counts()
         self.is_up = True
@@ -127,17 +121,14 @@ class HealableGroup(ProcessGroup):
         self._reset_counts()
 
     def cut(self) -> int:
-        """Make blocked operations raise, from any thread; the group cannot be used until it is
-        healed.
-
-        Returns:
-            How many connections were cut.
+        """Make blocked operations raise until the group is healed, from any thread; returns how
+        many connections were cut.
         """
         sockets, self.sockets = self.sockets, {}
         inner = self.inner
         if inner is None:
             return 0
-        return cutting.cut_gloo(inner, sockets, self._ledger.drain) + cutting.abort_nccl(inner)
+        return abort.cut_gloo(inner, sockets, self._ledger.drain) + abort.abort_nccl(inner)
 
     @property
     def inner(self) -> Any:
@@ -167,16 +158,12 @@ class HealableGroup(ProcessGroup):
 
     @property
     def has_failed_in_backward(self) -> bool:
-        """Whether the last operation of DDP's backward pass failed, so that its gradients are not
-        reduced.
-        """
+        """Whether the last operation of DDP's backward pass failed to reduce gradients."""
         work = self._backward_work
         return work is not None and not has_ended_well(work)
 
     def forget_backward(self) -> None:
-        """Drop the references to the last backward pass if it succeeded: its Work holds
-        gradients.
-        """
+        """Drop the last backward pass if it succeeded, as its Work holds gradients."""
         if not self.has_failed_in_backward:
             self._backward_work = None
 
@@ -198,9 +185,7 @@ class HealableGroup(ProcessGroup):
         return self._ranks[rank] if self._ranks else rank
 
     def what(self, label: str) -> What:
-        """The common fields of the group's operations of one kind; one object until the group is
-        reconnected.
-        """
+        """The fields that the group's operations of one kind share until it is reconnected."""
         name, generation = str(self._name), self._ledger.generation
         return self.whats.setdefault(
             label, What(label, name, self._ranks, generation, not self.is_gloo)

@@ -1,5 +1,5 @@
-"""Waits for C++ calls in a way that can be ended: the call runs in a thread, which is abandoned
-then.
+"""Waits for C++ that signals interrupt and a release ends: for a call, which runs in a thread that
+is abandoned then, and for operations of gloo.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.futures import Future
 from ...errors import GroupDown
 from ...stdlib import time
 from ..linux_process import start_thread
+from ..trace.recorder import Spans
 from .store import StoreWaits
 
 _STEP_S = 0.02
@@ -27,6 +28,7 @@ _STEP_S = 0.02
 _LOOK = timedelta(seconds=0.1)
 # How long operations that were cut may take to notice.
 _GRACE_S = 0.5
+_NO_TIMEOUT = timedelta(0)
 _LEFT = "the wait for other ranks was ended: they will not come"
 
 
@@ -49,9 +51,6 @@ class Patience:
 
     Args:
         waits: of the stores that a function may ask: one that is left behind must stop asking.
-
-    Attributes:
-        has_left: whether a collective was left behind that had not ended.
     """
 
     def __init__(self, waits: StoreWaits) -> None:
@@ -61,14 +60,11 @@ class Patience:
         self._guarded: set[_Guarded] = set()
         self._keeps_types = False
         self._idle: list[_Helper] = []
-        self.has_left = False
+        self.has_left = False  # whether a collective was left behind that had not ended
 
     def end(self) -> int:
         """End every `run` with an error, and complete the futures of `guard` that were pending at
-        the last `end`.
-
-        Returns:
-            How many there were.
+        the last `end`; returns how many there were.
         """
         self._num_ends += 1
         left = [one for one in self._guarded.copy() if one.num_ends < self._num_ends - 1]
@@ -107,12 +103,7 @@ class Patience:
         return given
 
     def follow(self, work: Work) -> bool:
-        """Wait for a collective; signals interrupt the wait.
-
-        Raises:
-            GroupDown: `end` was called, and the collective did not notice.
-            RuntimeError: of the collective.
-        """
+        """Wait for a collective; raises `GroupDown` if it does not notice that `end` was called."""
         num_ends, deadline = self._num_ends, math.inf
         try:
             while True:
@@ -132,14 +123,8 @@ class Patience:
             raise
 
     def run(self, function: Callable[[], object], limit_s: float | None = None) -> None:
-        """Call a function and wait for its end; signals interrupt the wait.
-
-        Args:
-            function: what to call, in a thread; what it returns is dropped.
-            limit_s: how long it may take; None for as long as it takes.
-
-        Raises:
-            GroupDown: `end` was called, or it took too long.
+        """Call a function in a thread and wait for its end; raises `GroupDown` if `end` is called
+        or the call takes longer than `limit_s`.
         """
         errors: list[BaseException] = []
         done = _thread.allocate_lock()
@@ -182,11 +167,7 @@ class Patience:
 
 class _Helper:
     """A thread that executes calls until it is given None; kept, as starting a thread is slower
-    than most calls.
-
-    Attributes:
-        ident: the thread's identity, 0 where a limit on threads is reached.
-        calls: they may not raise.
+    than most calls. Its identity is 0 where a limit on threads is reached.
     """
 
     def __init__(self) -> None:
@@ -199,3 +180,91 @@ class _Helper:
                 if (call := self.calls.get()) is None:
                     return
                 call()
+
+
+class _PatientWork(Work):
+    """Forwards to another Work, except for `wait`."""
+
+    def __init__(self, work: Work, patience: Patience) -> None:
+        super().__init__()
+        self._work, self._patience = work, patience
+
+
+class _NotedWork(_PatientWork):
+    """A Work whose waits and end are recorded for the timeline.
+
+    One that is never waited for, or fails, may end in other ways (see `Spans`).
+    """
+
+    def __init__(
+        self, work: Work, patience: Patience, spans: Spans, number: int, is_waited_for: bool = False
+    ) -> None:
+        super().__init__(work, patience)
+        self._spans, self._number, self._is_waited_for = spans, number, is_waited_for
+
+
+class PatientCollective(_NotedWork):
+    """A gloo collective with an interruptible `wait`, and with a future that can be ended where C++
+    waits.
+
+    gloo does not end an operation whose message is on its way, or was about to be, when the other
+    side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
+    hold).
+    """
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        if not self._is_waited_for:
+            self._spans.wait(self._number)
+        done = (
+            self._patience.follow(self._work)
+            if timeout == _NO_TIMEOUT
+            else self._work.wait(timeout)
+        )
+        self._spans.end(self._number)
+        return done
+
+    def get_future(self) -> Any:
+        future: Any = self._work.get_future()
+        # Who waits for the future (DDP) may hold nothing else of this operation, which is found to
+        # be under way as long as this object lives.
+        future.add_done_callback(lambda _: self)
+        return self._patience.guard(future)
+
+
+class PatientMessage(_NotedWork):
+    """A gloo message, whose `wait` is interruptible if the message is large."""
+
+    def __init__(
+        self, work: Work, patience: Patience, spans: Spans, number: int, is_large: bool
+    ) -> None:
+        super().__init__(work, patience, spans, number)
+        self._is_large = is_large
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        self._spans.wait(self._number)
+        if timeout != _NO_TIMEOUT:
+            self._work.wait(timeout)  # gloo closes all connections when it is over
+        elif self._is_large:
+            self._patience.run(self._work.wait)
+        else:
+            self._work.wait()
+        self._spans.end(self._number)
+        return True
+
+
+class PatientReceive(_PatientWork):
+    """A receive from any sender, which gloo does not end when connections are cut."""
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        if not self._work.is_completed():
+            self._patience.run(lambda: self._work.wait(timeout))
+        return True
+
+
+def _pass_on(name: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(self._work, name)(*args, **kwargs)
+
+
+for _name in dir(Work):
+    if not _name.startswith(("__", "_pybind11")) and _name not in ("wait", "boxed", "unbox"):
+        setattr(_PatientWork, _name, _pass_on(_name))

@@ -1,8 +1,7 @@
-"""The methods that `HealableGroup` forwards to its inner group; communication is recorded and
-counted.
+"""Records the operations that a rank's process groups have begun, and which have ended.
 
-The methods are read off ``ProcessGroup`` as it is installed: newer versions of torch call names
-that older ones do not have.
+The methods that `HealableGroup` forwards to its inner group are read off ``ProcessGroup`` as it is
+installed: newer versions of torch call names that older ones do not have.
 """
 
 from __future__ import annotations
@@ -11,19 +10,21 @@ import re
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import (
-    ProcessGroup,
-    Work,
-)
+from torch._C._distributed_c10d import ProcessGroup, Work
 from torch._C._dynamo import eval_frame
 
 from ...stdlib import threading, time
+from ...wire.groups import GroupCount
 from ..static_lookup import module_of
-from .interruptible_work import PatientCollective, PatientMessage, PatientReceive
+from ..trace.recorder import Spans
+from .abort import Drain
+from .interruptible_wait import Patience, PatientCollective, PatientMessage, PatientReceive
 
 if TYPE_CHECKING:
     from .healing import HealableGroup
@@ -51,6 +52,8 @@ _RETURNS_WORK = re.compile(r"-> \S*\bWork\b")
 # To wait for a message in another thread takes some 50 us longer. Smaller ones are hardly ever on
 # their way when a rank dies, and then their wait ends with the group's time-out or the rank.
 _LARGE_BYTES = 64 << 10
+# Of operations that are waited for later, so many are known at a time.
+_MAX_EARLIER = 1024
 _POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
 # What a group answers itself, and what only makes sense on the C++ object.
 _OWN = frozenset(
@@ -70,6 +73,118 @@ _OWN = frozenset(
         "BackendType",
     }
 )
+
+
+@dataclass(frozen=True)
+class CollectiveRecord:
+    """A collective or a message in flight."""
+
+    name: str  # as ``torch.distributed`` calls it
+    group: str  # torch's name of its process group
+    since: float  # when it was begun, by ``time.monotonic``
+
+
+# An operation's label, its group, when it was begun, and how to reach its Work; None while it is
+# called.
+Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
+
+
+@dataclass
+class Ledger:
+    """The operations of one process's groups; updated by each operation, so kept small.
+
+    Attributes:
+        generation: of the groups; 0 until they are healed.
+        touched: the groups that have begun collectives since `mark`.
+        last: the last operation of the main thread.
+        earlier: those of its operations that were under way when others were begun, oldest first:
+            the last one may fail or end while an earlier one is waited for.
+    """
+
+    patience: Patience
+    drain: Drain = field(default_factory=Drain)
+    spans: Spans = field(default_factory=Spans)
+    generation: int = 0
+    touched: list[HealableGroup] = field(default_factory=list)
+    last: Begun | None = None
+    earlier: deque[Begun] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))
+    is_rebuilding: bool = False
+    main_thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
+
+    def keep(self, begun: Begun) -> None:
+        """Keep an operation when another one begins, if the first is still in flight."""
+        if _is_under_way(begun):
+            self.drop_ended()
+            self.earlier.append(begun)
+
+    def drop_ended(self) -> None:
+        """Drop references to the oldest operations that have ended: a Work holds tensors."""
+        earlier = self.earlier
+        while earlier and not _is_under_way(earlier[0]):
+            earlier.popleft()
+
+    def forget(self, group: HealableGroup) -> None:
+        """Drop all references to a group."""
+        self.touched = [other for other in self.touched if other is not group]
+        group.is_touched = False
+        if self.last is not None and self.last[1] is group:
+            self.last = None
+        self.earlier = deque((one for one in self.earlier if one[1] is not group), _MAX_EARLIER)
+
+    def mark(self) -> None:
+        """Start counting at zero for `counts_since_mark`. Main thread."""
+        if self.touched:
+            for group in self.touched:
+                group.is_touched = False
+                group.forget_backward()
+            self.touched = []
+            self.drop_ended()
+
+    def counts_since_mark(self) -> tuple[GroupCount, ...]:
+        """Collectives, without messages, on the groups used since `mark`. Main thread."""
+        return tuple([group.count(with_messages=False) for group in self.touched])
+
+    def forget_operations(self) -> None:
+        """Drop all operations, which have ended or are not waited for any more."""
+        self.last = None
+        self.earlier.clear()
+
+    def current(self) -> CollectiveRecord | None:
+        """The last operation, if it is in flight; else the oldest one in flight."""
+        last = self.last
+        for one in ([last] if last is not None else []) + list(self.earlier):
+            if _is_under_way(one):
+                label, group, since, _ = one
+                return CollectiveRecord(label, group.group_name, since)
+        return None
+
+    def last_begun(self) -> CollectiveRecord | None:
+        """The last operation, ended or not."""
+        if self.last is None:
+            return None
+        label, group, since, _ = self.last
+        return CollectiveRecord(label, group.group_name, since)
+
+
+def _is_under_way(begun: Begun) -> bool:
+    find_work = begun[3]
+    if find_work is None:
+        return True
+    work = find_work()
+    try:
+        return work is not None and not work.is_completed()
+    except Exception:  # an aborted communicator
+        return False
+
+
+def has_ended_well(work: Work) -> bool:
+    """Whether an operation has succeeded."""
+    try:
+        return (
+            work.is_completed() and work.wait()
+        )  # which does not wait then, but raises what it met
+    except Exception:
+        return False
 
 
 def _begin(

@@ -1,4 +1,5 @@
-"""How ranks find each other when a program calls ``init_process_group`` or ``init_rpc``.
+"""How ranks find each other at a heal, and when a program calls ``init_process_group`` or
+``init_rpc``.
 
 Under torchrun every process is a client of one store, and no process serves an address that a
 program names itself; in a plain script rank 0 of the call serves it. Here an address (``env://``
@@ -15,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -24,38 +25,36 @@ from urllib.parse import urlparse
 import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import DistStoreError
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from ...errors import GroupDown
 from . import rpc
+from .group_factory import GroupPlan
+from .model_reset import Progress, Survey, with_unsettled_buckets
 from .store import InterruptibleStore, MeshStore, ProgramsTCPStore
 
 _SCHEMES = ("env", "tcp", "file")
 _YEAR_S = 365 * 86400.0
+# How long ranks wait for each other at a heal.
+_HEAL_PATIENCE = timedelta(seconds=60)
 
 
 @dataclass
-class HealSession:
-    """What the ranks of one call have agreed on.
+class Session:
+    """What the ranks of one call have agreed on."""
 
-    Attributes:
-        number: greater than that of every session which one of them had before.
-        members: the mesh's rank of each rank of the call; () for a call of unknown size.
-        store: theirs alone.
-        keys: those that this process has set in it.
-    """
-
-    number: int
+    number: int  # greater than that of every session which one of them had before
+    # The mesh's rank of each rank of the call; () for a call of unknown size.
     members: tuple[int, ...]
-    store: Any
-    keys: list[str]
+    store: Any  # theirs alone
+    keys: list[str]  # that this process has set in it
 
 
 @dataclass(frozen=True)
 class Call:
-    """The address, rank and world size of a program's call; None for what the call does not
-    specify.
-    """
+    """The address, rank and world size that a program's call specifies; None for others."""
 
     address: str | None
     rank: int | None
@@ -108,16 +107,9 @@ def _number(argument: int, text: str | None) -> int | None:
 
 
 class Rendezvous:
-    """Finds the other ranks of a program's call.
-
-    Args:
-        store: the mesh's.
-        prefix: of all keys.
-        rank: the mesh's number of this rank.
-        world_size: number of the mesh's ranks.
+    """Finds the other ranks of a program's call, through the mesh's store.
 
     Attributes:
-        generation: of the mesh's groups: what ranks left behind before a heal is not met after it.
         for_group: whether ``init_process_group`` asks; else it is ``init_rpc``.
         session: the last one that was agreed on for a process group.
     """
@@ -128,18 +120,14 @@ class Rendezvous:
         self._last_number = 0
         self._num_open: dict[str, int] = {}
         self._awaited: tuple[str, int] | None = None
-        self._remote_session: HealSession | None = None
+        self._remote_session: Session | None = None
         self._generation = 0
         self._is_open = False
         self.for_group = False
-        self.session: HealSession | None = None
+        self.session: Session | None = None
 
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @generation.setter
-    def generation(self, generation: int) -> None:
+    def begin_generation(self, generation: int) -> None:
+        """Let no rank meet from now on what ranks left behind before a heal."""
         self._generation = generation
         self._num_open.clear()
 
@@ -158,9 +146,8 @@ class Rendezvous:
 
         ProgramsTCPStore.waits = self._store.waits
         vars(dist)["TCPStore"] = ProgramsTCPStore
-        vars(dist)["_create_store_from_options"] = (
-            create_store  # of RPC whose workers may join and leave
-        )
+        # Of RPC whose workers may join and leave.
+        vars(dist)["_create_store_from_options"] = create_store
 
     def _handler(self, in_torch: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def handle(
@@ -187,13 +174,8 @@ class Rendezvous:
 
         return handle
 
-    def _meet(self, call: Call, timeout: timedelta) -> HealSession:
-        """Wait until every rank of a call has called.
-
-        Raises:
-            ValueError: the call makes no sense.
-            DistStoreError: a rank was not in time, or the wait was ended.
-        """
+    def _meet(self, call: Call, timeout: timedelta) -> Session:
+        """Wait until every rank of a call has called."""
         address, rank, size = call.address, call.rank, call.size
         assert address is not None
         assert rank is not None
@@ -211,7 +193,7 @@ class Rendezvous:
             )
         return self._join(f"{place}/{size}", call, _seconds(timeout))
 
-    def _join(self, place: str, call: Call, limit_s: float) -> HealSession:
+    def _join(self, place: str, call: Call, limit_s: float) -> Session:
         store, rank, size = self._store, call.rank or 0, call.size or 1
         keys = [f"{place}/{other}" for other in range(size)]
         own = _Join(self._rank, uuid.uuid4().hex, self._last_number)
@@ -259,14 +241,14 @@ class Rendezvous:
         for join in joins:
             self._store.set(f"{place}/{join.token}", msgspec.msgpack.encode(go))
 
-    def _begin(self, number: int, members: tuple[int, ...], prefix: str) -> HealSession:
+    def _begin(self, number: int, members: tuple[int, ...], prefix: str) -> Session:
         keys: list[str] = []
         kind = InterruptibleStore if self.for_group else rpc.RemoteCallsStore
         store = kind(PrefixStore(prefix, self._store), self._store.waits)
-        store.note_all_keys(keys)
-        return HealSession(number, members, store, keys)
+        store.note_keys(keys)
+        return Session(number, members, store, keys)
 
-    def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> HealSession:
+    def meet_over(self, store: Any, rank: int, size: int, timeout: timedelta) -> Session:
         """Agree with the other ranks of a call that passes its own store."""
         given = InterruptibleStore(store, self._store.waits)
         own = _Join(self._rank, "", self._last_number)
@@ -276,21 +258,19 @@ class Rendezvous:
         given.wait(keys, timedelta(seconds=_seconds(timeout)))
         joins = [msgspec.msgpack.decode(given.get(key), type=_Join) for key in keys]
         self._last_number = 1 + max(join.last_number for join in joins)
-        return HealSession(self._last_number, tuple(join.mesh_rank for join in joins), given, [])
+        return Session(self._last_number, tuple(join.mesh_rank for join in joins), given, [])
 
     def end_session(self) -> None:
         """Note that the process group of the last session was destroyed."""
         self._forget(self.session)
         self.session = None
 
-    def _forget(self, session: HealSession | None) -> None:
+    def _forget(self, session: Session | None) -> None:
         if session is not None:
             session.store.forget_keys(session.keys)
 
     def missing(self) -> str:
-        """Which ranks of a call this rank waits for, in words; "" if it waits for none. From any
-        thread.
-        """
+        """In words, from any thread, which ranks of a call this rank waits for; "" for none."""
         awaited = self._awaited
         if awaited is None:
             return ""
@@ -309,3 +289,109 @@ class Rendezvous:
 def _seconds(timeout: timedelta) -> float:
     """The time-out in seconds; torch's default counts as no time-out."""
     return _YEAR_S if timeout == default_pg_timeout else timeout.total_seconds()
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """The state that a rank reports at the start of a heal."""
+
+    groups: tuple[GroupPlan, ...]  # that it is a member of
+    group_count: int  # torch's counter of the mesh's groups
+    # Signatures of the models that an interrupted step has left half done.
+    half_done: tuple[str, ...]
+    # How far the models have got in what is done once, or counted, by signature.
+    progress: dict[str, Progress]
+    uses_meshs: bool = True  # not set aside
+    # torch's counter of the groups of a program, by the name of its default group.
+    program: dict[str, int] = {}
+    lack: str = ""  # why it cannot connect its groups; "" if it can
+
+
+class Meeting:
+    """The exchange of ranks through the mesh's store at a heal, under keys with a prefix that has
+    not been used before: each reports its state, and all agree on the steps.
+    """
+
+    def __init__(
+        self, store: MeshStore, prefix: str, rank: int, participants: frozenset[int]
+    ) -> None:
+        self._store, self._prefix, self._rank = store, prefix, rank
+        self._participants = sorted(participants)
+        self.keys: list[str] = []  # that this rank has set in the store
+        self.present: dict[int, Presence] = {}  # by rank, once they are exchanged
+
+    def exchange_presence(self, ours: Presence) -> None:
+        """Send the others this rank's state, and receive theirs into `present`; raises `GroupDown`
+        if one does not answer, or cannot connect.
+        """
+        received = self.exchange("present", msgspec.msgpack.encode(ours))
+        self.present = {
+            rank: msgspec.msgpack.decode(data, type=Presence) for rank, data in received.items()
+        }
+        lacks = [f"rank {rank}: {other.lack}" for rank, other in self.present.items() if other.lack]
+        if lacks:
+            raise GroupDown(
+                f"healing the process groups was given up. {'; '.join(lacks)}. Then %dist_heal"
+            )
+
+    def exchange(self, topic: str, ours: bytes) -> dict[int, bytes]:
+        """Send a value to every participant, and receive each participant's value; raises
+        `GroupDown` if one does not take part.
+        """
+        keys = {rank: f"{self._prefix}/{topic}/{rank}" for rank in self._participants}
+        self.keys.append(keys[self._rank])
+        self._store.set(keys[self._rank], ours)
+        try:
+            self._store.wait(list(keys.values()), _HEAL_PATIENCE)
+        except DistStoreError as error:
+            missing = [str(rank) for rank, key in keys.items() if not self._store.check([key])]
+            raise GroupDown(
+                f"healing the process groups was given up: rank {', '.join(missing)} did not come. "
+                "%dist_heal tries again"
+            ) from error
+        return dict(zip(keys, self._store.multi_get(list(keys.values())), strict=True))
+
+    def why_not(self, plan: GroupPlan, world_size: int) -> str:
+        """Why a group of this rank cannot be connected now; "" if it can."""
+        members = plan.members(world_size)
+        missing = [rank for rank in members if rank not in self.present]
+        if missing:
+            return f"{_ranks(missing)} missing"
+        if not plan.ranks:
+            return ""  # ranks that had destroyed the default group have made it again
+        wanted = (plan.name, plan.ranks)
+        without = [
+            rank
+            for rank in members
+            if all(wanted != (other.name, other.ranks) for other in self.present[rank].groups)
+        ]
+        return f"{_ranks(without)} without it" if without else ""
+
+    def reset(self, models: Survey) -> tuple[str, ...]:
+        """Reset the models to a state between two steps, alike on all ranks; returns remarks for
+        the user.
+        """
+        progress: dict[str, set[Progress]] = {}
+        for other in self.present.values():
+            for signature, found in other.progress.items():
+                progress.setdefault(signature, set()).add(found)
+        differing = {
+            signature: sorted(found) for signature, found in progress.items() if len(found) > 1
+        }
+        if unsettled := with_unsettled_buckets(differing):
+            orders: dict[str, set[tuple[str, ...]]] = {}
+            ours = msgspec.msgpack.encode(models.finish_buckets(unsettled))
+            for received in self.exchange("buckets", ours).values():
+                theirs = msgspec.msgpack.decode(received, type=dict[str, tuple[str, ...]])
+                for signature, digests in theirs.items():
+                    orders.setdefault(signature, set()).add(digests)
+            models.restart_buckets(
+                {signature for signature, found in orders.items() if len(found) > 1}
+            )
+        half_done = {name for other in self.present.values() for name in other.half_done}
+        return models.reset(half_done, differing)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} is"
+    return f"ranks {', '.join(map(str, ranks))} are"

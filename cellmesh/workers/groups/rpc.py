@@ -25,12 +25,7 @@ _BARRIER = re.compile(r"(.*/shutdown/[A-Z_]+)_ID_([0-9]+)")
 
 
 class RemoteCallsStore(InterruptibleStore):
-    """The store of one ``init_rpc``, in which the workers' barriers count from one.
-
-    Args:
-        store: the one that holds the keys.
-        waits: where its waits are ended.
-    """
+    """The store of one ``init_rpc``, in which the workers' barriers count from one."""
 
     def __init__(self, store: Any, waits: StoreWaits) -> None:
         super().__init__(store, waits)
@@ -50,29 +45,20 @@ class RemoteCallsStore(InterruptibleStore):
         return super().get(self._name(key))
 
     def add(self, key: str, amount: int) -> int:
-        return super().add(self._name(key), amount)
+        return int(super().add(self._name(key), amount))
 
     def check(self, keys: list[str]) -> bool:
-        return super().check([self._name(key) for key in keys])
+        return bool(super().check([self._name(key) for key in keys]))
 
 
 def refuse_if_running() -> None:
-    """Raise the error of a repeated ``init_rpc`` before waiting for other ranks.
-
-    Raises:
-        RuntimeError: it does.
-    """
+    """Raise the error of a repeated ``init_rpc`` before waiting for other ranks."""
     if rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
         raise RuntimeError("RPC is already initialized")
 
 
 def begin(number: int) -> None:
-    """Set RPC's counters for the current ``init_rpc`` to the values that all its callers have
-    agreed on.
-
-    Args:
-        number: the same on all of them.
-    """
+    """Set RPC's counters for the current ``init_rpc`` to what all its callers have agreed on."""
     rpc._init_counter = number
     forget_gatherings()
 
@@ -86,9 +72,7 @@ def forget_gatherings() -> None:
 
 
 def let_waits_be_interrupted() -> None:
-    """From now on, let a KeyboardInterrupt end the main thread's wait for a
-    ``torch.futures.Future``.
-    """
+    """Let a KeyboardInterrupt end the main thread's waits for ``torch.futures.Future``."""
     wait_in_cpp = torch._C.Future.wait
 
     def wait(future: Any) -> Any:

@@ -35,11 +35,7 @@ class StoreWaits:
         self._stopped_threads: set[int] = set()
 
     def cut(self) -> int:
-        """End every current wait with an error.
-
-        Returns:
-            How many there were.
-        """
+        """End every current wait with an error; returns how many there were."""
         self._num_cuts += 1
         return self._num_waiting
 
@@ -52,15 +48,8 @@ class StoreWaits:
         self._stopped_threads.discard(ident)
 
     def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Poll in short steps until a condition holds.
-
-        Args:
-            is_over: what is asked.
-            limit_s: how long to ask.
-            what: what is waited for, for the errors' texts.
-
-        Raises:
-            DistStoreError: the answer was no for too long, or `cut` was called.
+        """Poll in short steps until a condition holds; raises DistStoreError, which says `what` is
+        waited for, if that takes too long or `cut` is called.
         """
         num_cuts, deadline, step_s = self._num_cuts, time.monotonic() + limit_s, _FIRST_STEP_S
         ident = threading.get_ident()
@@ -77,15 +66,16 @@ class StoreWaits:
             self._num_waiting -= 1
 
 
+def _forwarded(method: str) -> Any:
+    """A method of `InterruptibleStore` that only forwards."""
+    return lambda self, *args: self._ask(lambda client: getattr(client, method)(*args))
+
+
 class InterruptibleStore(Store):
-    """Forwards to another store, except for waits.
+    """Forwards to another store, except for waits, which are ended through `waits`.
 
     Keep a reference for as long as a process group uses it: what C++ holds of it does not count for
     Python.
-
-    Args:
-        store: the other one.
-        waits: where its waits are ended.
     """
 
     def __init__(self, store: Any, waits: StoreWaits) -> None:
@@ -97,16 +87,7 @@ class InterruptibleStore(Store):
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         return question(self._inner)
 
-    @contextlib.contextmanager
-    def note_keys(self, keys: list[str]) -> Iterator[None]:
-        """A context that appends the keys that this process sets to `keys`."""
-        self._noted = keys
-        try:
-            yield
-        finally:
-            self._noted = None
-
-    def note_all_keys(self, keys: list[str]) -> None:
+    def note_keys(self, keys: list[str] | None) -> None:
         """Append the keys that this process sets from now on to `keys`."""
         self._noted = keys
 
@@ -126,34 +107,9 @@ class InterruptibleStore(Store):
         self.wait([key], self._timeout)
         return bytes(self._ask(lambda client: client.get(key)))
 
-    def add(self, key: str, amount: int) -> int:
-        return int(self._ask(lambda client: client.add(key, amount)))
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._ask(lambda client: client.check(keys)))
-
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are set.
-
-        Raises:
-            DistStoreError: they were not in time, or `StoreWaits.cut` was called.
-        """
         limit_s = (timeout or self._timeout).total_seconds()
         self.waits.until(lambda: self.check(keys), limit_s, f"keys: {', '.join(keys)}")
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return bytes(self._ask(lambda client: client.compare_set(key, expected, desired)))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._ask(lambda client: client.delete_key(key)))
-
-    def num_keys(self) -> int:
-        return int(self._ask(lambda client: client.num_keys()))
-
-    deleteKey, getNumKeys = delete_key, num_keys  # as C++ calls them
-
-    def append(self, key: str, value: str | bytes) -> None:
-        self._ask(lambda client: client.append(key, value))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.wait(keys, self._timeout)
@@ -164,22 +120,17 @@ class InterruptibleStore(Store):
             self._noted += keys
         self._ask(lambda client: client.multi_set(keys, values))
 
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        self._ask(lambda client: client.queue_push(key, value))
-
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         if block:
             self.wait([key], self._timeout)
         return bytes(self._ask(lambda client: client.queue_pop(key, False)))
 
-    def queue_len(self, key: str) -> int:
-        return int(self._ask(lambda client: client.queue_len(key)))
-
-    def list_keys(self) -> list[str]:
-        return list(self._ask(lambda client: client.list_keys()))
-
-    def has_extended_api(self) -> bool:
-        return bool(self._ask(lambda client: client.has_extended_api()))
+    add, check, append = _forwarded("add"), _forwarded("check"), _forwarded("append")
+    compare_set, list_keys = _forwarded("compare_set"), _forwarded("list_keys")
+    queue_push, queue_len = _forwarded("queue_push"), _forwarded("queue_len")
+    has_extended_api = _forwarded("has_extended_api")
+    delete_key, num_keys = _forwarded("delete_key"), _forwarded("num_keys")
+    deleteKey, getNumKeys = delete_key, num_keys  # as C++ calls them
 
     def clone(self) -> InterruptibleStore:
         # A copy is for callers that another's wait must not delay; no wait holds this one.
@@ -194,13 +145,7 @@ class InterruptibleStore(Store):
 
 
 class MeshStore(InterruptibleStore):
-    """A client of the mesh's store, or of another ``TCPStore``'s server; any thread may use it.
-
-    Args:
-        host: where the server listens.
-        port: its port.
-        waits: where its waits are ended.
-    """
+    """A client of the mesh's store, or of another ``TCPStore``'s server; any thread may use it."""
 
     def __init__(self, host: str, port: int, waits: StoreWaits | None = None) -> None:
         super().__init__(None, waits or StoreWaits())
@@ -235,9 +180,8 @@ class MeshStore(InterruptibleStore):
 
     def _connect(self) -> TCPStore:
         try:  # torch's client would try for long, and write a stack a time
-            with (
-                socket.socket() as connection
-            ):  # what `socket.create_connection` calls may be patched
+            # What `socket.create_connection` calls may be patched.
+            with socket.socket() as connection:
                 connection.settimeout(_CONNECT_S)
                 connection.connect((self._host, self._port))
         except OSError as error:
@@ -251,9 +195,7 @@ class MeshStore(InterruptibleStore):
 
 
 class ProgramsTCPStore(TCPStore):
-    """``dist.TCPStore`` for programs on a rank: its waits can be ended; see torch for the
-    arguments.
-    """
+    """``dist.TCPStore`` for programs on a rank: its waits can be ended."""
 
     waits: StoreWaits  # the rank's
 

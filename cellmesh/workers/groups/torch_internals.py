@@ -54,14 +54,7 @@ def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def check(expected: Mapping[str, tuple[str, ...]] = EXPECTED) -> None:
-    """Check that ranks can work with the installed torch.
-
-    Args:
-        expected: what it is to have.
-
-    Raises:
-        ImportError: it lacks something, which is named.
-    """
+    """Raise ImportError, which names what is missing, if ranks cannot work with this torch."""
     if missing := ", ".join(find_missing(expected)):
         raise ImportError(
             f"torch {torch.__version__} has no {missing}, which rebuilding process groups takes: "

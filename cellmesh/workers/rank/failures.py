@@ -17,8 +17,8 @@ from ...stdlib import time
 from ...wire import payload
 from ...wire.codec import Parcel
 from ...wire.messages import Failed
+from ..groups.abort import lost_its_peers
 from ..groups.groups import Groups
-from ..groups.peer_loss import lost_its_peers
 from ..static_lookup import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .shell import RankShell
 from .stack_inspection import StopPoint, Waited, describe_interruption, describe_release

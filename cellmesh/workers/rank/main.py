@@ -29,9 +29,9 @@ from ...wire.groups import Heal
 from ...wire.messages import RankReady, RankUnready, Resume, ToMainThread
 from ...wire.output import Display, DisplayKind
 from ...wire.stream import Channel
+from ..groups.abort import raise_as_stops
+from ..groups.group_factory import choose_placement
 from ..groups.groups import Groups
-from ..groups.peer_loss import raise_as_stops
-from ..groups.placement import choose_placement
 from ..groups.rpc import let_waits_be_interrupted
 from ..linux_process import die_with, name_command, name_process
 from ..metrics import Reporter

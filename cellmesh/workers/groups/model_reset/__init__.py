@@ -1,5 +1,158 @@
-"""Removes the half-finished state that a failed step leaves in models."""
+"""Finds and resets the models of a rank that a failed step has left half finished.
 
-from .ddp import note_comm_hooks as note_comm_hooks
-from .survey import Survey as Survey
-from .survey import look_after_failure as look_after_failure
+A step that stops half way leaves DDP's reducer waiting for gradients, FSDP's parameters gathered, a
+pipeline with microbatches on the way; the next step on the same objects would raise or, worse, wait
+for operations that other ranks do not begin. The models are found through the garbage collector, as
+no registry has them.
+
+Ranks differ in what they find: the one that raised is often clean, while the others stopped in the
+middle of a backward pass. Since all must go on alike, each sends the others which models it has
+found half done, by a signature that is the same on all ranks, and `Survey.reset` resets the models
+that any of them has named.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from .data_parallel import Ddp, Fsdp1, Fsdp2, restart_buckets
+from .data_parallel import note_comm_hooks as note_comm_hooks
+from .kinds import Kind, Pipeline, Scaler, Zero
+from .kinds import Progress as Progress
+
+
+def look_after_failure() -> bool:
+    """Note a failed cell on this rank; returns whether it has left any model half finished."""
+    survey = Survey()
+    survey.arm()
+    return bool(survey.half_done)
+
+
+class Survey:
+    """The live models of this process, found when it is made.
+
+    Args:
+        half_done: signatures that an earlier survey has found, of models that were not reset since.
+
+    Attributes:
+        half_done: signatures of those that an interrupted step has left half done.
+        progress: how far the models have got in what is done once, or counted, by signature.
+    """
+
+    def __init__(self, half_done: Collection[str] = ()) -> None:
+        self._found: list[tuple[str, Kind, Any]] = []
+        dirty = set(half_done)
+        progress: dict[str, list[tuple[int, ...]]] = {}
+        for kind, one in _all():
+            try:
+                signature, is_dirty = _signature(kind, one), kind.is_dirty(one)
+                progress_of_one = kind.progress(one)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                # It is half made, or user code in it raises: no step gets through it either.
+                continue
+            self._found.append((signature, kind, one))
+            progress.setdefault(signature, []).append(progress_of_one)
+            if is_dirty:
+                dirty.add(signature)
+        self.half_done = tuple(sorted(dirty))
+        self.progress: dict[str, Progress] = {
+            signature: tuple(sorted(each)) for signature, each in progress.items() if any(each)
+        }
+
+    def arm(self) -> None:
+        """Make the next step of each model first drop the state of the failed step (`Kind.arm`)."""
+        for signature, kind, one in self._found:
+            if signature not in self.half_done:
+                kind.arm(one)
+
+    def reset(
+        self, half_done: Collection[str], progress: Mapping[str, Sequence[Progress]] | None = None
+    ) -> tuple[str, ...]:
+        """Reset every model to its state between two steps; returns what the user must know of it.
+
+        Args:
+            half_done: what any rank has found half done.
+            progress: for the signatures in which ranks differ, the `progress` of each.
+        """
+        notes: dict[str, None] = {}
+        dropped = set()
+        for signature, kind, one in self._found:
+            try:
+                if progress and signature in progress:
+                    kind.align(one, progress[signature])
+                notes.update(dict.fromkeys(kind.reset(one, signature in half_done)))
+            except Exception as error:
+                # Of a torch that keeps it elsewhere, or of the user's code in it.
+                name = type(error).__name__
+                notes[f"{kind.label} could not be reset, construct it again ({name})"] = None
+                continue
+            if signature in half_done and kind.drops_grads:
+                dropped.add(kind.label)
+        if dropped:
+            text = f"gradients of the step that failed are dropped ({', '.join(sorted(dropped))})"
+            notes = {text: None} | notes
+        return tuple(notes)
+
+    # DDP packs gradients into buckets, in an order that it changes once, after the first step.
+    # Ranks that stopped on both sides of that would reduce one parameter's gradient into another's.
+
+    def finish_buckets(self, unsettled: Collection[str]) -> dict[str, list[str]]:
+        """Rebuild buckets in their final order where ranks differ; returns the orders' digests."""
+        digests: dict[str, list[str]] = {}
+        for signature, kind, one in self._found:
+            if isinstance(kind, Ddp) and signature in unsettled:
+                kind.finish_buckets(one)
+                digests.setdefault(signature, []).append(kind.digest_buckets(one))
+        return {signature: sorted(set(found)) for signature, found in digests.items()}
+
+    def restart_buckets(self, different: Collection[str]) -> None:
+        """Put buckets into the order of the first step, on all ranks, where ranks still differ."""
+        for signature, kind, one in self._found:
+            if isinstance(kind, Ddp) and signature in different:
+                restart_buckets(one)
+
+
+def with_unsettled_buckets(progress: Mapping[str, Sequence[Progress]]) -> set[str]:
+    """Of the signatures in which ranks differ, those of DDP models whose buckets differ."""
+    return {
+        signature
+        for signature, found in progress.items()
+        if signature.startswith(f"{Ddp.__name__}:")
+        # Not all: some ranks may still hold models that were made before, as tracebacks do.
+        and len({min(is_final for is_final, *_ in each) for each in found}) > 1
+    }
+
+
+def _all() -> list[tuple[Kind, Any]]:
+    """The live objects of all kinds, found in one pass, without importing their modules."""
+    kinds: dict[int, Kind] = {}  # by id: a class's own hash, a metaclass's, may raise
+    for kind in (Ddp(), Fsdp2(), Fsdp1(), Pipeline(), Zero(), Scaler()):
+        module, name = kind.where
+        if (root := getattr(sys.modules.get(module), name, None)) is not None:
+            kinds.update((id(each), kind) for each in _with_subclasses(root))
+    if not kinds:
+        return []
+    # By `type`, as ``isinstance`` asks the objects, and some that stand for others do something
+    # then.
+    found = [
+        (kinds[id(type(thing))], thing) for thing in gc.get_objects() if id(type(thing)) in kinds
+    ]
+    return [(kind, thing) for kind, thing in found if kind.concerns(thing)]
+
+
+def _with_subclasses(root: type) -> Iterator[type]:
+    yield root
+    subclasses: list[type] = type.__subclasses__(root)
+    for below in subclasses:
+        yield from _with_subclasses(below)
+
+
+def _signature(kind: Kind, one: Any) -> str:
+    digest = hashlib.sha1("\n".join(kind.names(one)).encode(), usedforsecurity=False)
+    return f"{type(kind).__name__}:{digest.hexdigest()[:16]}"

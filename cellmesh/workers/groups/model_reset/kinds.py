@@ -1,16 +1,17 @@
-"""The base class of the kinds of objects that keep state across a step, and shared helpers for
-resetting them.
+"""Kinds of objects that keep state across a step, what data-parallel models share, and the smaller
+ones: pipelines, optimizers and gradient scalers.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ...static_lookup import held_by
-from ..blueprint import Progress as Progress
 
+# How far the models with one signature have got, in an order that is the same on all ranks.
+Progress = tuple[tuple[int, ...], ...]
 MAY_HAVE_UPDATED = (
     "what updates parameters within the backward pass may have updated some: %dist_check shows "
     "whether replicas still agree"
@@ -31,9 +32,7 @@ class Kind:
     drops_grads = True
 
     def concerns(self, found: Any) -> bool:
-        """Whether a live instance of the class is examined by itself; runs none of the instance's
-        code.
-        """
+        """Whether a live instance is examined by itself; runs none of the instance's code."""
         raise NotImplementedError
 
     def names(self, found: Any) -> Iterable[str]:
@@ -45,28 +44,20 @@ class Kind:
         raise NotImplementedError
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        """The object's one-time steps and counters, which are equal on all ranks between two
-        steps.
-        """
+        """One-time steps and counters, equal on all ranks between two steps."""
         return ()
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
         """Bring ranks that differ in `progress`, which holds each rank's, to the same state."""
 
     def arm(self, found: Any) -> None:
-        """After a failed cell: make the object's next step first drop the state of the failed
-        step.
-
-        Dropping it at once would be wrong: the next cell may go on with the step, by a backward
-        pass.
+        """After a failed cell, make the object's next step first drop the state of the failed one;
+        not at once, as the next cell may go on with that step, by a backward pass.
         """
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
-        """Reset the object to its state between two steps; with `dirty`, drop the step's
-        gradients.
-
-        Returns:
-            What the user must know, as what was forgotten, or could not be reset.
+        """Reset the object to its state between two steps, without a `dirty` step's gradients;
+        returns what the user must know, as what was forgotten, or could not be reset.
         """
         raise NotImplementedError
 
@@ -138,9 +129,7 @@ def _act_and_call(
 
 
 def may_update_in_backward(module: Any) -> bool:
-    """Whether a hook runs when a gradient of the module is ready, as for an optimizer in the
-    backward pass.
-    """
+    """Whether a hook runs when a gradient is ready, as an optimizer in the backward pass does."""
     return any(
         parameter._post_accumulate_grad_hooks or hasattr(parameter, "_in_backward_optimizers")
         for parameter in module.parameters()
@@ -148,7 +137,163 @@ def may_update_in_backward(module: Any) -> bool:
 
 
 def leave_join(joinable: Any) -> None:
-    """Detach an object from the `Join` that it is in; a `Join` that is entered later includes
-    it.
-    """
+    """Detach an object from its `Join`; one that is entered later includes the object."""
     joinable._join_config = joinable._join_config._replace(enable=False)
+
+
+# Of schedules, over all versions of torch: what holds something only while a step runs.
+_OF_SCHEDULES = ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops")
+# And of stages; an evaluation leaves them full. `fwd_cache` is `_forward_chunk_states` from torch
+# 2.15 on.
+_OF_STAGES = ("fwd_cache", "_forward_chunk_states", "backward_state")
+_PIPELINE_SETUP = (
+    "_stage_initialized",
+    "_stage_forward_initialized",
+    "_stage_backward_initialized",
+    "_stages_initialized",
+    "_stages_forward_initialized",
+    "_stages_backward_initialized",
+    "_p2p_initialized",
+)
+
+
+class Pipeline(Kind):
+    where = "torch.distributed.pipelining.schedules", "_PipelineSchedule"
+    label = "pipeline"
+
+    def concerns(self, found: Any) -> bool:
+        return not {"_stages", "_stage"}.isdisjoint(held_by(found))
+
+    def names(self, found: Any) -> Iterable[str]:
+        return [type(found).__name__, str(found._n_microbatches)]  # stages differ between ranks
+
+    def is_dirty(self, found: Any) -> bool:
+        return any(getattr(found, name, None) for name in _OF_SCHEDULES) or any(
+            stage.has_backward and any(getattr(stage, name, None) for name in _OF_STAGES)
+            for stage in _stages(found)
+        )
+
+    def progress(self, found: Any) -> tuple[int, ...]:
+        return tuple(int(getattr(found, name, False)) for name in _PIPELINE_SETUP)
+
+    def align(self, found: Any, progress: Sequence[Progress]) -> None:
+        _forget_shapes(found)
+
+    def reset(self, found: Any, dirty: bool) -> Iterable[str]:
+        clear(
+            found,
+            *_OF_SCHEDULES,
+            "backward_counter",
+            "unsharded_stages",
+            "_deferred_stages",
+            "_finalized_stages",
+        )
+        for stage in _stages(found):
+            if getattr(stage, "_metadata_inference_buffer_backup", None) is not None:
+                stage._post_metadata_inference_cleanup()
+            set_all(stage, None, "_gradient_reduction_handle")
+            stage.clear_runtime_states()
+            clear(stage, *_OF_STAGES, "bwd_cache", "dw_runner")
+            for info in _receives(stage):
+                info.buffer = None
+            if dirty and stage.has_backward:
+                drop_grads(stage.submod)
+        if not any(self.progress(found)):
+            _forget_shapes(found)  # other ranks may have got less far in the exchange of shapes
+        elif dirty:
+            # The first exchange of messages connects NCCL's communicators.
+            set_all(found, False, *_PIPELINE_SETUP)
+        return ()
+
+
+def _forget_shapes(schedule: Any) -> None:
+    """Make the next step exchange shapes and connect, like the first one."""
+    set_all(schedule, False, *_PIPELINE_SETUP)
+    for stage in _stages(schedule):
+        if hasattr(stage, "inputs_meta"):  # until torch 2.12; it does not send shapes that it knows
+            stage.inputs_meta = stage._outputs_meta = None
+
+
+def _receives(stage: Any) -> Iterator[Any]:
+    """The pending receives of a stage; before torch 2.15 receive buffers are reused and stay."""
+    if hasattr(stage, "_forward_chunk_states"):
+        for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+            yield from (info for info in infos if not info.is_root_arg)
+
+
+def _stages(schedule: Any) -> list[Any]:
+    return list(schedule._stages) if hasattr(schedule, "_stages") else [schedule._stage]
+
+
+class Zero(Kind):
+    """ZeroRedundancyOptimizer overlapped with DDP; otherwise this optimizer keeps no such state."""
+
+    where = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
+    label = "ZeRO"
+    drops_grads = False
+
+    def concerns(self, found: Any) -> bool:
+        return "_join_config" in held_by(found)
+
+    def names(self, found: Any) -> Iterable[str]:
+        return [str(tuple(parameter.shape)) for parameter in found._all_params]
+
+    def is_dirty(self, found: Any) -> bool:
+        info = _overlap(found)
+        return info is not None and bool(info.bucket_indices_seen or info.broadcast_handles)
+
+    def progress(self, found: Any) -> tuple[int, ...]:
+        info = _overlap(found)
+        return (int(found._join_config.enable), -1 if info is None else int(info.status))
+
+    def align(self, found: Any, progress: Sequence[Progress]) -> None:
+        leave_join(found)
+        if (info := _overlap(found)) is not None and len(
+            {each[1] for one in progress for each in one}
+        ) > 1:
+            _forget_buckets(info)
+
+    def reset(self, found: Any, dirty: bool) -> Iterable[str]:
+        if (info := _overlap(found)) is not None and dirty:
+            info.broadcast_handles.clear()
+            info.clear_per_iter_info()
+            if info.status.name != "INITIALIZED":
+                _forget_buckets(info)
+        return ()
+
+
+def _overlap(found: Any) -> Any:
+    return getattr(found, "_overlap_info", None)
+
+
+def _forget_buckets(info: Any) -> None:
+    """Drop DDP's buckets, so that the next passes record them as the first ones did."""
+    info.status = type(info.status).UNINITIALIZED
+    clear(info, "params_per_bucket", "offsets", "assigned_ranks_per_bucket")
+    for parameters in info.params_per_rank:
+        parameters.clear()
+    info.num_bucket_assignments = 0
+    info.total_size = 0 if info.shard_buckets else None
+
+
+class Scaler(Kind):
+    """A `GradScaler` that a failed cell has left between ``unscale_`` and ``update``."""
+
+    where = "torch.amp.grad_scaler", "GradScaler"
+    label = "GradScaler"
+
+    def concerns(self, found: Any) -> bool:
+        return bool(held_by(found).get("_per_optimizer_states"))
+
+    def names(self, found: Any) -> Iterable[str]:
+        return ()
+
+    def is_dirty(self, found: Any) -> bool:
+        return False
+
+    def arm(self, found: Any) -> None:
+        if any(state["stage"].name != "READY" for state in found._per_optimizer_states.values()):
+            before_next(found, "scale", found._per_optimizer_states.clear)
+
+    def reset(self, found: Any, dirty: bool) -> Iterable[str]:
+        return ()

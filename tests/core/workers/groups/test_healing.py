@@ -21,9 +21,8 @@ from torch.futures import Future
 from cellmesh.errors import GroupDown
 from cellmesh.workers.groups import abort
 from cellmesh.workers.groups.healing import HealableGroup
-from cellmesh.workers.groups.interruptible_wait import Patience
-from cellmesh.workers.groups.interruptible_work import PatientCollective
-from cellmesh.workers.groups.ledger import Ledger
+from cellmesh.workers.groups.interruptible_wait import Patience, PatientCollective
+from cellmesh.workers.groups.op_tracking import Ledger
 from cellmesh.workers.groups.store import MeshStore
 from cellmesh.workers.trace.recorder import Spans
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellmesh.workers.groups.ledger import CollectiveRecord
+from cellmesh.workers.groups.op_tracking import CollectiveRecord
 from cellmesh.workers.rank import control
 from cellmesh.workers.rank.control import ControlThread
 from cellmesh.workers.rank.stack_inspection import Activity
