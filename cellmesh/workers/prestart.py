@@ -47,30 +47,6 @@ _IMPORTED_WHEN_IDLE = ("torch.distributed.tensor", "torch.distributed.fsdp")
 _IDLE_S = 0.5
 
 
-class IdleLimit:
-    """How long a waiting zygote waits: its time runs while no mesh of it lives."""
-
-    def __init__(self, keep_s: float, now: float) -> None:
-        self._keep_s = keep_s
-        self._ends: float | None = now + keep_s
-        self._meshes: set[int] = set()
-
-    def mesh_started(self, pid: int) -> None:
-        """A mesh lives, whose guardian is this process."""
-        self._meshes.add(pid)
-        self._ends = None
-
-    def mesh_ended(self, pid: int, now: float) -> None:
-        """The mesh of this guardian has ended."""
-        self._meshes.discard(pid)
-        if not self._meshes:
-            self._ends = now + self._keep_s
-
-    def left_s(self, now: float) -> float | None:
-        """How much longer to wait, in seconds, 0 when the time is over; None while a mesh lives."""
-        return None if self._ends is None else max(0.0, self._ends - now)
-
-
 def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
     """Import everything, and serve a kernel, as the process that `wire.interpreter` runs."""
     _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms))
@@ -81,9 +57,8 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
     kernel = socket.socket(fileno=descriptor)
     kernel.set_inheritable(False)
     try:
-        die_with(
-            kernel_pid, 0
-        )  # only while it imports: also when the thread ends that started this process
+        # Only while it imports: also when the thread ends that started this process.
+        die_with(kernel_pid, 0)
         # What the kernel has forked may hold the socket's other end, and outlive the kernel.
         pidfd = os.pidfd_open(kernel_pid)
     except ProcessLookupError:
@@ -97,7 +72,7 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
     sys.stdout.flush()  # or each fork would write it
     with contextlib.suppress(OSError):  # the kernel has ended: its pidfd says so
         kernel.send(READY)
-    _serve(kernel, pidfd, IdleLimit(keep_ms / 1000, time.monotonic()), shell)
+    _serve(kernel, pidfd, keep_ms / 1000, shell)
     os._exit(0)  # an interpreter that has imported torch takes long to take itself down
 
 
@@ -114,13 +89,15 @@ def _in_the_background() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def _serve(kernel: socket.socket, pidfd: int, patience: IdleLimit, shell: RankShell) -> None:
-    guardians: dict[int, int] = {}  # pidfd -> pid
+def _serve(kernel: socket.socket, pidfd: int, keep_s: float, shell: RankShell) -> None:
+    guardians: dict[int, int] = {}  # of the meshes that live: pidfd -> pid
+    ends = time.monotonic() + keep_s
     poll = select.poll()
     for number in (kernel.fileno(), pidfd):
         poll.register(number, select.POLLIN)
     has_idled = False
-    while (left_s := patience.left_s(time.monotonic())) != 0:
+    while guardians or time.monotonic() < ends:
+        left_s = None if guardians else max(0.0, ends - time.monotonic())
         wait_s = left_s if has_idled else _IDLE_S
         ready = poll.poll(None if wait_s is None else wait_s * 1000)
         if not (ready or has_idled):
@@ -130,8 +107,8 @@ def _serve(kernel: socket.socket, pidfd: int, patience: IdleLimit, shell: RankSh
             if number in guardians:
                 poll.unregister(number)
                 os.close(number)
-                os.waitpid(pid := guardians.pop(number), 0)
-                patience.mesh_ended(pid, time.monotonic())
+                os.waitpid(guardians.pop(number), 0)
+                ends = time.monotonic() + keep_s
             elif number == pidfd:
                 return
             else:
@@ -142,7 +119,6 @@ def _serve(kernel: socket.socket, pidfd: int, patience: IdleLimit, shell: RankSh
                     guardian_fd = os.pidfd_open(pid)
                     guardians[guardian_fd] = pid
                     poll.register(guardian_fd, select.POLLIN)
-                    patience.mesh_started(pid)
 
 
 def _import_when_idle() -> None:

@@ -165,9 +165,8 @@ def _make_like_notebook(ticket: Ticket) -> None:
             f"the ranks import torch {torch.__version__} ({torch.__file__}), and the notebook has "
             f"{ticket.torch}: restart the kernel if torch was installed since it began"
         )
-    sys.path[:] = (
-        ticket.sys_path
-    )  # the user's modules are found as in the notebook, beside it for one
+    # The user's modules are found as in the notebook, beside it for one.
+    sys.path[:] = ticket.sys_path
     for name in ticket.preload:
         try:
             importlib.import_module(name)
@@ -199,26 +198,23 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
             data, descriptors = receive_descriptors(
                 agent, _MAX_MESSAGE_BYTES, DESCRIPTORS_A_RANK * MAX_RANKS_A_MESSAGE
             )
-        except (
-            ConnectionResetError
-        ):  # it went without hearing us; told once, before what it said last
+        except ConnectionResetError:
+            # It went without hearing us; told once, before what it said last.
             continue
         if not data:
             return
         try:
             match decoder.decode(data):
                 case ForkRanks(options):
-                    each = [
+                    own = [
                         descriptors[i : i + DESCRIPTORS_A_RANK]
                         for i in range(0, len(descriptors), DESCRIPTORS_A_RANK)
                     ]
-                    starts = [
-                        _rank_starter(raw, own, shell, agent)
-                        for raw, own in zip(options, each, strict=True)
-                    ]
-                    forked = _fork_orphans(starts)
+                    pairs = zip(options, own, strict=True)
+                    starts = [functools.partial(_start_rank, *pair, shell) for pair in pairs]
                 case ForkStore(port, agent_pid):
-                    forked = _fork_orphans([_store_starter(port, descriptors[0], agent_pid, agent)])
+                    starts = [functools.partial(_start_store, port, descriptors[0], agent_pid)]
+            forked = _fork_orphans(starts, agent)
         except Exception as error:  # no process or memory left: the next request may find some
             traceback.print_exc(file=sys.__stderr__)
             forked = Forked([], f"{type(error).__name__}: {error}")
@@ -227,8 +223,8 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
         _tell(agent, forked)
 
 
-def _fork_orphans(starts: Sequence[Callable[[], None]]) -> Forked:
-    """Run each start in a process whose parent is gone."""
+def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) -> Forked:
+    """Run each start in a process whose parent is gone, without the connection to the agent."""
     read_end, write_end = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -240,7 +236,7 @@ def _fork_orphans(starts: Sequence[Callable[[], None]]) -> Forked:
                 if pid == 0:
                     os.close(read_end)
                     os.close(write_end)
-                    run_and_exit(functools.partial(_run_in_child, start))
+                    run_and_exit(functools.partial(_run_in_child, start, agent))
                 pids.append(pid)
         except OSError as error:
             problem = str(error)
@@ -254,63 +250,51 @@ def _fork_orphans(starts: Sequence[Callable[[], None]]) -> Forked:
     return msgspec.msgpack.decode(data, type=Forked)
 
 
-def _run_in_child(start: Callable[[], None]) -> None:
+def _run_in_child(start: Callable[[], None], agent: socket.socket) -> None:
+    agent.close()
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     start()
 
 
-def _rank_starter(
-    raw: msgspec.Raw, descriptors: Sequence[int], shell: RankShell, agent: socket.socket
-) -> Callable[[], None]:
-    def start() -> None:
-        from .rank.main import RankOptions, run_rank
+def _start_rank(raw: msgspec.Raw, descriptors: Sequence[int], shell: RankShell) -> None:
+    from .rank.main import RankOptions, run_rank
 
-        options: RankOptions = msgspec.msgpack.decode(raw, type=RankOptions)
-        agent.close()
-        null = os.open(os.devnull, os.O_RDONLY)
-        for number, own in enumerate((null, *descriptors)):  # 0, 1, 2; then the three sockets
-            os.dup2(own, number + _SAFE)
-        for number in range(1 + DESCRIPTORS_A_RANK):
-            os.dup2(number + _SAFE, number, inheritable=number < 3)
-        os.closerange(1 + DESCRIPTORS_A_RANK, _SAFE + 1 + DESCRIPTORS_A_RANK)
-        run_rank(options, shell, *(socket.socket(fileno=number) for number in (3, 4, 5)))
-
-    return start
+    options: RankOptions = msgspec.msgpack.decode(raw, type=RankOptions)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, own in enumerate((null, *descriptors)):  # 0, 1, 2; then the three sockets
+        os.dup2(own, number + _SAFE)
+    for number in range(1 + DESCRIPTORS_A_RANK):
+        os.dup2(number + _SAFE, number, inheritable=number < 3)
+    os.closerange(1 + DESCRIPTORS_A_RANK, _SAFE + 1 + DESCRIPTORS_A_RANK)
+    run_rank(options, shell, *(socket.socket(fileno=number) for number in (3, 4, 5)))
 
 
-def _store_starter(
-    port: int, listener: int, agent_pid: int, agent: socket.socket
-) -> Callable[[], None]:
-    def start() -> None:
-        from torch._C._distributed_c10d import TCPStore
+def _start_store(port: int, listener: int, agent_pid: int) -> None:
+    from torch._C._distributed_c10d import TCPStore
 
-        agent.close()
-        die_with(agent_pid)
-        name_process("cellmesh-store")
-        # With a listening socket of ours it is bound to one interface; by itself it binds all.
-        store = TCPStore(
-            "127.0.0.1",
-            port,
-            None,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=os.dup(listener),
-        )
-        while store is not None:
-            signal.pause()
-
-    return start
+    die_with(agent_pid)
+    name_process("cellmesh-store")
+    # With a listening socket of ours it is bound to one interface; by itself it binds all.
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=os.dup(listener),
+    )
+    while store is not None:
+        signal.pause()
 
 
 def _tidy_up(ticket: Ticket) -> None:
     """Once the agent is dead, end what carries the mesh's mark and remove its directory. Its
     guardian does that as well, unless it was killed, too.
     """
-    with contextlib.suppress(
-        HostError, OSError
-    ):  # somebody else was faster, or it has signed nothing yet
+    # Somebody else was faster, or it has signed nothing yet.
+    with contextlib.suppress(HostError, OSError):
         ticket = read_ticket(ticket.path)  # the agent has signed it since
         select.select([os.pidfd_open(ticket.agent_pid)], [], [], _AGENT_END_S)
     marks.end_mesh_if_dead(ticket)

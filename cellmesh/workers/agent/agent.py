@@ -119,7 +119,7 @@ class Agent:
 
     def close(self) -> None:
         """End every process below this one and remove the mesh's directory."""
-        self._faults.guard(self._family.end)
+        self._faults.guard(linux_process.end_descendants)
         remove_directory(Path(self._ticket.directory))
         self._faults.guard(self._attachment.close)
 
@@ -176,12 +176,12 @@ class Agent:
     def _obey(self, verb: Any) -> None:
         match verb:
             case Detach() if self._ticket.lease_s > 0:
-                self._attachment.detach()
+                self._attachment.dismiss("it was detached")
             case Detach() | Stop():
                 self._stop("stopped")
             case Restart(names, shape):
                 self._set_dims(names, shape)
-                self._attachment.forget_runs()
+                self._attachment.spool.forget_runs()
                 self._act(self._supervisor.restart())
             case Respawn(ranks):
                 self._act(self._supervisor.respawn(ranks, time.monotonic()))
@@ -193,9 +193,9 @@ class Agent:
                 text, before = read_log(self._family.log_path(rank), num_bytes)
                 self._attachment.send([Parcel(LogText(request, text, before))])
             case ReadHost(request):
-                at_s = time.monotonic()
-                rss_bytes = self._faults.attempt(self._family.rss_bytes, dict[int, int]())
-                cpu_s = self._faults.attempt(self._family.cpu_s, dict[int, float]())
+                at_s, pids = time.monotonic(), self._supervisor.pids().values()
+                rss_bytes = {pid: linux_process.rss_bytes(pid) for pid in pids}
+                cpu_s = {pid: linux_process.cpu_s(pid) for pid in pids}
                 report = self._supervisor.report(rss_bytes, cpu_s)
                 self._attachment.send([Parcel(HostReport(request, report, at_s))])
 

@@ -81,10 +81,10 @@ class Attachment:
         self._key = bytes.fromhex(ticket.key)
         self._decoder = at_agent_from_controller()
         self._control_decoder = at_rank_for_control()
-        self._spool = Spool()
+        self.spool = Spool()
         self._identity: bytes | None = None
         self._link = b""
-        self._reliable: Reliable[Message] = Reliable(self._spool.acked)
+        self._reliable: Reliable[Message] = Reliable(self.spool.acked)
         self._is_attached = True  # as good as: who starts the mesh is about to say hello
         self._pid = ticket.controller_pid
         self._since = time.monotonic()
@@ -120,8 +120,8 @@ class Attachment:
 
     def send(self, parcels: Message) -> None:
         """Send a verb to the controller, or keep it until a controller attaches."""
-        if self._identity is None or self._spool or self._reliable.kept_bytes > WINDOW_BYTES:
-            self._spool.add(parcels)
+        if self._identity is None or self.spool or self._reliable.kept_bytes > WINDOW_BYTES:
+            self.spool.add(parcels)
             self._flush()
             self._bound_ranks()
         else:
@@ -129,19 +129,11 @@ class Attachment:
 
     def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
         """Note a run that the controller sends to ranks."""
-        self._spool.begin(order)
-        if order.channel == "work" or order.run >= 0 or not self._spool.has_asks():
+        self.spool.begin(order)
+        if order.channel == "work" or order.run >= 0 or not self.spool.has_asks():
             return
         if any(isinstance(verb, InputReply) for verb, _ in self._control_decoder.decode(frames)):
-            self._spool.replied(order.ranks)
-
-    def forget_runs(self) -> None:
-        """Forget the runs of ranks that are being replaced."""
-        self._spool.forget_runs()
-
-    def detach(self) -> None:
-        """Detach the controller, at its own request."""
-        self._dismiss("it was detached")
+            self.spool.replied(order.ranks)
 
     def tick(self, now: float) -> None:
         """Act on time-outs that have passed."""
@@ -173,9 +165,9 @@ class Attachment:
                 is_new = self._reliable.unwrap(preamble, sum(map(len, frames)), time.monotonic())
                 if is_new:
                     self._hear(self._decoder.decode(frames))
-                if self._spool:
+                if self.spool:
                     self._flush()
-                if self._unheard or self._spool.given.ahead:
+                if self._unheard or self.spool.given.ahead:
                     self._bound_ranks()
                 if is_new:
                     return
@@ -199,7 +191,7 @@ class Attachment:
             self._say_aside(identity, Refused(refusal))
             return
         if self._identity is not None:
-            self._dismiss(f"process {hello.pid} ({host_name()}) has taken the mesh over")
+            self.dismiss(f"process {hello.pid} ({host_name()}) has taken the mesh over")
         self._accept(identity, hello)
 
     def _find_objection(self, hello: Hello) -> str:
@@ -236,9 +228,9 @@ class Attachment:
         away_s = 0.0 if self._is_attached else time.monotonic() - self._since
         state, deaths, dims = self._greet()
         self._identity, self._link = identity, hello.link
-        self._reliable = Reliable(self._spool.acked)
+        self._reliable = Reliable(self.spool.acked)
         self._welcome(identity, 0, away_s, dims)
-        self._spool.attend(state, deaths)
+        self.spool.attend(state, deaths)
         if hello.pid != self._pid or not self._is_attached:
             self._watch(hello.pid)
         self._note_holder(hello.pid, True)
@@ -255,18 +247,18 @@ class Attachment:
                 agent_pid=os.getpid(),
                 host=host_name(),
                 num_received=num_received,
-                next_run=self._spool.next_run,
-                runs=self._spool.runs(),
+                next_run=self.spool.next_run,
+                runs=self.spool.runs(),
                 mesh_dim_names=dims[0],
                 mesh_shape=dims[1],
-                num_dropped_bytes=self._spool.num_dropped_bytes,
+                num_dropped_bytes=self.spool.num_dropped_bytes,
                 away_s=away_s,
             ),
         )
 
     # ---- who leaves
 
-    def _dismiss(self, reason: str) -> None:
+    def dismiss(self, reason: str) -> None:
         """Tell the controller that it is no longer attached."""
         if self._identity is None:
             return
@@ -278,7 +270,7 @@ class Attachment:
 
     def _leave(self, reason: str) -> None:
         self._identity, self._link = None, b""
-        self._spool.leave(self._reliable.take_kept())
+        self.spool.leave(self._reliable.take_kept())
         self._bound_ranks()
         self._note_holder(self._pid, False)
         lease_s = self._ticket.lease_s
@@ -313,10 +305,10 @@ class Attachment:
     def _flush(self, everything: bool = False) -> None:
         while (
             self._identity is not None
-            and self._spool
+            and self.spool
             and (everything or self._reliable.kept_bytes <= WINDOW_BYTES)
         ):
-            self._transmit(self._spool.take())
+            self._transmit(self.spool.take())
 
     def _bound_ranks(self) -> None:
         """Stop reading ranks: all while the controller does not read, else those far ahead of
@@ -324,9 +316,9 @@ class Attachment:
         """
         unheard: Collection[int] = ()
         if self._identity is not None:
-            is_full = self._spool.num_bytes > MAX_ANSWER_BYTES
+            is_full = self.spool.num_bytes > MAX_ANSWER_BYTES
             unheard = (
-                range(self._ticket.num_ranks) if is_full else frozenset(self._spool.given.ahead)
+                range(self._ticket.num_ranks) if is_full else frozenset(self.spool.given.ahead)
             )
         if unheard != self._unheard:
             self._unheard = unheard

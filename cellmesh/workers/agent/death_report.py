@@ -60,18 +60,16 @@ class OomWatch:
         """
         noted = self._directories.pop(pid, None)
         found = [self._find_group(pid), _read_group(noted) if noted is not None else None]
-        groups = {
-            group.directory: group for group in found if group is not None
-        }  # it may have been moved
+        # The process may have been moved.
+        groups = {group.directory: group for group in found if group is not None}
         host_kills, before = self._count_host_kills(), self._host_kills
         self._host_kills = host_kills
         limit_bytes, rose = None, False
         for group in groups.values():
             limit_bytes = limit_bytes or group.limit_bytes
             counted = self._counts.get(group.directory, 0)
-            if (
-                group.num_kills > counted
-            ):  # the other kills may be of ranks whose end is to be told yet
+            # The other kills may be of ranks whose end is to be told yet.
+            if group.num_kills > counted:
                 rose, self._counts[group.directory] = True, counted + 1
         return rose or host_kills > before, limit_bytes
 

@@ -36,9 +36,8 @@ class Merger:
     _latest_slot: dict[Any, int] = field(default_factory=dict)
     _last_of_rank: dict[int, int] = field(default_factory=dict)
     _expected: dict[int, int] = field(default_factory=dict)
-    _bars: dict[int, dict[tuple[int, int], Bar]] = field(
-        default_factory=dict
-    )  # rank -> (run, bar) -> it
+    # Rank -> (run, bar) -> it.
+    _bars: dict[int, dict[tuple[int, int], Bar]] = field(default_factory=dict)
     _bars_due: float | None = None
     _oldest: float | None = None
     _urgent: bool = False
@@ -47,9 +46,14 @@ class Merger:
         """Expect answers to a run from this many ranks."""
         self._expected[run] = num_ranks
 
-    def forget(self, run: int, num_ranks: int = 1) -> None:
-        """Expect answers to a run from this many ranks less: they have died."""
-        self._count_down(run, num_ranks)
+    def forget(self, run: int) -> None:
+        """Expect an answer to a run from one rank less: it has answered, or died."""
+        left = self._expected.get(run, 0)
+        if left > 1:
+            self._expected[run] = left - 1
+        elif left == 1:
+            del self._expected[run]
+            self._urgent = True
 
     def add(self, rank: int, parcel: Parcel[Any], now: float) -> None:
         """Add a message of a rank."""
@@ -68,7 +72,7 @@ class Merger:
             if left is not None and left > 1:
                 self._expected[verb.run] = left - 1
             elif left is not None:
-                self._count_down(verb.run, 1)
+                self.forget(verb.run)
         if not buffers:
             slot = self._latest_slot.get(verb)
             if slot is not None and slot > self._last_of_rank.get(rank, -1):
@@ -119,13 +123,3 @@ class Merger:
         for bar in self._bars.pop(rank, {}).values():
             self._last_of_rank[rank] = len(self._slots)
             self._slots.append(_Slot(bar, [rank], ()))
-
-    def _count_down(self, run: int, by: int) -> None:
-        left = self._expected.get(run)
-        if left is None:
-            return
-        if left > by:
-            self._expected[run] = left - by
-        else:
-            del self._expected[run]
-            self._urgent = True

@@ -36,7 +36,7 @@ from .death_report import (
     without_own_frames,
 )
 from .events import Events, Order
-from .rank_link import Hearing, Lending, RankLink
+from .rank_link import Lending, RankLink
 from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
@@ -119,10 +119,18 @@ class Family:
         """Fork ranks, now or as soon as there is a zygote."""
         try:
             if self._zygote is None:
-                self._start_zygote()
+                self._take_zygote(ZygoteClient(self._ticket))
             if self._zygote is None or not self._zygote_is_ready:
                 return  # the supervisor hears when it is
-            links = [self._make_link(rank) for rank in order.ranks]
+            links = [
+                RankLink(
+                    self._events,
+                    functools.partial(self._hear_text, rank),
+                    functools.partial(self._hear_rank, rank),
+                    functools.partial(self._rank_broke, rank),
+                )
+                for rank in order.ranks
+            ]
         except OSError as error:
             self._act(self._supervisor.fail(f"cannot fork {len(order.ranks)} ranks: {error}"))
             return
@@ -192,14 +200,6 @@ class Family:
         for rank, link in self._links.items():
             link.hear(rank not in unheard)
 
-    def rss_bytes(self) -> dict[int, int]:
-        """pid -> resident memory of each rank."""
-        return {pid: linux_process.rss_bytes(pid) for pid in self._supervisor.pids().values()}
-
-    def cpu_s(self) -> dict[int, float]:
-        """pid -> CPU time of each rank, in seconds."""
-        return {pid: linux_process.cpu_s(pid) for pid in self._supervisor.pids().values()}
-
     def log_path(self, rank: int) -> Path:
         """A rank's log."""
         return self._ticket.logs / f"rank{rank}.log"
@@ -207,10 +207,6 @@ class Family:
     def reap_orphans(self) -> None:
         """Reap orphaned processes that ended ranks had started."""
         linux_process.reap_children_except(self._children)
-
-    def end(self) -> None:
-        """Kill and reap every process below this one."""
-        linux_process.end_descendants()
 
     # ---- what ranks say, and how they end
 
@@ -270,9 +266,8 @@ class Family:
         reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
         self.lending.forget(rank)
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
-        if (
-            self._supervisor.state == "ready"
-        ):  # what it started in sessions of their own; else all end soon
+        # What it started in sessions of their own; in other states all end soon.
+        if self._supervisor.state == "ready":
             marks.end_carriers(marks.value_of(self._ticket.mark, pid))
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
@@ -324,18 +319,7 @@ class Family:
         self._children.discard(pid)
         return linux_process.describe_end(os.waitpid(pid, 0)[1])
 
-    def _make_link(self, rank: int) -> RankLink:
-        hearing = Hearing(
-            text=functools.partial(self._hear_text, rank),
-            message=functools.partial(self._hear_rank, rank),
-            broken=functools.partial(self._rank_broke, rank),
-        )
-        return RankLink(self._events, hearing)
-
     # ---- the zygote and the store
-
-    def _start_zygote(self) -> None:
-        self._take_zygote(ZygoteClient(self._ticket))
 
     def _take_zygote(self, zygote: ZygoteClient) -> None:
         self._zygote, self._zygote_is_ready = zygote, False
@@ -379,7 +363,7 @@ class Family:
                 self._act(self._supervisor.store_ended(self._store_end))
             return
         try:
-            self._start_zygote()
+            self._take_zygote(ZygoteClient(self._ticket))
         except OSError as error:  # a fork tries again
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
@@ -400,9 +384,8 @@ class Family:
         may_renew = self._new_stores.allow(time.monotonic())
         if may_renew and self._zygote is not None and self._zygote_is_ready:
             self._fork_store(self._zygote)
-        if self._store_end and (
-            self._zygote is None or not may_renew
-        ):  # else the zygote is to be waited for
+        # In other cases a zygote will replace it.
+        if self._store_end and (self._zygote is None or not may_renew):
             self._act(self._supervisor.store_ended(self._store_end))
 
 

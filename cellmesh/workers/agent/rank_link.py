@@ -9,7 +9,6 @@ import os
 import select
 import socket
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,27 +27,28 @@ _PIPE_BYTES = 64 * 1024
 _MAX_NEWS_BYTES = 8 * 1024
 
 
-@dataclass(frozen=True)
-class Hearing:
-    """Callbacks: text of a rank's descriptors, messages of its sockets, and a socket that cannot be
-    understood any longer, or (None) has ended.
-    """
-
-    text: Callable[[StreamName, str], None]
-    message: Callable[[Sequence[Frame]], None]
-    broken: Callable[[Exception | None], None]
-
-
 class RankLink:
     """Two pipes (the rank's descriptors 1 and 2) and three socketpairs (work, control, large
     values).
 
     Made before the rank is forked; `theirs` go to it, then `start` begins to listen.
+
+    Args:
+        events: the agent's loop.
+        on_text: receives text of its descriptor 1 or 2.
+        on_message: receives the messages of its sockets.
+        on_broken: one of its sockets cannot be understood any longer, or (None) has ended.
     """
 
-    def __init__(self, events: Events, hearing: Hearing) -> None:
+    def __init__(
+        self,
+        events: Events,
+        on_text: Callable[[StreamName, str], None],
+        on_message: Callable[[Sequence[Frame]], None],
+        on_broken: Callable[[Exception | None], None],
+    ) -> None:
         self._events = events
-        self._hearing = hearing
+        self._on_text, self._on_message, self._on_broken = on_text, on_message, on_broken
         self._reads: dict[StreamName, int] = {}
         self._channels: dict[Channel, QueuedChannel] = {}
         out, err = os.pipe(), os.pipe()
@@ -112,7 +112,8 @@ class RankLink:
                 pass
         for channel in self._channels.values():
             with contextlib.suppress(ProtocolError):
-                self._tell(channel.read_all())
+                for frames in channel.read_all():
+                    self._on_message(frames)
         self.close()
 
     def close(self) -> None:
@@ -141,7 +142,7 @@ class RankLink:
             return False
         text = decoder.decode(data) if decoder is not None else data.decode(errors="replace")
         if text:
-            self._hearing.text(stream, text)
+            self._on_text(stream, text)
         return True
 
     def _close_pipe(self, stream: StreamName) -> None:
@@ -164,7 +165,7 @@ class RankLink:
             if descriptors:
                 self._given[int.from_bytes(data, "little", signed=True)] = Memfd(descriptors[0])
             else:
-                self._hearing.message([data])
+                self._on_message([data])
 
     def _serve(self, channel: QueuedChannel, event: int) -> None:
         number = channel.connection.fileno()
@@ -173,22 +174,18 @@ class RankLink:
         if event & select.EPOLLIN:
             try:
                 for frames in channel.read():
-                    self._hearing.message(frames)
+                    self._on_message(frames)
             except ProtocolError as error:
                 self._events.remove(number)
-                self._hearing.broken(error)
+                self._on_broken(error)
         if channel.has_ended or event & (select.EPOLLHUP | select.EPOLLERR) == event:
             self._events.remove(number)
-            self._hearing.broken(None)
+            self._on_broken(None)
 
     def _want(self, channel: QueuedChannel, write: bool) -> None:
         """Watch a channel for reading, if this rank is read, and for writing, if messages wait."""
         is_heard = self._is_heard or channel is not self._channels.get("work")
         self._events.want(channel.connection.fileno(), is_heard, write)
-
-    def _tell(self, messages: Sequence[Sequence[Frame]]) -> None:
-        for frames in messages:
-            self._hearing.message(frames)
 
 
 class Lending:

@@ -72,9 +72,8 @@ def end_children(run: int) -> None:
 def _reduce(pickler: Any, value: Any) -> Any:
     if not isinstance(value, types.FunctionType | type) or value.__module__ != "__main__":
         return NotImplemented
-    if (
-        context.get_spawning_popen() is None
-    ):  # a queue's item: the other side may be a fork, which has it
+    # For a queue's item: the other side may be a fork, which has the class.
+    if context.get_spawning_popen() is None:
         return NotImplemented
     file = io.BytesIO()
     _ByValue(file).dump(value)

@@ -81,9 +81,8 @@ class ControlThread:
                 frames = self._channel.receive()
             except (EOFError, OSError):  # closed by user code: the agent notices, and ends the rank
                 return
-            except (
-                BaseException
-            ) as error:  # user code can raise in any thread (PyThreadState_SetAsyncExc)
+            except BaseException as error:
+                # User code can raise in any thread (PyThreadState_SetAsyncExc).
                 self._take(error)
                 continue
             try:
@@ -94,9 +93,8 @@ class ControlThread:
             for verb, _ in verbs:
                 try:
                     self._handle(verb)
-                except (
-                    BaseException
-                ) as error:  # of the user's objects that a look reads, or for lack of memory
+                except BaseException as error:
+                    # Of the user's objects that a look reads, or for lack of memory.
                     self._take(error)
 
     def _take(self, error: BaseException) -> None:

@@ -63,9 +63,8 @@ class Failures:
     def as_seen(self, run: int, error: BaseException) -> BaseException:
         """The error as its user should see it: the interrupt or release that caused it, if any."""
         seen = _as_interrupt(error)
-        stop = self._stop_of(
-            run
-        )  # None: others may have cut the connections before this rank was stopped
+        # None: others may have cut the connections before this rank was stopped.
+        stop = self._stop_of(run)
         # By their types: ``isinstance`` would ask an exception for its ``__class__``.
         was_cut = lost_its_peers(error) or (
             stop is not None and issubclass(type(error), GroupDown | dist.DistError)

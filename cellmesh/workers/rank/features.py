@@ -62,9 +62,8 @@ def load(module: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        for frame, _ in traceback.walk_tb(
-            error.__traceback__
-        ):  # it may be one that this one imports
+        # What failed may be a module that this one imports.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"].startswith(
                 "cellmesh."
             ):

@@ -78,9 +78,8 @@ def _patch(module: types.ModuleType) -> None:
             plain(builder)
             return
         part = f"{target}.{os.getpid()}.part"
-        for left in glob.glob(
-            f"{glob.escape(target)}.*.part"
-        ):  # the builder holds the target's lock, so no other process builds it
+        # The builder holds the target's lock, so no other process builds it.
+        for left in glob.glob(f"{glob.escape(target)}.*.part"):
             os.unlink(left)
         builder._output = f"{output.removesuffix(target)}{part}"
         try:

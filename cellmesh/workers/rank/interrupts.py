@@ -111,9 +111,8 @@ class Interrupts:
         self._kind = kind
         self._wanted = run
         assert self._main is not None
-        if (
-            signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-        ):  # user code wants SIGINT to end the process
+        # Where user code wants SIGINT to end the process.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             ignore_from_any_thread(signal.SIGINT)  # until the next run begins
             self.insist(run)
         else:
@@ -136,12 +135,10 @@ class Interrupts:
         return self._wanted == run == self.running
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
-        if (
-            os.getpid() != self._pid
-        ):  # forked by user code, and stopped with the cell that waits for it
-            if (
-                not multiprocessing.current_process().daemon
-            ):  # as a DataLoader's worker is, which lives on
+        # Forked by user code, and stopped with the cell that waits for it.
+        if os.getpid() != self._pid:
+            # A daemon, as a DataLoader's worker is, lives on.
+            if not multiprocessing.current_process().daemon:
                 signal.default_int_handler(signum, frame)
             return
         if self.running < 0 or self.running != self._wanted:

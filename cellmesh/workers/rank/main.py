@@ -200,19 +200,15 @@ def _work(
         if parcel is None:
             try:
                 inbox.extend(codec.decode(channel.receive()))
-            except (
-                ProtocolError,
-                OSError,
-                EOFError,
-            ) as error:  # or the socket was closed in this process
+            except (ProtocolError, OSError, EOFError) as error:
+                # Or the socket was closed in this process.
                 # Which run lacks its answer is not known: end, and let the agent report that.
                 print(f"cellmesh: {error}", file=sys.__stderr__, flush=True)
                 os._exit(1)
             except KeyboardInterrupt:  # its run had just ended
                 continue
-            except (
-                BaseException
-            ) as error:  # the handler of a signal that user code has asked for (SIGALRM)
+            except BaseException as error:
+                # The handler of a signal that user code has asked for (SIGALRM).
                 os.write(2, f"{render(error)}\n".encode(errors="replace"))
         elif isinstance(parcel.verb, Resume):
             holds_back = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,33 +15,26 @@ from ...wire.status import MemoryUse
 UNKNOWN = -1
 
 
-@dataclass(frozen=True)
-class MemorySample:
-    """Memory at one moment, in bytes."""
-
-    rss: int = 0
-    peak_rss: int = 0
-    allocated: int = 0
-    peak_allocated: int = 0
-    reserved: int = 0
-
-
 class _Reading(NamedTuple):
-    """Raw readings, which are parsed only when a user asks for them."""
+    """Memory at one moment; raw, as it is parsed only when a user asks for it."""
 
     statm: bytes = b"0 0"
     usage: Any = None
     gpu: Any = None
 
-    def sample(self) -> MemorySample:
+    def parse(self) -> dict[str, int]:
+        """The fields of `MemoryUse` that say how it is, in bytes."""
         rss = int(self.statm.split()[1]) * mmap.PAGESIZE
         peak_rss = max(rss, self.usage.ru_maxrss * 1024) if self.usage is not None else rss
-        if self.gpu is None:
-            return MemorySample(rss, peak_rss)
-        allocated, reserved = self.gpu["allocated_bytes"]["all"], self.gpu["reserved_bytes"]["all"]
-        return MemorySample(
-            rss, peak_rss, allocated["current"], allocated["peak"], reserved["current"]
-        )
+        gpu = self.gpu or {}
+        allocated = gpu.get("allocated_bytes", {}).get("all", {})
+        return {
+            "rss": rss,
+            "peak_rss": peak_rss,
+            "allocated": allocated.get("current", 0),
+            "peak_allocated": allocated.get("peak", 0),
+            "reserved": gpu.get("reserved_bytes", {}).get("all", {}).get("current", 0),
+        }
 
 
 class MemoryMeter:
@@ -70,18 +62,14 @@ class MemoryMeter:
 
     def use(self) -> MemoryUse:
         """Memory now, and its change in the last cell; from any thread."""
-        now, before = self.sample(), self._before.sample()
-        after = self._after.sample() if self._after is not None else now
+        now, before = self._read().parse(), self._before.parse()
+        after = self._after.parse() if self._after is not None else now
         return MemoryUse(
-            rss=now.rss,
-            peak_rss=now.peak_rss,
-            cell_rss=after.rss - before.rss,
-            cell_peak_rss=after.peak_rss - before.peak_rss,
+            **now,
             execution_count=self._execution_count,
-            allocated=now.allocated,
-            peak_allocated=now.peak_allocated,
-            reserved=now.reserved,
-            cell_allocated=after.allocated - before.allocated,
+            cell_rss=after["rss"] - before["rss"],
+            cell_peak_rss=after["peak_rss"] - before["peak_rss"],
+            cell_allocated=after["allocated"] - before["allocated"],
         )
 
     def device_percent(self) -> int:
@@ -92,10 +80,6 @@ class MemoryMeter:
             uuid = torch.cuda.get_device_properties(self._device).uuid
             self._read_gpu_load = open_gpu(f"GPU-{uuid}")
         return self._read_gpu_load()
-
-    def sample(self) -> MemorySample:
-        """Memory now."""
-        return self._read().sample()
 
     def _read(self) -> _Reading:
         stats = torch.cuda.memory_stats_as_nested_dict(self._device) if self._has_gpu() else None

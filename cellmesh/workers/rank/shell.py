@@ -190,9 +190,8 @@ class RankShell(InteractiveShell):
         if error is not None:
             remember_error(error)
             kind = type(error)
-            if (
-                self.call_pdb and issubclass(kind, Exception) and not issubclass(kind, BdbQuit)
-            ):  # %pdb
+            # Under `%pdb`.
+            if self.call_pdb and issubclass(kind, Exception) and not issubclass(kind, BdbQuit):
                 try:
                     load("rank.debugger").post_mortem()
                 except BaseException as instead:
@@ -314,9 +313,8 @@ def _forget_syntax_trees() -> None:
             cache = vars(kind).get(name, {})
             for key in list(cache):
                 lines = linecache.cache.get(getattr(key[0], "co_filename", key[0]))
-                if lines is not None and (
-                    len(lines) == 1 or lines[1] is None
-                ):  # they are in no file
+                # Those that are in no file.
+                if lines is not None and (len(lines) == 1 or lines[1] is None):
                     del cache[key]
         for owner, name in (
             (kind, "statements_at_line"),

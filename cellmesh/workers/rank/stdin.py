@@ -105,8 +105,6 @@ class Asker:
 
 def _shorten(prompt: str) -> str:
     """Shorten a prompt to its end, where the question is."""
-    return (
-        prompt
-        if len(prompt) <= _MAX_PROMPT
-        else f"({len(prompt):,} characters) …{prompt[-_MAX_PROMPT:]}"
-    )
+    if len(prompt) <= _MAX_PROMPT:
+        return prompt
+    return f"({len(prompt):,} characters) …{prompt[-_MAX_PROMPT:]}"

@@ -23,7 +23,7 @@ from cellmesh.wire.faults import Faults
 from cellmesh.wire.messages import Done, Failed, Pickled
 from cellmesh.wire.segments import MIN_BYTES, SegmentFrame
 from cellmesh.workers.agent.events import Events
-from cellmesh.workers.agent.rank_link import Hearing, Lending, RankLink
+from cellmesh.workers.agent.rank_link import Lending, RankLink
 from cellmesh.workers.rank.value_transfer import SegmentLink
 
 NAME = "cellmesh-result"
@@ -113,8 +113,8 @@ class Ends:
 
     def __init__(self) -> None:
         self.news: list[Any] = []
-        hearing = Hearing(lambda *args: None, self.news.append, lambda error: None)
-        self.agent = RankLink(Events(Faults("a test", print)), hearing)
+        events, no = Events(Faults("a test", print)), lambda *args: None
+        self.agent = RankLink(events, no, self.news.append, no)
         self.rank = SegmentLink(socket.socket(fileno=os.dup(self.agent.theirs[-1])))
         self.lending = Lending()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import NoReturn
 
 import pytest
@@ -18,6 +19,8 @@ def test_a_fork_that_fails_is_reported(num_forks: int, monkeypatch: pytest.Monke
 
     forks = iter([*[os.fork] * num_forks, fails])
     monkeypatch.setattr(zygote.os, "fork", lambda: next(forks)())
-    forked = zygote._fork_orphans([lambda: None, lambda: None])
+    agent, other = socket.socketpair()
+    with agent, other:
+        forked = zygote._fork_orphans([lambda: None, lambda: None], agent)
     assert len(forked.pids) == num_forks - 1
     assert forked.problem == "[Errno 11] no process left"

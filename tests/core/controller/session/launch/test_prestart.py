@@ -10,7 +10,6 @@ import pytest
 
 from cellmesh.controller.session.launch.prestart import State, conditions, decide, is_read_at_import
 from cellmesh.wire.prestart import argument, kernel_of
-from cellmesh.workers.prestart import IdleLimit
 
 
 @pytest.mark.parametrize(
@@ -59,19 +58,6 @@ def test_another_torch_matters_and_another_directory_on_the_path_does_not(tmp_pa
     assert other != before
     os.utime(torch, (1, 1))  # as when it is installed again
     assert conditions({}, [str(tmp_path), *sys.path]) not in (before, other)
-
-
-def test_the_time_runs_while_no_mesh_lives() -> None:
-    patience = IdleLimit(10.0, now=100.0)
-    assert patience.left_s(103.0) == 7.0
-    patience.mesh_started(1)
-    patience.mesh_started(2)
-    assert patience.left_s(1000.0) is None
-    patience.mesh_ended(1, 1000.0)
-    assert patience.left_s(1000.0) is None
-    patience.mesh_ended(2, 2000.0)
-    assert patience.left_s(2004.0) == 6.0
-    assert patience.left_s(2010.0) == 0 == patience.left_s(3000.0)
 
 
 def test_a_waiting_zygote_is_known_by_its_argument_under_one_root() -> None:
