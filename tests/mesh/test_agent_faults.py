@@ -34,11 +34,10 @@ if any("cellmesh.workers" in word and "zygote" not in word for word in sys.orig_
     fail(family.Family, "_hear_text", 1000)
     fail(family.Family, "_reap_rank", 1)
     fail(family.Family, "reap_orphans", 1)
-    fail(family.Family, "cpu_s", 1)
     fail(agent.Supervisor, "tick", 3)
     fail(agent.Supervisor, "kill", 1)
     fail(agent.Attachment, "tick", 3)
-    fail(agent.Attachment, "detach", 1)
+    fail(agent.Attachment, "dismiss", 1)
 """
 
 

@@ -10,6 +10,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -50,35 +51,24 @@ Message = Sequence[Parcel[Any]]
 Dims = tuple[tuple[str, ...], tuple[int, ...]]
 
 
+@dataclass(eq=False)
 class Attachment:
-    """The controllers of one agent.
+    """The controllers of one agent."""
 
-    Args:
-        ticket: the mesh's.
-        events: the agent's loop.
-        hear: called with the verbs of the attached controller.
-        greet: the mesh's state, its ranks' deaths and its dims, for a controller that attaches.
-        abandon: called with the reason for which the mesh is to end: no controller.
-        bound: called with the ranks not to be read for now, as too much of theirs waits.
-    """
+    _ticket: Ticket
+    _events: Events
+    # Called with the verbs of the attached controller.
+    _hear: Callable[[Sequence[Parcel[Any]]], None]
+    # The mesh's state, its ranks' deaths and its dims, for a controller that attaches.
+    _greet: Callable[[], tuple[Parcel[Any], Sequence[Died], Dims]]
+    # Called with the reason for which the mesh is to end: no controller.
+    _abandon: Callable[[str], None]
+    # Called with the ranks not to be read for now, as too much of theirs waits.
+    _bound: Callable[[Collection[int]], None]
 
-    def __init__(
-        self,
-        ticket: Ticket,
-        events: Events,
-        hear: Callable[[Sequence[Parcel[Any]]], None],
-        greet: Callable[[], tuple[Parcel[Any], Sequence[Died], Dims]],
-        abandon: Callable[[str], None],
-        bound: Callable[[Collection[int]], None] = lambda ranks: None,
-    ) -> None:
-        self._ticket = ticket
-        self._events = events
-        self._hear = hear
-        self._greet = greet
-        self._abandon = abandon
-        self._bound = bound
+    def __post_init__(self) -> None:
         self._unheard: Collection[int] = ()
-        self._key = bytes.fromhex(ticket.key)
+        self._key = bytes.fromhex(self._ticket.key)
         self._decoder = at_agent_from_controller()
         self._control_decoder = at_rank_for_control()
         self.spool = Spool()
@@ -86,17 +76,17 @@ class Attachment:
         self._link = b""
         self._reliable: Reliable[Message] = Reliable(self.spool.acked)
         self._is_attached = True  # as good as: who starts the mesh is about to say hello
-        self._pid = ticket.controller_pid
+        self._pid = self._ticket.controller_pid
         self._since = time.monotonic()
         self._lease_ends: float | None = None
         self._why_left = ""
         self._dismissed: collections.OrderedDict[bytes, str] = collections.OrderedDict()
         self._watched: set[int] = set()
         context: zmq.Context[transport.Socket] = zmq.Context()
-        self._socket = transport.bind_router(context, ticket.agent_endpoint)
+        self._socket = transport.bind_router(context, self._ticket.agent_endpoint)
         self.may_be_readable = True
-        events.add(int(self._socket.getsockopt(zmq.FD)), Order.SOCKET, self._note_readable)
-        self._watch(ticket.controller_pid)
+        self._events.add(int(self._socket.getsockopt(zmq.FD)), Order.SOCKET, self._note_readable)
+        self._watch(self._ticket.controller_pid)
 
     # ---- for the agent
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,37 +69,23 @@ class _Replacements:
         return True
 
 
+@dataclass(eq=False)
 class Family:
-    """One host's processes.
+    """One host's processes."""
 
-    Args:
-        ticket: the mesh's.
-        events: the agent's loop.
-        faults: takes what fails on the way to a report, which is made all the same.
-        supervisor: decides on what happens to them, and on ranks' messages.
-        act: carries out what it decides then.
-        zygote: the first.
-    """
+    _ticket: Ticket
+    _events: Events
+    _faults: Faults  # takes what fails on the way to a report, which is made all the same
+    _supervisor: Supervisor  # decides on what happens to them, and on ranks' messages
+    _act: Callable[[Sequence[Action]], None]  # carries out what it decides then
+    _zygote: ZygoteClient | None  # the first
 
-    def __init__(
-        self,
-        ticket: Ticket,
-        events: Events,
-        faults: Faults,
-        supervisor: Supervisor,
-        act: Callable[[Sequence[Action]], None],
-        zygote: ZygoteClient,
-    ) -> None:
-        self._ticket = ticket
-        self._events = events
-        self._faults = faults
-        self._supervisor = supervisor
-        self._act = act
+    def __post_init__(self) -> None:
         self._decode = at_agent_from_rank().decode
         # The header that a rank has sent last, alone, and what it says: others' answers are mostly
         # the same.
         self._last_said: tuple[Frame | None, Sequence[Parcel[Any]]] = None, ()
-        self._logs = {rank: Log(self.log_path(rank)) for rank in range(ticket.num_ranks)}
+        self._logs = {rank: Log(self.log_path(rank)) for rank in range(self._ticket.num_ranks)}
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
         self.lending = Lending()
@@ -110,10 +97,10 @@ class Family:
         self._store_end = ""  # how the last one ended, as long as there is none
         self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
         self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
-        self._zygote: ZygoteClient | None = None
         self._zygote_is_ready = False
-        self.dims = ticket.mesh_dim_names, ticket.mesh_shape
-        self._take_zygote(zygote)
+        self.dims = self._ticket.mesh_dim_names, self._ticket.mesh_shape
+        if self._zygote is not None:
+            self._take_zygote(self._zygote)
 
     def fork(self, order: Fork) -> None:
         """Fork ranks, now or as soon as there is a zygote."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import queue
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,25 +38,21 @@ _NO_THREAD = (
 )
 
 
+@dataclass(eq=False)
 class ControlThread:
     """Answers control messages at once, whatever the main thread does."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        context: RankContext,
-        asker: Asker,
-        meter: MemoryMeter,
-    ) -> None:
-        self._channel = channel
+    _channel: Channel
+    _context: RankContext
+    _asker: Asker
+    _meter: MemoryMeter
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._context = context
-        self._shell = context.shell
-        self._groups = context.groups
-        self._interrupts = context.interrupts
-        self._device = context.device
-        self._asker = asker
-        self._meter = meter
+        self._shell = self._context.shell
+        self._groups = self._context.groups
+        self._interrupts = self._context.interrupts
+        self._device = self._context.device
         self._faults = Faults("a rank's control thread", _write)
         self._last_stop: tuple[int, StopPoint | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None

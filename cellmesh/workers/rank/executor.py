@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -56,45 +57,26 @@ async def _await(value: Any) -> Any:
     return await value
 
 
+@dataclass(eq=False)
 class Executor:
-    """Executes cells, calls and requests one after another.
+    """Executes cells, calls and requests one after another."""
 
-    Args:
-        context: the rank's shell, groups, interrupts, segments and handlers.
-        pump: takes answers, after all output.
-        tracker: has the record of the run that executes.
-        failures: describes runs that failed.
-        meter: measures the memory of cells.
-        comms: the widgets that user code has made; None where there can be none.
-        needs_groups: the rank replaces one that died, and has no groups before the first `Heal`.
-        bars: the progress bars of user code.
-    """
+    _context: RankContext
+    _pump: Pump  # takes answers, after all output
+    _tracker: RunTracker
+    _failures: Failures
+    _meter: MemoryMeter
+    _comms: Comms | None  # the widgets that user code has made; None where there can be none
+    _needs_groups: bool  # the rank replaces one that died: no groups before the first `Heal`
+    _bars: Meters | None = None  # the progress bars of user code
 
-    def __init__(
-        self,
-        context: RankContext,
-        pump: Pump,
-        tracker: RunTracker,
-        failures: Failures,
-        meter: MemoryMeter,
-        comms: Comms | None,
-        needs_groups: bool,
-        bars: Meters | None = None,
-    ) -> None:
-        self._context = context
-        self._shell = context.shell
-        self._namespace: dict[str, Any] = context.shell.user_ns
-        self._groups = context.groups
-        self._ledger = context.groups.ledger
-        self._interrupts = context.interrupts
-        self._segments = context.segments
-        self._pump = pump
-        self._tracker = tracker
-        self._failures = failures
-        self._meter = meter
-        self._comms = comms
-        self._needs_groups = needs_groups
-        self._bars = bars
+    def __post_init__(self) -> None:
+        self._shell = self._context.shell
+        self._namespace: dict[str, Any] = self._context.shell.user_ns
+        self._groups = self._context.groups
+        self._ledger = self._context.groups.ledger
+        self._interrupts = self._context.interrupts
+        self._segments = self._context.segments
         self._end_child: Callable[[BaseException | None], NoReturn] | None = None
         # Each returns the answer, an error that was caught, or None for a plain `Done`.
         self._table: Mapping[type, Callable[[Any, tuple[Frame, ...]], Any]] = {

@@ -6,6 +6,7 @@ import contextlib
 import os
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -41,15 +42,14 @@ _HINTS = {
 }
 
 
+@dataclass(eq=False)
 class Failures:
-    """Describes failed runs; `stop_of` says how a run was interrupted or released, None if not."""
+    """Describes failed runs."""
 
-    def __init__(
-        self, shell: RankShell, groups: Groups, stop_of: Callable[[int], StopPoint | None]
-    ) -> None:
-        self._shell = shell
-        self._groups = groups
-        self._stop_of = stop_of
+    _shell: RankShell
+    _groups: Groups
+    # How a run was interrupted or released, None if it was not.
+    _stop_of: Callable[[int], StopPoint | None]
 
     def describe(self, run: int, error: BaseException) -> Parcel[Failed]:
         """As `_failure`, even if the exception's own methods raise."""

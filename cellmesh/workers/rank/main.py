@@ -165,8 +165,8 @@ def run_rank(
         Failures(shell, groups, control_thread.stop_of),
         meter,
         comms,
-        needs_groups=options.rejoin,
-        bars=meters,
+        options.rejoin,
+        meters,
     )
     if comms is not None:
         comms.install()
