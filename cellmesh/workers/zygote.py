@@ -70,7 +70,6 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """Everything is imported."""
 
-    torch_version: str
     num_gpus: int
     num_threads: int
 
@@ -118,9 +117,8 @@ def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = Non
     except BaseException as error:
         _tell(agent, ZygoteFailed(f"{type(error).__name__}: {error}"))
         raise
-    _tell(
-        agent, ZygoteReady(str(sys.modules["torch"].__version__), _count_gpus(), _count_threads())
-    )
+    num_threads = len(os.listdir("/proc/self/task"))
+    _tell(agent, ZygoteReady(_count_gpus(), num_threads))
     _serve(agent, shell)
     _tidy_up(ticket)
 
@@ -184,10 +182,6 @@ def _count_gpus() -> int:
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return 0
     return max(0, torch.cuda._device_count_nvml())
-
-
-def _count_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def _serve(agent: socket.socket, shell: RankShell) -> None:

@@ -60,7 +60,9 @@ class Merger:
         verb, buffers = parcel
         kind = type(verb)
         if kind is Bar:
-            self._hold_bar(rank, verb, now)
+            self._bars.setdefault(rank, {})[(verb.run, verb.bar)] = verb
+            if self._bars_due is None:
+                self._bars_due = now + HOLD_BARS_S
             return
         if rank in self._bars:
             self._let_bars_go(rank)
@@ -112,11 +114,6 @@ class Merger:
         self._slots, self._latest_slot, self._last_of_rank = [], {}, {}
         self._oldest, self._urgent = None, False
         return parcels
-
-    def _hold_bar(self, rank: int, bar: Bar, now: float) -> None:
-        self._bars.setdefault(rank, {})[(bar.run, bar.bar)] = bar
-        if self._bars_due is None:
-            self._bars_due = now + HOLD_BARS_S
 
     def _let_bars_go(self, rank: int) -> None:
         """Release a rank's progress bars before its next message of another kind."""

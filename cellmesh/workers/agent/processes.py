@@ -315,7 +315,7 @@ class Family:
 
     def _hear_zygote(self, zygote: ZygoteClient) -> None:
         match zygote.receive():
-            case ZygoteReady(_, num_gpus, num_threads):
+            case ZygoteReady(num_gpus, num_threads):
                 if num_threads > 1 and self._ticket.preload:
                     self._act(
                         self._supervisor.fail(

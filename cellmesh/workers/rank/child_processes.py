@@ -28,6 +28,7 @@ from typing import Any, NoReturn, Protocol
 import cloudpickle
 
 from ...stdlib import os, signal, threading, time
+from ..linux_process import write_stderr
 from ..static_lookup import args_of
 
 # How long children may take to end by themselves after a signal.
@@ -113,7 +114,7 @@ def guard_forks(
                     f"process {os.getpid()}, forked from rank {rank} "
                     f"(process {pid_of_rank}), raised:"
                 )
-                _write(f"{child}\n{render(error)}\n")
+                write_stderr(f"{child}\n{render(error)}\n")
         finally:
             os._exit(status)  # without exit handlers: they are the rank's
 
@@ -136,12 +137,5 @@ def _status_of(error: BaseException) -> int:
         return 0
     if type(args[0]) is int:
         return args[0] & 0xFF
-    _write(f"{args[0]}\n")
+    write_stderr(f"{args[0]}\n")
     return 1
-
-
-def _write(text: str) -> None:
-    """Write to descriptor 2, which the agent reads."""
-    data = text.encode(errors="replace")
-    while data:
-        data = data[os.write(2, data) :]

@@ -8,8 +8,6 @@ import queue
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ...errors import ProtocolError, Released
 from ...stdlib import os, signal, threading, time
 from ...wire import payload
@@ -21,7 +19,7 @@ from ...wire.messages import Done, Interrupt, Leave, Release, Request
 from ...wire.status import Probe, RankState, Stacks, StackText
 from ...wire.stdin import InputReply
 from ...wire.stream import Channel
-from ..linux_process import main_thread_sleeps, signal_own_group, start_thread
+from ..linux_process import main_thread_sleeps, signal_own_group, start_thread, write_stderr
 from .features import RankContext
 from .memory import MemoryMeter
 from .stack_inspection import Activity, StopPoint, Waited, format_stacks, look_at_main_thread
@@ -53,7 +51,9 @@ class ControlThread:
         self._groups = self._context.groups
         self._interrupts = self._context.interrupts
         self._device = self._context.device
-        self._faults = Faults("a rank's control thread", _write)
+        self._faults = Faults(
+            "a rank's control thread", lambda text: write_stderr(f"cellmesh: {text}\n")
+        )
         self._last_stop: tuple[int, StopPoint | None] = (-1, None)
         self._seen: tuple[int, Activity, float] | None = None
         self._seen_since = 0.0
@@ -85,7 +85,7 @@ class ControlThread:
             try:
                 verbs = codec.decode(frames)
             except ProtocolError as error:
-                _write(str(error))
+                _say(str(error))
                 continue
             for verb, _ in verbs:
                 try:
@@ -191,7 +191,7 @@ class ControlThread:
         for. Where user code handles, ignores or blocks SIGINT, a signal of our own follows.
         """
         asked_at = time.monotonic()
-        while not (self._is_in_collective() and self._groups.release()):
+        while not (self._waits(look_at_main_thread(self._shell)) and self._groups.release()):
             if self._is_over(run, _UNWIND_S):
                 return
             if self._interrupts.is_pending(run):
@@ -207,9 +207,6 @@ class ControlThread:
                     and self._groups.release()
                 ):
                     return
-
-    def _is_in_collective(self) -> bool:
-        return self._waits(look_at_main_thread(self._shell)) is not None
 
     def _waits(self, seen: Activity) -> Waited | None:
         """The collective that the main thread waits in; None if it waits in none."""
@@ -238,7 +235,7 @@ class ControlThread:
         run = self._interrupts.running
         seen = look_at_main_thread(self._shell)
         waited = self._waits(seen) or Waited()
-        busy = run >= 0
+        busy, memory = run >= 0, self._meter.use()
         return RankState(
             request=request,
             run=run,
@@ -247,20 +244,15 @@ class ControlThread:
             where=seen.where if busy else "",
             collective=waited.collective if busy else "",
             device=str(self._device),
-            device_bytes=self._device_bytes(),
+            device_bytes=memory.reserved,
             group=waited.group if busy else "",
             waited_s=waited.waited_s if busy else 0.0,
             asks=self._asker.is_asking,
             is_broken=self._groups.is_broken,
             counts=tuple(self._groups.counts()),
-            memory=self._meter.use(),
+            memory=memory,
             device_percent=self._meter.device_percent(),
         )
-
-    def _device_bytes(self) -> int:
-        if self._device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return 0
-        return torch.cuda.memory_reserved(self._device)
 
     def _query(self, verb: Request) -> Parcel[Done]:
         """The answer to a query; the text of the error if the handler raises."""
@@ -272,9 +264,8 @@ class ControlThread:
         return Parcel(Done(verb.run, pickled), tuple(buffers))
 
 
-def _write(text: str) -> None:
-    """Write to descriptor 2; the agent shows it with the rank's number."""
-    os.write(2, f"cellmesh: {text}\n".encode(errors="replace"))
+def _say(text: str) -> None:
+    write_stderr(f"cellmesh: {text}\n")
 
 
 def _leave() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ...wire.codec import Parcel
 from ...wire.messages import Failed
 from ..groups.abort import lost_its_peers
 from ..groups.groups import Groups
+from ..linux_process import write_stderr
 from ..static_lookup import MAX_TEXT, chain_of, handled_by, name_of, text_of, traceback_of
 from .shell import RankShell
 from .stack_inspection import StopPoint, Waited, describe_interruption, describe_release
@@ -189,9 +189,8 @@ def find_lost_context() -> str:
 
 def report_lost_context(rank: int, error: str) -> None:
     """Write to descriptor 2 why the rank ends now; the report of its death shows these lines."""
-    text = (
+    write_stderr(
         f"cellmesh: rank {rank} ends: its CUDA context is lost ({error}), and this process can "
         "never use the GPU again.\n%dist_heal starts the rank again. To see the line that failed, "
         "set CUDA_LAUNCH_BLOCKING=1 before %dist_start.\n"
     )
-    os.write(2, text.encode())

@@ -33,7 +33,7 @@ from ..groups.abort import raise_as_stops
 from ..groups.group_factory import choose_placement
 from ..groups.groups import Groups
 from ..groups.rpc import let_waits_be_interrupted
-from ..linux_process import die_with, name_command, name_process
+from ..linux_process import die_with, name_command, name_process, write_stderr
 from ..metrics import Reporter
 from ..run_tracker import RunTracker
 from ..trace.recorder import Spans
@@ -209,7 +209,7 @@ def _work(
                 continue
             except BaseException as error:
                 # The handler of a signal that user code has asked for (SIGALRM).
-                os.write(2, f"{render(error)}\n".encode(errors="replace"))
+                write_stderr(f"{render(error)}\n")
         elif isinstance(parcel.verb, Resume):
             holds_back = False
         elif holds_back and not isinstance(parcel.verb, Heal):
