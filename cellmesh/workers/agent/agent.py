@@ -46,15 +46,7 @@ from ..rank.stdout import read_log
 from .controller_port import Attachment, Dims
 from .events import Events
 from .processes import Family
-from .supervisor import (
-    Action,
-    AskToLeave,
-    Fork,
-    KillRanks,
-    Supervisor,
-    ToRanks,
-    Up,
-)
+from .supervisor import Action, AskToLeave, Fork, KillRanks, Supervisor, ToRanks, Up
 from .zygote_client import ZygoteClient
 
 # How long to wait before an action that has failed is tried again.
