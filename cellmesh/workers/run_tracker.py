@@ -23,35 +23,23 @@ _run_of_context: contextvars.ContextVar[int] = contextvars.ContextVar("cellmesh_
 
 
 class RunRecord(msgspec.Struct):
-    """A cell or call that has begun.
-
-    Attributes:
-        name: what the called function is called, "" of a cell.
-        execution_count: the cell's ``In[n]``, 0 of a call.
-        lead: the lowest rank that runs it: widgets that it makes are shown.
-        audience: the controller that shows them.
-        begin_s, end_s: by ``time.monotonic``; no end as long as it goes on.
-    """
+    """A cell or call that has begun."""
 
     run: int
-    name: str
-    execution_count: int
-    lead: int
-    audience: int
-    begin_s: float
-    end_s: float | None = None
+    name: str  # of the called function, "" of a cell
+    execution_count: int  # the cell's ``In[n]``, 0 of a call
+    lead: int  # the lowest rank that runs it: widgets that it makes are shown
+    audience: int  # the controller that shows them
+    begin_s: float  # by ``time.monotonic``
+    end_s: float | None = None  # None as long as it goes on
 
 
 class RunTracker:
-    """Knows which run the calling code belongs to.
-
-    Attributes:
-        main_run: what the main thread executes, cells and calls and any other work; -1 for nothing.
-        records: the last cells and calls, the newest last.
-    """
+    """Knows which run the calling code belongs to."""
 
     def __init__(self) -> None:
-        self.main_run = -1
+        self.main_run = -1  # what the main thread executes: a cell, a call, any other work
+        # The last cells and calls, the newest last.
         self.records: collections.deque[RunRecord] = collections.deque(maxlen=MAX_RUNS)
         self._main_thread = threading.main_thread().ident
 

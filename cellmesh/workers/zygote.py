@@ -97,13 +97,7 @@ def main(descriptor: str, ticket_path: str) -> None:
 
 
 def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = None) -> None:
-    """Serve an agent until it goes.
-
-    Args:
-        descriptor: our end of the socketpair.
-        ticket_path: the mesh's ticket.
-        shell: of `import_all`, in a process that was forked from one which had called it.
-    """
+    """Serve an agent until it goes; without a shell, call `import_all` first."""
     ticket = read_ticket(Path(ticket_path))
     agent = socket.socket(fileno=descriptor)
     agent.set_inheritable(False)

@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(ticket_path: str, shell: RankShell | None = None) -> int:
-    """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end.
-
-    Args:
-        ticket_path: the mesh's ticket.
-        shell: the ranks', in a process that was forked with everything imported: the zygote is
-            forked, too.
-    """
+    """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end."""
     ticket = read_ticket(Path(ticket_path))
     linux_process.become_subreaper()
     agent = os.fork()

@@ -11,29 +11,21 @@ from ..rank.stdout import Gate
 
 @dataclass
 class RankRecord:
-    """One rank.
+    """One rank."""
 
-    Attributes:
-        gate: bounds the text of its descriptors 1 and 2.
-        ending: how it ended, if it is dead.
-        runs: passed to it and not answered yet; the first is what it executes.
-        why_killed: why the agent ends it; "" where it does not.
-        filling: those of `runs` that may give it what a user's namespace holds.
-        predecessor_ending: how the rank that it replaces ended, until something of `filling` ends
-            well.
-        last_output: the last lines of the one that ended.
-    """
-
-    gate: Gate
+    gate: Gate  # bounds the text of its descriptors 1 and 2
     pid: int = 0
     phase: Phase = "starting"
     device: str = ""
     backend: str = ""
-    ending: str = ""
+    ending: str = ""  # how it ended, if it is dead
+    # Passed to it and not answered yet; the first is what it executes.
     runs: collections.deque[int] = field(default_factory=collections.deque)
     last_run: int = -1
-    why_killed: str = ""
+    why_killed: str = ""  # why the agent ends it; "" where it does not
+    # Those of `runs` that may give it what a user's namespace holds.
     filling: set[int] = field(default_factory=set)
+    # How the rank that it replaces ended, until something of `filling` ends well; its last lines.
     predecessor_ending: str = ""
     last_output: str = ""
 

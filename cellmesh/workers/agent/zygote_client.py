@@ -36,13 +36,8 @@ _MAX_MESSAGE_BYTES = 1 << 20
 class ZygoteClient:
     """A zygote's process and the socketpair to it.
 
-    Attributes:
-        problem: why it could not fork all that it was asked for last, "" if it could.
-
-    Args:
-        ticket: the mesh's.
-        shell: the ranks', in a process with one thread that has everything imported: it forks the
-            zygote.
+    A process with one thread that has everything imported, the ranks' shell too, forks the zygote;
+    any other starts it.
     """
 
     def __init__(self, ticket: Ticket, shell: RankShell | None = None) -> None:
@@ -61,7 +56,7 @@ class ZygoteClient:
         os.close(log)
         theirs.close()
         self._socket = ours
-        self.problem = ""
+        self.problem = ""  # why it could not fork all that it was asked for last
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when the zygote has sent a message."""

@@ -175,8 +175,7 @@ def find_lost_context() -> str:
     A device-side assert, an illegal address and their like stay with the context (CUDA Runtime API,
     "Error Handling", on sticky errors): the process can never use its GPU again and must end.
 
-    Does not block: a stream is asked whether its work has ended, and nothing waits for that. A
-    process that has not used its GPU is not made to.
+    Does not block, and does not initialise CUDA.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ""

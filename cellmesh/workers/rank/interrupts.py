@@ -33,18 +33,10 @@ _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsign
 
 
 class Interrupts:
-    """Which run to interrupt. `begin`, `end` and the handler belong to the main thread.
-
-    Attributes:
-        running: the run that executes, -1 if none does.
-        num_begun: how many runs have begun.
-        is_describing: its code has failed, and what the failure was is being found out.
-        on_dropped: given a run and what it was to end with, where Python has dropped that: in a
-            finalizer.
-    """
+    """Which run to interrupt. `begin`, `end` and the handler belong to the main thread."""
 
     def __init__(self) -> None:
-        self.running = -1
+        self.running = -1  # the run that executes
         self.num_begun = 0
         self._wanted = -1
         self._kind: type[KeyboardInterrupt] = KeyboardInterrupt
@@ -52,7 +44,8 @@ class Interrupts:
         self._shields = 0
         self._held_back = False
         self._pid = os.getpid()
-        self.is_describing = False
+        self.is_describing = False  # the run has failed, and its exception is being described
+        # Given a run and what it was to end with, where Python drops that: in a finalizer.
         self.on_dropped: Callable[[int, type[KeyboardInterrupt]], None] = lambda run, kind: None
         self._handler = self._on_signal
         self._main = threading.main_thread().ident

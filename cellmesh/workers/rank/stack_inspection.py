@@ -237,12 +237,10 @@ _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
 
 @dataclass(frozen=True)
 class Waited:
-    """The collective ("": none) that the main thread waited in, torch's name of its group, and how
-    long.
-    """
+    """What the main thread waited in, "" for what is not known."""
 
-    collective: str = ""
-    group: str = ""
+    collective: str = ""  # the ``torch.distributed`` call
+    group: str = ""  # torch's name of its process group
     waited_s: float = 0.0
 
 
@@ -256,22 +254,13 @@ class StopPoint:
 
 @dataclass(frozen=True)
 class Activity:
-    """Where a main thread is; 0 or "" for what is not known.
+    """Where a main thread is; 0 or "" for what is not known."""
 
-    Attributes:
-        execution_count: the ``In[n]`` of the cell that it runs.
-        line: its line.
-        where: the call that the innermost frame of user code is in, as written.
-        collective: the ``torch.distributed`` call it is in; ``wait`` for that of a `Work`.
-        may_wait: whether it is inside of torch, which may wait for what it has begun (a backward
-            pass).
-    """
-
-    execution_count: int
-    line: int
-    where: str
-    collective: str
-    may_wait: bool = False
+    execution_count: int  # the ``In[n]`` of the cell that it runs
+    line: int  # of the cell
+    where: str  # the call that the innermost frame of user code is in, as written
+    collective: str  # the ``torch.distributed`` call it is in; ``wait`` for that of a `Work`
+    may_wait: bool = False  # inside of torch, which may wait (a backward pass)
 
 
 def look_at_main_thread(shell: RankShell) -> Activity:

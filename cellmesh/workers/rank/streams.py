@@ -51,19 +51,14 @@ Post = Callable[[Sequence[Parcel[Any]]], None]
 
 
 class Pump:
-    """Gathers printed text, writes it to the log and sends the bounded part.
-
-    Args:
-        post: sends messages to the agent; called under the pump's lock, so their order is that of
-            the calls.
-        log: the rank's log.
-        shield: entered around what an interrupt must not cut in half.
-    """
+    """Gathers printed text, writes it to the log and sends the bounded part."""
 
     def __init__(
         self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None
     ) -> None:
+        # Entered around what an interrupt must not cut in half.
         self._shield = shield or contextlib.nullcontext()
+        # Called under the lock, so the order of messages is that of the calls.
         self._post = post
         self._log = log
         self._gate = Gate(time.monotonic())
@@ -230,12 +225,9 @@ def _join(pieces: Iterable[tuple[int, StreamName, str]]) -> list[tuple[int, Stre
 
 
 class RankStream(io.TextIOBase):
-    """A text stream whose lines go to the notebook, below the cell that printed them.
+    """A text stream whose lines go to the notebook, below the cell that printed them."""
 
-    Attributes:
-        divert: takes text that goes elsewhere (into a widget), and says whether it did.
-    """
-
+    # Takes text that goes elsewhere (into a widget), and says whether it did.
     divert: Callable[[StreamName, str], bool] | None = None
 
     def __init__(self, name: StreamName, pump: Pump, tracker: RunTracker) -> None:
