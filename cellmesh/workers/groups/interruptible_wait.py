@@ -180,6 +180,8 @@ class _Helper:
                 if (call := self.calls.get()) is None:
                     return
                 call()
+                # With the last reference to a group goes a wait for the group's threads.
+                del call
 
 
 class _PatientWork(Work):

@@ -209,6 +209,17 @@ def test_a_wait_is_ended_from_another_thread(store: MeshStore) -> None:
         patience.run(lambda: 1 / 0)
 
 
+def test_a_helper_thread_holds_no_group_after_a_wait(store: MeshStore) -> None:
+    class Group:
+        """Whose end waits for threads, as that of a group of gloo does."""
+
+    group, is_gone = Group(), threading.Event()
+    weakref.finalize(group, is_gone.set)
+    Patience(store.waits).run(lambda group=group: None)  # type: ignore[misc]
+    del group
+    assert is_gone.wait(20)
+
+
 def test_a_store_that_cannot_be_reached_is_named(store: MeshStore) -> None:
     with pytest.raises(RuntimeError, match=r"store at 127\.0\.0\.1:1 cannot be reached"):
         store.wait(["key"], timedelta(seconds=1))
