@@ -100,11 +100,9 @@ class BlueprintData(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Calls torch's ``_new_process_group_helper``.
+    """Calls torch's ``_new_process_group_helper``, with `patience` for gloo.
 
-    Args:
-        store: the mesh's; connected before, so that its connection is not taken for the group's.
-        patience: waits for gloo.
+    The mesh's store is connected before, so that its connection is not taken for the group's.
     """
 
     def __init__(self, store: MeshStore, patience: Patience) -> None:
@@ -184,7 +182,6 @@ def _timeout_for(asked: Asked) -> timedelta:
 
 def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
     """The plan of a group with these ranks from a call of ``_new_process_group_helper``."""
-    device = asked["device_id"]
     return GroupPlan(
         str(asked["group_name"]),
         ranks,
@@ -192,7 +189,7 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
         asked["pg_tag"] or "",
         asked["group_desc"] or "undefined",
         _timeout_for(asked).total_seconds(),
-        str(device) if device is not None else "",
+        _text(asked["device_id"]),
     )
 
 
@@ -215,22 +212,16 @@ def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
     }
 
 
-def call_of_split(group: Any, ranks: Sequence[int]) -> Asked:
-    """The arguments of ``_new_process_group_helper`` for a group that NCCL has split off."""
+def plan_of_split(group: Any, ranks: Sequence[int]) -> GroupPlan:
+    """The plan of a group with these ranks that NCCL has split off another."""
     default = c10d._get_default_group()
-    return {
-        "group_size": group.size(),
-        "group_rank": group.rank(),
-        "global_ranks_in_group": list(ranks),
-        "backend": c10d._world.pg_map[default][0],
-        "store": None,
-        "group_name": group.group_name,
-        "backend_options": None,
-        "timeout": TIMEOUT,
-        "pg_tag": None,
-        "device_id": default.bound_device_id,
-        "group_desc": group.group_desc,
-    }
+    device, backend = default.bound_device_id, c10d._world.pg_map[default][0]
+    name, seconds = str(group.group_name), TIMEOUT.total_seconds()
+    return GroupPlan(name, tuple(ranks), backend, "", group.group_desc, seconds, _text(device))
+
+
+def _text(device: Any) -> str:
+    return "" if device is None else str(device)
 
 
 def timeouts_of(group: Any) -> dict[str, timedelta]:

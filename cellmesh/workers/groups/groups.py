@@ -33,9 +33,9 @@ from .group_factory import (
     MeshPlan,
     Placement,
     call_for,
-    call_of_split,
     find_lack,
     plan_of,
+    plan_of_split,
     set_timeouts,
     timeouts_of,
 )
@@ -187,7 +187,7 @@ class Groups:
 
     def _adopt_split(self, inner: Any, ranks: Sequence[int]) -> HealableGroup:
         """Register a group that NCCL has split off another; it is healed like any other group."""
-        asked = call_of_split(inner, ranks)
+        asked = call_for(plan_of_split(inner, ranks), self.rank, None)
         self._note_plan(asked)
         group = self._enlist(asked)
         group.connect(inner, {})

@@ -19,17 +19,11 @@ MAY_HAVE_UPDATED = (
 
 
 class Kind:
-    """A kind of object that keeps state between operations.
+    """A kind of object that keeps state between operations."""
 
-    Attributes:
-        where: module and name of its class.
-        label: what users know it as.
-        drops_grads: whether resetting a dirty one forgets gradients.
-    """
-
-    where: tuple[str, str]
-    label: str
-    drops_grads = True
+    where: tuple[str, str]  # module and name of its class
+    label: str  # what users know it as
+    drops_grads = True  # when a dirty one is reset
 
     def concerns(self, found: Any) -> bool:
         """Whether a live instance is examined by itself; runs none of the instance's code."""
@@ -37,11 +31,11 @@ class Kind:
 
     def names(self, found: Any) -> Iterable[str]:
         """Names that identify the object on all ranks."""
-        raise NotImplementedError
+        return ()
 
     def is_dirty(self, found: Any) -> bool:
         """Whether a step stopped inside the object."""
-        raise NotImplementedError
+        return False
 
     def progress(self, found: Any) -> tuple[int, ...]:
         """One-time steps and counters, equal on all ranks between two steps."""
@@ -59,7 +53,7 @@ class Kind:
         """Reset the object to its state between two steps, without a `dirty` step's gradients;
         returns what the user must know, as what was forgotten, or could not be reset.
         """
-        raise NotImplementedError
+        return ()
 
 
 def drop_grads(module: Any) -> None:
@@ -285,15 +279,6 @@ class Scaler(Kind):
     def concerns(self, found: Any) -> bool:
         return bool(held_by(found).get("_per_optimizer_states"))
 
-    def names(self, found: Any) -> Iterable[str]:
-        return ()
-
-    def is_dirty(self, found: Any) -> bool:
-        return False
-
     def arm(self, found: Any) -> None:
         if any(state["stage"].name != "READY" for state in found._per_optimizer_states.values()):
             before_next(found, "scale", found._per_optimizer_states.clear)
-
-    def reset(self, found: Any, dirty: bool) -> Iterable[str]:
-        return ()
