@@ -34,40 +34,19 @@ PRESS_AGAIN_S = 0.3
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one cell of the table.
+    """What came of one cell of the table."""
 
-    Attributes:
-        fault: the row's name.
-        doing: the column's name.
-        outcome: see `rows.Fault`.
-        report_s: from the strike until its report: the death told, the run over.
-        back_s: from there until steps of all models had given the right losses.
-        heal_s: how long a heal took that forked a rank and copied nothing; 0 where there was none.
-        failure: what was wrong, "" if nothing was.
-    """
-
-    fault: str
-    doing: str
-    outcome: str
-    report_s: float = 0.0
-    back_s: float = 0.0
-    heal_s: float = 0.0
-    failure: str = ""
+    fault: str  # the row's name
+    doing: str  # the column's name
+    outcome: str  # see `rows.Fault`
+    report_s: float = 0.0  # from the strike until its report: the death told, the run over
+    back_s: float = 0.0  # from there until steps of all models had given the right losses
+    heal_s: float = 0.0  # of a heal that forked a rank and copied nothing
+    failure: str = ""  # what was wrong
 
 
 def run_cell(rig: Rig, fault: Fault, doing: Doing, victim: int = 1, source: int = 0) -> Result:
-    """Let a fault strike, and check everything.
-
-    Args:
-        rig: the mesh.
-        fault: what goes wrong.
-        doing: what the ranks are doing.
-        victim: the rank that has it.
-        source: the rank that is copied if the victim dies.
-
-    Raises:
-        AssertionError: something was not as it must be.
-    """
+    """Let a fault strike the victim, for which `source` is copied if it dies, and check all."""
     what = f"{fault.name} x {doing.name}"
     outcome = outcome_of(fault, doing)
     with deadline(rig.directory, CELL_S, what, rig.mesh), contextlib.ExitStack() as stack:
@@ -185,9 +164,7 @@ class _Trial:
         return report_s
 
     def _wait_until_in_place(self) -> None:
-        """Until all ranks are where the fault is to strike, by what they say and by what is seen of
-        them.
-        """
+        """Until all ranks are where the fault is to strike, as they say and as is seen."""
         marks = [self.gate.with_name(f"{self.gate.name}.{rank}") for rank in range(NUM_RANKS)]
         wait_until(
             lambda: all(mark.exists() for mark in marks) or self.run.done(),
@@ -254,11 +231,8 @@ class _Trial:
         return self._result()
 
     def _wait_for_death(self) -> None:
-        wait_until(
-            lambda: self.victim not in self.run.waiting_ranks(),
-            self.fault.within_s,
-            "the death's report",
-        )
+        waiting = self.run.waiting_ranks
+        wait_until(lambda: self.victim not in waiting(), self.fault.within_s, "the death's report")
         self.death_s = time.time() - self.struck_at
 
     def _result(self, timeout_s: float | None = None) -> BaseException | None:
@@ -308,9 +282,7 @@ class _Trial:
         return trace_at - self.struck_at
 
     def _check_queued(self, queued: cm.Run[Any]) -> None:
-        """What waited behind the run: it has run on ranks that live, unless it was stopped as
-        well.
-        """
+        """What waited behind the run has run on ranks that live, unless it was stopped as well."""
         error: BaseException | None = None
         try:
             queued.result(timeout_s=ARRIVAL_S)
@@ -324,27 +296,22 @@ class _Trial:
             case "died":
                 assert isinstance(error, cm.RankFailure), f"the queued cell: {error!r}"
                 assert set(error.exceptions_by_rank) == {self.victim}, error
-            case "stopped" | "killed":
-                assert isinstance(error, RanksInterrupted), f"the queued cell: {error!r}"
-            case "ended":
-                assert isinstance(error, cm.RankFailure), f"the queued cell: {error!r}"
+            case _:
+                expected = cm.RankFailure if self.outcome == "ended" else RanksInterrupted
+                assert isinstance(error, expected), f"the queued cell: {error!r}"
 
     def _check_dead_is_told(self) -> None:
         with pytest.raises((cm.RankDied, cm.RankFailure), match=self.fault.words):
             self.rig.mesh.submit(int).result(timeout_s=ARRIVAL_S)
 
     def _check_end(self) -> float:
+        """The mesh has ended by itself; a stop takes the rest away, and then nothing is left."""
         took_s = time.time() - self.struck_at
-        check_nothing_left_but_files(self.rig)
+        self.rig.mesh.stop()
+        check_nothing_left(self.rig.directory)
         return took_s
 
     def clean_up(self) -> None:
         """Let go on what still waits or loops in threads."""
         self.gate.touch()
         self.rig.run("gate = None")
-
-
-def check_nothing_left_but_files(rig: Rig) -> None:
-    """The mesh has ended by itself; a stop takes the rest away, and then nothing is left."""
-    rig.mesh.stop()
-    check_nothing_left(rig.directory)

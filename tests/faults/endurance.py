@@ -104,11 +104,7 @@ STARTS, NUM_STARTS = "starts and stops", 500
 
 
 def repeat(number: int, directory: Path, once: Callable[[int], None]) -> str:
-    """Do something so often and take samples; returns their table.
-
-    Raises:
-        AssertionError: a process has more in the last quarter than in the second.
-    """
+    """Do something so often, take samples and judge their growth; returns their table."""
     growth = Growth()
     every = max(1, number // NUM_SAMPLES)
     for index in range(number):

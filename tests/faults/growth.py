@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +28,7 @@ class Sample:
 
 @dataclass
 class Growth:
-    """Samples of all processes.
-
-    Attributes:
-        samples: role -> what its process had, in the order of time.
-    """
+    """Samples of all processes, by role, in the order of time."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {role: [] for role in ROLES})
 
@@ -44,27 +41,16 @@ class Growth:
                 role = process.name().removeprefix("cellmesh-")
                 by_role[role if role in ROLES else "rank"].append(_sample(process))
         for role, samples in by_role.items():
-            self.samples[role].append(
-                Sample(
-                    max(sample.rss_bytes for sample in samples),
-                    max(sample.num_fds for sample in samples),
-                    max(sample.num_threads for sample in samples),
-                )
-            )
+            self.samples[role].append(_of_each(max, samples))
 
     def check(
         self, memory_share: float = 0.05, memory_bytes: int = 8 << 20, num_rank_fds: int = 4
     ) -> None:
-        """Fail if a process has more in the last quarter than in the second, but for a little
-        memory.
-
-        Args:
-            memory_share, memory_bytes: how much more memory is let pass, whichever is more.
-            num_rank_fds: how many more descriptors of a rank: a group may be there at one time and
-                not at the other.
+        """Fail if a process has more in the last quarter than in the second, but for some memory
+        (the larger of a share and a number of bytes), and for descriptors of a rank: a group may be
+        there at one time and not at the other.
         """
-        for role, samples in self._sampled():
-            early, late = (_middle(quarter) for quarter in _quarters(samples))
+        for role, (early, late) in self._early_and_late():
             bound = early.rss_bytes + max(memory_bytes, memory_share * early.rss_bytes)
             assert late.rss_bytes <= bound, f"memory of the {role} grew from {early} to {late}"
             # The agent, the store and the controller may have a connection more at one time than at
@@ -83,16 +69,21 @@ class Growth:
             "| process | memory, second -> last quarter | descriptors | threads |",
             "|---|---|---|---|",
         ]
-        for role, samples in self._sampled():
-            early, late = (_middle(quarter) for quarter in _quarters(samples))
+        for role, (early, late) in self._early_and_late():
             lines.append(
                 f"| {role} | {early.rss_bytes / 1e6:.1f} -> {late.rss_bytes / 1e6:.1f} MB "
                 f"| {early.num_fds} -> {late.num_fds} | {early.num_threads} -> {late.num_threads} |"
             )
         return "\n".join(lines) + "\n"
 
-    def _sampled(self) -> list[tuple[str, list[Sample]]]:
-        return [(role, samples) for role, samples in self.samples.items() if samples]
+    def _early_and_late(self) -> Iterator[tuple[str, tuple[Sample, Sample]]]:
+        """The medians of the second and of the last quarter, by role."""
+        for role, samples in self.samples.items():
+            if samples:
+                quarter = max(1, len(samples) // 4)
+                early = samples[quarter : 2 * quarter] or samples[:1]
+                late = samples[-quarter:]
+                yield role, (_of_each(statistics.median, early), _of_each(statistics.median, late))
 
 
 def _sample(process: psutil.Process) -> Sample:
@@ -100,15 +91,6 @@ def _sample(process: psutil.Process) -> Sample:
         return Sample(process.memory_info().rss, process.num_fds(), process.num_threads())
 
 
-def _quarters(samples: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """The second and the last quarter."""
-    quarter = max(1, len(samples) // 4)
-    return samples[quarter : 2 * quarter] or samples[:1], samples[-quarter:]
-
-
-def _middle(samples: Sequence[Sample]) -> Sample:
-    return Sample(
-        int(statistics.median(sample.rss_bytes for sample in samples)),
-        int(statistics.median(sample.num_fds for sample in samples)),
-        int(statistics.median(sample.num_threads for sample in samples)),
-    )
+def _of_each(choose: Callable[[Sequence[int]], float], samples: Sequence[Sample]) -> Sample:
+    numbers = zip(*map(dataclasses.astuple, samples), strict=True)
+    return Sample(*(int(choose(each)) for each in numbers))

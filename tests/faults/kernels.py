@@ -50,11 +50,7 @@ sys.stdin.read()
 
 
 def run_cell(fault: Fault, doing: Doing, losses: Losses) -> Result:
-    """End the process of a controller while its ranks do something, and go on with them from here.
-
-    Raises:
-        AssertionError: something was not as it must be.
-    """
+    """End the process of a controller while its ranks do something, and go on with them here."""
     with own_runtime_dir() as directory, contextlib.ExitStack() as stack:
         stack.enter_context(deadline(directory, 2 * CELL_S, f"{fault.name} x {doing.name}"))
         gate = directory / "gate0"

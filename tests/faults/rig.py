@@ -32,17 +32,11 @@ REAPER = "cellmesh-reaper"
 
 @dataclass(frozen=True)
 class Losses:
-    """What an undisturbed mesh gives: for each step the ranks' losses.
+    """What an undisturbed mesh gives: for each step the ranks' losses."""
 
-    Attributes:
-        ddp: with a digest of the parameters after the step.
-        fsdp: with a digest of the rank's shards after the step.
-        tp: of a forward pass.
-    """
-
-    ddp: tuple[tuple[tuple[float, str], ...], ...]
-    fsdp: tuple[tuple[tuple[float, str], ...], ...]
-    tp: tuple[tuple[float, ...], ...]
+    ddp: tuple[tuple[tuple[float, str], ...], ...]  # with a digest of the parameters after the step
+    fsdp: tuple[tuple[tuple[float, str], ...], ...]  # with a digest of the shards after the step
+    tp: tuple[tuple[float, ...], ...]  # of a forward pass
 
 
 @dataclass
@@ -79,20 +73,13 @@ def measure_losses(num_steps: int = NUM_STEPS) -> Losses:
 
 @dataclass
 class Rig:
-    """A mesh with models, and what it must hold.
-
-    Attributes:
-        mesh: the mesh.
-        directory: its runtime directory.
-        losses: of an undisturbed run.
-        kept: rank -> what it must hold.
-        steps: model -> the number of its next step.
-    """
+    """A mesh with models in its runtime directory, and what it must hold."""
 
     mesh: cm.Mesh
     directory: Path
-    losses: Losses
-    kept: dict[int, Kept] = field(default_factory=dict)
+    losses: Losses  # of an undisturbed run
+    kept: dict[int, Kept] = field(default_factory=dict)  # by rank
+    # model -> the number of its next step
     steps: dict[str, int] = field(default_factory=lambda: {"ddp": 0, "fsdp": 0})
     num_gates: int = 0
     baseline: Level | None = None
@@ -136,26 +123,17 @@ class Rig:
     # ---- what must be there
 
     def verify(self) -> None:
-        """Every rank holds what it must, and one step of each model gives the undisturbed run's
-        loss.
-        """
+        """Every rank holds what it must, and each model's step gives the undisturbed run's loss."""
         self.verify_kept()
         ddp, fsdp = self.steps["ddp"], self.steps["fsdp"]
         if max(ddp, fsdp) >= len(self.losses.ddp):
             self.rewind()
             ddp = fsdp = 0
         got = self.mesh.pull(f"(ddp_step({ddp}), fsdp_step({fsdp}), tp_forward({fsdp}))")
-        for position, (name, step, wanted) in enumerate(
-            (
-                ("DDP", ddp, self.losses.ddp),
-                ("FSDP2", fsdp, self.losses.fsdp),
-                ("TP", fsdp, self.losses.tp),
-            )
-        ):
-            found = tuple(got[rank][position] for rank in range(NUM_RANKS))
-            assert found == wanted[step], (
-                f"step {step} of {name} gave {found} and not {wanted[step]}"
-            )
+        by_model = zip(*(got[rank] for rank in range(NUM_RANKS)), strict=True)
+        all_wanted = (self.losses.ddp[ddp], self.losses.fsdp[fsdp], self.losses.tp[fsdp])
+        for name, found, wanted in zip(("DDP", "FSDP2", "TP"), by_model, all_wanted, strict=True):
+            assert found == wanted, f"{name}, steps {self.steps}: {found} and not {wanted}"
         self.steps = {"ddp": ddp + 1, "fsdp": fsdp + 1}
 
     def verify_kept(self) -> None:
@@ -180,16 +158,10 @@ class Rig:
         self.steps = {"ddp": 0, "fsdp": 0}
 
     def renew(self, dead: list[int], source: int, at_once: bool = True) -> HealReport:
-        """Replace dead ranks, copy what can be copied to them, make the rest anew and load its
-        checkpoint.
+        """Replace ranks that are dead or new and empty, copy what can be copied to them from
+        `source`, make the rest again and load its checkpoint; returns what healed the mesh.
 
-        Args:
-            dead: ranks that are dead, or have been replaced already and are empty.
-            source: the rank to copy from.
-            at_once: heal and copy in one call; else in two, as somebody would who forgot.
-
-        Returns:
-            What healed it.
+        Heals and copies in one call; unless `at_once`, in two, as somebody would who forgot.
         """
         before = {rank: self.kept[rank].pid for rank in dead}
         first = None if at_once else self.mesh.heal()
@@ -212,9 +184,7 @@ class Rig:
     # ---- what must not be there
 
     def check_leftovers(self) -> None:
-        """Nothing has been added: no process, no descriptor and no thread of controller or
-        agent.
-        """
+        """Nothing was added: no process, no descriptor and no thread of controller or agent."""
         wait_until(
             lambda: len(processes_of(self.directory)) == NUM_PROCESSES,
             _SETTLE_S,
@@ -265,19 +235,13 @@ class Level:
 
     def is_within(self, bound: Level) -> bool:
         """Whether nothing is more than there."""
-        return all(
-            mine <= most
-            for mine, most in zip(
-                dataclasses.astuple(self), dataclasses.astuple(bound), strict=True
-            )
-        )
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(bound), strict=True)
+        return all(mine <= most for mine, most in pairs)
 
 
 @contextlib.contextmanager
 def open_rig(losses: Losses, lease_s: float = 0.0) -> Iterator[Rig]:
-    """A mesh of its own with the models set up; in the end nothing of it may be left, here
-    either.
-    """
+    """A mesh of its own with the models set up; in the end nothing of it may be left."""
     _start_collector()
     own = psutil.Process()
     fds, threads = own.num_fds(), threading.active_count()

@@ -17,53 +17,33 @@ Outcome = Literal["raised", "died", "stopped", "killed", "unharmed", "ended"]
 
 @dataclass(frozen=True)
 class Doing:
-    """What the ranks are doing.
-
-    Attributes:
-        name: in words.
-        place: where the fault strikes (`models.SETUP`).
-        source: what all ranks run.
-        waits_in: words of the collective in which ranks then wait, "" where they wait in none.
-        concerns_all: whether all ranks wait for the one that holds them up, or only its neighbour
-            in ``tp``.
-        waits_for_gate: whether it ends only when the gate is open, whoever holds it up.
-    """
+    """What the ranks are doing."""
 
     name: str
-    place: str = ""
-    source: str = ""
-    waits_in: str = ""
+    place: str = ""  # where the fault strikes (`models.SETUP`)
+    source: str = ""  # what all ranks run
+    waits_in: str = ""  # words of the collective in which ranks then wait
+    # Whether all ranks wait for the one that holds them up, or only its neighbour in ``tp``.
     concerns_all: bool = True
-    waits_for_gate: bool = False
+    waits_for_gate: bool = False  # it ends only when the gate is open, whoever holds it up
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong.
-
-    Attributes:
-        name: in words.
-        striker: who causes it: the victim's own code, another process, the user, or what becomes of
-            the controller's process.
-        source: what the victim runs, if it is its own.
-        outcome: what becomes of the run: ``raised`` (an exception of the victim's), ``died`` (the
-            victim), ``stopped`` (RanksInterrupted), ``killed`` (likewise, and the victim was
-            replaced), ``unharmed`` (it ends well), ``ended`` (the mesh does).
-        error: name of the exception's type on the victim, "" where there is none.
-        words: a regular expression that the report matches.
-        idle_outcome: what becomes of the mesh where no run is struck.
-        within_s: how soon after it struck the run has ended, at the latest.
-        needs_cgroup: whether a memory cgroup must be made for it.
-    """
+    """What goes wrong."""
 
     name: str
+    # The victim's own code, another process, the user, or what becomes of the controller's process.
     striker: Striker
+    # Of the run: ``raised`` (an exception of the victim's), ``died`` (the victim), ``stopped``
+    # (RanksInterrupted), ``killed`` (likewise, and the victim was replaced), ``unharmed`` (it ends
+    # well), ``ended`` (the mesh does).
     outcome: Outcome
-    source: str = ""
-    error: str = ""
-    words: str = ""
-    idle_outcome: Outcome = "unharmed"
-    within_s: float = 5.0
+    source: str = ""  # what the victim runs, if it is its own
+    error: str = ""  # name of the exception's type on the victim
+    words: str = ""  # a regular expression that the report matches
+    idle_outcome: Outcome = "unharmed"  # of the mesh where no run is struck
+    within_s: float = 5.0  # how soon after it struck the run has ended, at the latest
     needs_cgroup: bool = False
 
 
@@ -133,6 +113,9 @@ DOINGS = (
 # Loops end when a test binds `gate` to None: a thread that has one must not outlive its cell's
 # test.
 _LOOP = "while gate is not None:\n    pass"
+_RAISE = "raise ValueError('boom')"
+_EXEC = "os.execvp('sleep', ['sleep', '1000'])"
+_CLOSING = "os.closerange(3, 256)\nwhile True:\n    pass"
 _STUBBORN = """
 while gate is not None:
     try:
@@ -167,46 +150,19 @@ del thread
 """
 
 FAULTS = (
-    Fault(
-        "raise",
-        "victim",
-        "raised",
-        "raise ValueError('boom')",
-        "ValueError",
-        "raised ValueError: boom",
-    ),
+    Fault("raise", "victim", "raised", _RAISE, "ValueError", "raised ValueError: boom"),
     Fault("sys.exit", "victim", "raised", "sys.exit(3)", "SystemExit", "SystemExit"),
-    Fault(
-        "os._exit",
-        "victim",
-        "died",
-        "os._exit(3)",
-        "RankDied",
-        "exited with code 3",
-        idle_outcome="died",
-    ),
     *(
-        Fault(name, "victim", "died", source, "RankDied", words, idle_outcome="died")
-        for name, source, words in (
-            ("os.execvp", "os.execvp('sleep', ['sleep', '1000'])", "became another program"),
-            (
-                "os.closerange",
-                "os.closerange(3, 256)\nwhile True:\n    pass",
-                # a thread of gloo's may miss its sockets first
-                "closed its connection|killed by SIGABRT",
-            ),
+        Fault(name, striker, "died", source, "RankDied", words, idle_outcome="died")
+        for name, striker, source, words in (
+            ("os._exit", "victim", "os._exit(3)", "exited with code 3"),
+            ("os.execvp", "victim", _EXEC, "became another program"),
+            # A thread of gloo's may miss its sockets first.
+            ("os.closerange", "victim", _CLOSING, "closed its connection|killed by SIGABRT"),
+            ("SIGKILL", "outside", "", "killed by SIGKILL"),
+            ("SIGSEGV", "outside", "", "killed by SIGSEGV"),
+            ("segmentation fault", "victim", "faulthandler._sigsegv()", "killed by SIGSEGV"),
         )
-    ),
-    Fault("SIGKILL", "outside", "died", "", "RankDied", "killed by SIGKILL", idle_outcome="died"),
-    Fault("SIGSEGV", "outside", "died", "", "RankDied", "killed by SIGSEGV", idle_outcome="died"),
-    Fault(
-        "segmentation fault",
-        "victim",
-        "died",
-        "faulthandler._sigsegv()",
-        "RankDied",
-        "killed by SIGSEGV",
-        idle_outcome="died",
     ),
     Fault("SIGSTOP, SIGCONT", "outside", "unharmed"),
     Fault(
@@ -255,13 +211,8 @@ def holder_for(victim: int) -> int:
 
 
 def cell_for(fault: Fault, doing: Doing, gate: str, victim: int = 1) -> str:
-    """The cell that all ranks run.
-
-    Args:
-        fault: what is to go wrong; if it is the victim's own, it is in the cell.
-        doing: what the ranks do.
-        victim: the rank that has the fault.
-        gate: path of the file that lets go on who waits for it.
+    """The cell that all ranks run, with the victim's own fault in it; those that wait go on when
+    the file `gate` is there.
     """
     is_own = fault.striker == "victim"
     ends_alone = outcome_of(fault, doing) == "unharmed"

@@ -39,26 +39,19 @@ STEP_S = 120.0
 
 @dataclass
 class Soak:
-    """One soak.
-
-    Attributes:
-        rig: the mesh and what it must hold.
-        random: where all choices come from.
-        names: rank -> what it must hold by name.
-        growth: what the processes had, in the order of time.
-        counts: how often what was done.
-        doing: what is done now.
-        took_s: how long it has taken, in seconds.
-    """
+    """One soak."""
 
     rig: Rig
-    random: random.Random
+    random: random.Random  # where all choices come from
+    # rank -> what it must hold by name
     names: dict[int, dict[str, int]] = field(
         default_factory=lambda: {r: {} for r in range(NUM_RANKS)}
     )
     growth: Growth = field(default_factory=Growth)
-    counts: collections.Counter[str] = field(default_factory=collections.Counter)
-    doing: str = ""
+    counts: collections.Counter[str] = field(
+        default_factory=collections.Counter
+    )  # of what was done
+    doing: str = ""  # now, so that a failure names it
     took_s: float = 0.0
 
     # ---- steps
@@ -94,7 +87,7 @@ class Soak:
         doing = self.random.choice(DOINGS)
         victim = self.random.randrange(NUM_RANKS)
         source = self.random.choice([rank for rank in range(NUM_RANKS) if rank != victim])
-        self.announce(f"{fault.name} of rank {victim} x {doing.name}, source {source}")
+        self.doing = f"{fault.name} of rank {victim} x {doing.name}, source {source}"
         run_cell(self.rig, fault, doing, victim, source)
         self.counts[f"outcome: {outcome_of(fault, doing)}"] += 1
         if replaces_victim(fault, doing):
@@ -105,7 +98,7 @@ class Soak:
         """A cell on some ranks."""
         ranks = sorted(self.random.sample(range(NUM_RANKS), self.random.randint(1, NUM_RANKS)))
         name, value = self.random.choice(NAMES), self.random.randrange(1 << 30)
-        self.announce(f"{name} on ranks {ranks}")
+        self.doing = f"{name} on ranks {ranks}"
         self.rig.run(f"{name} = {value} + rank", ranks)
         for rank in ranks:
             self.names[rank][name] = value + rank
@@ -114,7 +107,7 @@ class Soak:
     def push_names(self) -> str:
         """A value from the controller to all ranks."""
         name, value = self.random.choice(NAMES), self.random.randrange(1 << 30)
-        self.announce(f"push of {name}")
+        self.doing = f"push of {name}"
         self.rig.mesh.push(**{name: value})
         for held in self.names.values():
             held[name] = value
@@ -124,7 +117,7 @@ class Soak:
         """Two ranks die at once, while all are in a collective or idle."""
         dead = sorted(self.random.sample(range(NUM_RANKS), 2))
         source = self.random.choice([rank for rank in range(NUM_RANKS) if rank not in dead])
-        self.announce(f"SIGKILL of ranks {dead}, source {source}")
+        self.doing = f"SIGKILL of ranks {dead}, source {source}"
         for rank in dead:
             STRIKES["SIGKILL"](self.rig, rank)
         mesh = self.rig.mesh
@@ -138,7 +131,7 @@ class Soak:
 
     def go_and_come(self) -> str:
         """Leave the mesh, and attach again."""
-        self.announce("detach, attach")
+        self.doing = "detach, attach"
         name = self.rig.mesh.name
         self.rig.mesh.detach()
         self.rig.mesh = cm.attach(name, sink=Shown())
@@ -148,13 +141,9 @@ class Soak:
 
     def rewind(self) -> str:
         """Load the checkpoint."""
-        self.announce("rewind")
+        self.doing = "rewind"
         self.rig.rewind()
         return "rewound"
-
-    def announce(self, what: str) -> None:
-        """Say what is about to be done, so that a failure names it."""
-        self.doing = what
 
     # ---- checks
 
@@ -187,20 +176,8 @@ def run_soak(
     tell: Callable[[str], None] = lambda line: None,
     sample_every_s: float = 10.0,
 ) -> Soak:
-    """Soak for so long.
-
-    Args:
-        seed: where all choices come from.
-        minutes: how long.
-        num_steps: end after so many steps, if that is sooner.
-        tell: called with a line for each step.
-        sample_every_s: how often processes are measured.
-
-    Returns:
-        The soak, whose growth has not been judged.
-
-    Raises:
-        AssertionError: something was not as it must be; names the seed and the step.
+    """Soak for so long, or for so many steps if that is sooner, and `tell` each; returns the soak,
+    whose growth has not been judged. Errors name the seed and the step.
     """
     losses = measure_losses()
     with open_soak(seed, losses) as soak:

@@ -84,13 +84,8 @@ STRIKES: Mapping[str, Callable[[Rig, int], None]] = {
 
 
 class MemoryLimit:
-    """A rank in a memory cgroup of its own, with little room left.
-
-    With others in it the kernel might kill one more, as what the first one held is not free at
-    once.
-
-    Args:
-        pid: the rank's process.
+    """A rank in a memory cgroup of its own, with little room left: with others in it the kernel
+    might kill one more, as what the first one held is not free at once.
     """
 
     def __init__(self, pid: int) -> None:
@@ -103,11 +98,8 @@ class MemoryLimit:
         self._home.mkdir()
         (self._home / "cgroup.procs").write_text(str(self._pid))
         # Pages that a process had before it moved are not counted here: what counts is what comes.
-        used = int(
-            (
-                self._home / ("memory.usage_in_bytes" if self._is_v1 else "memory.current")
-            ).read_text()
-        )
+        usage = "memory.usage_in_bytes" if self._is_v1 else "memory.current"
+        used = int((self._home / usage).read_text())
         limit = "memory.limit_in_bytes" if self._is_v1 else "memory.max"
         (self._home / limit).write_text(str(used + HEADROOM_BYTES))
         if not self._is_v1:

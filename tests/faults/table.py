@@ -47,12 +47,7 @@ def possible(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 class Table:
-    """Runs cells and keeps what came of them.
-
-    Args:
-        losses: of an undisturbed run.
-        tell: called with each result.
-    """
+    """Runs cells and keeps what came of them; `tell` is called with each result."""
 
     def __init__(
         self, losses: Losses, tell: Callable[[Result], None] = lambda result: None
@@ -97,9 +92,7 @@ class Table:
 
 
 def as_markdown(results: Sequence[Result]) -> str:
-    """Rows are faults, columns what the ranks did: seconds until the report, and until all was
-    back.
-    """
+    """Rows are faults, columns what ranks did: seconds until the report, until all was back."""
     found = {(result.fault, result.doing): result for result in results}
     doings = [doing.name for doing in DOINGS if any(key[1] == doing.name for key in found)]
     lines = ["| fault | the run | " + " | ".join(doings) + " |", "|---" * (len(doings) + 2) + "|"]

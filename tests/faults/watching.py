@@ -34,11 +34,7 @@ class Stuck(AssertionError):
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> float:
-    """Wait for a condition that can only be asked for, and give how long that took.
-
-    Raises:
-        Stuck: it has not come in time.
-    """
+    """Wait for a condition that can only be asked for; returns how long that took."""
     began = time.monotonic()
     pause = threading.Event()
     while not condition():
@@ -57,17 +53,8 @@ def runs_in(thread: int, code: types.CodeType) -> bool:
 def deadline(
     directory: Path, timeout_s: float, what: str, mesh: cm.Mesh | None = None
 ) -> Iterator[None]:
-    """Whatever hangs inside ends: after the time-out the mesh's agent is killed, and the mesh with
-    it.
-
-    Args:
-        directory: the runtime directory of the mesh.
-        timeout_s: how long it may take.
-        what: what is done.
-        mesh: asked for states and stacks before it is killed.
-
-    Raises:
-        Stuck: it took too long.
+    """Whatever hangs inside ends with `Stuck`: after the time-out the mesh, whose runtime directory
+    this is, is asked for states and stacks, and its agent is killed.
     """
     done = threading.Event()
     diagnoses: list[str] = []
@@ -105,10 +92,7 @@ def diagnose(directory: Path, mesh: cm.Mesh | None) -> str:
     parts = []
     if mesh is not None:
         for title, ask in (
-            (
-                "states",
-                lambda: "\n".join(f"{rank}: {state}" for rank, state in mesh.states().items()),
-            ),
+            ("states", lambda: "\n".join(map(str, mesh.states().items()))),
             ("report", lambda: "\n".join(map(str, mesh.report()))),
             ("stacks", lambda: mesh.stacks(all_threads=True)),
         ):
@@ -149,13 +133,8 @@ def _own_stacks() -> str:
 
 
 def _spy(pid: int) -> str:
-    command = [
-        str(Path(sys.executable).with_name("py-spy")),
-        "dump",
-        "--nonblocking",
-        "--pid",
-        str(pid),
-    ]
+    py_spy = str(Path(sys.executable).with_name("py-spy"))
+    command = [py_spy, "dump", "--nonblocking", "--pid", str(pid)]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired) as e:

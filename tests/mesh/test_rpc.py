@@ -31,9 +31,13 @@ rpc.init_rpc(f"rank{rank}", rank=rank, world_size=world_size, rpc_backend_option
 answer = rpc.rpc_sync(f"rank{1 - rank}", scale, args=(rpc.RRef(7),))
 dist.barrier()
 """
+SUM = "rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))"
+ADD = f"answer = {SUM}\nrpc.shutdown()"
+AGAIN = "answer = None\n" + START.replace("scale, args=(rpc.RRef(7),)", "torch.add, args=(1, 2)")
+KILL = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_rpc_starts_again_on_new_ranks(own_mesh: cm.Mesh) -> None:
+def test_rpc_starts_again_on_new_ranks_and_beside_a_replaced_one(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START)
     assert own_mesh.pull("answer").list == [71, 70]
     assert own_mesh.pull("os.environ['TP_SOCKET_IFNAME']").list == ["lo", "lo"]
@@ -41,6 +45,11 @@ def test_rpc_starts_again_on_new_ranks(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START)
     assert own_mesh.pull("answer").list == [71, 70]
     own_mesh.cell("rpc.shutdown()")
+    with pytest.raises(cm.RankFailure, match="SIGKILL"):
+        own_mesh[1].cell(KILL)
+    own_mesh.heal(source=0)
+    own_mesh.cell(AGAIN)
+    assert own_mesh.pull("answer").list == [3, 3]
 
 
 def test_init_rpc_is_refused_where_rpc_runs_and_costs_nothing(own_mesh: cm.Mesh) -> None:
@@ -49,18 +58,7 @@ def test_init_rpc_is_refused_where_rpc_runs_and_costs_nothing(own_mesh: cm.Mesh)
     for ranks in (own_mesh, own_mesh[0]):  # one rank alone does not wait for the others
         with pytest.raises(cm.RankFailure, match="RPC is already initialized"):
             ranks.cell(again)
-    add = "\nanswer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()"
-    own_mesh.cell(f"answer = None\nrpc.shutdown()\n{again}{add}")
-    assert own_mesh.pull("answer").list == [3, 3]
-
-
-def test_rpc_starts_again_beside_a_replaced_rank(own_mesh: cm.Mesh) -> None:
-    own_mesh.cell(START + "rpc.shutdown()")
-    with pytest.raises(cm.RankFailure, match="SIGKILL"):
-        own_mesh[1].cell("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    own_mesh.heal(source=0)
-    again = START.replace("scale, args=(rpc.RRef(7),)", "torch.add, args=(1, 2)")
-    own_mesh.cell(again)
+    own_mesh.cell(f"answer = None\nrpc.shutdown()\n{again}\n{ADD}")
     assert own_mesh.pull("answer").list == [3, 3]
 
 
@@ -75,31 +73,24 @@ def test_a_call_that_is_waited_for_can_be_interrupted(
     with pytest.raises((RanksInterrupted, KeyboardInterrupt)):
         run.result(timeout_s=30)
     assert own_mesh[0].pull("answer") is None
-    own_mesh.cell(
-        "answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()"
-    )
+    own_mesh.cell(ADD)
     assert own_mesh.pull("answer").list == [3, 3]
 
 
 def test_rpc_again_after_failures(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(START)
     with pytest.raises(cm.RankFailure, match="mine"):
-        own_mesh.cell(
-            "if rank == 1: raise ValueError('mine')\nrpc.rpc_sync('rank1', torch.add, args=(1, 2))"
-        )
-    own_mesh.cell(
-        "answer = rpc.rpc_sync(f'rank{1 - rank}', torch.add, args=(1, 2))\nrpc.shutdown()"
-    )
+        own_mesh.cell(f"if rank == 1: raise ValueError('mine')\n{SUM}")
+    own_mesh.cell(ADD)
     with pytest.raises(cm.RankFailure, match=r"waited in init_rpc for rank 1 of 2.*released"):
         own_mesh.cell("if rank == 1: raise ValueError('early')\n" + START)
-    again = START.replace("scale, args=(rpc.RRef(7),)", "torch.add, args=(1, 3)")
-    own_mesh.cell(again)
+    own_mesh.cell(AGAIN)
     with pytest.raises(cm.RankFailure, match="SIGKILL"):
-        own_mesh[1].cell("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+        own_mesh[1].cell(KILL)
     own_mesh.heal(source=0)
     own_mesh[0].cell("rpc.shutdown(graceful=False)")
-    own_mesh.cell("answer = None\n" + again + "rpc.shutdown()")
-    assert own_mesh.pull("answer").list == [4, 4]
+    own_mesh.cell(AGAIN + "rpc.shutdown()")
+    assert own_mesh.pull("answer").list == [3, 3]
 
 
 def test_rpc_again_after_a_shutdown_that_was_released(own_mesh: cm.Mesh) -> None:
@@ -109,6 +100,5 @@ def test_rpc_again_after_a_shutdown_that_was_released(own_mesh: cm.Mesh) -> None
     ):
         own_mesh.cell("if rank == 1: raise ValueError('mine')\nrpc.shutdown()")
     own_mesh[1].cell("rpc.shutdown(graceful=False)")
-    again = START.replace("scale, args=(rpc.RRef(7),)", "torch.add, args=(1, 2)")
-    own_mesh.cell("answer = None\n" + again + "rpc.shutdown()")
+    own_mesh.cell(AGAIN + "rpc.shutdown()")
     assert own_mesh.pull("answer").list == [3, 3]

@@ -25,27 +25,17 @@ STEPS = "steps"
 
 @dataclass(frozen=True)
 class Program:
-    """How a program is run.
+    """How a program is run."""
 
-    Attributes:
-        name: of its file.
-        fault: where the failure strikes, of `FAULTS`; "" if the test cannot reach into its
-            processes.
-        counts: at which call of that kind, for each run of the cell that fails, one after the
-            other.
-        rank: on which it strikes.
-        num_ranks: how many it runs on.
-        argv: what it is given.
-        by_hand: it says itself where its ranks meet, as each is started by hand; with 1, it starts
-            them.
-    """
-
-    name: str
+    name: str  # of its file
+    # Where the failure strikes, of `FAULTS`; "" if the test cannot reach into its processes.
     fault: str = "backward"
+    # At which call of that kind, for each run of the cell that fails, one after the other.
     counts: tuple[int, ...] = (2,)
-    rank: int = 1
+    rank: int = 1  # on which it strikes
     num_ranks: int = 2
     argv: tuple[str, ...] = ()
+    # It says itself where its ranks meet, as each is started by hand; with 1, it starts them.
     by_hand: int = 0
 
     def __str__(self) -> str:
@@ -107,14 +97,7 @@ def fail_between(count):
 def run_as_cells(
     program: Program, notebook: Notebook, folder: Path, is_disturbed: bool = False
 ) -> Losses:
-    """Run a program's cells on fresh ranks, in a folder.
-
-    Args:
-        program: which.
-        notebook: with a mesh of its size.
-        folder: the ranks' working directory.
-        is_disturbed: whether the failures strike.
-    """
+    """Run a program's cells on fresh ranks in a folder, struck by its failures or not."""
     folder.mkdir()
     begin(notebook, f"%dist_restart\nimport os\nmesh.run(os.chdir, {str(folder)!r})\n{FAULTS}")
     for mark, text in program.cells():

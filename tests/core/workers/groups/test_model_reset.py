@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.pipelining.schedules import ScheduleGPipe
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from cellmesh.workers.groups import model_reset
@@ -60,13 +61,26 @@ def _broken_step(model: nn.Module, inner: Breaks) -> None:
         _step(model)
 
 
-def test_ddp_steps_on_after_a_broken_backward() -> None:
-    inner = Breaks()
-    model = DistributedDataParallel(inner)
-    _step(model)
-    wanted = [
-        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+def _sharded(inner: Breaks) -> nn.Module:
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (inner.first, inner.second, inner):
+        fully_shard(module, mesh=mesh)
+    return inner
+
+
+def _grads(model: nn.Module) -> list[torch.Tensor]:
+    return [
+        parameter.grad.full_tensor() if isinstance(parameter, DTensor) else parameter.grad.clone()
+        for parameter in model.parameters()
     ]
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, _sharded])
+def test_a_model_steps_on_after_a_broken_backward(wrap: Callable[[Breaks], nn.Module]) -> None:
+    inner = Breaks()
+    model = wrap(inner)
+    _step(model)
+    wanted = _grads(model)
     model.zero_grad()
     assert not model_reset.look_after_failure()
     _broken_step(model, inner)
@@ -75,27 +89,8 @@ def test_ddp_steps_on_after_a_broken_backward() -> None:
     assert not model_reset.look_after_failure()
     assert all(parameter.grad is None for parameter in model.parameters())
     _step(model)
-    for parameter, grad in zip(model.parameters(), wanted, strict=True):
-        assert torch.equal(parameter.grad, grad)
-
-
-def test_fsdp_steps_on_after_a_broken_backward() -> None:
-    inner = Breaks()
-    mesh = init_device_mesh("cpu", (1,))
-    for module in (inner.first, inner.second, inner):
-        fully_shard(module, mesh=mesh)
-    _step(inner)
-    wanted = [parameter.grad.full_tensor() for parameter in inner.parameters()]
-    inner.zero_grad()
-    assert not model_reset.look_after_failure()
-    _broken_step(inner, inner)
-    assert model_reset.look_after_failure()
-    _reset()
-    assert not model_reset.look_after_failure()
-    assert all(parameter.grad is None for parameter in inner.parameters())
-    _step(inner)
-    for parameter, grad in zip(inner.parameters(), wanted, strict=True):
-        assert torch.equal(parameter.grad.full_tensor(), grad)
+    for grad, before in zip(_grads(model), wanted, strict=True):
+        assert torch.equal(grad, before)
 
 
 def test_a_model_between_forward_and_backward_is_left_alone() -> None:
@@ -114,9 +109,8 @@ def test_the_same_model_has_the_same_signature_on_a_rank_that_was_clean() -> Non
     half_done = model_reset.Survey().half_done
     assert len(half_done) == 1
     _step(clean)
-    model_reset.Survey().reset(
-        half_done
-    )  # both: this is what a rank does with what another has found
+    # Both: this is what a rank does with what another has found.
+    model_reset.Survey().reset(half_done)
     assert all(parameter.grad is None for parameter in clean.parameters())
     model_reset.Survey().reset(())
 
@@ -200,7 +194,7 @@ def test_what_fsdp_has_accumulated_is_forgotten_with_its_gradients_after_a_failu
     model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     _step(model)
-    wanted = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    wanted = _grads(model)
     optimizer.zero_grad()
     model.set_requires_gradient_sync(False)
     _step(model)
@@ -208,8 +202,8 @@ def test_what_fsdp_has_accumulated_is_forgotten_with_its_gradients_after_a_failu
     {"optimizer": optimizer, "model": model}[begins].zero_grad()
     model.set_requires_gradient_sync(True)
     _step(model)
-    for parameter, grad in zip(model.parameters(), wanted, strict=True):
-        assert torch.equal(parameter.grad.full_tensor(), grad)
+    for grad, before in zip(_grads(model), wanted, strict=True):
+        assert torch.equal(grad, before)
 
 
 def test_a_static_graph_that_failed_in_its_first_forward_pass_is_recorded_by_the_next() -> None:
