@@ -83,9 +83,7 @@ def connections(sockets: Sockets) -> dict[int, int]:
 
 
 def shut_down(sockets: Sockets) -> int:
-    """Shut connections down, so that operations on them raise an error; returns how many, those
-    included that the other side had closed.
-    """
+    """Shut connections down, so that operations on them raise; returns their number."""
     num_cut = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
@@ -97,9 +95,7 @@ def shut_down(sockets: Sockets) -> int:
 
 
 def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
-    """Make every operation on a plain gloo group raise, after `await_quiet`; returns how many
-    connections it had, which `drain` takes over.
-    """
+    """Make operations on a plain gloo group raise, after `await_quiet`; returns how many it cut."""
     num_cut = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
@@ -146,8 +142,7 @@ def _time_out(group: Any) -> None:
 
 
 class Drain:
-    """Keeps connections open that gloo has closed, and reads what peers still send, until the peers
-    close them too.
+    """Keeps connections open that gloo has closed, and reads them until the peers close them too.
 
     Its thread is there from the beginning: when it is needed there may be none left.
     """
@@ -215,9 +210,7 @@ def all_stand(sockets: Sockets) -> bool:
 
 
 def abort_nccl(group: Any) -> bool:
-    """Abort the NCCL communicators of a plain group, upon which operations that wait for them
-    raise or return; returns whether it has any.
-    """
+    """Abort a plain group's NCCL communicators, and operations on them; returns if it has any."""
     backends = _backends(group, "nccl")
     for backend in backends:
         backend.abort()
@@ -292,14 +285,12 @@ def lost_its_peers(error: BaseException) -> bool:
 
 
 def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
-    """From now on, raise in a collective the interrupt or release that cut its connections, as
-    `kind` returns it (None if the current run was not stopped).
+    """From now on, raise in a collective the interrupt or release that cut connections (`kind()`).
 
     gloo and NCCL raise a RuntimeError then, which ``except Exception`` in a training loop would
     take for an error of the step. torch passes every error of a collective for which Python waits
-    through one function, to log it (``c10d_logger``): there it is exchanged. Where C++ waits (DDP's
-    backward pass, ``wait()`` of an asynchronous operation) it stays what it is, and the rank's
-    executor reports it as what it was.
+    through one function, to log it: there it is exchanged. Where C++ waits (DDP's backward pass,
+    ``wait()`` of an asynchronous operation), the rank's executor reports it as what it was.
     """
     describe = c10d_logger._get_msg_dict
 

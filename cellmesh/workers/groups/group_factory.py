@@ -1,6 +1,4 @@
-"""Lets torch make process groups in an interruptible way, from arguments that can be written down
-for another rank, and records their connections.
-"""
+"""Lets torch make process groups, with plans for other ranks, and notes their connections."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ class BlueprintData(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Calls torch's ``_new_process_group_helper``, with `patience` for gloo.
+    """Calls torch's ``_new_process_group_helper``.
 
     The mesh's store is connected before, so that its connection is not taken for the group's.
     """
@@ -124,9 +122,7 @@ class Maker:
         c10d._new_process_group_helper = make_watched
 
     def make(self, asked: Asked, limit_s: float | None = None) -> Made:
-        """Let torch make a group, whose members may take `limit_s` to connect; returns the group or
-        ``NON_GROUP_MEMBER``, its store, and its connections.
-        """
+        """Let torch make a group (or ``NON_GROUP_MEMBER``), its store, and its connections."""
         # The time-out that gloo connects with is that of its messages, too, for good.
         arguments = asked | {"timeout": _timeout_for(asked)}
         self._store.connect()
@@ -155,9 +151,7 @@ class Maker:
 
     @contextlib.contextmanager
     def _patient_gloo(self, limit_s: float | None) -> Iterator[None]:
-        """Let torch's helper connect gloo's groups in another thread, while the main thread can be
-        interrupted.
-        """
+        """Let torch's helper connect gloo's groups in another thread, which signals interrupt."""
         patience = self._patience
 
         class PatientGloo(ProcessGroupGloo):
@@ -194,9 +188,7 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
 
 
 def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
-    """The arguments of ``_new_process_group_helper`` that make the planned group on `rank`, over
-    the default group's store.
-    """
+    """The arguments with which torch's helper makes the planned group on `rank`."""
     return {
         "group_size": len(plan.ranks),
         "group_rank": plan.ranks.index(rank) if rank in plan.ranks else None,
@@ -241,8 +233,7 @@ def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
 
 
 def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
-    """Why this rank has too few descriptors to connect groups of so many members; "" if it has
-    enough, with `num_coming` that will be closed before.
+    """Why this rank has too few descriptors to connect groups of so many members; "" if enough.
 
     Counted before gloo connects, as gloo aborts the process when there are too few.
     """

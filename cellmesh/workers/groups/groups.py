@@ -54,15 +54,9 @@ _GROUPS_A_PROGRAM = 1000
 
 
 class Groups:
-    """The process groups of this rank.
+    """The process groups of this rank, over the c10d store that listens on MASTER_ADDR.
 
-    Args:
-        rank: global rank.
-        world_size: number of ranks.
-        placement: device and backend.
-        store_port: port of the c10d store on MASTER_ADDR.
-        incarnation: counts the starts and restarts of the mesh; keys of different ones do not mix.
-        spans: what the rank did lately.
+    Keys of different incarnations, the starts and restarts of the mesh, do not mix.
     """
 
     def __init__(
@@ -207,9 +201,7 @@ class Groups:
         self._is_broken = True
 
     def release(self) -> int:
-        """Make every blocked operation, group construction and store wait of this process raise,
-        from any thread; returns how many connections and waits were cut.
-        """
+        """Make every blocked wait of this process raise, from any thread; returns their number."""
         # Said before it is so: what is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
         num_cut = self._patience.end() + self._store.waits.cut()
@@ -240,13 +232,7 @@ class Groups:
         return [group for group in found if group is not None and not group.is_destroyed]
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """Make, in a new rank, the groups of a living rank without connections, which `heal` makes.
-
-        Args:
-            blueprint: the living rank's; empty if there is none.
-            names: the mesh's dims.
-            shape: their sizes.
-        """
+        """Make, in a new rank, a living rank's groups (b"": none), which a heal connects."""
         data = BlueprintData((), 0)
         if blueprint:
             data = msgspec.msgpack.decode(blueprint, type=BlueprintData)
@@ -273,6 +259,8 @@ class Groups:
     ) -> tuple[str, ...]:
         """Reconnect every group whose members all take part. Collective among them, main thread.
 
+        After any error, as `GroupDown` if a rank does not take part, every group is down.
+
         Args:
             generation: a number not used before in this mesh.
             participants: the ranks that take part.
@@ -280,9 +268,6 @@ class Groups:
 
         Returns:
             What the user must know of models in which a step had stopped.
-
-        Raises:
-            GroupDown: a rank does not take part. Every group is down then, as after any error.
         """
         if store_port is not None:
             self._store.move(store_port)

@@ -59,13 +59,7 @@ class _Silent:
 class HealableGroup(ProcessGroup):
     """A process group that forwards every method to an inner group, which `connect` gives it.
 
-    Args:
-        ledger: where it notes what it begins.
-        name: torch's name of the group.
-        description: torch's description of it.
-        ranks: the mesh's ranks of its members; () for all.
-        rank: this rank's number in it.
-        size: number of its members.
+    Its name and description are torch's, its ranks the mesh's (() for all); `rank` counts in it.
     """
 
     def __init__(
@@ -121,9 +115,7 @@ class HealableGroup(ProcessGroup):
         self._reset_counts()
 
     def cut(self) -> int:
-        """Make blocked operations raise until the group is healed, from any thread; returns how
-        many connections were cut.
-        """
+        """Make blocked operations raise until a heal, from any thread; returns how many it cut."""
         sockets, self.sockets = self.sockets, {}
         inner = self.inner
         if inner is None:

@@ -37,9 +37,7 @@ _inherited: list[Any] = []  # what a forked process has of its parent's groups, 
 
 
 def install() -> None:
-    """Replace torch's functions, in the zygote before it preloads modules, by ones that know the
-    mesh.
-    """
+    """Replace torch's functions, before the zygote preloads modules."""
     for module in (dist, c10d, device_mesh):
         if hasattr(module, "init_process_group"):
             vars(module)["init_process_group"] = init_process_group
@@ -69,9 +67,7 @@ destroy_process_group.__doc__ = torch_destroy_process_group.__doc__
 
 
 def _of_this_process() -> DefaultGroup | None:
-    """The rank's `DefaultGroup`; None in a forked process, where the parent's groups are removed
-    from torch.
-    """
+    """The rank's `DefaultGroup`; None in a fork, where torch forgets the parent's groups."""
     global _of_rank
     if _of_rank is not None and _of_rank.pid != os.getpid():
         _inherited.append((_of_rank, _of_rank.books.take_out()))
@@ -90,9 +86,7 @@ class World:
 
 
 class Books:
-    """Changes torch's registries of process groups: dictionaries by group, lists by tag, C++ by
-    name.
-    """
+    """torch's registries of groups: dictionaries by group, lists by tag, C++ by name."""
 
     def __init__(self) -> None:
         # The mesh's groups while a program has others, or none.
@@ -206,9 +200,7 @@ class Books:
         world.pg_to_tag[group] = full_tag
 
     def rebuild(self, group: HealableGroup, make: Callable[[], tuple[Any, Any]]) -> Any:
-        """Let torch make a group, with its store, under the name of one that keeps the name, and
-        leave torch's registries unchanged; returns the new group.
-        """
+        """Let torch make a group under the name of another, which keeps it; returns the new one."""
         names = c10d._world.pg_names
         before = set(names)
         name = names.pop(group)
@@ -226,9 +218,7 @@ class Books:
 
 
 class DefaultGroup:
-    """The default group of a rank, whose mesh has this backend string, rank and size: the mesh's,
-    a program's or none.
-    """
+    """The default group of a rank: the mesh's, a program's or none."""
 
     def __init__(
         self, books: Books, rendezvous: Rendezvous, backend: str, rank: int, size: int

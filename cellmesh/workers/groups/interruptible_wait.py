@@ -1,6 +1,4 @@
-"""Waits for C++ that signals interrupt and a release ends: for a call, which runs in a thread that
-is abandoned then, and for operations of gloo.
-"""
+"""Waits for C++ calls, in threads, and for operations of gloo, which signals and releases end."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ _LEFT = "the wait for other ranks was ended: they will not come"
 
 @dataclass(frozen=True, eq=False)
 class _Guarded:
-    """A future of an operation that C++ waits for, through `gate`; `num_ends` is the count at its
-    begin.
-    """
+    """A future that C++ waits for, through `gate`, and the number of `Patience.end` before it."""
 
     gate: Future[None]
     num_ends: int
@@ -47,11 +43,7 @@ class _Guarded:
 
 
 class Patience:
-    """Waits for C++ calls of a rank; `end` ends all waits, from any thread.
-
-    Args:
-        waits: of the stores that a function may ask: one that is left behind must stop asking.
-    """
+    """Waits for C++ calls of a rank, which may wait in stores; `end` ends all, from any thread."""
 
     def __init__(self, waits: StoreWaits) -> None:
         self._waits = waits
@@ -63,9 +55,7 @@ class Patience:
         self.has_left = False  # whether a collective was left behind that had not ended
 
     def end(self) -> int:
-        """End every `run` with an error, and complete the futures of `guard` that were pending at
-        the last `end`; returns how many there were.
-        """
+        """End every `run`, and futures of `guard` pending at the last `end`; returns how many."""
         self._num_ends += 1
         left = [one for one in self._guarded.copy() if one.num_ends < self._num_ends - 1]
         for one in left:
@@ -75,15 +65,11 @@ class Patience:
         return self._num_waiting + len(left)
 
     def keep_types(self) -> None:
-        """Make `guard` return its argument from now on: DDP's C++ hooks refuse futures that Python
-        completes.
-        """
+        """Make `guard` leave futures as they are: DDP's C++ hooks refuse those of Python."""
         self._keeps_types = True
 
     def guard(self, future: Any) -> Any:
-        """Wrap a collective's future in one that `end` can complete even if the collective does not
-        end.
-        """
+        """Wrap a collective's future in one that `end` completes, should the collective not end."""
         if self._keeps_types:
             return future
         guarded = _Guarded(Future(), self._num_ends)
@@ -123,9 +109,7 @@ class Patience:
             raise
 
     def run(self, function: Callable[[], object], limit_s: float | None = None) -> None:
-        """Call a function in a thread and wait for its end; raises `GroupDown` if `end` is called
-        or the call takes longer than `limit_s`.
-        """
+        """Call a function in a thread; raises `GroupDown` on `end`, or after `limit_s`."""
         errors: list[BaseException] = []
         done = _thread.allocate_lock()
         done.acquire()
@@ -166,8 +150,9 @@ class Patience:
 
 
 class _Helper:
-    """A thread that executes calls until it is given None; kept, as starting a thread is slower
-    than most calls. Its identity is 0 where a limit on threads is reached.
+    """A thread that executes calls until None, as starting one is slower than most calls.
+
+    Its identity is 0 where a limit on threads is reached.
     """
 
     def __init__(self) -> None:
@@ -192,10 +177,12 @@ class _PatientWork(Work):
         self._work, self._patience = work, patience
 
 
-class _NotedWork(_PatientWork):
-    """A Work whose waits and end are recorded for the timeline.
+class PatientCollective(_PatientWork):
+    """A gloo collective with an interruptible `wait`, and a future that can be ended in C++.
 
-    One that is never waited for, or fails, may end in other ways (see `Spans`).
+    gloo does not end an operation whose message is on its way, or was about to be, when the other
+    side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
+    hold).
     """
 
     def __init__(
@@ -204,24 +191,13 @@ class _NotedWork(_PatientWork):
         super().__init__(work, patience)
         self._spans, self._number, self._is_waited_for = spans, number, is_waited_for
 
-
-class PatientCollective(_NotedWork):
-    """A gloo collective with an interruptible `wait`, and with a future that can be ended where C++
-    waits.
-
-    gloo does not end an operation whose message is on its way, or was about to be, when the other
-    side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
-    hold).
-    """
-
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         if not self._is_waited_for:
             self._spans.wait(self._number)
-        done = (
-            self._patience.follow(self._work)
-            if timeout == _NO_TIMEOUT
-            else self._work.wait(timeout)
-        )
+        if timeout == _NO_TIMEOUT:
+            done = self._patience.follow(self._work)
+        else:
+            done = self._work.wait(timeout)
         self._spans.end(self._number)
         return done
 
@@ -233,23 +209,22 @@ class PatientCollective(_NotedWork):
         return self._patience.guard(future)
 
 
-class PatientMessage(_NotedWork):
+class PatientMessage(_PatientWork):
     """A gloo message, whose `wait` is interruptible if the message is large."""
 
     def __init__(
         self, work: Work, patience: Patience, spans: Spans, number: int, is_large: bool
     ) -> None:
-        super().__init__(work, patience, spans, number)
-        self._is_large = is_large
+        super().__init__(work, patience)
+        self._spans, self._number, self._is_large = spans, number, is_large
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         self._spans.wait(self._number)
-        if timeout != _NO_TIMEOUT:
-            self._work.wait(timeout)  # gloo closes all connections when it is over
-        elif self._is_large:
+        # After a time-out gloo closes all connections.
+        if self._is_large and timeout == _NO_TIMEOUT:
             self._patience.run(self._work.wait)
         else:
-            self._work.wait()
+            self._work.wait(timeout)
         self._spans.end(self._number)
         return True
 

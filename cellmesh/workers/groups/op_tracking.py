@@ -55,24 +55,8 @@ _LARGE_BYTES = 64 << 10
 # Of operations that are waited for later, so many are known at a time.
 _MAX_EARLIER = 1024
 _POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
-# What a group answers itself, and what only makes sense on the C++ object.
-_OWN = frozenset(
-    {
-        "rank",
-        "size",
-        "shutdown",
-        "abort",
-        "group_name",
-        "group_desc",
-        "_set_group_name",
-        "_set_group_desc",
-        "bound_device_id",
-        "split_group",
-        "boxed",
-        "unbox",
-        "BackendType",
-    }
-)
+# What only makes sense on the C++ object.
+_OF_CPP = frozenset({"rank", "size", "boxed", "unbox", "BackendType"})
 
 
 @dataclass(frozen=True)
@@ -91,22 +75,17 @@ Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
 
 @dataclass
 class Ledger:
-    """The operations of one process's groups; updated by each operation, so kept small.
-
-    Attributes:
-        generation: of the groups; 0 until they are healed.
-        touched: the groups that have begun collectives since `mark`.
-        last: the last operation of the main thread.
-        earlier: those of its operations that were under way when others were begun, oldest first:
-            the last one may fail or end while an earlier one is waited for.
-    """
+    """The operations of one process's groups; updated by each operation, so kept small."""
 
     patience: Patience
     drain: Drain = field(default_factory=Drain)
     spans: Spans = field(default_factory=Spans)
-    generation: int = 0
+    generation: int = 0  # of the groups; 0 until they are healed
+    # The groups that have begun collectives since `mark`.
     touched: list[HealableGroup] = field(default_factory=list)
-    last: Begun | None = None
+    last: Begun | None = None  # of the main thread
+    # Those that were under way when others were begun, oldest first: the last one may fail or end
+    # while an earlier one is waited for.
     earlier: deque[Begun] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))
     is_rebuilding: bool = False
     main_thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
@@ -255,9 +234,7 @@ def _begin(
 
 
 def _is_of_join(method: types.FrameType) -> bool:
-    """Whether ``Join`` has begun an operation for DDP, which keeps the C++ part only, so that a
-    `wait` in Python is lost.
-    """
+    """Whether ``Join`` began an operation for DDP, which keeps only its C++ part."""
     function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
     wrapper = function and function.f_back
     caller = wrapper and wrapper.f_back
@@ -316,13 +293,13 @@ def _passed_on_property(name: str) -> property:
 
 
 def pass_on_everything(kind: type[HealableGroup]) -> None:
-    """Add every method and property of the installed ``ProcessGroup`` to `HealableGroup`."""
+    """Add the methods and properties of the installed ``ProcessGroup`` that a class has not."""
     left_alone = eval_frame._FrameExecStrategy(
         eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
     )
     for name in dir(ProcessGroup):
         member = getattr(ProcessGroup, name)
-        if name.startswith("__") or name.startswith("_pybind11") or name in _OWN:
+        if name.startswith(("__", "_pybind11")) or name in _OF_CPP or name in vars(kind):
             continue
         made: Any
         if isinstance(member, property):

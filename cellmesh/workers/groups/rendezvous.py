@@ -1,5 +1,4 @@
-"""How ranks find each other at a heal, and when a program calls ``init_process_group`` or
-``init_rpc``.
+"""How ranks find each other: at a heal, and in ``init_process_group`` and ``init_rpc`` of programs.
 
 Under torchrun every process is a client of one store, and no process serves an address that a
 program names itself; in a plain script rank 0 of the call serves it. Here an address (``env://``
@@ -107,12 +106,7 @@ def _number(argument: int, text: str | None) -> int | None:
 
 
 class Rendezvous:
-    """Finds the other ranks of a program's call, through the mesh's store.
-
-    Attributes:
-        for_group: whether ``init_process_group`` asks; else it is ``init_rpc``.
-        session: the last one that was agreed on for a process group.
-    """
+    """Finds the other ranks of a program's call, through the mesh's store."""
 
     def __init__(self, store: MeshStore, prefix: str, rank: int, world_size: int) -> None:
         self._store, self._prefix, self._rank, self._world_size = store, prefix, rank, world_size
@@ -123,7 +117,8 @@ class Rendezvous:
         self._remote_session: Session | None = None
         self._generation = 0
         self._is_open = False
-        self.for_group = False
+        self.for_group = False  # whether ``init_process_group`` asks; else it is ``init_rpc``
+        # The last one that was agreed on for a process group.
         self.session: Session | None = None
 
     def begin_generation(self, generation: int) -> None:
@@ -307,9 +302,7 @@ class Presence(msgspec.Struct, frozen=True):
 
 
 class Meeting:
-    """The exchange of ranks through the mesh's store at a heal, under keys with a prefix that has
-    not been used before: each reports its state, and all agree on the steps.
-    """
+    """The exchange of ranks at a heal, through the mesh's store: their states, and what to do."""
 
     def __init__(
         self, store: MeshStore, prefix: str, rank: int, participants: frozenset[int]
@@ -320,9 +313,7 @@ class Meeting:
         self.present: dict[int, Presence] = {}  # by rank, once they are exchanged
 
     def exchange_presence(self, ours: Presence) -> None:
-        """Send the others this rank's state, and receive theirs into `present`; raises `GroupDown`
-        if one does not answer, or cannot connect.
-        """
+        """Exchange what ranks have; raises `GroupDown` if one does not answer or cannot connect."""
         received = self.exchange("present", msgspec.msgpack.encode(ours))
         self.present = {
             rank: msgspec.msgpack.decode(data, type=Presence) for rank, data in received.items()
@@ -334,9 +325,7 @@ class Meeting:
             )
 
     def exchange(self, topic: str, ours: bytes) -> dict[int, bytes]:
-        """Send a value to every participant, and receive each participant's value; raises
-        `GroupDown` if one does not take part.
-        """
+        """Send all a value, and receive theirs; raises `GroupDown` if one does not take part."""
         keys = {rank: f"{self._prefix}/{topic}/{rank}" for rank in self._participants}
         self.keys.append(keys[self._rank])
         self._store.set(keys[self._rank], ours)
@@ -367,9 +356,7 @@ class Meeting:
         return f"{_ranks(without)} without it" if without else ""
 
     def reset(self, models: Survey) -> tuple[str, ...]:
-        """Reset the models to a state between two steps, alike on all ranks; returns remarks for
-        the user.
-        """
+        """Reset the models to a state between two steps, alike on all ranks; notes for the user."""
         progress: dict[str, set[Progress]] = {}
         for other in self.present.values():
             for signature, found in other.progress.items():

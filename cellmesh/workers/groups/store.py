@@ -48,9 +48,7 @@ class StoreWaits:
         self._stopped_threads.discard(ident)
 
     def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Poll in short steps until a condition holds; raises DistStoreError, which says `what` is
-        waited for, if that takes too long or `cut` is called.
-        """
+        """Poll until a condition holds; raises DistStoreError, with `what`, when late or `cut`."""
         num_cuts, deadline, step_s = self._num_cuts, time.monotonic() + limit_s, _FIRST_STEP_S
         ident = threading.get_ident()
         self._num_waiting += 1

@@ -33,15 +33,7 @@ def look_after_failure() -> bool:
 
 
 class Survey:
-    """The live models of this process, found when it is made.
-
-    Args:
-        half_done: signatures that an earlier survey has found, of models that were not reset since.
-
-    Attributes:
-        half_done: signatures of those that an interrupted step has left half done.
-        progress: how far the models have got in what is done once, or counted, by signature.
-    """
+    """The live models of this process, with signatures that earlier ones found half done."""
 
     def __init__(self, half_done: Collection[str] = ()) -> None:
         self._found: list[tuple[str, Kind, Any]] = []
@@ -60,7 +52,9 @@ class Survey:
             progress.setdefault(signature, []).append(progress_of_one)
             if is_dirty:
                 dirty.add(signature)
+        # Signatures of those that an interrupted step has left half done.
         self.half_done = tuple(sorted(dirty))
+        # How far the models have got in what is done once, or counted, by signature.
         self.progress: dict[str, Progress] = {
             signature: tuple(sorted(each)) for signature, each in progress.items() if any(each)
         }
@@ -76,9 +70,7 @@ class Survey:
     ) -> tuple[str, ...]:
         """Reset every model to its state between two steps; returns what the user must know of it.
 
-        Args:
-            half_done: what any rank has found half done.
-            progress: for the signatures in which ranks differ, the `progress` of each.
+        Any rank has found those of `half_done`; ranks differ in the `progress` of the given ones.
         """
         notes: dict[str, None] = {}
         dropped = set()

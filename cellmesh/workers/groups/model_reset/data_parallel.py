@@ -1,6 +1,4 @@
-"""DDP: gradients in buckets, the buckets' order, communication hooks. FSDP1 and FSDP2: gathered
-parameters, and state that one layer keeps for the next.
-"""
+"""DDP: buckets of gradients, hooks. FSDP: gathered parameters, what a layer keeps for the next."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ _builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary(
 
 
 def note_comm_hooks(on_builtin: Callable[[], None]) -> None:
-    """Wrap communication hooks registered with DDP from now on in `NotedHook`; calls `on_builtin`
-    before a model is given a hook that is C++.
-    """
+    """Wrap DDP's hooks from now on in `NotedHook`; calls `on_builtin` before one that is C++."""
 
     def register_builtin(reducer: Any, hook_type: Any) -> None:
         on_builtin()

@@ -1,6 +1,4 @@
-"""Kinds of objects that keep state across a step, what data-parallel models share, and the smaller
-ones: pipelines, optimizers and gradient scalers.
-"""
+"""Kinds of objects that keep state across a step; here pipelines, optimizers, gradient scalers."""
 
 from __future__ import annotations
 
