@@ -31,32 +31,33 @@ DESTROY = "dist.destroy_process_group()\n"
 WHOLE = [(4.0, rank, 4) for rank in range(4)]
 PAIRS = [(2.0, rank % 2, 2) for rank in range(4)]
 
+OF_FOUR, OF_TWO = "rank=rank, world_size=4", "rank=rank % 2, world_size=2"
+
+
+def init(arguments: str) -> str:
+    return f'dist.init_process_group("gloo", {arguments})'
+
+
 # How a program may say where and as whom its ranks meet.
 WHOLE_MESH = {
     "nothing": "dist.init_process_group()",
-    "own port": 'os.environ["MASTER_PORT"] = "29611"\n'
-    'dist.init_process_group("gloo", rank=rank, world_size=4)',
-    "tcp": 'dist.init_process_group("gloo", "tcp://localhost:29612", rank=rank, world_size=4)',
-    "file": 'dist.init_process_group("gloo", '
-    'init_method="file:///tmp/no/such", rank=rank, '
-    "world_size=4)",
+    "own port": f'os.environ["MASTER_PORT"] = "29611"\n{init(OF_FOUR)}',
+    "tcp": init(f'"tcp://localhost:29612", {OF_FOUR}'),
+    "file": init(f'init_method="file:///tmp/no/such", {OF_FOUR}'),
     "device mesh": 'dist.init_device_mesh("cpu", (4,))',
 }
 PARTS = {
-    "ports": 'os.environ["MASTER_PORT"] = str(29613 + rank // 2)\n'
-    'dist.init_process_group("gloo", rank=rank % 2, world_size=2)',
+    "ports": f'os.environ["MASTER_PORT"] = str(29613 + rank // 2)\n{init(OF_TWO)}',
     "environment": 'os.environ["MASTER_PORT"] = str(29615 + rank // 2)\n'
     'os.environ.update(RANK=str(rank % 2), WORLD_SIZE="2")\n'
     "dist.init_process_group()",
     "tcp": 'address = f"tcp://127.0.0.1:{29617 + rank // 2}"\n'
-    'dist.init_process_group("gloo", f"{address}?rank={rank % 2}&world_size=2")',
-    "file": 'dist.init_process_group("gloo", f"file:///tmp/pair{rank '
-    '// 2}", rank=rank % 2, world_size=2)',
-    "server": 'store = dist.TCPStore("127.0.0.1", 29650 + 2 * number '
-    "+ rank // 2, 2, rank % 2 == 0)\n"
-    'dist.init_process_group("gloo", store=store, rank=rank % 2, world_size=2)',
+    + init('f"{address}?rank={rank % 2}&world_size=2"'),
+    "file": init('f"file:///tmp/pair{rank // 2}", ' + OF_TWO),
+    "server": 'store = dist.TCPStore("127.0.0.1", 29650 + 2 * number + rank // 2, 2, '
+    f"rank % 2 == 0)\n{init(f'store=store, {OF_TWO}')}",
     "store": 'store = dist.FileStore(f"{directory}/{rank // 2}-{number}", 2)\n'
-    'dist.init_process_group("gloo", store=store, rank=rank % 2, world_size=2)',
+    + init(f"store=store, {OF_TWO}"),
 }
 RPC = """
 import warnings
@@ -69,20 +70,22 @@ names = sorted(info.name for info in rpc.api._get_current_rpc_agent().get_worker
 value = rpc.rpc_sync(names[-1], torch.add, args=(torch.ones(1), rank)).item()
 rpc.shutdown()
 """
+INIT_RPC = f'rpc.init_rpc(f"w{{rank}}", {OF_FOUR}, rpc_backend_options=options)'
+RPC_OF_TWO = INIT_RPC.replace("world_size=4", "world_size=2")
 RPCS = {
-    "mesh's": 'rpc.init_rpc(f"w{rank}", rank=rank, world_size=4, rpc_backend_options=options)',
-    "own port": 'os.environ["MASTER_PORT"] = "29631"\n'
-    'rpc.init_rpc(f"w{rank}", rank=rank, world_size=4, rpc_backend_options=options)',
-    "init_method": 'options.init_method = "tcp://localhost:29632"\n'
-    'rpc.init_rpc(f"w{rank}", rank=rank, world_size=4, rpc_backend_options=options)',
-    "part": 'options.init_method = "tcp://localhost:29633"\n'
-    'rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)',
-    "beside a group": 'dist.init_process_group("gloo", '
-    '"tcp://localhost:29635", rank=rank, world_size=2) '
-    "if rank < 2 else None\n"
-    'options.init_method = "tcp://localhost:29635"\n'
-    'rpc.init_rpc(f"w{rank}", rank=rank, world_size=4, rpc_backend_options=options)\n'
-    "if rank < 2:\n    dist.all_reduce(torch.ones(1))\n    dist.destroy_process_group()",
+    "mesh's": INIT_RPC,
+    "own port": f'os.environ["MASTER_PORT"] = "29631"\n{INIT_RPC}',
+    "init_method": f'options.init_method = "tcp://localhost:29632"\n{INIT_RPC}',
+    "part": f'options.init_method = "tcp://localhost:29633"\n{RPC_OF_TWO}',
+    "beside a group": f"""
+if rank < 2:
+    {init('"tcp://localhost:29635", rank=rank, world_size=2')}
+options.init_method = "tcp://localhost:29635"
+{INIT_RPC}
+if rank < 2:
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+""",
 }
 CHILDREN = """
 import os, torch, torch.distributed as dist, torch.multiprocessing as mp
@@ -121,17 +124,12 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cm.Mesh]:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(mesh: cm.Mesh) -> Iterator[None]:
-    """After each program, whatever it did, all ranks have the mesh's groups in use, and these
-    work.
-    """
+    """After each program all ranks have the mesh's groups in use, and these work."""
     yield
     run(mesh, ENVIRONMENT + "value = None\ndist.init_process_group()" + SUM)
     assert mesh.pull("value").list == WHOLE
-    run(
-        mesh,
-        "dist.all_reduce(t, group=made.get_group('tp'))\nassert made is mesh\nvalue = t.item()",
-    )
-    assert mesh.pull("value").list == [8.0] * 4
+    run(mesh, "dist.all_reduce(t, group=made.get_group('tp'))\nassert made is mesh")
+    assert mesh.pull("t.item()").list == [8.0] * 4
 
 
 def _place(state: RankState) -> str:
@@ -170,10 +168,8 @@ def test_a_failure_in_a_programs_own_group_costs_neither_it_nor_the_mesh(
     run(mesh, "number += 1\n" + PARTS[name] + "\ngroup = dist.new_group([0, 1])")
     with pytest.raises(cm.RankFailure, match=r"ranks? 0.*waited in all_reduce"):
         run(mesh, "if rank == 1: raise ValueError('one')\n" + SUM)
-    run(
-        mesh,
-        SUM + "dist.all_reduce(t, group=group)\ndist.all_reduce(t, group=dist.new_group([0, 1]))",
-    )
+    more = "dist.all_reduce(t, group=group)\ndist.all_reduce(t, group=dist.new_group([0, 1]))"
+    run(mesh, SUM + more)
     assert mesh.pull("value").list == PAIRS
     assert mesh.pull("t.item()").list == [8.0] * 4
     if name == "ports":
@@ -219,19 +215,10 @@ def test_a_rank_that_fails_before_the_call_frees_those_that_wait_for_it(mesh: cm
 @pytest.mark.parametrize(
     ("source", "error"),
     [
-        (
-            "dist.init_process_group('gloo', rank=rank, world_size=8)",
-            "world_size is 8, but the mesh has 4 ranks",
-        ),
-        ("dist.init_process_group('gloo', rank=7, world_size=2)", "rank 7 of world_size 2"),
-        (
-            "dist.init_process_group('gloo', rank=0, world_size=2)",
-            r"ranks \d and \d of the mesh both ask",
-        ),
-        (
-            "dist.init_process_group('gloo', 'tcp://127.0.0.1:0?world_size=2')",
-            "rank parameter missing",
-        ),
+        (init("rank=rank, world_size=8"), "world_size is 8, but the mesh has 4 ranks"),
+        (init("rank=7, world_size=2"), "rank 7 of world_size 2"),
+        (init("rank=0, world_size=2"), r"ranks \d and \d of the mesh both ask"),
+        (init("'tcp://127.0.0.1:0?world_size=2'"), "rank parameter missing"),
         (DESTROY + "dist.barrier()", "has not been initialized"),
     ],
 )
@@ -246,9 +233,8 @@ def test_after_a_destroy_the_next_error_says_what_to_type(mesh: cm.Mesh) -> None
     run(mesh, DESTROY)
     with pytest.raises(cm.RankFailure) as caught:
         run(mesh, SUM)
-    assert (
-        "`dist.init_process_group()` in a cell" in caught.value.exceptions_by_rank[0].__notes__[0]
-    )
+    note = caught.value.exceptions_by_rank[0].__notes__[0]
+    assert "`dist.init_process_group()` in a cell" in note
 
 
 @pytest.mark.parametrize("name", RPCS)
@@ -272,11 +258,8 @@ def test_children_of_a_rank_make_a_group_of_their_own(mesh: cm.Mesh, method: str
     for _ in range(2 if method == "fork" else 1):  # the others import torch anew
         run(mesh[1:2], CHILDREN + START)
         assert mesh[1].pull("value") == ([(0, 3.0, 2), (1, 3.0, 2)], [0, 0])
-    spawn = (
-        "mp.start_processes(work, (2, "
-        "mp.get_context(method).SimpleQueue()), 2, "
-        "start_method=method)"
-    )
+    queue = "mp.get_context(method).SimpleQueue()"
+    spawn = f"mp.start_processes(work, (2, {queue}), 2, start_method=method)"
     fails = "def work(*args):\n    raise ValueError('of the child')\n"
     with pytest.raises(cm.RankFailure, match=r"ProcessRaisedException: -- Process \d") as caught:
         run(mesh[1:2], CHILDREN + fails + spawn)
@@ -287,12 +270,9 @@ def test_children_of_a_rank_make_a_group_of_their_own(mesh: cm.Mesh, method: str
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_children_that_wait_for_others_end_with_the_cell(mesh: cm.Mesh, method: str) -> None:
     mesh[2].push(method=method, port=29642)
-    start = (
-        CHILDREN
-        + "child = mp.get_context(method).Process(target=work, args=(0, 2, None))\nchild.start()\n"
-    )
+    child = "mp.get_context(method).Process(target=work, args=(0, 2, None))"
     for _ in range(2 if method == "fork" else 1):  # the port is free again
-        started = mesh[2:3].submit_cell(start + "child.join()")
+        started = mesh[2:3].submit_cell(f"{CHILDREN}child = {child}\nchild.start()\nchild.join()")
         _wait_until_served(29642)
         started.interrupt()
         with pytest.raises((RanksInterrupted, KeyboardInterrupt)):
@@ -313,9 +293,10 @@ def test_a_module_preloaded_may_have_imported_the_name(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trainer_of_mine.py").write_text(
-        "from torch.distributed import destroy_process_group, init_process_group\nimport torch, "
-        "torch.distributed as dist\n\n\ndef train():\n    init_process_group('gloo')\n    t = "
-        "torch.ones(1)\n    dist.all_reduce(t)\n    destroy_process_group()\n    return t.item()\n"
+        "from torch.distributed import destroy_process_group, init_process_group\n"
+        "import torch, torch.distributed as dist\n"
+        "def train():\n    init_process_group('gloo')\n    t = torch.ones(1)\n"
+        "    dist.all_reduce(t)\n    destroy_process_group()\n    return t.item()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with cm.start(2, preload=["trainer_of_mine"]) as mesh:
