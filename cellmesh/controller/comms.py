@@ -20,8 +20,9 @@ from typing import Any
 from ..errors import CellmeshError
 from ..wire.codec import Frame, Parcel
 from ..wire.comms import CommKind, FromFrontEnd, ToFrontEnd
-from .output.packed import unpack
-from .output.sinks import Publish, cell_publisher
+from .output.cell import cell_publisher
+from .output.cell_record import Publish
+from .output.mime_bundle import unpack
 from .run import Run
 
 # So many comms of ranks are open at most: front ends have trouble with fewer.

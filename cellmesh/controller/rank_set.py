@@ -9,8 +9,9 @@ from ..wire.codec import Frame
 from ..wire.limits import SEGMENT_BYTES
 from ..wire.messages import Channel, FeatureRequest, Pickled, Request, Work
 from ..wire.segments import MIN_BYTES, SegmentFrame, num_bytes_of
+from .output.cell import current_sink
+from .output.console import Sink, Unremarked
 from .output.printer import Printer
-from .output.sinks import Sink, Unremarked, current_sink
 from .run import Run
 from .work_item import WorkItem
 

@@ -18,7 +18,8 @@ from ..wire.status import RankState
 from ..wire.values import PullNames
 from .arguments import check_expression, dump_call, read_argv, read_cell
 from .options import ranks_at
-from .output.sinks import SilentSink, Sink, current_sink
+from .output.cell import current_sink
+from .output.console import SilentSink, Sink
 from .rank_set import RankSet
 from .run import Run
 from .stacks import show_stacks

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..wire.stdin import InputRequest
-from .output.sinks import label
+from .output.mime_bundle import label
 
 # How long ranks that ask alike may take to come together.
 GATHER_S = 0.2

@@ -13,7 +13,8 @@ from IPython.display import display
 from ..controller.core.effects import describe_healing
 from ..controller.mesh import Mesh
 from ..controller.options import did_you_mean, parse_coordinate, parse_mesh
-from ..controller.output.sinks import Sink, current_sink
+from ..controller.output.cell import current_sink
+from ..controller.output.console import Sink
 from ..controller.ranks import Ranks
 from ..controller.run import Run
 from ..controller.seeding import seed_ranks

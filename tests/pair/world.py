@@ -26,8 +26,8 @@ from cellmesh.controller.core.core import (
     Waiting,
     Watch,
 )
+from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
-from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
 from cellmesh.controller.work_item import WorkItem
 from cellmesh.wire.attach import Welcome

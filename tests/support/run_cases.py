@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
-from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
 from cellmesh.wire import payload
 from cellmesh.wire.codec import Parcel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,14 +10,12 @@ from typing import Any
 from ...wire.ranks import describe_ranks, group_ranks
 from ..progress.bars import Bars
 from ..progress.drawing import as_html, as_lines
-from .cell_record import Record, RecordEntry
+from .cell_record import DisplayPlace, Displays, Publish, Record, RecordEntry
 from .clear_output import Pane
-from .displays import DisplayPlace, Displays, Publish
-from .figure_row import FigureRow, is_figure
+from .console import ConsoleSink, Sink, as_remark, as_text, is_textual, join_streams
 from .fold import VIEW_MIME, Block, Line, Live, Ranks, Rich, Trace, WidgetView
 from .live_lines import compact
-from .mime_bundle import has_room, heading, label, labelled
-from .plain import as_remark, as_text, is_textual, join_streams
+from .mime_bundle import FigureRow, has_room, heading, is_figure, label, labelled
 from .rank_tabs import switch
 
 _STAYS = "cleared: what stands above stays, as others have shown too much to show it again"
@@ -335,6 +334,66 @@ class CellSink:
         self._live_id = self._status_id = self._tabs_id = self._tabs = self._pane_id = ""
         self._pane = Pane()
         self._bar_ids.clear()
+
+
+def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
+    """Return the caller's sink: its notebook cell in a Jupyter kernel, else the console.
+
+    Args:
+        displays: the mesh's.
+        has_tabs: whether ranks that show different things get a switch.
+    """
+    publish = cell_publisher()
+    return ConsoleSink() if publish is None else CellSink(publish, displays, has_tabs)
+
+
+def cell_publisher() -> Publish | None:
+    """Return a function that publishes in the caller's notebook cell, from any thread at any later
+    time.
+
+    Returns:
+        None outside of a Jupyter kernel.
+    """
+    kernel = _kernel()
+    if kernel is None:
+        return None
+    parent = kernel.get_parent()
+    published: list[bool] = []
+
+    def publish(kind: str, content: dict[str, Any]) -> None:
+        if not published:
+            # What the cell itself has printed before waits in buffers, and comes first.
+            published.append(True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        topic = f"kernel.{kernel.ident}.{kind}".encode()
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=topic)
+
+    return publish
+
+
+def is_attended() -> bool:
+    """Whether the calling notebook has a front end that can answer `input()`.
+
+    Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions;
+    nobody would draw a widget, and where its page is shown later there is no kernel.
+    """
+    kernel = _kernel()
+    return kernel is not None and bool(
+        kernel.get_parent().get("content", {}).get("allow_stdin", True)
+    )
+
+
+def _kernel() -> Any:
+    """Return the Jupyter kernel of this process; None if there is none."""
+    if "ipykernel" not in sys.modules:
+        return None
+    interactive = sys.modules.get(
+        "IPython.core.getipython"
+    )  # IPython itself looks this up at each call
+    shell = interactive.get_ipython() if interactive is not None else None
+    kernel = getattr(shell, "kernel", None)
+    return kernel if hasattr(kernel, "iopub_socket") else None
 
 
 def _live_text(live: Live, gone: Iterable[int] = ()) -> str:

@@ -1,19 +1,27 @@
-"""A bounded record, by rank, of what a cell's output area shows; each display in its latest state.
+"""What a cell's output area shows, by rank and bounded, with each display in its latest state; and
+where the displays of a mesh's ranks stand across cells.
 
-Pure. It is what the switch between ranks is made of (`tabs`), and what is drawn again when only
+Pure. The switch between ranks is made of the record (`rank_tabs`), and it is drawn again when only
 some ranks clear their output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from .fold import Item, Line, Ranks, Rich, Trace
 
 BUDGET_BYTES = 400_000
 _ENTRY_BYTES = 100  # what an entry costs beside its text
+_MAX_RECORDS = 16
+# Of so many displays, each rank's counted, it is known where they are; then those are forgotten
+# that have not changed for longest.
+_MAX_PLACES = 10_000
+
+Publish = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -211,3 +219,54 @@ def _size(item: Item | None) -> int:
         case Trace(_, text, traceback):
             return len(text) + len(traceback)
     return 0
+
+
+class Widgets(Protocol):
+    """The ranks' widgets that the front end has open."""
+
+    def is_open(self, model_id: str) -> bool:
+        """Whether the front end has this widget open."""
+
+
+@dataclass(frozen=True)
+class DisplayPlace:
+    """Where a rank's display is shown.
+
+    Attributes:
+        display_id: ours.
+        leader: the lowest of its ranks, which it follows.
+    """
+
+    display_id: str
+    leader: int
+
+
+@dataclass
+class Displays:
+    """The displays of a mesh that can be updated, also from a later cell.
+
+    Attributes:
+        places: a rank's own id, as (rank, id) -> where it is shown.
+        widgets: None where there are none.
+        has_tabs: whether cells whose ranks show different things get a switch between ranks.
+        records: what the newest cells have shown, for output that comes after a cell's end.
+    """
+
+    places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
+    widgets: Widgets | None = None
+    has_tabs: bool = True
+    records: collections.deque[Record] = field(default_factory=collections.deque)
+
+    def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:
+        """Note where a rank's display is shown."""
+        self.places.pop((rank, theirs), None)
+        self.places[rank, theirs] = place  # last
+        if len(self.places) > _MAX_PLACES:
+            del self.places[next(iter(self.places))]
+
+    def keep(self, record: Record) -> None:
+        """Remember the record of a run that has ended, and forget those of the oldest runs."""
+        if record not in self.records:
+            self.records.append(record)
+        while len(self.records) > _MAX_RECORDS:
+            self.records.popleft().switch_off()

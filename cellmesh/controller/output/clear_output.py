@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from .ansi import as_html
+from .console import as_text, is_textual
 from .fold import Block, Gap, Line, Live, Rich, WidgetView
 from .mime_bundle import html_label, still
-from .plain import as_text, is_textual
 from .rank_tabs import join
+from .terminal import as_html
 
 MAX_BLOCKS = 50
 MAX_BYTES = 200_000

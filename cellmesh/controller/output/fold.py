@@ -19,8 +19,8 @@ from ...wire.output import Display, DisplayKind, Output, Skipped, StreamName
 from ...wire.ranks import group_ranks
 from ...wire.stdin import InputRequest
 from ..progress.bars import Bars, Mark
-from .canvas import Canvas, has_controls, moves_up, strip_controls
-from .packed import unpack_bundle
+from .mime_bundle import unpack_bundle
+from .terminal import Canvas, has_controls, moves_up, strip_controls
 
 HOLD_S = 0.1
 # How long an unfinished line waits for its end, before it is shown as it is and redrawn.

@@ -1,5 +1,5 @@
-"""MIME bundles: where the label of their ranks is written, and their static form without
-scripts.
+"""MIME bundles of ranks: decoded, labelled with their ranks, as static HTML without scripts, and
+figures that differ by rank side by side.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ import base64
 import html
 import json
 import math
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...wire.ranks import format_ranks
-from .fold import Ranks
+
+if TYPE_CHECKING:
+    from .fold import Ranks
 
 PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 # Front ends that prefer HTML show a picture under its label; those that know no HTML (LaTeX, PDF)
@@ -27,6 +31,11 @@ _VOID = {
     "wbr",
 }  # fmt: skip
 _RUNNING = ("<script", "<iframe", "<object", "<embed")
+# A row is sent again with each figure that it gets: after so many the next figure begins another.
+_MAX_FIGURES, _MAX_BYTES = 8, 2_000_000
+_ROW = '<div style="display:flex;flex-wrap:wrap;gap:4px 12px;align-items:flex-start">'
+_FITTING = "max-width:100%;height:auto"
+_CELL = '<div style="flex:1 1 240px;max-width:max-content">'
 
 
 def label(ranks: Ranks) -> str:
@@ -201,3 +210,77 @@ class _Balancer(HTMLParser):
     def finish(self) -> str:
         closing = [f"</{tag}>" for tag in reversed(self._open)]
         return "".join([*self._pieces, *closing])
+
+
+def unpack(packed: bytes) -> Any:
+    """Decode JSON; replace lone surrogates, which no front end accepts, by "?"."""
+    value = json.loads(packed)
+    if b"\\ud" in packed:
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return value
+
+
+def unpack_bundle(packed: bytes) -> dict[str, Any]:
+    """Decode a MIME bundle with metadata, whatever types user code has given for its values."""
+    bundle = unpack(packed)
+    data, metadata = bundle.get("data"), bundle.get("metadata")
+    return {
+        **bundle,
+        "data": data if isinstance(data, dict) else {"text/plain": str(data)},
+        "metadata": metadata if isinstance(metadata, dict) else {},
+    }
+
+
+@dataclass
+class FigureRow:
+    """The figures of one row: at most one of each rank.
+
+    Attributes:
+        display_id: of the row's display.
+        figures: the ranks and the bundle of each figure, in the order of arrival.
+    """
+
+    display_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    figures: list[tuple[Ranks, Mapping[str, Any]]] = field(default_factory=list)
+
+    def has_room(self, ranks: Ranks, content: Mapping[str, Any]) -> bool:
+        """Whether a figure of these ranks can be added to this row."""
+        size = sum(_size(each) for _, each in self.figures) + _size(content)
+        return (
+            len(self.figures) < _MAX_FIGURES
+            and size <= _MAX_BYTES
+            and all(set(ranks).isdisjoint(others) for others, _ in self.figures)
+        )
+
+    def add(self, ranks: Ranks, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a figure; return the content of the row's display."""
+        self.figures.append((ranks, content))
+        bundle = labelled(dict(content), ranks) if len(self.figures) == 1 else self._side_by_side()
+        return {**bundle, "transient": {"display_id": self.display_id}}
+
+    def _side_by_side(self) -> dict[str, Any]:
+        shown = sorted(self.figures, key=lambda figure: figure[0])
+        cells = [
+            f"{_CELL}{html_label(ranks)}{picture(content, _kind(content), _FITTING)}</div>"
+            for ranks, content in shown
+        ]
+        plain = [(label(ranks), content["data"].get("text/plain", "")) for ranks, content in shown]
+        texts = [f"{mark} {text}".rstrip() for mark, text in plain]
+        data = {"text/plain": "\n".join(texts), "text/html": f"{_ROW}{''.join(cells)}</div>"}
+        return {"data": data, "metadata": {}}
+
+
+def is_figure(content: Mapping[str, Any]) -> bool:
+    """Whether a MIME bundle is one picture, with nothing but text beside it."""
+    kinds = set(content["data"]) - {"text/plain"}
+    return (
+        len(kinds) == 1 and kinds <= set(PICTURES) and isinstance(content["data"][kinds.pop()], str)
+    )
+
+
+def _kind(content: Mapping[str, Any]) -> str:
+    return next(kind for kind in PICTURES if kind in content["data"])
+
+
+def _size(content: Mapping[str, Any]) -> int:
+    return len(content["data"][_kind(content)])

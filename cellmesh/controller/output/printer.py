@@ -12,9 +12,10 @@ from ...wire.messages import Died, Failed
 from ...wire.progress import Bar
 from ...wire.ranks import describe_ranks
 from ..progress.bars import BarBoard, Mark
+from .cell import CellSink
+from .console import Sink
 from .fold import Block, Folder, Live, Ranks
-from .sinks import CellSink, Sink
-from .throttle import Frames
+from .live_lines import Frames
 
 # What is printed after a run's end is in the switch between ranks a second later, then two, four,
 # ...

@@ -14,10 +14,10 @@ import html
 from collections.abc import Mapping, Sequence
 
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
-from .ansi import as_html
 from .cell_record import RecordedOutput, share
 from .fold import Gap, Item, Line, Ranks, Rich, Trace
 from .mime_bundle import pre, still
+from .terminal import as_html
 
 LIMIT_BYTES = 200_000
 _MAX_GROUPS = 256

@@ -20,9 +20,9 @@ from ..core.effects import Change
 from ..inspect.query import look
 from ..live_views import LiveViews
 from ..metrics import Metrics
-from ..output.displays import Displays
+from ..output.cell import CellSink
+from ..output.cell_record import Displays
 from ..output.printer import Printer
-from ..output.sinks import CellSink
 from ..rank_set import RankSet
 from ..run import Run
 from ..values.pool import SegmentPool

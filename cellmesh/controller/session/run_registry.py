@@ -16,9 +16,9 @@ from ...wire.limits import COUNTED_BYTES, MAX_RUN_BYTES, MAX_RUNS, may_wait_for
 from ...wire.messages import RunCall, RunCell
 from ...wire.status import RankState
 from ...wire.values import PullNames
+from ..output.console import Sink
 from ..output.fold import Block, Live
 from ..output.printer import Printer
-from ..output.sinks import Sink
 from ..run import Run
 from ..run_waiter import RunControl, Serve
 from ..work_item import WorkItem

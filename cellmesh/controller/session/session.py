@@ -21,8 +21,8 @@ from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
 from ..kernel import AtExit
+from ..output.console import ConsoleSink, Sink
 from ..output.printer import Printer
-from ..output.sinks import ConsoleSink, Sink
 from ..run import Run
 from ..work_item import WorkItem
 from .features import Features

@@ -16,7 +16,8 @@ from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runt
 from ..kernel import own_kernel
 from ..mesh import Mesh
 from ..options import Options, did_you_mean, make_options, read_project_options
-from ..output.sinks import Sink, current_sink
+from ..output.cell import current_sink
+from ..output.console import Sink
 from .launch.launcher import Launcher
 from .launch.local import LocalAgent, forked, found, make_ticket, spawned
 from .launch.prestart import own_prestart

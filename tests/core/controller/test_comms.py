@@ -11,8 +11,9 @@ import pytest
 
 from cellmesh.controller import comms as module
 from cellmesh.controller.comms import FrontEndMessage, RankComms
+from cellmesh.controller.output.cell import CellSink
+from cellmesh.controller.output.cell_record import Displays
 from cellmesh.controller.output.fold import Block, Folder, WidgetView
-from cellmesh.controller.output.sinks import CellSink, Displays
 from cellmesh.errors import NoMeshError
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.comms import ToFrontEnd

@@ -20,7 +20,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from ....controller.output.sinks import cell_publisher, is_attended
+from ....controller.output.cell import cell_publisher, is_attended
 
 FOLDER = Path(__file__).parents[1]  # of the widgets, one folder each
 _VIEW = "application/vnd.jupyter.widget-view+json"

@@ -1,22 +1,11 @@
-"""Lines that are rewritten in place, of many ranks, and several at once as for a terminal."""
+"""Output that replaces itself, of many ranks and faster than a reader sees."""
 
 from __future__ import annotations
 
-from cellmesh.controller.output.canvas import (
-    MAX_ROWS,
-    QUIET_S,
-    Canvas,
-    has_controls,
-    moves_up,
-    strip_controls,
-)
-from cellmesh.controller.output.live_lines import compact
+from cellmesh.controller.output.fold import Block, Line, Live, Rich
+from cellmesh.controller.output.live_lines import FRAME_S, Frames, compact
 
-from ....support.folded_reader import LONG_S, Screen
-
-UP = "\x1b[A"
-
-# ---- many ranks
+# ---- lines of many ranks
 
 
 def test_lines_that_differ_in_numbers_are_one_and_name_the_slowest() -> None:
@@ -54,72 +43,6 @@ def test_a_line_of_equal_numbers_names_nobody() -> None:
     assert compact([((rank,), f"{'#' * rank} 5") for rank in range(3)]) == [((0, 1, 2), " 5")]
 
 
-# ---- the cursor goes up
-
-
-def test_only_what_moves_is_seen_as_such() -> None:
-    assert moves_up("a\x1b[2Ab")
-    assert not moves_up("\x1b[31mred\x1b[0m\x1b[K")
-    assert not moves_up(f"\x1b[{'1' * 5000}A")
-    assert has_controls("\x1b[?25l")
-    assert not has_controls("\x1b[31mred\x1b[0m")
-    assert strip_controls("\r\x1b[2K\x1b[31mred\x1b[0m\x1b[K") == "\r\x1b[31mred\x1b[0m"
-
-
-def test_nested_bars_are_drawn_in_their_lines() -> None:
-    canvas = Canvas()
-    for outer in range(3):
-        canvas.write(f"\router {outer}", 0.0)
-        for inner in range(3):
-            canvas.write(f"\n\rinner {inner}{UP}", 0.0)
-    assert canvas.text() == "outer 2\ninner 2"
-
-
-def test_clearing_and_moving_as_rich_does() -> None:
-    canvas = Canvas()
-    canvas.write("one 1\ntwo 1", 0.0)
-    canvas.write("\r\x1b[2K\x1b[1A\x1b[2Kone 2\ntwo 2", 0.0)
-    assert canvas.text() == "one 2\ntwo 2"
-
-
-def test_a_sequence_that_is_cut_in_two_is_whole_again() -> None:
-    canvas = Canvas()
-    canvas.write("a\nb\x1b", 0.0)
-    canvas.write("[", 0.0)
-    canvas.write("A\rc", 0.0)
-    assert canvas.text() == "c\nb"
-
-
-def test_its_lines_are_bounded() -> None:
-    canvas = Canvas()
-    over = [line for number in range(100) for line in canvas.write(f"{number}\n", 0.0)]
-    assert len(over) == 101 - MAX_ROWS
-    assert over[0] == "0"
-
-
-def test_a_rank_that_draws_for_a_terminal_has_its_lines_in_one_place() -> None:
-    screen = Screen((0,))
-    for outer in range(3):
-        screen.print(0, f"\router {outer}")
-        for inner in range(3):
-            screen.print(0, f"\n\rinner {inner}{UP}")
-            screen.wait(LONG_S)
-    assert screen.text == ["[0] outer 2\ninner 2"]
-    screen.print(0, "\n\n")
-    screen.wait(QUIET_S * 2)
-    screen.print(0, "after\n")
-    screen.finish()
-    assert screen.text == ["[0] outer 2\ninner 2", "[0] after"]
-
-
-def test_no_escapes_are_left_of_one_that_was_never_shown_unfinished() -> None:
-    screen = Screen((0, 1))
-    screen.print((0, 1), f"\router 1\n\rinner 1{UP}\router 2\n\n")
-    screen.print((0, 1), "\x1b[?25hdone\x1b[K\n")
-    screen.finish()
-    assert screen.text == ["[0-1] outer 2", "[0-1] inner 1", "[0-1] done"]
-
-
 def test_the_rank_that_lines_begin_with_does_not_tell_how_far_they_are() -> None:
     lines = [
         ((rank,), f"rank {rank}: {90 - 10 * rank}%|{'#' * (9 - rank):10}|") for rank in range(3)
@@ -131,7 +54,73 @@ def test_the_rank_that_lines_begin_with_does_not_tell_how_far_they_are() -> None
 
 def test_numbers_may_have_thousands_of_digits() -> None:
     assert len(compact([((rank,), f"{'1' * 5000}{rank}") for rank in range(3)])) == 1
-    screen = Screen((0,))
-    screen.print(0, f"before\n\x1b[{'1' * 5000}Aafter\n")
-    screen.finish()
-    assert screen.text == ["[0] before", "[0] after"]
+
+
+# ---- animations
+
+
+def line(*ranks: int, text: str = "x") -> Block:
+    return Block(ranks, Line("stdout", text))
+
+
+def clear(*ranks: int) -> Block:
+    return Block(ranks, Rich("clear", b"wait"), ("",) * len(ranks))
+
+
+def update(*ranks: int, display: str = "a", value: bytes = b"") -> Block:
+    return Block(ranks, Rich("update", value), (display,) * len(ranks))
+
+
+def test_what_only_grows_passes() -> None:
+    frames = Frames()
+    blocks = [line(0), line(1), Live((((0,), "50%"),), False)]
+    for now in (0.0, 0.01):
+        assert frames.pass_on(blocks, now, False) == blocks
+    assert frames.deadline() is None
+
+
+def test_the_first_frame_is_shown_at_once_and_later_ones_ten_times_a_second() -> None:
+    frames, shown = Frames(), 0
+    for step in range(1000):
+        shown += bool(frames.pass_on([clear(0), line(0, text=f"{step}")], step / 1000, False))
+    assert 10 <= shown <= 11
+    assert frames.deadline() is not None
+    last = frames.pass_on([], 1.0, everything=True)
+    assert last == [clear(0), line(0, text="999")]
+    assert frames.deadline() is None
+
+
+def test_what_is_held_is_bounded_and_in_order() -> None:
+    frames = Frames()
+    frames.pass_on([clear(0)], 0.0, False)
+    for step in range(1000):
+        assert frames.pass_on([clear(0), line(0, text=f"{step}"), line(1)], 0.01, False) == []
+    held = frames.pass_on([line(0, text="after")], FRAME_S, False)
+    assert held.count(line(1)) == 1000, "rank 1 has cleared nothing"
+    assert held[-3:] == [line(0, text="999"), line(1), line(0, text="after")]
+    assert sum(block == clear(0) for block in held) == 1
+
+
+def test_shared_output_is_cleared_for_who_clears() -> None:
+    frames = Frames()
+    frames.pass_on([clear(0)], 0.0, False)
+    live = Live((((0,), "a"), ((1,), "b")), True)
+    frames.pass_on([line(0, 1), live, clear(0)], 0.01, False)
+    assert frames.pass_on([], 1.0, False) == [line(1), Live((((1,), "b"),), True), clear(0)]
+
+
+def test_of_updates_the_last_is_shown() -> None:
+    frames = Frames()
+    frames.pass_on([update(0)], 0.0, False)
+    for step in range(100):
+        frames.pass_on([update(0, value=b"%d" % step), update(0, display="b")], 0.01, False)
+    held = frames.pass_on([], 1.0, False)
+    assert held == [update(0, value=b"99"), update(0, display="b")]
+
+
+def test_a_shared_update_stays_for_ranks_that_have_no_later_one() -> None:
+    frames = Frames()
+    frames.pass_on([update(0)], 0.0, False)
+    frames.pass_on([update(0, 1, value=b"both"), update(1, value=b"later"), clear(0)], 0.01, False)
+    held = frames.pass_on([], 1.0, False)
+    assert held == [update(0, value=b"both"), update(1, value=b"later"), clear(0)]

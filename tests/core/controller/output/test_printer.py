@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from cellmesh.controller.output.cell import CellSink
+from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.fold import HOLD_S
 from cellmesh.controller.output.printer import Printer
-from cellmesh.controller.output.sinks import CellSink, ConsoleSink
 from cellmesh.wire.messages import Died, Done, Failed
 from cellmesh.wire.output import Display, Output
 from cellmesh.wire.progress import Bar, BarState

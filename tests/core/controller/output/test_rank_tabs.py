@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cellmesh.controller.output import rank_tabs as tabs_module
-from cellmesh.controller.output.ansi import as_html
 from cellmesh.controller.output.cell_record import RecordedOutput
 from cellmesh.controller.output.fold import Gap, Item, Line, Rich, Trace
 from cellmesh.controller.output.mime_bundle import balance
 from cellmesh.controller.output.rank_tabs import LIMIT_BYTES, switch
+from cellmesh.controller.output.terminal import as_html
 
 
 def out(text: str) -> Line:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cellmesh.controller.output.console import ConsoleBars
 from cellmesh.controller.progress.bars import REDRAW_S, SETTLE_S, STILL_S, BarBoard, Bars, Mark
-from cellmesh.controller.progress.console import ConsoleBars
 from cellmesh.controller.progress.drawing import as_html, as_lines
 from cellmesh.controller.progress.rows import format_count, format_rate, format_time, make_row
 from cellmesh.wire.progress import Bar

@@ -13,8 +13,8 @@ import pytest
 
 from cellmesh.controller.core.core import Deliver, Send, Watch
 from cellmesh.controller.core.runs import MAX_WATCHED, WATCH_AFTER_S
+from cellmesh.controller.output.console import ConsoleSink
 from cellmesh.controller.output.printer import Printer
-from cellmesh.controller.output.sinks import ConsoleSink
 from cellmesh.controller.run import Run
 from cellmesh.controller.session import run_registry as catalogs
 from cellmesh.controller.session.run_registry import RunRegistry

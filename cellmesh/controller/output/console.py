@@ -1,0 +1,222 @@
+"""Sinks for folded output, and the one that writes it to stdout and stderr as plain text.
+
+In a terminal a bar that has ended has a line, and those that run share one redrawn line.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, TextIO
+
+from ..progress.bars import Bars, Mark
+from ..progress.drawing import as_lines
+from .fold import Block, Gap, Line, Live, Rich, Trace
+from .live_lines import compact
+from .mime_bundle import label
+
+# Of bars that go on, so many are in the line.
+_MAX_GOING = 2
+
+
+class Sink(Protocol):
+    """Shows output; called from the link's loop, in order."""
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        """Show these blocks now."""
+
+    def note(self, text: str) -> None:
+        """Show a remark of cellmesh's own."""
+
+    def status(self, text: str, final: bool) -> None:
+        """Show a status line in place of the previous one, until one is `final`; a final "" removes
+        it.
+        """
+
+
+class ConsoleSink:
+    """Plain text on stdout and stderr.
+
+    Args:
+        out: where stdout goes; None for ``sys.stdout`` as it is at the time.
+        err: likewise for stderr.
+    """
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._out, self._err = out, err
+        self._has_status = False
+        self._bars = ConsoleBars()
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        pieces: list[tuple[str, str]] = []
+        going: str | None = None
+        for block in blocks:
+            try:
+                if isinstance(block, Block) and isinstance(block.item, Bars):
+                    pieces.append(("stderr", self._bars.ended(block.item)))
+                    going = self._bars.going(block.item)
+                else:
+                    pieces += _as_texts(block)
+            except (
+                Exception
+            ) as error:  # user code gives odd things to display, and prints more behind them
+                pieces.append(as_remark(block, error))
+        for stream, text in join_streams(pieces):
+            self._write(stream, text)
+        if going is not None:
+            self.status(going, not going)
+
+    def note(self, text: str) -> None:
+        self._write("stderr", text + "\n")
+
+    def status(self, text: str, final: bool) -> None:
+        out = self._out or sys.stdout
+        if not out.isatty():
+            if final and text:
+                self._write("stdout", text + "\n")
+            return
+        width = shutil.get_terminal_size().columns - 1  # a longer line could not be taken back
+        self._write("stdout", (text + "\n" if text else "") if final else text[:width])
+        self._has_status = not final
+
+    def _write(self, stream: str, text: str) -> None:
+        if self._has_status:
+            self._has_status = False
+            self._write("stdout", "\r\x1b[K")
+        file = (self._out or sys.stdout) if stream == "stdout" else (self._err or sys.stderr)
+        file.write(text)
+        file.flush()
+
+
+def _as_texts(block: Block | Live) -> list[tuple[str, str]]:
+    if isinstance(block, Block):
+        return [as_text(block)]
+    if not block.closed:
+        return []
+    return [(block.stream, f"{label(ranks)} {text}\n") for ranks, text in compact(block.lines)]
+
+
+class SilentSink:
+    """Shows nothing but errors and remarks (``-q``).
+
+    Args:
+        sink: where those go.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        self._sink.show([b for b in blocks if isinstance(b, Block) and isinstance(b.item, Trace)])
+
+    def note(self, text: str) -> None:
+        self._sink.note(text)
+
+    def status(self, text: str, final: bool) -> None: ...
+
+
+class Unremarked:
+    """A sink that drops cellmesh's remarks: the caller reports their content in another way.
+
+    Args:
+        sink: where that goes.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def show(self, blocks: Sequence[Block | Live]) -> None:
+        self._sink.show(blocks)
+
+    def note(self, text: str) -> None: ...
+
+    def status(self, text: str, final: bool) -> None:
+        self._sink.status(text, final)
+
+
+class ConsoleBars:
+    """The bars that a terminal has shown for one run."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, object] = {}
+
+    def ended(self, bars: Bars) -> str:
+        """Return lines, with newlines, for bars that have ended and are not shown as ended yet."""
+        if not bars.closed:
+            return ""
+        rows = tuple(
+            row for row in bars.rows if self._shown.get(row.number) != (row.ranks, row.state)
+        )
+        self._shown.update((row.number, (row.ranks, row.state)) for row in rows)
+        lines = as_lines(
+            replace(bars, rows=rows, num_passed=bars.num_passed if rows else 0, num_more=0)
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+    def going(self, bars: Bars) -> str:
+        """Return one line with the bars that still run, the innermost last; "" if there is none."""
+        rows = tuple(row for row in bars.rows if row.state == "open")
+        if bars.closed or not rows:
+            return ""
+        return "   ".join(as_lines(Bars(bars.number, rows[-_MAX_GOING:])))
+
+
+def as_text(block: Block) -> tuple[str, str]:
+    """A block as plain text: (stream, text with newline)."""
+    mark = label(block.ranks)
+    match block.item:
+        case Line(stream, text):
+            return stream, f"{mark} {text}\n" if block.ranks else f"{text}\n"
+        case Gap(num_lines, num_bytes):
+            rank = block.ranks[0]
+            return "stdout", (
+                f"{mark} … {num_lines:,} lines ({num_bytes / 1e6:.1f} MB) not shown; "
+                f"all of it: %dist_logs {rank}\n"
+            )
+        case Trace(_, _, traceback):
+            return "stderr", f"{mark} {traceback.rstrip()}\n"
+        case Rich(kind, _):
+            if kind == "clear":
+                return "stdout", ""
+            text = str(block.item.content()["data"].get("text/plain", ""))
+            return "stdout", f"{mark}\n{text}\n" if "\n" in text else f"{mark} {text}\n"
+        case Bars():
+            return "stderr", "".join(f"{line}\n" for line in as_lines(block.item))
+        case Mark():  # a place, and nothing there
+            return "stdout", ""
+    raise AssertionError(block.item)
+
+
+def is_textual(block: Block) -> bool:
+    """Whether a stream shows the block as well as a display would."""
+    if isinstance(block.item, Line | Gap):
+        return True
+    if not isinstance(block.item, Rich) or block.item.kind != "result":
+        return False
+    return list(block.item.content()["data"]) == ["text/plain"]
+
+
+def as_remark(block: Block | Live, error: Exception) -> tuple[str, str]:
+    """Return a remark that replaces a block which cannot be shown, in the form of `as_text`."""
+    if isinstance(block, Live):
+        ranks, what = tuple(sorted({rank for each, _ in block.lines for rank in each})), "output"
+    elif isinstance(block.item, Trace):
+        ranks, what = block.ranks, block.item.type_name
+    else:
+        ranks, what = block.ranks, "a display" if isinstance(block.item, Rich) else "output"
+    return "stderr", f"{label(ranks)} {what} could not be shown: {type(error).__name__}: {error}\n"
+
+
+def join_streams(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Join neighbouring texts of one stream; drop empty texts."""
+    joined: list[tuple[str, list[str]]] = []
+    for stream, text in pieces:
+        if not text:
+            continue
+        if joined and joined[-1][0] == stream:
+            joined[-1][1].append(text)
+        else:
+            joined.append((stream, [text]))
+    return [(stream, "".join(texts)) for stream, texts in joined]

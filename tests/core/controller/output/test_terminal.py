@@ -1,0 +1,86 @@
+"""Terminal escape sequences: lines that a program redraws by moving the cursor up."""
+
+from __future__ import annotations
+
+from cellmesh.controller.output.terminal import (
+    MAX_ROWS,
+    QUIET_S,
+    Canvas,
+    has_controls,
+    moves_up,
+    strip_controls,
+)
+
+from ....support.folded_reader import LONG_S, Screen
+
+UP = "\x1b[A"
+
+
+def test_only_what_moves_is_seen_as_such() -> None:
+    assert moves_up("a\x1b[2Ab")
+    assert not moves_up("\x1b[31mred\x1b[0m\x1b[K")
+    assert not moves_up(f"\x1b[{'1' * 5000}A")
+    assert has_controls("\x1b[?25l")
+    assert not has_controls("\x1b[31mred\x1b[0m")
+    assert strip_controls("\r\x1b[2K\x1b[31mred\x1b[0m\x1b[K") == "\r\x1b[31mred\x1b[0m"
+
+
+def test_nested_bars_are_drawn_in_their_lines() -> None:
+    canvas = Canvas()
+    for outer in range(3):
+        canvas.write(f"\router {outer}", 0.0)
+        for inner in range(3):
+            canvas.write(f"\n\rinner {inner}{UP}", 0.0)
+    assert canvas.text() == "outer 2\ninner 2"
+
+
+def test_clearing_and_moving_as_rich_does() -> None:
+    canvas = Canvas()
+    canvas.write("one 1\ntwo 1", 0.0)
+    canvas.write("\r\x1b[2K\x1b[1A\x1b[2Kone 2\ntwo 2", 0.0)
+    assert canvas.text() == "one 2\ntwo 2"
+
+
+def test_a_sequence_that_is_cut_in_two_is_whole_again() -> None:
+    canvas = Canvas()
+    canvas.write("a\nb\x1b", 0.0)
+    canvas.write("[", 0.0)
+    canvas.write("A\rc", 0.0)
+    assert canvas.text() == "c\nb"
+
+
+def test_its_lines_are_bounded() -> None:
+    canvas = Canvas()
+    over = [line for number in range(100) for line in canvas.write(f"{number}\n", 0.0)]
+    assert len(over) == 101 - MAX_ROWS
+    assert over[0] == "0"
+
+
+def test_a_rank_that_draws_for_a_terminal_has_its_lines_in_one_place() -> None:
+    screen = Screen((0,))
+    for outer in range(3):
+        screen.print(0, f"\router {outer}")
+        for inner in range(3):
+            screen.print(0, f"\n\rinner {inner}{UP}")
+            screen.wait(LONG_S)
+    assert screen.text == ["[0] outer 2\ninner 2"]
+    screen.print(0, "\n\n")
+    screen.wait(QUIET_S * 2)
+    screen.print(0, "after\n")
+    screen.finish()
+    assert screen.text == ["[0] outer 2\ninner 2", "[0] after"]
+
+
+def test_no_escapes_are_left_of_one_that_was_never_shown_unfinished() -> None:
+    screen = Screen((0, 1))
+    screen.print((0, 1), f"\router 1\n\rinner 1{UP}\router 2\n\n")
+    screen.print((0, 1), "\x1b[?25hdone\x1b[K\n")
+    screen.finish()
+    assert screen.text == ["[0-1] outer 2", "[0-1] inner 1", "[0-1] done"]
+
+
+def test_a_movement_may_have_thousands_of_digits() -> None:
+    screen = Screen((0,))
+    screen.print(0, f"before\n\x1b[{'1' * 5000}Aafter\n")
+    screen.finish()
+    assert screen.text == ["[0] before", "[0] after"]
