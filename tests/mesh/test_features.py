@@ -68,7 +68,7 @@ USES = {
     "trace.torch_profiler": "mesh.profile('pass')",
     "trace.timing": "mesh.submit_cell('pass', timed=True).result()",
     "rank.debugger": "mesh.cell('breakpoint()')",
-    "progress.tqdm_bars": "mesh.cell('import rich.progress')",
+    "progress.meters": "mesh.cell('import rich.progress')",
     "comms": "mesh.cell('import comm')",
 }
 

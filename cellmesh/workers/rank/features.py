@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 
 # The features that many ranks use, as modules of `cellmesh.workers`; others are imported when they
 # are used.
-PREIMPORTED = ("progress.hooks", "comms", "rank.debugger", "inspect.handler", "completion.handler")
+PREIMPORTED = (
+    "progress.libraries",
+    "comms",
+    "rank.debugger",
+    "inspect.handler",
+    "completion.handler",
+)
 
 
 def preimport() -> None:

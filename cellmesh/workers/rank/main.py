@@ -113,7 +113,7 @@ def run_rank(
     shell.report_numbers = reporter.log
     shell.events.register("post_execute", reporter.flush)
     meters = None
-    if bars := load_or_say("progress.hooks", ("tqdm.std", "rich.progress")):
+    if bars := load_or_say("progress.libraries", ("tqdm.std", "rich.progress")):
         meters = bars.Meters(pump.send, tracker.current, interrupts)
         bars.watch_bars(meters)
     build_whole_files()
