@@ -148,17 +148,6 @@ def test_results_and_rich_displays(notebook: Notebook) -> None:
     assert "[0-2]" in data["text/html"]
 
 
-def test_a_display_is_updated_in_place(notebook: Notebook) -> None:
-    outcome = notebook.run(
-        "%%dist --ranks 0\nfrom IPython.display import display\n"
-        "h = display('first', display_id=True)\nh.update('second')"
-    )
-    ((_, first),) = [m for m in outcome.messages if m[0] == "display_data"]
-    ((_, second),) = [m for m in outcome.messages if m[0] == "update_display_data"]
-    assert first["transient"]["display_id"] == second["transient"]["display_id"]
-    assert "second" in second["data"]["text/plain"]
-
-
 def test_a_display_is_updated_from_a_later_cell(notebook: Notebook) -> None:
     first = notebook.run(
         "%%dist\nfrom IPython.display import display\nh = display('one', display_id=True)"

@@ -201,13 +201,9 @@ class Attachment:
             )
         if not same_release(hello.torch, self._ticket.torch):
             return f"the mesh runs torch {self._ticket.torch}, and this is {hello.torch}"
-        if self._is_attached and not hello.steal and hello.pid != self._pid:
-            return self._held_by()
-        if self._identity is not None and not hello.steal:
-            return self._held_by()
-        return ""
-
-    def _held_by(self) -> str:
+        is_held = self._identity is not None or (self._is_attached and hello.pid != self._pid)
+        if hello.steal or not is_held:
+            return ""
         held = format_span(time.monotonic() - self._since)
         return (
             f"the mesh is held by process {self._pid}, which attached {held} ago: detach it there "
@@ -276,9 +272,8 @@ class Attachment:
 
     def _process_ended(self, pid: int) -> None:
         self._watched.discard(pid)
-        if pid != self._pid or not self._is_attached:
-            return
-        self._leave("the notebook's process ended")
+        if pid == self._pid and self._is_attached:
+            self._leave("the notebook's process ended")
 
     def _note_holder(self, pid: int, is_attached: bool) -> None:
         self._pid, self._is_attached, self._since = pid, is_attached, time.monotonic()
@@ -301,9 +296,7 @@ class Attachment:
             self._transmit(self.spool.take())
 
     def _bound_ranks(self) -> None:
-        """Stop reading ranks: all while the controller does not read, else those far ahead of
-        others.
-        """
+        """Stop reading ranks: all if the controller does not read, else those far ahead."""
         unheard: Collection[int] = ()
         if self._identity is not None:
             is_full = self.spool.num_bytes > MAX_ANSWER_BYTES

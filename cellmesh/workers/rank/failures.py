@@ -6,6 +6,7 @@ import contextlib
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import walk_tb
 
 import msgspec
 import torch
@@ -156,16 +157,12 @@ def _describe_handled(error: BaseException) -> str:
     return ""
 
 
-def interrupted_step(traceback: types.TracebackType | None) -> bool:
+def interrupted_step(tb: types.TracebackType | None) -> bool:
     """Whether an optimizer's ``step`` was cut, so that only some parameters may have changed."""
-    while traceback is not None:
-        frame = traceback.tb_frame
-        if frame.f_code.co_name == "step" and issubclass(
-            type(frame.f_locals.get("self")), Optimizer
-        ):
-            return True
-        traceback = traceback.tb_next
-    return False
+    return any(
+        frame.f_code.co_name == "step" and issubclass(type(frame.f_locals.get("self")), Optimizer)
+        for frame, _ in walk_tb(tb)
+    )
 
 
 def find_lost_context() -> str:

@@ -261,7 +261,10 @@ class RankShell(InteractiveShell):
                     self.SyntaxTB.structured_traceback(kind, error, None)
                 )
             # IPython's rendering takes seconds for a thousand frames.
-            if not issubclass(kind, BaseExceptionGroup) and _depth(tb) <= _MAX_RENDERED_FRAMES:
+            if (
+                not issubclass(kind, BaseExceptionGroup)
+                and len([*traceback.walk_tb(tb)]) <= _MAX_RENDERED_FRAMES
+            ):
                 lines = self.InteractiveTB.structured_traceback(kind, error, tb, tb_offset=0)
                 return str(self.InteractiveTB.stb2text(lines))
         except Exception:
@@ -277,12 +280,9 @@ class RankShell(InteractiveShell):
 
     def line_in_cell(self, tb: types.TracebackType | None) -> int:
         """The innermost line of a cell in a traceback, 0 if there is none."""
-        line = 0
-        while tb is not None:
-            if tb.tb_frame.f_code.co_filename in self.compile._filename_map:
-                line = tb.tb_lineno
-            tb = tb.tb_next
-        return line
+        of_cells = self.compile._filename_map
+        frames = [*traceback.walk_tb(tb)]
+        return next((n for frame, n in frames[::-1] if frame.f_code.co_filename in of_cells), 0)
 
     def cell_of(self, filename: str) -> int:
         """The ``In[n]`` that a code object's file name stands for, 0 if none."""
@@ -321,13 +321,6 @@ def _forget_syntax_trees() -> None:
             (sys.modules.get(module), "statement_containing_node"),
         ):
             getattr(getattr(owner, name, None), "cache_clear", int)()
-
-
-def _depth(tb: types.TracebackType | None) -> int:
-    depth = 0
-    while tb is not None:
-        depth, tb = depth + 1, tb.tb_next
-    return depth
 
 
 def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:

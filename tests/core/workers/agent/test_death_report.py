@@ -67,16 +67,6 @@ def test_a_kill_that_nobody_counts_is_somebodys(kernel: Kernel) -> None:
     assert watch.was_killed(PID) == (False, 6000)
 
 
-def test_a_kill_is_counted_for_one_death(kernel: Kernel) -> None:
-    kernel.set_group("/job", 0, "max")
-    watch = kernel.watch()
-    watch.watch(PID)
-    kernel.set_group("/job", 1, "max")
-    assert watch.was_killed(PID) == (True, None)
-    watch.watch(PID)
-    assert watch.was_killed(PID) == (False, None)
-
-
 def test_two_ranks_that_were_killed_are_both_told(kernel: Kernel) -> None:
     kernel.set_group("/job", 0, "6000")
     watch = kernel.watch()

@@ -168,12 +168,6 @@ def test_a_store_that_dies_is_told_while_it_matters() -> None:
     assert supervisor.store_ended("killed") == []
 
 
-def test_living_ranks_do_without_the_zygote() -> None:
-    supervisor = started()
-    assert supervisor.zygote_ended("killed", "") == []
-    assert supervisor.state == "ready"
-
-
 # ---- restarting
 
 
@@ -241,23 +235,6 @@ def test_a_restart_whose_zygotes_keep_dying_fails() -> None:
         assert supervisor.zygote_ended("killed", "") == [Fork((0,), 2)]
     actions = supervisor.zygote_ended("killed by SIGSEGV", "words")
     assert up(actions)[0] == StartFailed("host", "the zygote killed by SIGSEGV\nwords")
-
-
-def test_a_new_zygote_forks_for_a_restart() -> None:
-    supervisor = started(1)
-    supervisor.restart()
-    assert supervisor.rank_ended(0, "killed", "", 0.0) == [Fork((0,), 2)]
-    assert of(Fork, supervisor.zygote_ready(0)) == [Fork((0,), 2)]
-
-
-def test_ranks_that_are_forked_need_no_zygote_to_start() -> None:
-    supervisor = make(1)
-    supervisor.zygote_ready(0)
-    supervisor.forked(pids(1))
-    assert supervisor.zygote_ended("killed", "") == []
-    assert supervisor.zygote_ready(0) == []
-    supervisor.from_rank(0, READY, 0.0)
-    assert supervisor.state == "ready"
 
 
 # ---- stopping

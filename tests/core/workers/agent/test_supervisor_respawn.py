@@ -40,7 +40,7 @@ def reborn(*dead: int) -> Supervisor:
 
 def test_dead_ranks_are_forked_and_told_when_all_are_ready() -> None:
     supervisor = bereft(0, 2)
-    assert supervisor.respawn((0, 2), 0.0) == [Fork((0, 2), 1, rejoin=True)]
+    assert supervisor.respawn((0, 1, 2), 0.0) == [Fork((0, 2), 1, rejoin=True)]
     assert phases(supervisor) == ["starting", "idle", "starting"]
     assert supervisor.forked({0: 200, 2: 202}) == []
     assert supervisor.from_rank(2, READY, 0.0) == []
@@ -53,14 +53,6 @@ def test_dead_ranks_are_forked_and_told_when_all_are_ready() -> None:
     assert supervisor.deadline() is None
     work(supervisor, 5, (0, 1, 2))
     assert phases(supervisor) == ["running"] * 3
-
-
-def test_ranks_that_live_are_left_alone() -> None:
-    supervisor = bereft(2)
-    assert supervisor.respawn((0, 1, 2), 0.0) == [Fork((2,), 1, rejoin=True)]
-    supervisor.forked({2: 202})
-    [respawned] = up(supervisor.from_rank(2, READY, 0.0))
-    assert [info.rank for info in respawned.ranks] == [2]
 
 
 @pytest.mark.parametrize("ranks", [(0,), (), (7,)])
@@ -191,15 +183,6 @@ def test_a_restart_forgets_a_respawn(is_forked: bool) -> None:
         supervisor.from_rank(rank, READY, 0.0)
     assert supervisor.state == "ready"
     assert up(supervisor.tick(LATER)) == []
-
-
-def test_a_stop_ends_a_respawn() -> None:
-    supervisor = reborn(2)
-    supervisor.stop("stopped", 0.0)
-    assert supervisor.deadline() is not None
-    for rank in sorted(supervisor.pids()):
-        supervisor.rank_ended(rank, "exited with code 0", "", 0.0)
-    assert supervisor.state == "ended"
 
 
 # ---- kills
