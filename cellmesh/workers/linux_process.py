@@ -68,17 +68,10 @@ def name_arguments(arguments: Sequence[str]) -> None:
 
 
 def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
-    """End this process with SIGKILL when `parent_pid` ends, whatever it is doing then.
+    """End this process with SIGKILL when `parent_pid` ends; ProcessLookupError if that has gone.
 
     The caller was forked twice: it waits until the middle process has gone and `parent_pid`, a
     subreaper, is its parent; only then does PR_SET_PDEATHSIG speak of the right process.
-
-    Args:
-        parent_pid: the process to die with.
-        patience_s: how long the middle process may take to go.
-
-    Raises:
-        ProcessLookupError: it is not, or no longer, the parent.
     """
     deadline = time.monotonic() + patience_s
     while os.getppid() != parent_pid:

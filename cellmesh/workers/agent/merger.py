@@ -28,9 +28,7 @@ class _Slot:
 
 @dataclass
 class Merger:
-    """Gathers messages of ranks, and keeps each rank's order. Once all ranks have answered a run
-    that `expect` has announced, nothing waits any longer.
-    """
+    """Gathers messages of ranks, and keeps each rank's order; `expect` says what need not wait."""
 
     _slots: list[_Slot] = field(default_factory=list)
     _latest_slot: dict[Any, int] = field(default_factory=dict)

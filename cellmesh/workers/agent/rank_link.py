@@ -90,9 +90,7 @@ class RankLink:
             self._want(queued, True)
 
     def hear(self, is_heard: bool) -> None:
-        """Choose whether to read answers and displays; else the rank blocks once its socket is
-        full.
-        """
+        """Choose whether to read answers and displays; else the rank blocks at some point."""
         if is_heard != self._is_heard:
             self._is_heard = is_heard
             for queued in self._channels.values():

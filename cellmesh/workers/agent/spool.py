@@ -255,9 +255,7 @@ class Spool:
     # ---- who attends
 
     def leave(self, unacked: Iterable[Sequence[Parcel[Any]]]) -> None:
-        """Switch to the bounds that hold while no controller is attached; unacknowledged messages
-        wait.
-        """
+        """Switch to the bounds without a controller; what it has not acknowledged waits again."""
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = False, 0

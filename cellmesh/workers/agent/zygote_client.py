@@ -71,17 +71,13 @@ class ZygoteClient:
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
     def fork_store(self, port: int, listener: int) -> list[int]:
-        """Fork the c10d store's process with its listening socket; returns its pid, none if the
-        zygote has gone.
-        """
+        """Fork the c10d store with its listening socket; returns its pid, if the zygote lives."""
         return self._ask(ForkStore(port, os.getpid()), [listener])
 
     def fork_ranks(
         self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Fork ranks, by `rank.RankOptions` of each as a dict (that module imports torch) and its
-        descriptors; returns their pids in order, fewer if the zygote has gone.
-        """
+        """Fork ranks by their `RankOptions`, as dicts, and descriptors; returns their pids."""
         pids: list[int] = []
         for start in range(0, len(options), MAX_RANKS_A_MESSAGE):
             part = slice(start, start + MAX_RANKS_A_MESSAGE)

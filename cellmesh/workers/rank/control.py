@@ -65,9 +65,7 @@ class ControlThread:
         self._interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
 
     def start(self) -> None:
-        """Start the control thread and the one that stops runs, before user code uses up all
-        threads.
-        """
+        """Start both threads that stop runs and answer, before user code uses up all threads."""
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
 

@@ -107,11 +107,7 @@ def break_here(*args: Any, **kwargs: Any) -> None:
 
 
 def post_mortem() -> None:
-    """Open the debugger where the last exception of this rank was raised.
-
-    Raises:
-        CellmeshError: there was none.
-    """
+    """Open the debugger where the last exception of this rank was raised."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is None or traceback_of(error) is None:
         raise CellmeshError("nothing has been raised on this rank that could be debugged")

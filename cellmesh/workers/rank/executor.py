@@ -95,9 +95,7 @@ class Executor:
         self._timing: Timing | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
-        """Run one cell, call or request and send its answer, whatever it raises; returns whether it
-        ended well.
-        """
+        """Run one piece of work and send its answer; returns whether the work ended well."""
         work, buffers = parcel
         self._timing = None
         if sys.getrecursionlimit() < _TOO_LITTLE_RECURSION:

@@ -53,11 +53,7 @@ def preimport() -> None:
 
 
 def load(module: str) -> Any:
-    """Import a module of a feature.
-
-    Raises:
-        CellmeshError: it cannot be imported.
-    """
+    """Import a module of a feature; raises CellmeshError that names what cannot be imported."""
     name = f"cellmesh.workers.{module}"
     try:
         return importlib.import_module(name)
@@ -135,9 +131,7 @@ class CellObserver(Protocol):
 
 @dataclass
 class RankContext:
-    """The parts of a rank that handlers may use, and the handlers, each made when its feature is
-    first asked.
-    """
+    """The parts of a rank that handlers may use, and the handlers made so far."""
 
     shell: RankShell
     groups: Groups

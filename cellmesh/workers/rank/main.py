@@ -80,9 +80,7 @@ def run_rank(
     control: socket.socket,
     segments: socket.socket,
 ) -> None:
-    """The life of a rank, from the fork to the end of its process, by our ends of three
-    socketpairs; never returns.
-    """
+    """The life of a rank, from the fork to the end of its process, with our ends of its sockets."""
     try:
         die_with(options.agent_pid)
     except ProcessLookupError:

@@ -122,9 +122,7 @@ def is_user_code(frame: types.FrameType) -> bool:
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:
-    """The source text of the call that an instruction belongs to: ``time.sleep``,
-    ``loader.__next__``; "" where it is no call, or its source is not known.
-    """
+    """The source text of the call that an instruction belongs to (``time.sleep``); else ""."""
     name = dis.opname[code.co_code[instruction]] if instruction >= 0 else ""
     node = _node_at(code, instruction)
     match node:

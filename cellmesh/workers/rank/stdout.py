@@ -126,9 +126,7 @@ def _cost(text: str) -> int:
 
 
 class Log:
-    """A rank's log file, appended to by rank and agent; keeps at least the newest `limit_bytes`.
-    Its predecessor, once it is full, is ``path`` + ``.1``.
-    """
+    """A rank's log file, appended to by rank and agent; keeps at least the newest `limit_bytes`."""
 
     def __init__(self, path: Path, limit_bytes: int = LOG_BYTES) -> None:
         self._path = path

@@ -109,9 +109,7 @@ class Pump:
             self._flush()
 
     def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
-        """Send the answer to a run, after all its printed text, without being interrupted. If
-        another run follows at once, the answer may wait for that of the other.
-        """
+        """Send a run's answer after all its text; it may wait for the answer to the next run."""
         if self._forked:
             return
         with self._lock:
