@@ -27,6 +27,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 # What user code finds in `sys.argv`, as torchrun gives a script its name.
 PROGRAM = "cell"
+# Where the c10d store listens: all processes of a mesh are on one host.
+LOOPBACK = "127.0.0.1"
 
 
 def _prctl(option: int, argument: int | bytes) -> None:

@@ -30,7 +30,14 @@ from ..errors import HostError
 from ..wire import marks
 from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
-from .linux_process import PROGRAM, die_with, name_process, receive_descriptors, run_and_exit
+from .linux_process import (
+    LOOPBACK,
+    PROGRAM,
+    die_with,
+    name_process,
+    receive_descriptors,
+    run_and_exit,
+)
 
 if TYPE_CHECKING:
     from .rank.main import RankOptions
@@ -266,7 +273,7 @@ def _start_store(port: int, listener: int, agent_pid: int) -> None:
     name_process("cellmesh-store")
     # With a listening socket of ours it is bound to one interface; by itself it binds all.
     store = TCPStore(
-        "127.0.0.1",
+        LOOPBACK,
         port,
         None,
         is_master=True,

@@ -42,9 +42,8 @@ def test_a_program_parses_the_arguments_of_its_cell_and_no_others(
 
 @pytest.mark.parametrize("ending", ["raise ValueError", "sys.argv = None", "del sys.argv"])
 def test_arguments_end_with_their_cell_however_it_ends(mesh: cm.Mesh, ending: str) -> None:
-    mesh.cell(
-        "import sys; sys.argv = ['own.py', '--mine']"
-    )  # what a cell sets stays, as all that it leaves
+    # What a cell sets stays, as all that it leaves.
+    mesh.cell("import sys; sys.argv = ['own.py', '--mine']")
     if ending.startswith("raise"):
         with pytest.raises(cm.RankFailure):
             mesh.cell(ending, argv="--lr 1")

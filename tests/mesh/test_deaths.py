@@ -175,9 +175,8 @@ def test_a_rank_whose_cuda_context_is_lost_ends_and_is_replaced(own_mesh: cm.Mes
     own_mesh[1].cell(LOSE_CUDA_CONTEXT)
     with pytest.raises(cm.RankFailure, match="device-side assert"):
         own_mesh[1].cell("torch.cuda.synchronize()")
-    with pytest.raises(
-        (cm.RankFailure, cm.RankDied)
-    ) as caught:  # before or after the death is known
+    # Before or after the death is known.
+    with pytest.raises((cm.RankFailure, cm.RankDied)) as caught:
         own_mesh.cell("kept")
     error = caught.value
     died = error.exceptions_by_rank[1] if isinstance(error, cm.RankFailure) else error

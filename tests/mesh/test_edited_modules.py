@@ -106,9 +106,8 @@ def test_ranks_run_what_the_notebook_has_reloaded(mesh: cm.Mesh, project: Projec
     assert values() == expected(1)
     mesh.cell(f"import {project.name} as m; kept, model = m.function, m.Model()")
     project.edit(2)
-    assert values() == expected(
-        1
-    )  # edited and not reloaded: the notebook runs the old text, and so do ranks
+    # Edited and not reloaded: the notebook runs the old text, and so do ranks.
+    assert values() == expected(1)
     project.reload()
     assert values() == expected(2)
     # What ranks hold is updated in place, as %autoreload does.

@@ -196,9 +196,8 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 def quietly(look_at: Callable[[], Any]) -> BaseException | None:
     try:
         look_at()
-    except (
-        Exception
-    ) as error:  # of the rank, or of a value that was pulled and is not to be had here
+    except Exception as error:
+        # Of the rank, or of a value that was pulled and is not to be had here.
         return error
     return None
 

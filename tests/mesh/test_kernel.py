@@ -294,9 +294,8 @@ def test_wrong_calls_say_what_to_type(notebook: Notebook, code: str, words: str)
     outcome = notebook.run(code)
     assert outcome.status == "error"
     evalue = outcome.errors()[-1]["evalue"]
-    assert words in evalue or words in evalue.replace(
-        "'", ""
-    )  # not every version of click has the quotes
+    # Not every version of click has the quotes.
+    assert words in evalue or words in evalue.replace("'", "")
     assert len(outcome.errors()[-1]["traceback"]) == 1
 
 

@@ -32,7 +32,7 @@ child = subprocess.Popen(sleep, start_new_session=True).pid
 read_end, write_end = os.pipe()
 if os.fork() == 0:
     os.setsid()
-    if (pid := os.fork()):
+    if pid := os.fork():
         os.write(write_end, b"%d" % pid)
         os._exit(0)
     for number in range(3, 256):

@@ -99,9 +99,8 @@ def test_meshes_are_forked_from_it_as_the_notebook_is_then(
             new = notebook.run(
                 "%%dist\nimport sys\nprint([*sys.modules][[*sys.modules].index('sched') + 1 :])"
             )
-            assert (
-                new.text() == "[0-1] []\n"
-            )  # since the zygote was ready; each rank would do it by itself
+            # Since the zygote was ready; each rank would do it by itself.
+            assert new.text() == "[0-1] []\n"
             shown = notebook.run(
                 "%%dist\nimport os, sys, mine\n"
                 "print('sched' in sys.modules, os.environ['MY_OWN'], os.getcwd())\n"
@@ -114,9 +113,8 @@ def test_meshes_are_forked_from_it_as_the_notebook_is_then(
             }
             assert marked == {"cellmesh-zygote", "cellmesh-store", "cellmesh-r0", "cellmesh-r1"}
             assert notebook.run("%dist_restart").status == "ok"
-            notebook.run(
-                "import cellmesh as cm; other = cm.start(1)"
-            )  # a second mesh in this kernel
+            # A second mesh in this kernel.
+            notebook.run("import cellmesh as cm; other = cm.start(1)")
             assert notebook.run("print(other.pull('rank').list)").text() == "[0]\n"
             table = command("ps").splitlines()
             assert sorted(line.split()[1] for line in table[1:]) == [

@@ -41,7 +41,6 @@ from .rank_link import Lending, RankLink
 from .supervisor import Action, Fork, Supervisor
 from .zygote_client import ZygoteClient
 
-_MASTER_ADDR = "127.0.0.1"
 _LAST_LINES = 40
 _LAST_BYTES = 32 * 1024
 # Files of which a rank's death may be explained.
@@ -128,13 +127,11 @@ class Family:
         num_ranks = len(self._logs)
         common = {
             "world_size": num_ranks,
-            "num_local_ranks": num_ranks,
             "num_gpus": self._num_gpus,
             "num_threads": linux_process.num_threads_for(num_ranks),
             "backend": self._ticket.backend,
             "mesh_dim_names": self.dims[0],
             "mesh_shape": self.dims[1],
-            "master_addr": _MASTER_ADDR,
             "master_port": self._supervisor.store_port,
             "incarnation": order.incarnation,
             "agent_pid": os.getpid(),
@@ -143,7 +140,7 @@ class Family:
         }
         pids = self._zygote.fork_ranks(
             [
-                {**common, "rank": rank, "local_rank": rank, "log_path": str(self.log_path(rank))}
+                {**common, "rank": rank, "log_path": str(self.log_path(rank))}
                 for rank in order.ranks
             ],
             [link.theirs for link in links],
@@ -355,7 +352,7 @@ class Family:
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
     def _fork_store(self, zygote: ZygoteClient) -> None:
-        with socket.create_server((_MASTER_ADDR, 0), backlog=1024) as listener:
+        with socket.create_server((linux_process.LOOPBACK, 0), backlog=1024) as listener:
             port = listener.getsockname()[1]
             pids = zygote.fork_store(port, listener.fileno())
         for pid in pids:

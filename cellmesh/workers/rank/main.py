@@ -33,7 +33,7 @@ from ..groups.abort import raise_as_stops
 from ..groups.group_factory import choose_placement
 from ..groups.groups import Groups
 from ..groups.rpc import let_waits_be_interrupted
-from ..linux_process import die_with, name_command, name_process, write_stderr
+from ..linux_process import LOOPBACK, die_with, name_command, name_process, write_stderr
 from ..metrics import Reporter
 from ..run_tracker import RunTracker
 from ..trace.recorder import Spans
@@ -53,18 +53,15 @@ from .value_transfer import SegmentLink
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options with which a rank is forked."""
+    """The options with which a rank is forked; all ranks of a mesh are on one host."""
 
     rank: int
-    local_rank: int
     world_size: int
-    num_local_ranks: int
     num_gpus: int
     num_threads: int
     backend: str
     mesh_dim_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
-    master_addr: str
     master_port: int
     incarnation: int
     agent_pid: int
@@ -124,7 +121,7 @@ def run_rank(
     pump.start()
 
     placement = choose_placement(
-        options.backend, options.local_rank, options.num_local_ranks, options.num_gpus
+        options.backend, options.rank, options.world_size, options.num_gpus
     )
     groups = Groups(
         options.rank,
@@ -140,7 +137,7 @@ def run_rank(
     control_thread.start()
     shell.user_ns.update(
         rank=options.rank,
-        local_rank=options.local_rank,
+        local_rank=options.rank,
         world_size=options.world_size,
         device=placement.device,
         torch=torch,
@@ -247,15 +244,15 @@ def _set_environment(options: RankOptions) -> None:
     """
     os.environ.update(
         RANK=str(options.rank),
-        LOCAL_RANK=str(options.local_rank),
+        LOCAL_RANK=str(options.rank),
         WORLD_SIZE=str(options.world_size),
-        LOCAL_WORLD_SIZE=str(options.num_local_ranks),
+        LOCAL_WORLD_SIZE=str(options.world_size),
         GROUP_RANK="0",
         GROUP_WORLD_SIZE="1",
         ROLE_NAME="default",
         ROLE_RANK=str(options.rank),
         ROLE_WORLD_SIZE=str(options.world_size),
-        MASTER_ADDR=options.master_addr,
+        MASTER_ADDR=LOOPBACK,
         MASTER_PORT=str(options.master_port),
         TORCHELASTIC_RESTART_COUNT=str(options.incarnation),
         TORCHELASTIC_MAX_RESTARTS="0",
@@ -265,9 +262,8 @@ def _set_environment(options: RankOptions) -> None:
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     # What it chooses in a kernel. Here, it would send its JavaScript, 5 MB, from each rank.
     os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
-    if options.master_addr == "127.0.0.1":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # TensorPipe, of torch.distributed.rpc
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # TensorPipe, of torch.distributed.rpc
 
 
 def _reseed() -> None:

@@ -30,9 +30,8 @@ class Host:
         self.zygote = self.store = self.num_made = 0  # the number of each that lives, or 0
         self.is_zygote_known = self.is_zygote_ready = False
         self.known_store, self.store_end = 0, False
-        self.ranks: dict[
-            int, tuple[int, int, bool]
-        ] = {}  # rank -> its number, its store, whether it rejoins
+        # Rank -> its number, its store, whether it rejoins.
+        self.ranks: dict[int, tuple[int, int, bool]] = {}
         self.start_zygote()
 
     def number(self) -> int:
