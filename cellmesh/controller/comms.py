@@ -41,12 +41,8 @@ _NO = ("no", "n", "false", "off", "0", "0.0")
 
 @dataclass(frozen=True)
 class FrontEndMessage:
-    """A message of the front end to a rank's comm.
-
-    Attributes:
-        rank: which rank.
-        verb, buffers: the message.
-        publish: shows what its callback prints, in the cell that made the comm.
+    """A message of the front end to a rank's comm; `publish` shows what its callback prints in the
+    cell that made the comm.
     """
 
     rank: int
@@ -111,9 +107,8 @@ class _NotebookComm:
 class RankComms:
     """The comms of one mesh's ranks; used on any thread.
 
-    Args:
-        send: passes a message on to a rank.
-        ask: asks these ranks for the states of their widgets; leaves out who does not answer.
+    `send` passes a message on to a rank; `ask` asks ranks for the states of their widgets and
+    leaves out those that do not answer.
     """
 
     def __init__(

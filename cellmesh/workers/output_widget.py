@@ -19,12 +19,8 @@ MAX_BYTES = 200_000
 
 
 class Throttle:
-    """Calls an action at once after a pause, else at the next of its regular times.
-
-    Args:
-        action: what is called, on the caller's thread or a timer's.
-        lock: held meanwhile.
-        period_s: how far apart calls are.
+    """Calls an action at once after a pause, else once in `period_s`; on the caller's thread or a
+    timer's, under the lock.
     """
 
     def __init__(self, action: Callable[[], None], lock: Any, period_s: float) -> None:
@@ -53,12 +49,7 @@ class Throttle:
 
 
 class Capture:
-    """Collects the output of a ``with output:`` block in its widget.
-
-    Args:
-        widget: the `Output`.
-        run: what is executed.
-    """
+    """Collects the output of a run's ``with output:`` block in its widget."""
 
     def __init__(self, widget: Any, run: int) -> None:
         self.run = run

@@ -337,22 +337,14 @@ class CellSink:
 
 
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
-    """Return the caller's sink: its notebook cell in a Jupyter kernel, else the console.
-
-    Args:
-        displays: the mesh's.
-        has_tabs: whether ranks that show different things get a switch.
-    """
+    """Return the caller's sink: its notebook cell in a Jupyter kernel, else the console."""
     publish = cell_publisher()
     return ConsoleSink() if publish is None else CellSink(publish, displays, has_tabs)
 
 
 def cell_publisher() -> Publish | None:
-    """Return a function that publishes in the caller's notebook cell, from any thread at any later
-    time.
-
-    Returns:
-        None outside of a Jupyter kernel.
+    """Return a function that publishes in the caller's notebook cell from any thread, also later;
+    None outside of a Jupyter kernel.
     """
     kernel = _kernel()
     if kernel is None:

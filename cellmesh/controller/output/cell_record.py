@@ -230,12 +230,7 @@ class Widgets(Protocol):
 
 @dataclass(frozen=True)
 class DisplayPlace:
-    """Where a rank's display is shown.
-
-    Attributes:
-        display_id: ours.
-        leader: the lowest of its ranks, which it follows.
-    """
+    """The id of the display that shows a rank's, and the lowest of its ranks, which it follows."""
 
     display_id: str
     leader: int

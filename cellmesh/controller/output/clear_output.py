@@ -23,12 +23,7 @@ MAX_BYTES = 200_000
 
 
 class Pane:
-    """A display that holds the newest output of some ranks.
-
-    Attributes:
-        ranks: whose.
-        is_changed: whether it says something else than when it was drawn last.
-    """
+    """A display that holds the newest output of the ranks `ranks`."""
 
     def __init__(self) -> None:
         self.ranks: set[int] = set()

@@ -37,11 +37,8 @@ class Sink(Protocol):
 
 
 class ConsoleSink:
-    """Plain text on stdout and stderr.
-
-    Args:
-        out: where stdout goes; None for ``sys.stdout`` as it is at the time.
-        err: likewise for stderr.
+    """Plain text on these files; None for ``sys.stdout`` and ``sys.stderr`` as they are at the
+    time.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -99,11 +96,7 @@ def _as_texts(block: Block | Live) -> list[tuple[str, str]]:
 
 
 class SilentSink:
-    """Shows nothing but errors and remarks (``-q``).
-
-    Args:
-        sink: where those go.
-    """
+    """Shows nothing but errors and remarks (``-q``), in another sink."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -118,11 +111,7 @@ class SilentSink:
 
 
 class Unremarked:
-    """A sink that drops cellmesh's remarks: the caller reports their content in another way.
-
-    Args:
-        sink: where that goes.
-    """
+    """A sink that drops cellmesh's remarks: the caller reports their content in another way."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

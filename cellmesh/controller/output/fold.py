@@ -113,11 +113,7 @@ class _Queued:
 
 
 class Folder:
-    """Folds the output of one run.
-
-    Args:
-        ranks: the ranks that run it.
-    """
+    """Folds the output of one run on these ranks."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._running = set(ranks)
@@ -169,11 +165,8 @@ class Folder:
             self._running.discard(rank)
 
     def take(self, now: float, everything: bool = False) -> list[Block | Live]:
-        """Return what is to be shown now.
-
-        Args:
-            now: seconds, the clock of `feed`.
-            everything: hold nothing back; the run is over.
+        """Return what is to be shown now, on the clock of `feed`; `everything` once the run is
+        over.
         """
         self._close_finished_live()
         for rank in list(self._queues):

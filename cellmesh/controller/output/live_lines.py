@@ -22,13 +22,10 @@ FRAME_S = 0.1
 
 
 def compact(lines: Sequence[Line]) -> list[Line]:
-    """Join lines that differ only in numbers, if there are many lines.
+    """Join lines that differ only in numbers, if there are many.
 
-    Args:
-        lines: ranks and their line; or lines, that they redraw all together.
-
-    Returns:
-        The line of the ranks that are behind, for all, with how far its numbers reach.
+    What stands for all is the line of the ranks that are behind, with how far its numbers reach. A
+    rank may redraw several lines together.
     """
     rows = [(ranks, row) for ranks, text in lines for row in text.split("\n")]
     groups: dict[str, list[Line]] = {}
@@ -87,13 +84,7 @@ class Frames:
     def pass_on(
         self, blocks: Sequence[Block | Live], now: float, everything: bool
     ) -> list[Block | Live]:
-        """Return the blocks to show now, of these and of those that were held back.
-
-        Args:
-            blocks: what has come.
-            now: seconds.
-            everything: hold nothing back.
-        """
+        """Return the blocks to show now, of these and of those that were held back."""
         if not self._held and not any(map(_is_change, blocks)):
             return list(blocks)
         self._held = _without_replaced([*self._held, *blocks])

@@ -115,10 +115,7 @@ class Printer:
     def finish(self, now: float, is_raised: bool = False) -> None:
         """Note that all ranks have ended the run; their threads may still print.
 
-        Args:
-            now: seconds.
-            is_raised: a caller gets the ranks' failures as one exception, which names those
-                released.
+        Where `is_raised`, a caller gets the failures as one exception, which names released ranks.
         """
         self.show(now, everything=True)
         if self._released and not is_raised:

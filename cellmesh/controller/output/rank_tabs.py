@@ -53,16 +53,11 @@ try {
 def switch(
     outputs: Mapping[int, RecordedOutput], identity: str, limit_bytes: int = LIMIT_BYTES
 ) -> str:
-    """The switch as HTML.
+    """Return a switch between what each rank has shown, as HTML; its newest output where it is
+    large.
 
-    Args:
-        outputs: what each rank has shown.
-        identity: of the switch in the page, hexadecimal.
-        limit_bytes: about how large it may be; the newest output is kept.
-
-    Returns:
-        "" where there is nothing to switch: ranks that show anything show the same, or each shows
-        no more than one line, which the folded view has already.
+    Returns "" where there is nothing to switch: ranks that show anything show the same, or each
+    shows no more than one line, which the folded view has already. `identity` is hexadecimal.
     """
     groups = _group(outputs)
     if len(groups) < 2 or all(_is_one_line(output) for output in groups.values()):

@@ -127,11 +127,7 @@ def strip_controls(text: str) -> str:
 
 
 class Canvas:
-    """The lines of a small terminal, and its cursor.
-
-    Args:
-        above: lines that stand there already, the last one unfinished.
-    """
+    """The lines of a small terminal and its cursor, at the end of the lines `above`."""
 
     def __init__(self, above: str = "") -> None:
         self._rows = [strip_controls(row.rpartition("\r")[2]) for row in above.split("\n")]
@@ -141,14 +137,8 @@ class Canvas:
         self.moved_at = 0.0
 
     def write(self, text: str, now: float) -> list[str]:
-        """Write text, with its cursor movements, to the canvas.
-
-        Args:
-            text: a delta.
-            now: seconds.
-
-        Returns:
-            Lines that are not redrawn any more, from the top.
+        """Write text at `now`, in seconds; return the topmost lines, which are not redrawn any
+        more.
         """
         text = self._rest + text
         cut = _CUT.search(text)

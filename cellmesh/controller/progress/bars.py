@@ -34,11 +34,7 @@ _MAX_BLOCKS = 50
 
 @dataclass(frozen=True)
 class Mark:
-    """A bar's place among the other output of each rank that began the bar before it was shown.
-
-    Attributes:
-        group: which bar.
-    """
+    """The place of the bar `group` in the output of a rank that began it before it was shown."""
 
     group: int
 
@@ -85,11 +81,7 @@ class _Block:
 
 
 class BarBoard:
-    """The bars of one run, on all of its ranks.
-
-    Args:
-        ranks: who runs it.
-    """
+    """The bars of one run, on all of its ranks."""
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
         self._ranks = set(ranks)
@@ -107,11 +99,7 @@ class BarBoard:
     # ---- what happens
 
     def take(self, rank: int, bar: Bar) -> Mark | None:
-        """Note how far a rank's bar is.
-
-        Returns:
-            The bar's place, if the rank has begun it and it does not stand anywhere yet.
-        """
+        """Note how far a rank's bar is; return its place if it does not stand anywhere yet."""
         mark = None
         bar = _with_finite_numbers(bar)
         member = (bar.run, rank, bar.bar)
@@ -156,12 +144,8 @@ class BarBoard:
     # ---- what is shown
 
     def draw(self, now: float, at_once: bool = False, is_over: bool = False) -> list[Bars]:
-        """Return the blocks that are drawn now.
-
-        Args:
-            now: seconds.
-            at_once: all that have changed.
-            is_over: the run is over, and every block as it will stay.
+        """Return the blocks that are drawn now: `at_once` all that have changed, and every block,
+        as it will stay, if the run `is_over`.
         """
         due = self.deadline()
         if not is_over and (due is None or (now < due and not at_once)):

@@ -26,14 +26,7 @@ _MAX_WHO = 30
 
 @dataclass(frozen=True)
 class Member:
-    """One rank's part of a row.
-
-    Attributes:
-        rank: whose.
-        fraction: how far it is; None where the total is not known.
-        text: the same in words.
-        state: as a row's.
-    """
+    """One rank's part of a row; `fraction` is None where the total is not known."""
 
     rank: int
     fraction: float | None
@@ -76,13 +69,7 @@ class ProgressRow:
 
 
 def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> ProgressRow:
-    """Sum up the bars of several ranks as one row.
-
-    Args:
-        number: the bar's.
-        bars: rank -> its last word.
-        died: rank -> how it died, of those that did.
-    """
+    """Sum up the bars of several ranks as one row; `died` has how ranks died."""
     states = {rank: _state_of(bar, rank in died) for rank, bar in bars.items()}
     going = {rank: bar for rank, bar in bars.items() if states[rank] == "open"} or dict(bars)
     slow = min(going, key=lambda rank: _place(going[rank]))

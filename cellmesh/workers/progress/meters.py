@@ -124,10 +124,8 @@ class Meters:
     ) -> Meter:
         """Note that a bar begins; it is shown after its first `changed`.
 
-        Args:
-            read: what it says now; called on any thread.
-            owner: who shows it beside others of its own; those are not round it.
-            thread: whose it is; None for the calling thread's.
+        `read` is called on any thread. Bars of one `owner` stand beside each other and are not
+        nested. The bar belongs to the calling thread, or to `thread`.
         """
         thread = thread or threading.get_ident()
         with self._shield, self._lock:
@@ -161,13 +159,10 @@ class Meters:
             self._send_or_wait(is_due)
 
     def close(self, meter: Meter, state: BarState, spot: Spot | None = None) -> None:
-        """Note that a bar has ended.
+        """Note that a bar has ended, and how.
 
-        Args:
-            meter: the bar.
-            state: how.
-            spot: where it was left before it was full: if its run ends with an exception from
-                there, it has failed.
+        `spot` is where it was left before it was full: if its run ends with an exception from
+        there, it has failed.
         """
         with self._shield:
             self._look_at(meter)
@@ -185,12 +180,8 @@ class Meters:
             self._send_or_wait(is_due)
 
     def end_run(self, run: int, error: BaseException | None) -> None:
-        """Send the last numbers of a run's bars, with the state of bars that failed; the main
-        thread has ended the run.
-
-        Args:
-            run: the run.
-            error: what it ended with.
+        """Send the last numbers of a run's bars; those that `error` has ended have failed. Called
+        on the main thread.
         """
         self.has_news = False
         for meter in list(self._open.values()):
@@ -215,12 +206,10 @@ class Meters:
         self.flush(waits=True)
 
     def flush(self, waits: bool = False) -> None:
-        """Send what has changed; on one thread at a time, so that bars arrive in the order in
-        which they began.
+        """Send what has changed, on one thread at a time, so that bars arrive in the order of their
+        begin.
 
-        Args:
-            waits: until all is sent, also what another thread is sending; else that one sends what
-                is to be sent here, too.
+        Where `waits`, return once all is sent, also what another thread is sending.
         """
         with self._shield:
             while self._changed and self._sending.acquire(blocking=waits):
