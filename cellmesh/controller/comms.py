@@ -39,18 +39,9 @@ _TYPES = {"open": "comm_open", "message": "comm_msg", "close": "comm_close"}
 _NO = ("no", "n", "false", "off", "0", "0.0")
 
 
-@dataclass(frozen=True)
-class FrontEndMessage:
-    """A message of the front end to a rank's comm; `publish` shows what its callback prints in the
-    cell that made the comm.
-    """
-
-    rank: int
-    verb: FromFrontEnd
-    buffers: Sequence[Frame]
-    publish: Publish
-
-
+# Sends a message of the front end to a comm of this rank, with its buffers; the last argument shows
+# what its callback prints, in the cell that made the comm.
+Send = Callable[[int, FromFrontEnd, Sequence[Frame], Publish], Run[Any]]
 # Model id -> state and paths of binary values as JSON, and those values.
 States = Mapping[str, tuple[str, Sequence[Frame]]]
 
@@ -113,7 +104,7 @@ class RankComms:
 
     def __init__(
         self,
-        send: Callable[[FrontEndMessage], Run[Any]],
+        send: Send,
         ask: Callable[[Sequence[int]], Mapping[int, States]],
     ) -> None:
         self._number = 1 + secrets.randbits(48)
@@ -239,7 +230,7 @@ class RankComms:
             0, known.comm_id, kind, json.dumps(said, default=str).encode(), len(buffers)
         )
         try:
-            run = self._send(FrontEndMessage(known.rank, verb, buffers, known.cell.publish))
+            run = self._send(known.rank, verb, buffers, known.cell.publish)
         except CellmeshError:  # the rank is dead, or the mesh has ended: that is said elsewhere
             return
         self._callbacks[run.number] = known.rank

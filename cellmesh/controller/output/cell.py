@@ -214,9 +214,8 @@ class CellSink:
 
     def _show_widget(self, ranks: Ranks, class_name: str, content: dict[str, Any]) -> None:
         """Show the widget of the lowest rank, and name the other ranks that made one."""
-        widgets, data = self._displays.widgets, content["data"]
-        model_id = str(data[VIEW_MIME].get("model_id", ""))
-        if widgets is None or not widgets.is_open(model_id):
+        model_id = str(content["data"][VIEW_MIME].get("model_id", ""))
+        if not self._displays.is_open(model_id):
             first = f"`%%dist --ranks {ranks[0]}` shows rank {ranks[0]}'s"
             self._publish("display_data", heading(ranks, f"{class_name} (not shown; {first})"))
             return
@@ -230,10 +229,6 @@ class CellSink:
         for each, identity in ((said, ""), (_with_id(content, display_id), display_id)):
             self._publish("display_data", each)
             self._record.add(RecordEntry(ranks, None, identity, each, model_id))
-
-    def _is_open(self, model_id: str) -> bool:
-        widgets = self._displays.widgets
-        return widgets is not None and widgets.is_open(model_id)
 
     def _update(self, block: Block, content: dict[str, Any]) -> None:
         # A display that several ranks share follows its lowest rank.
@@ -310,7 +305,7 @@ class CellSink:
                 continue
             self._write(texts)
             texts = []
-            if entry.widget and not self._is_open(entry.widget):
+            if entry.widget and not self._displays.is_open(entry.widget):
                 continue
             if entry.content:
                 self._publish("display_data", dict(entry.content))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from .fold import Item, Line, Ranks, Rich, Trace
 
@@ -221,13 +221,6 @@ def _size(item: Item | None) -> int:
     return 0
 
 
-class Widgets(Protocol):
-    """The ranks' widgets that the front end has open."""
-
-    def is_open(self, model_id: str) -> bool:
-        """Whether the front end has this widget open."""
-
-
 @dataclass(frozen=True)
 class DisplayPlace:
     """The id of the display that shows a rank's, and the lowest of its ranks, which it follows."""
@@ -242,13 +235,13 @@ class Displays:
 
     Attributes:
         places: a rank's own id, as (rank, id) -> where it is shown.
-        widgets: None where there are none.
+        is_open: whether the front end has the widget of this model open.
         has_tabs: whether cells whose ranks show different things get a switch between ranks.
         records: what the newest cells have shown, for output that comes after a cell's end.
     """
 
     places: dict[tuple[int, str], DisplayPlace] = field(default_factory=dict)
-    widgets: Widgets | None = None
+    is_open: Callable[[str], bool] = lambda model_id: False
     has_tabs: bool = True
     records: collections.deque[Record] = field(default_factory=collections.deque)
 

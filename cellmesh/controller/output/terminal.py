@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import dataclass, replace
 
 # Every escape sequence that user code prints; only those that end in "m" set colours.
 _SEQUENCE = re.compile(
@@ -31,29 +30,27 @@ MAX_ROWS = 20
 QUIET_S = 1.0
 
 
-@dataclass(frozen=True)
-class _Style:
-    front: str = ""
-    back: str = ""
-    bold: bool = False
-    italic: bool = False
-    underlined: bool = False
+# Properties of text, in the order in which they are written, and the codes that set one of them.
+_PROPERTIES = ("color", "background-color", "font-weight", "font-style", "text-decoration")
+_SETTINGS = {
+    1: ("font-weight", "bold"),
+    3: ("font-style", "italic"),
+    4: ("text-decoration", "underline"),
+    22: ("font-weight", ""),
+    23: ("font-style", ""),
+    24: ("text-decoration", ""),
+    39: ("color", ""),
+    49: ("background-color", ""),
+}
 
-    def css(self) -> str:
-        parts = [
-            f"color:{self.front}" if self.front else "",
-            f"background-color:{self.back}" if self.back else "",
-            "font-weight:bold" if self.bold else "",
-            "font-style:italic" if self.italic else "",
-            "text-decoration:underline" if self.underlined else "",
-        ]
-        return ";".join(part for part in parts if part)
+_Style = dict[str, str]
 
 
 def as_html(text: str) -> str:
     """Escape a text and turn its colours into spans; other escape sequences go."""
     pieces: list[str] = []
-    style, at = _Style(), 0
+    style: _Style = {}
+    at = 0
     for match in _SEQUENCE.finditer(text):
         pieces.append(_span(text[at : match.start()], style))
         at = match.end()
@@ -63,7 +60,7 @@ def as_html(text: str) -> str:
 
 
 def _span(text: str, style: _Style) -> str:
-    css = style.css()
+    css = ";".join(f"{name}:{style[name]}" for name in _PROPERTIES if style.get(name))
     escaped = html.escape(text, quote=False)
     return f'<span style="{css}">{escaped}</span>' if text and css else escaped
 
@@ -73,22 +70,16 @@ def _restyle(style: _Style, parameters: str) -> _Style:
     while codes:
         code = codes.pop(0)
         if code == 0:
-            style = _Style()
-        elif code in (1, 22):
-            style = replace(style, bold=code == 1)
-        elif code in (3, 23):
-            style = replace(style, italic=code == 3)
-        elif code in (4, 24):
-            style = replace(style, underlined=code == 4)
+            style = {}
+        elif code in _SETTINGS:
+            name, value = _SETTINGS[code]
+            style = {**style, name: value}
         elif 30 <= code <= 37 or 90 <= code <= 97:
-            style = replace(style, front=_COLOURS[code - 30 if code < 90 else code - 82])
+            style = {**style, "color": _COLOURS[code - 30 if code < 90 else code - 82]}
         elif 40 <= code <= 47 or 100 <= code <= 107:
-            style = replace(style, back=_COLOURS[code - 40 if code < 100 else code - 92])
+            style = {**style, "background-color": _COLOURS[code - 40 if code < 100 else code - 92]}
         elif code in (38, 48):
-            colour = _extended(codes)
-            style = replace(style, front=colour) if code == 38 else replace(style, back=colour)
-        elif code in (39, 49):
-            style = replace(style, front="") if code == 39 else replace(style, back="")
+            style = {**style, "color" if code == 38 else "background-color": _extended(codes)}
     return style
 
 

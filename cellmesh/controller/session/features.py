@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NoMeshError
-from ...wire.codec import Parcel
+from ...wire.codec import Frame, Parcel
 from ...wire.comms import FromFrontEnd, ToFrontEnd, WidgetStates
 from ...wire.messages import Died
 from ...wire.metrics import Logged
 from ...wire.values import Freed
-from ..comms import FrontEndMessage, RankComms, States
+from ..comms import RankComms, States
 from ..core.effects import Change
 from ..inspect.query import look
 from ..live_views import LiveViews
 from ..metrics import Metrics
 from ..output.cell import CellSink
-from ..output.cell_record import Displays
+from ..output.cell_record import Displays, Publish
 from ..output.printer import Printer
 from ..rank_set import RankSet
 from ..run import Run
@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-def send_to_widget(session: Session, message: FrontEndMessage) -> Run[Any]:
+def send_to_widget(
+    session: Session, rank: int, verb: FromFrontEnd, buffers: Sequence[Frame], publish: Publish
+) -> Run[Any]:
     """Pass a message of the front end to the widget's rank."""
-    ranks = (message.rank,)
-    printer = Printer(ranks, CellSink(message.publish, session.features.displays))
-    item = WorkItem(message.verb, FromFrontEnd, ranks, message.buffers, "a widget's callback")
+    ranks = (rank,)
+    printer = Printer(ranks, CellSink(publish, session.features.displays))
+    item = WorkItem(verb, FromFrontEnd, ranks, buffers, "a widget's callback")
     run = session.start_run(item, printer)
     # A callback that waits for ranks which have nothing to do is to be released.
     session.orders.wait_for(run.number)
@@ -73,12 +75,11 @@ class Features:
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
-        self.displays = Displays()
         self.metrics = Metrics()
         self.comms = RankComms(
             functools.partial(send_to_widget, session), functools.partial(ask_widgets, session)
         )
-        self.displays.widgets = self.comms
+        self.displays = Displays(is_open=self.comms.is_open)
         self.shown = LiveViews()
         self.segments = SegmentPool(name)
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cellmesh.controller import comms as module
-from cellmesh.controller.comms import FrontEndMessage, RankComms
+from cellmesh.controller.comms import RankComms
 from cellmesh.controller.output.cell import CellSink
 from cellmesh.controller.output.cell_record import Displays
 from cellmesh.controller.output.fold import Block, Folder, WidgetView
 from cellmesh.errors import NoMeshError
 from cellmesh.wire.codec import Parcel
-from cellmesh.wire.comms import ToFrontEnd
+from cellmesh.wire.comms import FromFrontEnd, ToFrontEnd
 from cellmesh.wire.output import Display
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -28,7 +28,7 @@ class Front:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.notes: list[str] = []
-        self.sent: list[FrontEndMessage] = []
+        self.sent: list[FromFrontEnd] = []
         self.ends: list[Callable[[], None]] = []
         self.failure: Exception | None = None
         session = SimpleNamespace(
@@ -40,10 +40,10 @@ class Front:
         self.comms = RankComms(self.send, lambda ranks: {})
         self.comms.began(1)
 
-    def send(self, message: FrontEndMessage) -> Any:
+    def send(self, rank: int, verb: FromFrontEnd, buffers: Any, publish: Any) -> Any:
         if self.failure is not None:
             raise self.failure
-        self.sent.append(message)
+        self.sent.append(verb)
         return SimpleNamespace(
             number=len(self.sent), on_end=self.ends.append, wait=lambda timeout_s: None
         )
@@ -68,7 +68,7 @@ def test_messages_are_passed_on_in_order(front: Front) -> None:
     front.open({"data": {}})
     for content in ("a", "b"):
         front.say(content)
-    contents = [json.loads(message.verb.content)["data"]["content"] for message in front.sent]
+    contents = [json.loads(message.content)["data"]["content"] for message in front.sent]
     assert contents == ["a", "b"]
     assert front.comms.running([0]) == (2, 1)
     for end in front.ends:
@@ -138,21 +138,11 @@ def view(model_id: str, text: str = "IntSlider(value=0)") -> bytes:
     ).encode()
 
 
-class OpenWidgets:
-    """Widgets of which some are known to the front end."""
-
-    def __init__(self, *known: str) -> None:
-        self.known = known
-
-    def is_open(self, model_id: str) -> bool:
-        return model_id in self.known
-
-
-def show(blocks: list[Any], widgets: OpenWidgets | None) -> list[dict[str, Any]]:
+def show(blocks: list[Any], known: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What a front end is sent that has these widgets open."""
     published: list[dict[str, Any]] = []
-    sink = CellSink(
-        lambda kind, content: published.append(content["data"]), Displays(widgets=widgets)
-    )
+    displays = Displays(is_open=lambda model_id: model_id in known)
+    sink = CellSink(lambda kind, content: published.append(content["data"]), displays)
     sink.show(blocks)
     return published
 
@@ -167,7 +157,7 @@ def test_widgets_of_a_class_are_one_item_with_the_lowest_ranks_model() -> None:
     assert isinstance(block, Block)
     assert block.ranks == (0, 1, 2)
     assert isinstance(block.item, WidgetView)
-    heading, shown = show([block], OpenWidgets("m0"))
+    heading, shown = show([block], ("m0",))
     assert (
         heading["text/plain"] == "[0] (ranks 1-2 have one, too: `%%dist --ranks 1` shows rank 1's)"
     )
@@ -186,9 +176,8 @@ def test_widgets_of_different_classes_are_not_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("widgets", [OpenWidgets("other"), None])
-def test_a_widget_that_the_front_end_does_not_know_is_named(widgets: OpenWidgets | None) -> None:
-    (heading,) = show([Block((2, 3), WidgetView("display", view("m2"), "<b>Slider"))], widgets)
+def test_a_widget_that_the_front_end_does_not_know_is_named() -> None:
+    (heading,) = show([Block((2, 3), WidgetView("display", view("m2"), "<b>Slider"))], ("other",))
     assert VIEW not in heading
     assert heading["text/plain"] == "[2-3] <b>Slider (not shown; `%%dist --ranks 2` shows rank 2's)"
     assert "&lt;b&gt;Slider" in heading["text/html"]

@@ -349,28 +349,19 @@ def test_what_is_cleared_beside_much_is_bounded_and_what_is_others_too_stands_be
 
 
 def test_a_widgets_callback_clears_all_but_the_widget() -> None:
-    class Open:
-        def __init__(self) -> None:
-            self.known = ["m"]
-
-        def is_open(self, model_id: str) -> bool:
-            return model_id in self.known
-
-        def shown(self, model_id: str, publish: Any, display_id: str, text: str) -> None: ...
-
     def view() -> Block:
         bundle = json.dumps({"data": {VIEW_MIME: {"model_id": "m"}}, "metadata": {}}).encode()
         return Block((0,), WidgetView("display", bundle, "Button"), ("",))
 
-    widgets, front = Open(), Recorder()
-    sink = CellSink(front, Displays(widgets=widgets))
+    known, front = ["m"], Recorder()
+    sink = CellSink(front, Displays(is_open=lambda model_id: model_id in known))
     sink.show([view(), clear(0), view(), line(0, text="made")])
     sink.end((0,))
     assert sum(VIEW_MIME in each for each in front.area) == 1
     sink.show([clear(0), line(0, text="clicked")])
     assert [VIEW_MIME in each for each in front.area] == [False, True, False]
     assert front.area[-1] == "[0] clicked\n"
-    widgets.known = []
+    known.clear()
     sink.show([clear(0), line(0, text="closed")])
     assert front.area == ["[0] closed\n"]
 
