@@ -1,4 +1,4 @@
-"""What a rank prints and displays, and what of it was too much to show."""
+"""What a rank prints and displays, and how much of it exceeded the bounds."""
 
 from __future__ import annotations
 

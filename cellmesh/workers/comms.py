@@ -1,5 +1,5 @@
 """Comms (widgets) that user code opens on a rank: their messages go to the notebook's front end,
-and the front end's come back as work.
+and the front end's messages run as work.
 
 Nothing here happens before user code imports `comm`, as ipywidgets, anywidget and plotly do: then
 comms are made by `RankComm` in place of the package's own, which lead nowhere.
@@ -79,7 +79,7 @@ class _Opened:
         return owner if is_widget else None
 
     def describe(self) -> tuple[dict[str, Any], Sequence[Frame]]:
-        """What opens it as it is now."""
+        """Return the content and buffers that open the comm with its widget's present state."""
         if self.widget is None:
             return self.content, self.buffers
         data, buffers = _describe(self.widget)

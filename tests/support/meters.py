@@ -7,7 +7,7 @@ from typing import Any
 
 from cellmesh.wire.codec import Parcel
 from cellmesh.wire.progress import Bar
-from cellmesh.workers.progress.meters import Meters, Reading
+from cellmesh.workers.progress.meters import Meters
 
 
 class Rank:
@@ -25,7 +25,7 @@ class Rank:
 
     def open(self, title: str = "t", total: float = 10.0) -> tuple[Any, list[float]]:
         done = [0.0]
-        meter = self.meters.open(lambda: Reading(title, done[0], total, 1.0))
+        meter = self.meters.open(lambda: Bar(0, 0, title, done[0], total, 1.0))
         self.meters.changed(meter)
         return meter, done
 

@@ -223,7 +223,7 @@ def _size(item: Item | None) -> int:
 
 @dataclass(frozen=True)
 class DisplayPlace:
-    """The id of the display that shows a rank's, and the lowest of its ranks, which it follows."""
+    """The notebook's id of a display of ranks, and the lowest of these ranks, which it follows."""
 
     display_id: str
     leader: int

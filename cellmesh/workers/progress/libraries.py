@@ -16,10 +16,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...wire.progress import BarState
+from ...wire.progress import Bar, BarState
 from ..rank.import_hooks import AfterImport
 from ..rank.streams import RankStream
-from .meters import Meter, Meters, Reading, spot_outside
+from .meters import Meter, Meters, spot_outside
 
 
 def watch_bars(meters: Meters) -> None:
@@ -150,17 +150,17 @@ def patch_notebook(module: types.ModuleType, meters: Meters) -> None:
 def _ignore(text: str) -> None: ...
 
 
-def _reader(bar: Any) -> Callable[[], Reading | None]:
+def _reader(bar: Any) -> Callable[[], Bar | None]:
     of = weakref.ref(bar)  # a bar that nobody holds ends
 
-    def read() -> Reading | None:
+    def read() -> Bar | None:
         living = of()
         return None if living is None else _read_tqdm(living)
 
     return read
 
 
-def _read_tqdm(bar: Any) -> Reading:
+def _read_tqdm(bar: Any) -> Bar:
     facts = bar.format_dict
     done, total, elapsed_s = _number(facts["n"]), _number(facts["total"]), _number(facts["elapsed"])
     rate = _number(facts["rate"])
@@ -173,7 +173,7 @@ def _read_tqdm(bar: Any) -> Reading:
         done, total, rate = done * scale, total * scale, rate * scale
     title = str(facts["prefix"] or "").rstrip().removesuffix(":")
     note = str(facts["postfix"] or "")
-    return Reading(title, done, total, elapsed_s, str(facts["unit"]), divisor, rate, note)
+    return Bar(0, 0, title, done, total, elapsed_s, str(facts["unit"]), divisor, rate, note)
 
 
 def _number(value: Any) -> float:
@@ -288,11 +288,11 @@ def patch_rich(module: types.ModuleType, meters: Meters) -> None:
     cls.start, cls.refresh, cls.stop, cls.__exit__ = start, refresh, stop, __exit__
 
 
-def _read_rich(task: Any) -> Reading:
+def _read_rich(task: Any) -> Bar:
     done, total, elapsed_s = float(task.completed), float(task.total or 0), float(task.elapsed or 0)
     rate = done / elapsed_s if task.finished and elapsed_s > 0 else float(task.speed or 0)
     title = _without_markup(str(task.description))
-    return Reading(title, done, total, elapsed_s, unit="", rate=rate, note=_note(task.fields))
+    return Bar(0, 0, title, done, total, elapsed_s, unit="", rate=rate, note=_note(task.fields))
 
 
 def _without_markup(description: str) -> str:

@@ -1,8 +1,8 @@
 """The progress bars of a rank, of any library: what is sent of them, and when.
 
-Bars change as often as their own rules let them (tqdm's `mininterval`); here they are gathered, so
-that a rank sends what its bars have come to ten times a second at most. A bar's first word goes at
-once, as long as bars are not opened in floods: it has its place among what is printed.
+Bars change as often as their own rules let them (tqdm's `mininterval`); a rank sends the numbers of
+its bars ten times a second at most. A bar's first numbers are sent at once, as long as bars are not
+opened in floods, as they mark the bar's place among what is printed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ...stdlib import os, threading, time
 from ...wire.codec import Parcel
@@ -37,39 +39,25 @@ _MACHINERY = ("tqdm", "rich", "cellmesh", "contextlib")
 Spot = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A bar's numbers now; see `Bar`."""
-
-    title: str
-    done: float
-    total: float
-    elapsed_s: float
-    unit: str = "it"
-    divisor: int = 0
-    rate: float = 0.0
-    note: str = ""
-
-
 @dataclass
 class Meter:
     """One bar.
 
     Attributes:
-        read: what it says now; None once it is gone.
+        read: its numbers now, as a `Bar` without number and run; None once it is gone.
         run, number, num_outer: see `Bar`.
         thread: whose it is.
         owner: who shows it beside others of its own; None for one by itself.
     """
 
-    read: Callable[[], Reading | None]
+    read: Callable[[], Bar | None]
     run: int
     number: int
     num_outer: int
     thread: int
     owner: object = None
     state: BarState = "open"
-    reading: Reading = field(default_factory=lambda: Reading("", 0.0, 0.0, 0.0))
+    reading: Bar = field(default_factory=lambda: Bar(0, 0, "", 0.0, 0.0, 0.0))
     was_sent: bool = False
 
 
@@ -120,7 +108,7 @@ class Meters:
         return os.getpid() == self._pid
 
     def open(
-        self, read: Callable[[], Reading | None], owner: object = None, thread: int | None = None
+        self, read: Callable[[], Bar | None], owner: object = None, thread: int | None = None
     ) -> Meter:
         """Note that a bar begins; it is shown after its first `changed`.
 
@@ -257,8 +245,8 @@ class Meters:
             self.flush()
 
     def _look_at(self, meter: Meter) -> None:
-        """Not under the lock: reading takes locks of others, under which the collector may end a
-        bar.
+        """Read a bar's numbers, not under the lock: reading takes locks of others, under which the
+        garbage collector may end a bar.
         """
         reading = _read(meter)
         with self._lock:
@@ -278,42 +266,38 @@ class Meters:
         with self._lock:
             for meter in seen:
                 meter.was_sent = True
-            return [_as_bar(meter) for meter in seen]
+            return [_as_sent(meter) for meter in seen]
 
 
-def _read(meter: Meter) -> Reading | None:
+def _read(meter: Meter) -> Bar | None:
     try:
         return meter.read()
     except Exception:  # a bar of the user's own class, say: what it said last stands
         return None
 
 
-def _as_bar(meter: Meter) -> Bar:
+def _as_sent(meter: Meter) -> Bar:
     reading = meter.reading
-    return Bar(
-        meter.run,
-        meter.number,
-        _text(reading.title),
-        reading.done,
-        reading.total,
-        reading.elapsed_s,
-        _text(reading.unit),
-        reading.divisor,
-        reading.rate,
-        _text(reading.note),
-        meter.state,
-        meter.num_outer,
+    return msgspec.structs.replace(
+        reading,
+        run=meter.run,
+        bar=meter.number,
+        title=_text(reading.title),
+        unit=_text(reading.unit),
+        note=_text(reading.note),
+        state=meter.state,
+        num_outer=meter.num_outer,
     )
 
 
 def _text(text: str) -> str:
-    """Short, and such that it can be sent."""
+    """Return the text cut to the limit, without lone surrogates, which cannot be sent."""
     return text[:_MAX_TEXT].encode(errors="replace").decode()
 
 
 def spot_outside() -> Spot | None:
-    """Where user code is that ends a bar by leaving it: a loop's ``break``, or an exception on its
-    way.
+    """Return where user code has left a loop before its bar was full: at a ``break``, or at an
+    exception that is being raised.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_machinery(module_of(frame)):
@@ -328,7 +312,7 @@ def spot_outside() -> Spot | None:
 
 
 def spots_of(error: BaseException) -> set[Spot]:
-    """The places in user code that an exception, or what it came of, has gone through."""
+    """Return the places in user code that an exception, or one that caused it, has passed."""
     spots: set[Spot] = set()
     for each in chain_of(error):
         tb = traceback_of(each)

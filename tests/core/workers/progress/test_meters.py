@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cellmesh.wire.codec import Parcel
-from cellmesh.workers.progress.meters import GATHER_S, Reading, spot_outside, spots_of
+from cellmesh.wire.progress import Bar
+from cellmesh.workers.progress.meters import GATHER_S, spot_outside, spots_of
 
 from ....support.meters import Rank
 
@@ -61,9 +62,9 @@ def test_transient_bars_that_were_never_shown_are_not_sent() -> None:
 
 def test_bars_of_several_threads_come_in_their_order() -> None:
     rank = Rank()
-    readings = [Reading("first", 1.0, 10.0, 1.0)]
+    readings = [Bar(0, 0, "first", 1.0, 10.0, 1.0)]
 
-    def read() -> Reading | None:
+    def read() -> Bar | None:
         """While it is read, another thread begins a bar."""
         if readings:
             other = threading.Thread(target=rank.open, args=("second",))
@@ -184,14 +185,14 @@ def test_nothing_is_read_under_the_lock() -> None:
     """What is read may take a lock under which another thread, by the collector, ends a bar."""
     rank = Rank()
 
-    def end_another_on_another_thread() -> Reading:
-        meter = rank.meters.open(lambda: Reading("passing", 1.0, 1.0, 0.0))
+    def end_another_on_another_thread() -> Bar:
+        meter = rank.meters.open(lambda: Bar(0, 0, "passing", 1.0, 1.0, 0.0))
         thread = threading.Thread(target=rank.meters.close, args=(meter, "removed"), daemon=True)
         thread.start()
         thread.join(20)
         assert not thread.is_alive()
         read.append(True)
-        return Reading("t", 1.0, 2.0, 1.0)
+        return Bar(0, 0, "t", 1.0, 2.0, 1.0)
 
     read: list[bool] = []
     meter = rank.meters.open(end_another_on_another_thread)
