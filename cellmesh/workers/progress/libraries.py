@@ -76,7 +76,7 @@ def patch_std(module: types.ModuleType, meters: Meters) -> None:
     loop = cls.__iter__.__code__
 
     def is_reported(bar: Any) -> bool:
-        is_drawn = not getattr(bar, "disable", True) and not bar.gui
+        is_drawn = not getattr(bar, "disable", True) and not getattr(bar, "gui", True)
         return is_drawn and meters.is_usable and is_ours(getattr(bar, "fp", None))
 
     @functools.wraps(plain_display)
@@ -237,8 +237,8 @@ class RichTasks:
             spot = spot_outside()
             tasks = {task.id: task for task in self._progress.tasks}
             for number, (meter, _) in self._shown.items():
-                task = tasks[number]
-                is_full = task.total is not None and task.completed >= task.total
+                task = tasks.get(number)  # another thread may have removed it
+                is_full = bool(task and task.total is not None and task.completed >= task.total)
                 if self._progress.live.transient:
                     self._meters.close(meter, "removed")
                 elif is_full or (state := _state_after(failure)) == "done":
