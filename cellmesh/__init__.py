@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .controller.run import Run as Run
     from .controller.session.start import attach as attach
     from .controller.session.start import start as start
-    from .controller.values.files import from_file as from_file
+    from .controller.values.sharding import from_file as from_file
     from .errors import CellmeshError as CellmeshError
     from .errors import RankDied as RankDied
     from .errors import RankFailure as RankFailure
@@ -37,7 +37,7 @@ _HOMES = {
     "RankFailure": ".errors",
     "Released": ".errors",
     "log": ".metrics",
-    "from_file": ".controller.values.files",
+    "from_file": ".controller.values.sharding",
 }
 
 __all__ = [*_HOMES, "__version__", "load_ipython_extension", "unload_ipython_extension"]

@@ -15,11 +15,11 @@ from ..wire.groups import SetMesh
 from ..wire.messages import LogText
 from ..wire.status import HostReport, RankInfo
 from .checkpoint import finish_saving, save
-from .copying import copy_names
 from .core.effects import HealReport
 from .options import check_mesh, parse_mesh
 from .rank_set import RankSet
 from .ranks import Ranks
+from .replicas import copy_names
 from .run import Run
 from .session.session import Session, StartProgress
 

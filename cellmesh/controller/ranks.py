@@ -25,7 +25,7 @@ from .run import Run
 from .stacks import show_stacks
 
 if TYPE_CHECKING:
-    from .inspect.inspection import Inspection
+    from .inspect.query import Inspection
     from .metrics import Plot
     from .replicas import CheckReport, SyncSummary
     from .trace.match import History
@@ -202,7 +202,7 @@ class Ranks:
             MeshUsageError: a value cannot be split so, or is larger than memory. Nothing has been
                 sent then.
         """
-        from .values.pushing import push
+        from .values.sharding import push
 
         names = {**(mapping or {}), **more}
         for name, value in names.items():

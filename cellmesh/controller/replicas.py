@@ -8,8 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import MeshUsageError
+from ..wire.messages import RunCell
 from ..wire.ranks import describe_ranks, group_ranks
-from ..wire.replicas import Check, Compare, Distance, Entry, GatherTensor, Kind, Sync, SyncReport
+from ..wire.replicas import (
+    Check,
+    Compare,
+    Distance,
+    Entry,
+    GatherNames,
+    GatherTensor,
+    Kind,
+    SurveyNames,
+    Sync,
+    SyncReport,
+)
+from ..wire.values import PushNames
 from .rank_set import RankSet
 
 NUM_MEASURED = 3
@@ -351,3 +364,34 @@ def _list(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MAX_SHOWN])
     rest = len(names) - _MAX_SHOWN
     return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def copy_names(
+    source: RankSet, targets: RankSet, others: RankSet | None = None
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Copy the names of one rank's namespace. Blocks.
+
+    The values travel as one pickle, so that what belongs together (a model and its optimizer) still
+    does; the notebook passes it on unread.
+
+    Args:
+        source: one rank (``mesh[0]``).
+        targets: those that get them.
+        others: those that have lived on, `source` among them: their DDP models are made to go on
+            with the copies.
+
+    Returns:
+        The names copied, and those that cannot be, with the reason.
+    """
+    names: tuple[str, ...]
+    names, refused = source.start(SurveyNames(), "survey of names").result()
+    if names:
+        gathering = source.start(GatherNames(tuple(names)), "copy of names")
+        pickled, buffers = gathering.payload_of(source.ranks[0])
+        targets.start(PushNames(0, pickled), "copy of names", buffers).result()
+        if others is not None:
+            module = "__import__('importlib').import_module('cellmesh.workers.replicas.arriving')"
+            join = f"{module}.renew_reducers({targets.ranks})"
+            cell = RunCell(0, join, join, False, 0, quiet=True)
+            others.start(cell, "copy of names").result()
+    return tuple(names), refused

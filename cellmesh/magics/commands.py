@@ -24,13 +24,12 @@ from ..controller.trace.profile import Profiling
 from ..errors import MeshUsageError, NoMeshError
 from ..wire.ranks import parse_ranks
 from .auto import CellForRanks, magics_inside, read_cell, read_help
-from .completion.help import show_help
+from .completion.hooks import show_help
 from .export.recording import Recorder
 from .export.script import export
 from .line import Given, parse, unquote
-from .render.profiles import ProfileView
+from .render.profiles import ProfileView, describe_timings
 from .render.tables import Table, memory_table, status_table
-from .render.timings import describe_timings
 
 
 class Commands:

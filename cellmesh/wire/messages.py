@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from . import checkpoint, comms, completion, inspect, profile, replicas
+from . import checkpoint, comms, completion, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Refused, Welcome
 from .comms import FromFrontEnd, ToFrontEnd
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
@@ -43,7 +43,7 @@ AnyRequest = (
     | completion.AnyRequest
     | replicas.AnyRequest
     | checkpoint.AnyRequest
-    | profile.AnyRequest
+    | trace.AnyRequest
     | comms.AnyRequest
 )
 

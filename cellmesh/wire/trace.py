@@ -1,11 +1,148 @@
-"""A rank's record of its last cells and of the collectives in them: the answer to
-`inspect.History`.
+"""A rank's record of its last cells and of the collectives in them, the profile of a cell, and
+intervals of time.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import msgspec
+
+from .verb import FeatureRequest
+
+# Nanoseconds, or seconds.
+_Time = TypeVar("_Time", int, float)
+
+
+def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
+    """The total time that intervals cover; overlaps count once."""
+    total: _Time = 0
+    for begin, end in join(intervals):
+        total += end - begin
+    return total
+
+
+def join(intervals: Iterable[tuple[_Time, _Time]], max_gap: _Time = 0) -> list[tuple[_Time, _Time]]:
+    """Intervals in order, joined where they overlap or lie no further apart than `max_gap`."""
+    joined: list[tuple[_Time, _Time]] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if joined and begin - joined[-1][1] <= max_gap:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def cut_out(
+    intervals: Iterable[tuple[_Time, _Time]], holes: Iterable[tuple[_Time, _Time]]
+) -> list[tuple[_Time, _Time]]:
+    """Intervals without the parts that other intervals cover, in order."""
+    left = []
+    removed = join(holes)
+    first = 0
+    for begin, end in join(intervals):
+        while first < len(removed) and removed[first][1] <= begin:
+            first += 1
+        at = first
+        while at < len(removed) and removed[at][0] < end:
+            if removed[at][0] > begin:
+                left.append((begin, removed[at][0]))
+            begin = removed[at][1]
+            at += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+OperatorKind = Literal["computation", "communication", "device"]
+
+
+class BeginProfile(FeatureRequest, frozen=True):
+    """Ask a rank to profile the next cell, from its begin to its end."""
+
+
+class EndProfile(FeatureRequest, frozen=True):
+    """Ask for the profile of the last cell (`RankProfile`; None if there is none).
+
+    With a `trace_path`, the trace in Chrome's format is sent too, if it is at most
+    `max_trace_bytes` long; a longer one stays in that file on the rank's host.
+    """
+
+    trace_path: str
+    max_trace_bytes: int
+
+
+AnyRequest = BeginProfile | EndProfile
+
+
+class OperatorTime(msgspec.Struct, frozen=True):
+    """The total time of all calls of one operator on a rank.
+
+    Attributes:
+        name: as torch's profiler has it.
+        kind: computation on the CPU; communication (collectives and messages, the operators that
+            launch them, and NCCL's kernels); or another kernel or copy on the rank's GPU.
+        num_calls: how many.
+        self_ns: time in it, and not in operators that it called. Of a collective: from its begin to
+            its end, waiting for other ranks included.
+    """
+
+    name: str
+    kind: OperatorKind
+    num_calls: int
+    self_ns: int
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One collective or message.
+
+    Attributes:
+        name: as ``torch.distributed`` calls it.
+        start_ns: when it began, in nanoseconds since 1970.
+        duration_ns: until it had ended.
+        ranks: the members of its process group; () for all ranks, or where that is not known.
+        group: torch's name of the group; "" where that is not known.
+    """
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    ranks: tuple[int, ...] = ()
+    group: str = ""
+
+
+class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's view of a profiled cell.
+
+    Attributes:
+        start_ns, end_ns: when the cell ran on it, in nanoseconds since 1970.
+        operators: what took longest, of each kind, longest first.
+        collectives: in the order of their begins; the first ones, if there were very many.
+        num_collectives: how many there were.
+        busy: when it computed, on the CPU or its GPU: (start, duration), apart from one another.
+        num_events: what the profiler has recorded.
+        trace: the trace in Chrome's format, if it was wanted and is not too long.
+        num_trace_bytes: how long it is.
+        trace_path: the file on the rank's host that has it, if it is too long.
+        problem: why the cell was not profiled, or its trace not written.
+    """
+
+    start_ns: int
+    end_ns: int
+    operators: tuple[OperatorTime, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    num_collectives: int = 0
+    busy: tuple[tuple[int, int], ...] = ()
+    num_events: int = 0
+    trace: bytes = b""
+    num_trace_bytes: int = 0
+    trace_path: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def notebook() -> Iterator[Notebook]:
             assert opened.run("%load_ext cellmesh\n%dist_start 3").status == "ok"
             # A loaded machine takes its time, and what is tested here is not how long.
             opened.run(
-                "from cellmesh.magics.completion import help, hooks\n"
-                "hooks._WAIT_S = hooks._TOOLTIP_S = help._HELP_S = 30"
+                "from cellmesh.magics.completion import hooks\n"
+                "hooks._WAIT_S = hooks._TOOLTIP_S = hooks._HELP_S = 30"
             )
             opened.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = [1]")
             assert opened.run(CELL).status == "ok"

@@ -20,8 +20,7 @@ import pytest
 import cellmesh as cm
 from cellmesh.controller.inspect import query as look_module
 from cellmesh.controller.inspect import source as answers_module
-from cellmesh.controller.inspect.inspection import Inspection
-from cellmesh.controller.inspect.query import about, look
+from cellmesh.controller.inspect.query import Inspection, about, look
 from cellmesh.controller.inspect.replica_diff import LargestDifference
 from cellmesh.controller.inspect.source import InspectionSource, inspect
 from cellmesh.controller.trace import timeline as timeline_module

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cellmesh.controller.inspect.inspection import Inspection, Spread
-from cellmesh.controller.inspect.query import QueryResult
+from cellmesh.controller.inspect.query import Inspection, QueryResult, Spread
 from cellmesh.controller.inspect.replica_diff import Comparison, compare
 from cellmesh.wire.inspect import (
     Histogram,

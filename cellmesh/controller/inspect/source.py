@@ -19,8 +19,16 @@ from ...wire.inspect import (
     TensorSummary,
 )
 from ...wire.ranks import describe_ranks
-from .inspection import Inspection, Spread
-from .query import ANSWER_S, PinnedValue, QueryResult, about, forget_what_is_gone, look
+from .query import (
+    ANSWER_S,
+    Inspection,
+    PinnedValue,
+    QueryResult,
+    Spread,
+    about,
+    forget_what_is_gone,
+    look,
+)
 from .replica_diff import (
     Comparison,
     LargestDifference,

@@ -20,7 +20,7 @@ from ...wire.host import own_package, own_python, own_torch, own_version
 from ...wire.messages import PROTOCOL
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
-from ..values.results import open_value
+from ..values.pool import open_value
 
 _LINGER_MS = 200
 # So many messages are heard before other things are seen to.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...wire.profile import Collective
+from ...wire.trace import Collective
 
 _MESSAGES = frozenset({"send", "recv"})
 # A collective on several ranks: rank -> index in that rank's, and the members that have not begun

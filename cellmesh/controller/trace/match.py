@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import mean
 
-from ...wire.intervals import covered, cut_out
+from ...wire.trace import covered, cut_out
 from .lateness import Lateness, Match, add_up_lateness, describe_lateness, find_straggler
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
-from ...wire.profile import BeginProfile, EndProfile, OperatorKind, RankProfile
 from ...wire.ranks import describe_groups, format_ranks
+from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile
 from ..run import Run
 from .chrome import merge_traces
 from .lateness import Lateness, describe_lateness, find_lateness

@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import MeshUsageError
-from ...wire.files import FileValue
+from ...wire.files import SUFFIXES, FileValue, choose, read_npy, read_safetensors
 from ...wire.shards import Placements, read_placements
+from ...wire.values import PushNames, PushParts
+from ..arguments import dump_names
+from ..rank_set import RankSet
+
+
+def from_file(path: str | os.PathLike[str], key: str | None = None) -> FileValue:
+    """Name a value that each rank reads from a file itself:
+    `mesh.push(x=cellmesh.from_file("w.npy"))`.
+
+    The file is mapped copy-on-write, so that ranks share its pages, read what they touch and change
+    no file. Of one that is pushed with ``shard=`` or ``placements=``, each rank reads its part.
+
+    Args:
+        path: a ``.safetensors``, ``.npy``, or ``.pt`` (``.pth``) file of ``torch.save``.
+        key: of a tensor in it; None for all: a dict of tensors, or what was saved.
+
+    Raises:
+        MeshUsageError: there is no such file or key, or the file is shorter than its header says.
+    """
+    absolute = os.path.abspath(os.path.expanduser(path))
+    try:
+        num_bytes = os.stat(absolute).st_size
+        suffix = os.path.splitext(absolute)[1].lower()
+        if suffix == ".safetensors":
+            entries = read_safetensors(absolute)
+            if key is None:
+                return FileValue(absolute, None, num_bytes)
+            return FileValue(
+                absolute, key, num_bytes, tuple(choose(entries, key, absolute)["shape"])
+            )
+        if suffix == ".npy":
+            if key is not None:
+                raise MeshUsageError(
+                    f"{absolute} holds one array, and no key {key!r}: leave the key out"
+                )
+            return FileValue(absolute, None, num_bytes, read_npy(absolute).shape)
+    except OSError as e:
+        raise MeshUsageError(f"{absolute} cannot be read: {e.strerror}") from e
+    if suffix not in SUFFIXES:
+        raise MeshUsageError(f"{absolute} is no {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file")
+    if not zipfile.is_zipfile(absolute):
+        raise MeshUsageError(
+            f"{absolute} ({num_bytes} bytes) was cut short, or is no file that torch.save writes "
+            "since 1.6"
+        )
+    return FileValue(absolute, key, num_bytes)
 
 
 def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
@@ -131,3 +179,40 @@ def _leaves(names: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{name}[{position}]")
     else:
         yield name, names
+
+
+def push(
+    ranks: RankSet,
+    names: Mapping[str, Any],
+    shard: int | None,
+    placements: Sequence[Any] | str | None,
+) -> None:
+    """Bind names in the namespaces of ranks, and wait.
+
+    Args:
+        ranks, shard, placements: as of `Ranks.push`.
+        names: name -> value.
+
+    Raises:
+        UnpicklableError, MeshUsageError: as `Ranks.push`.
+    """
+    for name in names:
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise MeshUsageError(f"{name!r} is no name")
+    if shard is not None and placements is not None:
+        raise MeshUsageError("shard and placements exclude each other: placements make DTensors")
+    dim, placed, session = 0, None, ranks.session
+    if shard is not None:
+        dim = check_shard(names, shard, len(ranks))
+    elif placements is not None:
+        placed = check_placements(names, placements, session.dims, len(ranks) == session.num_ranks)
+    pickled, buffers, num_bytes = ranks.lend(
+        *dump_names(names, None if shard is None and placed is None else reduce_to_cpu)
+    )
+
+    verb: PushNames | PushParts
+    if shard is None and placed is None:
+        verb = PushNames(0, pickled)
+    else:
+        verb = PushParts(0, pickled, ranks.ranks, dim, placed)
+    ranks.start(verb, "push", buffers, num_bytes=num_bytes).result()

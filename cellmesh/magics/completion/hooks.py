@@ -1,20 +1,19 @@
-"""Hooks Tab and Shift+Tab of a notebook: cells for ranks ask a rank, lines of cellmesh's magics
-complete their options.
-
-IPython's completer is asked as ever by front ends (`Completer.completions`); in its place stands a
-function that asks a rank first. What takes longer than `_WAIT_S` is not waited for: then the
-notebook completes alone.
+"""Hooks Tab, Shift+Tab and ``obj?`` of a notebook: cells for ranks ask a rank, lines of
+cellmesh's magics complete their options.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from IPython.core import page
 from IPython.core.completer import Completion, CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.tokenutil import token_at_cursor
 
 from ...controller.inspect.query import look_at_one
 from ...controller.mesh import Mesh
@@ -24,9 +23,38 @@ from ...errors import CellmeshError
 from ...wire.completion import Complete, Completions, Explain
 from ...wire.inspect import Query
 from ..auto import CellForRanks
-from .help import name_at
 from .meanings import Choices, NameSources
 from .options import complete_line
+
+_HELP_S = 5.0
+
+
+def show_help(shell: InteractiveShell, ranks: Ranks, name: str, detail: int) -> None:
+    """Show help for ``name?`` (`detail` 0) or ``name??`` (1): the ranks', else the notebook's."""
+    text = look_at_one(ranks.rank_set, Explain(name, detail), _HELP_S)
+    if text:
+        page.page({"text/plain": text})
+    else:
+        shell.run_line_magic("pinfo2" if detail else "pinfo", name)
+
+
+_PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*|\[(?:-?\d+|'[^'\n]*'|\"[^\"\n]*\")\])*")
+
+
+def name_at(source: str, cursor: int) -> str:
+    """Return the name to explain at a cursor: the one under it with its indices, else the
+    function called there.
+    """
+    for match in _PATH.finditer(source):
+        if match.start() <= cursor <= match.end():
+            end = re.compile(r"\w*").match(source, cursor)
+            assert end is not None
+            upto = source[match.start() : end.end()]
+            whole = _PATH.match(upto)
+            if whole is not None:
+                return whole.group()
+    return str(token_at_cursor(source, cursor))
+
 
 _WAIT_S = 0.15
 # A tooltip is not waited for as one waits for help that one has asked for by name.

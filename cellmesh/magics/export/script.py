@@ -31,8 +31,8 @@ from .history import (
 from .ipython import to_python
 from .own_cells import write_comment, write_on_rank_0
 from .process_groups import find_group_use
-from .reporting import IMPORT, without_cellmesh
 from .rewriting import (
+    IMPORT,
     CannotRewriteError,
     as_coroutine,
     awaits,
@@ -44,6 +44,7 @@ from .rewriting import (
     show_last,
     split_future,
     under,
+    without_cellmesh,
     without_globals,
     without_margin,
 )

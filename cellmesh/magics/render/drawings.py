@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_ranks, format_ranks, group_ranks
-from .colours import colour_of, heat_colours
-from .svg import drawing, element, image
+from .svg import colour_of, drawing, element, heat_colours, image
 
 if TYPE_CHECKING:
     import numpy as np

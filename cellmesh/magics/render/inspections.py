@@ -7,7 +7,7 @@ from __future__ import annotations
 import html
 from collections.abc import Collection, Iterator, Mapping
 
-from ...controller.inspect.inspection import Inspection, Spread
+from ...controller.inspect.query import Inspection, Spread
 from ...controller.inspect.replica_diff import Comparison, compare
 from ...wire.inspect import Pixels, TensorSummary
 from ...wire.ranks import describe_groups, describe_ranks, group_ranks

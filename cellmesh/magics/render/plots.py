@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ...controller.metrics import Plot, Series, band, how_to, thin
 from ...wire.ranks import format_ranks
-from .colours import colour_of
-from .svg import drawing, element, image
+from .svg import colour_of, drawing, element, image
 
 _WIDTH, _HEIGHT = 560, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 22, 26

@@ -1,12 +1,58 @@
-"""SVG as text, and pictures as ``<img>`` elements with their data in them.
-
-Notebooks that are not trusted keep an ``<img>``, and neither ``<svg>`` nor ``<style>``.
-"""
+"""SVG as text, pictures as ``<img>`` elements with their data in them, and colours."""
 
 from __future__ import annotations
 
 import base64
+import colorsys
 import html
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+# Up to eight ranks, which the colour-blind tell apart: of Paul Tol's "bright" scheme and Okabe &
+# Ito's.
+_FEW = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#009988", "#aa7700", "#8855bb", "#bb4444")
+# cividis, and blue to red; NaN and infinities are of neither.
+_ONE_SIGN = "00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 e1cc55 fee838"
+_BOTH_SIGNS = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
+_NAN, _INFINITE, _MINUS_INFINITE = (255, 0, 220), (0, 224, 64), (0, 120, 40)
+
+
+def colour_of(rank: int, num_ranks: int) -> str:
+    """Return a rank's colour, as ``#rrggbb``."""
+    if num_ranks <= len(_FEW):
+        return _FEW[rank % len(_FEW)]
+    red, green, blue = colorsys.hls_to_rgb(rank / num_ranks, 0.48, 0.62)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def heat_colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
+    """Return the colours of numbers, [height, width, 3]; centred on zero if there are both
+    signs.
+    """
+    import numpy as np
+
+    if low < 0 < high:
+        high = max(-low, high)
+        low = -high
+        stops = _BOTH_SIGNS
+    else:
+        stops = _ONE_SIGN
+    table = np.array(
+        [[int(stop[at : at + 2], 16) for at in (0, 2, 4)] for stop in stops.split()], float
+    )
+    with np.errstate(all="ignore"):
+        unit = np.clip((values.astype(float) - low) / ((high - low) or 1.0), 0, 1)
+    at = np.nan_to_num(unit) * (len(table) - 1)
+    known = np.arange(len(table))
+    colours = np.stack([np.interp(at, known, table[:, part]) for part in range(3)], -1).round()
+    colours[np.isnan(values)] = _NAN
+    colours[values == np.inf] = _INFINITE
+    colours[values == -np.inf] = _MINUS_INFINITE
+    return colours.astype(np.uint8)
 
 
 def element(tag: str, /, *children: str, **attributes: object) -> str:

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from ...errors import MeshUsageError
-from ..inspect.digests import digest_of_tensor
+from ..inspect.chunks import digest_of_tensor
 from ..rank.value_transfer import is_dtensor
 from ..replicas.parts import is_wrapped
 

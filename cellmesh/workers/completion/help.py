@@ -28,8 +28,8 @@ from ..inspect.safe_repr import full_name_of, name_of, quiet_text
 from ..inspect.static_eval import Unknown, in_classes
 from ..rank.shell import RankShell
 from ..static_lookup import classes_of, held_by, vars_of
+from .complete import called
 from .inference import C_FUNCTIONS, InstanceOf, attribute, find_name, is_property, resolve
-from .members import called
 
 _SIZED = (str, bytes, range, list, tuple, dict, set, frozenset, collections.deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, *C_FUNCTIONS)

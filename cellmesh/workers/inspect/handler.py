@@ -30,12 +30,11 @@ from ...wire.inspect import (
 )
 from ..rank.value_transfer import refusal
 from . import downsample, overview
-from .chunks import sample_of_parts
-from .digests import digests_of_parts
+from .chunks import digests_of_parts, sample_of_parts
 from .names import names
 from .safe_read import reading
 from .static_eval import NeedsCode, follow
-from .statistics import histogram_of
+from .summary import histogram_of
 
 if TYPE_CHECKING:
     from ..rank.features import RankContext

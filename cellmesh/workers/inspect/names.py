@@ -18,8 +18,7 @@ import torch
 from ...wire.inspect import Bound, Names, TensorSummary, alphabetically
 from ..rank.shell import RankShell
 from ..static_lookup import held_by
-from .chunks import readable
-from .digests import digest_of_bytes, digest_of_tensor
+from .chunks import digest_of_bytes, digest_of_tensor, readable
 from .safe_read import DIRECT, SafeReader, UnreadableError
 from .safe_repr import full_name_of, name_of, shorten
 from .summary import describe_tensor, own_part

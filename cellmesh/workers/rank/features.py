@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 from ...errors import CellmeshError
-from ...wire import checkpoint, comms, completion, inspect, profile, replicas
+from ...wire import checkpoint, comms, completion, inspect, replicas, trace
 from ...wire.codec import Frame
 from ...wire.messages import FeatureRequest, Pickled
 from ..groups import model_reset
@@ -95,7 +95,7 @@ _MODULES: Mapping[type, str] = {
         (completion.AnyRequest, "completion.handler"),
         (replicas.AnyRequest, "replicas.handler"),
         (checkpoint.AnyRequest, "checkpoint.handler"),
-        (profile.AnyRequest, "trace.handler"),
+        (trace.AnyRequest, "trace.handler"),
         (comms.AnyRequest, "comms"),
     )
     for request in get_args(union) or (union,)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from ..inspect.cpu_memory import memory_of
+from ..inspect.safe_read import memory_of
 
 Buckets = list[list[int]]  # positions of parameters, a list a bucket
 

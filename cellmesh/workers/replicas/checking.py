@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ...errors import MeshUsageError
 from ...wire.replicas import Distance, Entry
-from ..inspect.digests import digest_of_tensor
+from ..inspect.chunks import digest_of_tensor
 from .parts import ModelPart, StateSlot, Walk, is_wrapped, rng_parts
 
 _CHUNK = 1 << 22  # elements compared at a time

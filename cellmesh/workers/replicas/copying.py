@@ -31,7 +31,7 @@ from ...errors import CellmeshError, UnpicklableError
 from ...wire import payload
 from ...wire.codec import Frame
 from ...wire.messages import Pickled
-from ..inspect.cpu_memory import memory_of
+from ..inspect.safe_read import memory_of
 from ..rank.value_transfer import is_dtensor
 from ..static_lookup import text_of
 from . import arriving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...wire.codec import Frame
-from ...wire.profile import AnyRequest, BeginProfile, RankProfile
+from ...wire.trace import AnyRequest, BeginProfile, RankProfile
 from .torch_profiler import CellProfiler
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ...wire.intervals import cut_out, join
-from ...wire.profile import Collective, OperatorKind, OperatorTime, RankProfile
+from ...wire.trace import Collective, OperatorKind, OperatorTime, RankProfile, cut_out, join
 
 if TYPE_CHECKING:
     from .recorder import Spans

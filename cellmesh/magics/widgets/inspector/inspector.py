@@ -13,7 +13,7 @@ from typing import Any
 
 import traitlets
 
-from ....controller.inspect.inspection import Inspection
+from ....controller.inspect.query import Inspection
 from ....controller.inspect.source import InspectionSource
 from ....wire.inspect import Gradients, Overview, Pixels, Refusal
 from ...render.inspections import static_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from ....controller.inspect.inspection import Inspection
+from ....controller.inspect.query import Inspection
 from ....controller.inspect.source import InspectionSource
 from ....controller.output.cell import cell_publisher
 from ....controller.rank_set import RankSet

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ....controller.inspect.inspection import Inspection, Spread
-from ....controller.inspect.query import QueryResult
+from ....controller.inspect.query import Inspection, QueryResult, Spread
 from ....controller.inspect.replica_diff import Comparison
 from ....wire.inspect import Gradient, Refusal, TensorSummary, ValueSummary
 from ....wire.ranks import describe_groups, format_ranks, group_ranks

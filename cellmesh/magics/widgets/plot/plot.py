@@ -13,8 +13,8 @@ from IPython.core.getipython import get_ipython
 
 from ....controller.live_views import do_apart
 from ....controller.metrics import Plot, Watcher, thin
-from ...render.colours import colour_of
 from ...render.plots import draw_html
+from ...render.svg import colour_of
 from ..base.auto_refresh import pause_after
 from ..base.widget import LiveView, Static, Widget, load_css, load_js
 

@@ -15,8 +15,8 @@ from ....controller.ranks import Ranks
 from ....controller.trace.chrome import trace_of
 from ....controller.trace.match import History, lanes_of
 from ....errors import CellmeshError
-from ....wire.intervals import covered
 from ....wire.ranks import describe_ranks
+from ....wire.trace import covered
 from ...render.tables import Table
 from ...render.timeline import colours_of, draw_html, draw_text, format_time, timeline_of_history
 from ..base.auto_refresh import Worker

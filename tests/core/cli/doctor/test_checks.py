@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from cellmesh.cli.doctor.checks import Finding, examine
-from cellmesh.cli.doctor.facts import Facts
+from cellmesh.cli.doctor.facts import Facts, Trial
 from cellmesh.cli.doctor.probe import Driver, HostProbe, Torch
-from cellmesh.cli.doctor.smoke_test import Trial
 
 GB = 10**9
 

@@ -12,8 +12,7 @@ import torch
 
 from cellmesh.controller.inspect import query as look_module
 from cellmesh.controller.inspect import source as answers_module
-from cellmesh.controller.inspect.inspection import Inspection
-from cellmesh.controller.inspect.query import PinnedValue, QueryResult, look
+from cellmesh.controller.inspect.query import Inspection, PinnedValue, QueryResult, look
 from cellmesh.controller.inspect.source import InspectionSource
 from cellmesh.controller.output.printer import Printer
 from cellmesh.controller.rank_set import RankSet

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.inspect.inspection import Inspection
+from cellmesh.controller.inspect.query import Inspection
 from cellmesh.controller.inspect.replica_diff import (
     Comparison,
     LargestDifference,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cellmesh.controller.trace.lateness import find_lateness, find_waits
 from cellmesh.controller.trace.profile import Profile
-from cellmesh.wire.profile import Collective, RankProfile
+from cellmesh.wire.trace import Collective, RankProfile
 
 
 def all_reduce(start: int, end: int, ranks: tuple[int, ...] = (), group: str = "0") -> Collective:

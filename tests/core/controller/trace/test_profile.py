@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cellmesh.controller.trace.chrome import merge_traces
 from cellmesh.controller.trace.profile import compare_operators
-from cellmesh.wire.profile import Collective, OperatorTime, RankProfile
+from cellmesh.wire.trace import Collective, OperatorTime, RankProfile
 from cellmesh.workers.trace.torch_profiler import (
     Begun,
     Event,

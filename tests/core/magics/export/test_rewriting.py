@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.magics.export.ipython import to_python
-from cellmesh.magics.export.reporting import IMPORT, without_cellmesh
 from cellmesh.magics.export.rewriting import (
+    IMPORT,
     MAIN,
     CannotRewriteError,
     as_coroutine,
@@ -24,6 +24,7 @@ from cellmesh.magics.export.rewriting import (
     show_last,
     split_future,
     under,
+    without_cellmesh,
     without_globals,
     without_margin,
 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cellmesh.controller.inspect.inspection import Inspection, Spread
+from cellmesh.controller.inspect.query import Inspection, Spread
 from cellmesh.controller.inspect.replica_diff import Comparison, LargestDifference, Replicas
 from cellmesh.magics.render.drawings import (
     TextBlock,

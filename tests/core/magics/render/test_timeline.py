@@ -30,8 +30,8 @@ from cellmesh.magics.render.timeline import (
     timeline_of_history,
 )
 from cellmesh.magics.widgets.timeline.timeline import cell_table, pack, rank_table, static_of
-from cellmesh.wire.profile import Collective, OperatorTime, RankProfile
 from cellmesh.wire.status import MemoryUse, RankInfo, RankState
+from cellmesh.wire.trace import Collective, OperatorTime, RankProfile
 
 MS = 1_000_000
 

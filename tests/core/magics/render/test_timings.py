@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.magics.render.timings import describe_timings, find_straggler
+from cellmesh.magics.render.profiles import describe_timings, find_straggler
 from cellmesh.wire.messages import Timing
 
 

@@ -14,10 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.workers.inspect.chunks import UnreadableError, pieces, readable, sample_of_parts
-from cellmesh.workers.inspect.digests import _mix, digest_of, digest_of_tensor, digests_of_parts
-from cellmesh.workers.inspect.statistics import histogram_of, statistics
-from cellmesh.workers.inspect.summary import describe
+from cellmesh.workers.inspect.chunks import (
+    UnreadableError,
+    _mix,
+    digest_of,
+    digest_of_tensor,
+    digests_of_parts,
+    pieces,
+    readable,
+    sample_of_parts,
+)
+from cellmesh.workers.inspect.summary import describe, histogram_of, statistics
 
 
 @st.composite

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cellmesh.wire import payload
-from cellmesh.workers.inspect.cpu_memory import memory_of
+from cellmesh.workers.inspect.safe_read import memory_of
 from cellmesh.workers.replicas.copying import gather, survey
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from cellmesh.controller.inspect.inspection import Inspection
+from cellmesh.controller.inspect.query import Inspection
 from cellmesh.magics.widgets.base.auto_refresh import AutoRefresh, Occasion, Worker
 from cellmesh.magics.widgets.inspector.inspector import Inspector
 from cellmesh.magics.widgets.inspector.show import Printed

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cellmesh.controller.inspect.inspection import Inspection
-from cellmesh.controller.inspect.query import QueryResult
+from cellmesh.controller.inspect.query import Inspection, QueryResult
 from cellmesh.controller.inspect.replica_diff import Comparison, compare
 from cellmesh.magics.render.inspections import label_of
 from cellmesh.magics.widgets.inspector.inspector import Inspector

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.wire.intervals import covered, cut_out, join
+from cellmesh.wire.trace import covered, cut_out, join
 
 _INTERVALS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], sum(pair))),
