@@ -7,13 +7,19 @@ draws for a terminal. Only movements between lines are understood.
 
 from __future__ import annotations
 
-import html
+import functools
 import re
+from typing import TYPE_CHECKING
 
-# Every escape sequence that user code prints; only those that end in "m" set colours.
+if TYPE_CHECKING:
+    from ansi2html import Ansi2HTMLConverter
+
+# Every escape sequence that user code prints; those that end in "m" set colours and styles.
 _SEQUENCE = re.compile(
     r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?", re.DOTALL
 )
+# A longer one is no style.
+_MAX_STYLE = 64
 # Readable on white and on black; the last eight are the bright ones.
 _COLOURS = (
     "#7d7d7d", "#d9453d", "#2e9e5b", "#b08800", "#3b82f6", "#b555c8", "#1597a5", "#8c8c8c",
@@ -30,76 +36,22 @@ MAX_ROWS = 20
 QUIET_S = 1.0
 
 
-# Properties of text, in the order in which they are written, and the codes that set one of them.
-_PROPERTIES = ("color", "background-color", "font-weight", "font-style", "text-decoration")
-_SETTINGS = {
-    1: ("font-weight", "bold"),
-    3: ("font-style", "italic"),
-    4: ("text-decoration", "underline"),
-    22: ("font-weight", ""),
-    23: ("font-style", ""),
-    24: ("text-decoration", ""),
-    39: ("color", ""),
-    49: ("background-color", ""),
-}
-
-_Style = dict[str, str]
-
-
 def as_html(text: str) -> str:
     """Escape a text and turn its colours into spans; other escape sequences go."""
-    pieces: list[str] = []
-    style: _Style = {}
-    at = 0
-    for match in _SEQUENCE.finditer(text):
-        pieces.append(_span(text[at : match.start()], style))
-        at = match.end()
-        if match[2] == "m":
-            style = _restyle(style, match[1])
-    return "".join([*pieces, _span(text[at:], style)])
+    return _converter().convert(_SEQUENCE.sub(_keep_style, text), full=False)
 
 
-def _span(text: str, style: _Style) -> str:
-    css = ";".join(f"{name}:{style[name]}" for name in _PROPERTIES if style.get(name))
-    escaped = html.escape(text, quote=False)
-    return f'<span style="{css}">{escaped}</span>' if text and css else escaped
+def _keep_style(sequence: re.Match[str]) -> str:
+    is_style = sequence[2] == "m" and len(sequence[1]) <= _MAX_STYLE
+    return sequence[0] if is_style else ""
 
 
-def _restyle(style: _Style, parameters: str) -> _Style:
-    codes = [int(code[:4]) if code.isdecimal() else 0 for code in re.split("[;:]", parameters)]
-    while codes:
-        code = codes.pop(0)
-        if code == 0:
-            style = {}
-        elif code in _SETTINGS:
-            name, value = _SETTINGS[code]
-            style = {**style, name: value}
-        elif 30 <= code <= 37 or 90 <= code <= 97:
-            style = {**style, "color": _COLOURS[code - 30 if code < 90 else code - 82]}
-        elif 40 <= code <= 47 or 100 <= code <= 107:
-            style = {**style, "background-color": _COLOURS[code - 40 if code < 100 else code - 92]}
-        elif code in (38, 48):
-            style = {**style, "color" if code == 38 else "background-color": _extended(codes)}
-    return style
+@functools.cache
+def _converter() -> Ansi2HTMLConverter:
+    from ansi2html import Ansi2HTMLConverter, style  # 50 ms, for cells whose ranks differ
 
-
-def _extended(codes: list[int]) -> str:
-    """Return the colour that follows code 38 or 48, and remove its codes from the list."""
-    kind = codes.pop(0) if codes else 0
-    if kind == 2 and len(codes) >= 3:
-        red, green, blue = (min(255, codes.pop(0)) for _ in range(3))
-        return f"#{red:02x}{green:02x}{blue:02x}"
-    if kind == 5 and codes:
-        index = min(255, codes.pop(0))
-        if index < 16:
-            return _COLOURS[index]
-        if index >= 232:
-            return f"#{8 + 10 * (index - 232):02x}" + f"{8 + 10 * (index - 232):02x}" * 2
-        steps = (0, 95, 135, 175, 215, 255)
-        red, green, blue = (index - 16) // 36, (index - 16) // 6 % 6, (index - 16) % 6
-        return f"#{steps[red]:02x}{steps[green]:02x}{steps[blue]:02x}"
-    codes.clear()  # not whole: what is left of it means nothing
-    return ""
+    style.SCHEME["cellmesh"] = _COLOURS
+    return Ansi2HTMLConverter(inline=True, scheme="cellmesh")
 
 
 def moves_up(text: str) -> bool:
