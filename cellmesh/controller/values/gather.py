@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from ...errors import MeshUsageError
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.segments import SegmentFrame, map_joined
-from ...wire.shards import Part
+from ...wire.values import Part
 
 Reduction = Literal["mean", "sum", "stack"]
 REDUCTIONS = get_args(Reduction)

@@ -10,8 +10,7 @@ from typing import Any
 
 from ...errors import MeshUsageError
 from ...wire.files import SUFFIXES, FileValue, choose, read_npy, read_safetensors
-from ...wire.shards import Placements, read_placements
-from ...wire.values import PushNames, PushParts
+from ...wire.values import Placements, PushNames, PushParts, read_placements
 from ..arguments import dump_names
 from ..rank_set import RankSet
 

@@ -25,7 +25,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from ...errors import CellmeshError
-from ...wire import sources
+from ...wire import payload
 from ..static_lookup import plain_traceback, traceback_of
 from .features import load
 from .stack_inspection import is_machinery
@@ -71,7 +71,7 @@ class RankCompiler(CachingCompiler):
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         """The name of a code file in tracebacks."""
-        cell = sources.cell_of(name)
+        cell = payload.cell_of(name)
         return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)
 
 
@@ -286,7 +286,7 @@ class RankShell(InteractiveShell):
 
     def cell_of(self, filename: str) -> int:
         """The ``In[n]`` that a code object's file name stands for, 0 if none."""
-        return int(self.compile._filename_map.get(filename, 0)) or sources.cell_of(filename)
+        return int(self.compile._filename_map.get(filename, 0)) or payload.cell_of(filename)
 
 
 _MAX_RENDERED_FRAMES = 100

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import MeshUsageError
-from ...wire.shards import Box, Part, placed_box, plain_box
-from ...wire.values import PushParts
+from ...wire.values import Box, Part, PushParts, placed_box, plain_box
 from ..rank.value_transfer import is_dtensor
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.errors import MeshUsageError, UnpicklableError
-from cellmesh.wire import payload, shards, tensors
+from cellmesh.wire import payload, tensors, values
 from cellmesh.wire.payload import OUT_OF_BAND_BYTES
 
 
@@ -347,8 +347,8 @@ def test_a_tensor_on_a_device_that_is_not_here_says_what_to_send() -> None:
 def test_parts_are_those_that_torch_makes(of: tuple[int, int]) -> None:
     length, num_parts = of
     whole = torch.arange(length)
-    spread = [shards.spread(length, num_parts, index) for index in range(num_parts)]
+    spread = [values.spread(length, num_parts, index) for index in range(num_parts)]
     assert [n for _, n in spread] == [len(part) for part in torch.tensor_split(whole, num_parts)]
-    chunks = [shards.chunk(length, num_parts, index) for index in range(num_parts)]
+    chunks = [values.chunk(length, num_parts, index) for index in range(num_parts)]
     expected = [len(part) for part in torch.chunk(whole, num_parts)]
     assert [n for _, n in chunks] == [*expected, *[0] * (num_parts - len(expected))]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cellmesh.wire import payload, sources
+from cellmesh.wire import payload
 from cellmesh.workers.rank import shell
 
 NAME = "<cell of a test>"
@@ -50,7 +50,7 @@ def test_tracebacks_have_their_lines_there(typed: dict[str, Any]) -> None:
         arrived().method()
     text = "".join(traceback.format_exception(caught.value))
     assert all(line in text for line in ("return divide(1)", "return inner()", "return x / 0"))
-    assert sources.cell_of(NAME) == 0
+    assert payload.cell_of(NAME) == 0
 
 
 def test_each_text_travels_once(typed: dict[str, Any]) -> None:
@@ -66,10 +66,10 @@ def test_the_cells_number_travels_on(
     shell = types.SimpleNamespace(compile=types.SimpleNamespace(_filename_map={NAME: 7}))
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
     arrived = travel(typed["divide"])
-    assert sources.cell_of(NAME) == 7
+    assert payload.cell_of(NAME) == 7
     monkeypatch.setattr(IPython, "get_ipython", lambda: None)
     travel(arrived)
-    assert sources.cell_of(NAME) == 7
+    assert payload.cell_of(NAME) == 7
 
 
 def test_what_is_in_a_file_or_too_long_or_known_does_not_travel(
