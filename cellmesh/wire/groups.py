@@ -8,19 +8,12 @@ from .verb import Verb, WorkVerb
 
 
 class GroupCount(msgspec.Struct, frozen=True, array_like=True):
-    """How many collectives a rank has begun on a process group.
+    """What a rank has begun on a process group since the group was made or healed."""
 
-    Attributes:
-        name: torch's name of the group.
-        ranks: its members; () for all ranks.
-        num_collectives: begun by this rank since the group was made or healed.
-        num_sent: messages sent, as (peer's global rank, number), peers ascending.
-        num_received: likewise.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
+    name: str  # torch's name of the group
+    ranks: tuple[int, ...]  # its members; () for all ranks
     num_collectives: int
+    # Messages, as (peer's global rank, number), peers ascending.
     num_sent: tuple[tuple[int, int], ...] = ()
     num_received: tuple[tuple[int, int], ...] = ()
 

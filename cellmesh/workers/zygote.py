@@ -139,9 +139,9 @@ def import_all() -> RankShell:
         import numpy.random  # noqa: F401  (numpy 2 imports it only when it is used)
     from IPython.utils import process  # noqa: F401  (`!command` imports it on first use)
 
-    from .groups import torch_internals
+    from .groups import check_torch
 
-    torch_internals.check()
+    check_torch()
     from ..wire.modules import loaded
     from .groups import init_process_group
     from .rank import features, main  # noqa: F401

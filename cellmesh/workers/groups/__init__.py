@@ -1,1 +1,62 @@
-"""A rank's process groups: cut when a peer fails, and rebuilt inside the objects that hold them."""
+"""Process groups that are cut and rebuilt in place, and the private parts of torch they depend on.
+
+Torch promises none of these. They are looked for when the zygote starts, so that a version that has
+lost one is refused by the part's name, and not found out in the middle of a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+# Of a module, attributes by path; of a function in brackets, its parameters.
+EXPECTED: Mapping[str, tuple[str, ...]] = {
+    "torch.distributed.distributed_c10d": (
+        "_new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, "
+        "group_name, backend_options, timeout, pg_tag, device_id, group_desc)",
+        "_get_default_group", "_get_default_store", "_world.group_count",
+        "_world.pg_backend_config",
+        "_world.pg_coalesce_state", "_world.pg_group_ranks", "_world.pg_map", "_world.pg_names",
+        "_world.pg_to_tag", "_world.tags_to_pg",
+    ),
+    "torch._C._distributed_c10d": (
+        "PrefixStore", "ProcessGroup", "ProcessGroupGloo", "TCPStore", "Work",
+        "_create_work_from_future",
+        "_register_comm_hook", "_register_process_group", "_resolve_process_group",
+        "_unregister_process_group",
+    ),
+    "torch.distributed.c10d_logger": ("_get_msg_dict",),
+    "torch._C": ("DisableTorchFunctionSubclass", "Future.wait"),
+    "torch.cuda": ("_device_count_nvml",),
+}  # fmt: skip
+
+
+def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Names of the listed parts that the installed torch lacks, or has with other parameters."""
+    for module, parts in expected.items():
+        for part in parts:
+            path, _, parameters = part.rstrip(")").partition("(")
+            try:
+                found: Any = functools.reduce(
+                    getattr, path.split("."), importlib.import_module(module)
+                )
+            except (ImportError, AttributeError):
+                yield f"{module}.{path}"
+                continue
+            if parameters:
+                lacking = set(parameters.split(", ")) - inspect.signature(found).parameters.keys()
+                yield from (f"{module}.{path}({name})" for name in sorted(lacking))
+
+
+def check_torch(expected: Mapping[str, tuple[str, ...]] = EXPECTED) -> None:
+    """Raise ImportError, which names what is missing, if ranks cannot work with this torch."""
+    if missing := ", ".join(find_missing(expected)):
+        raise ImportError(
+            f"torch {torch.__version__} has no {missing}, which rebuilding process groups takes: "
+            "cellmesh is tried with torch 2.11 to 2.15, install one of those"
+        )

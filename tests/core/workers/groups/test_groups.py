@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cellmesh.workers.groups import torch_internals
-from cellmesh.workers.groups.torch_internals import find_missing
+from cellmesh.workers.groups import check_torch, find_missing
 
 
 def test_the_installed_torch_has_all() -> None:
-    torch_internals.check()
+    check_torch()
 
 
 @pytest.mark.parametrize(
@@ -27,4 +26,4 @@ def test_what_a_torch_has_lost_is_named(module: str, part: str, named: str) -> N
     with pytest.raises(
         ImportError, match=r"torch \S+ has no torch.*: cellmesh is tried with torch 2\.11"
     ):
-        torch_internals.check({module: (part,)})
+        check_torch({module: (part,)})
