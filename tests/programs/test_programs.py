@@ -14,14 +14,13 @@ pytestmark = pytest.mark.timeout(200)
 
 PROGRAMS = [
     Program("ddp_example"),
-    Program(
-        "ddp_spawn", fault="", by_hand=1
-    ),  # a test cannot reach into the processes that it spawns
+    # A test cannot reach into the processes that it spawns.
+    Program("ddp_spawn", fault="", by_hand=1),
     Program("snapshot_trainer", counts=(14,)),
     Program("fsdp1"),
     Program("fsdp2", fault="forward", counts=(6,)),
     Program("tensor_parallel", fault="forward", counts=(1,)),
-    Program("sequence_parallel"),
+    Program("tensor_parallel", argv=("--sequence",)),
     Program("gpt_argparse", argv=("--n-layer=2", "--max-iters=4"), counts=(9,)),
     Program("gpt_configurator", argv=("--max_iters=4", "--n_layer=2")),
     Program("compile_ddp", fault="between"),

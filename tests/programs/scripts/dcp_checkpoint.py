@@ -22,26 +22,15 @@ class AppState(Stateful):
         return {"model": model, "optim": optimizer}
 
     def load_state_dict(self, state_dict):
+        model, optimizer = state_dict["model"], state_dict["optim"]
         set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state_dict["model"],
-            optim_state_dict=state_dict["optim"],
+            self.model, self.optimizer, model_state_dict=model, optim_state_dict=optimizer
         )
-
-
-class ToyModel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net1, self.net2 = nn.Linear(16, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return self.net2(torch.relu(self.net1(x)))
 
 
 def setup(seed):
     torch.manual_seed(seed)
-    model = fully_shard(ToyModel())
+    model = fully_shard(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)))
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
 

@@ -3,7 +3,6 @@ argparse.
 """
 
 import argparse
-import math
 from collections import defaultdict
 
 import torch
@@ -15,10 +14,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, n_embd, n_head, block_size):
+    def __init__(self, n_embd, n_head):
         super().__init__()
         self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
-        self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size))[None, None])
         self.n_head = n_head
 
     def forward(self, x):
@@ -27,16 +25,15 @@ class CausalSelfAttention(nn.Module):
             each.view(b, t, self.n_head, c // self.n_head).transpose(1, 2)
             for each in self.c_attn(x).split(c, 2)
         )
-        att = q @ k.transpose(-2, -1) / math.sqrt(k.size(-1))
-        att = F.softmax(att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf")), dim=-1)
-        return self.c_proj((att @ v).transpose(1, 2).reshape(b, t, c))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(b, t, c))
 
 
 class Block(nn.Module):
-    def __init__(self, n_embd, n_head, block_size):
+    def __init__(self, n_embd, n_head):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
-        self.attn = CausalSelfAttention(n_embd, n_head, block_size)
+        self.attn = CausalSelfAttention(n_embd, n_head)
         self.mlp = nn.Sequential(
             nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd)
         )
@@ -49,13 +46,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, args, vocab_size, block_size):
         super().__init__()
-        self.wte, self.wpe = (
-            nn.Embedding(vocab_size, args.n_embd),
-            nn.Embedding(block_size, args.n_embd),
-        )
-        self.h = nn.ModuleList(
-            Block(args.n_embd, args.n_head, block_size) for _ in range(args.n_layer)
-        )
+        self.wte = nn.Embedding(vocab_size, args.n_embd)
+        self.wpe = nn.Embedding(block_size, args.n_embd)
+        self.h = nn.ModuleList(Block(args.n_embd, args.n_head) for _ in range(args.n_layer))
         self.ln_f = nn.LayerNorm(args.n_embd)
         self.lm_head = nn.Linear(args.n_embd, vocab_size, bias=False)
 

@@ -5,21 +5,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-
-class ToyModel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net1 = nn.Linear(10, 10)
-        self.net2 = nn.Linear(10, 5)
-
-    def forward(self, x):
-        return self.net2(torch.relu(self.net1(x)))
-
-
 # %%
 mesh_2d = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 torch.manual_seed(0)
-model = fully_shard(ToyModel(), mesh=mesh_2d)
+model = fully_shard(nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)), mesh=mesh_2d)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 # %% steps
