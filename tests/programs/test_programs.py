@@ -19,7 +19,7 @@ PROGRAMS = [
     Program("snapshot_trainer", counts=(14,)),
     Program("fsdp1"),
     Program("fsdp2", fault="forward", counts=(6,)),
-    Program("tensor_parallel", fault="forward", counts=(1,)),
+    Program("tensor_parallel", fault="forward", counts=(2,)),
     Program("tensor_parallel", argv=("--sequence",)),
     Program("gpt_argparse", argv=("--n-layer=2", "--max-iters=4"), counts=(9,)),
     Program("gpt_configurator", argv=("--max_iters=4", "--n_layer=2")),
