@@ -1,6 +1,4 @@
-"""In the form of PyTorch's RPC tutorial: an RNN whose embedding and decoder live on another
-worker.
-"""
+"""In the form of PyTorch's RPC tutorial: an RNN, its embedding and decoder on another worker."""
 
 import os
 
@@ -14,24 +12,9 @@ losses: list[float] = []
 parameters: list[torch.Tensor] = []
 
 
-class EmbeddingTable(nn.Module):
-    def __init__(self, ntoken, ninp):
-        super().__init__()
-        torch.manual_seed(1)
-        self.encoder = nn.Embedding(ntoken, ninp)
-
-    def forward(self, input):
-        return self.encoder(input)
-
-
-class Decoder(nn.Module):
-    def __init__(self, ntoken, nhid):
-        super().__init__()
-        torch.manual_seed(2)
-        self.decoder = nn.Linear(nhid, ntoken)
-
-    def forward(self, output):
-        return self.decoder(output)
+def _make(seed, kind, *args):
+    torch.manual_seed(seed)
+    return kind(*args)
 
 
 def _call_method(method, rref, *args, **kwargs):
@@ -53,18 +36,16 @@ def _values(module):
 class RNNModel(nn.Module):
     def __init__(self, ps, ntoken, ninp, nhid):
         super().__init__()
-        self.emb_table_rref = rpc.remote(ps, EmbeddingTable, args=(ntoken, ninp))
-        _remote_method(
-            _values, self.emb_table_rref
-        )  # is made now: the decoder draws from one generator with it
-        torch.manual_seed(3)
-        self.rnn = nn.LSTM(ninp, nhid)
-        self.decoder_rref = rpc.remote(ps, Decoder, args=(ntoken, nhid))
+        self.emb_table_rref = rpc.remote(ps, _make, args=(1, nn.Embedding, ntoken, ninp))
+        # It is made now: the decoder draws from one generator with it.
+        _remote_method(_values, self.emb_table_rref)
+        self.rnn = _make(3, nn.LSTM, ninp, nhid)
+        self.decoder_rref = rpc.remote(ps, _make, args=(2, nn.Linear, nhid, ntoken))
 
     def forward(self, input, hidden):
-        emb = _remote_method(EmbeddingTable.forward, self.emb_table_rref, input)
+        emb = _remote_method(nn.Embedding.forward, self.emb_table_rref, input)
         output, hidden = self.rnn(emb, hidden)
-        return _remote_method(Decoder.forward, self.decoder_rref, output), hidden
+        return _remote_method(nn.Linear.forward, self.decoder_rref, output), hidden
 
     def parameter_rrefs(self):
         remote = [
