@@ -52,14 +52,7 @@ Scenario = Callable[[Rank], Any]
 
 
 class World:
-    """Ranks that run a scenario each; use as a context manager.
-
-    Args:
-        world_size: how many.
-        mesh: dims of their DeviceMesh; one dim ``dp`` unless told.
-        plain: torch's own groups, without `Groups`.
-        num_gpus: how many there are to use.
-    """
+    """Ranks that run a scenario each, over torch's own groups if `plain`; a context manager."""
 
     def __init__(
         self,

@@ -21,9 +21,7 @@ def _mlp() -> nn.Sequential:
 
 
 class _Crossed(nn.Module):
-    """Its gradients come in another order than its parameters stand in, so DDP packs its buckets
-    anew.
-    """
+    """Its gradients come in another order than its parameters: DDP packs its buckets again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,10 +60,8 @@ class Models:
 
     def loss(self, kind: str, step: int) -> torch.Tensor:
         """The loss of a batch; forward only."""
-        if kind == "ddp":
-            return (self.ddp(self._batch(step, self.rank.rank)) ** 2).mean()
-        if kind == "fsdp":
-            return (self.fsdp(self._batch(step, self.rank.rank)) ** 2).mean()
+        if kind in ("ddp", "fsdp"):
+            return (getattr(self, kind)(self._batch(step, self.rank.rank)) ** 2).mean()
         if kind == "tp":
             return (self.tp(self._batch(step)) ** 2).mean()
         whole = self.dtensor[0].redistribute(self.rank.mesh, [Replicate(), Replicate()])
@@ -88,10 +84,8 @@ class Models:
 
     def step(self, kind: str, step: int) -> float:
         """A training step; the loss."""
-        if kind in (
-            "tp",
-            "dtensor",
-        ):  # plain modules: gradients of a broken step are the user's, as ever
+        # Plain modules: gradients of a broken step are the user's, as ever.
+        if kind in ("tp", "dtensor"):
             self.optimizers[kind].zero_grad()
         loss = self.backward(kind, step)
         self.optimizers[kind].step()

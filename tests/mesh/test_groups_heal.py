@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,9 +20,7 @@ NUM_HEALS = 100
 
 
 def _train(rank: Rank, num_steps: int, disturbed: bool) -> list[float]:
-    """Step the models in turn; when disturbed, one rank fails to come to a step before each of
-    them.
-    """
+    """Step the models in turn; when disturbed, one rank does not come to a step before each."""
     models, losses = Models(rank), []
     for step in range(num_steps):
         kind, absent = KINDS[step % len(KINDS)], (step // len(KINDS)) % 4
@@ -30,11 +33,16 @@ def _train(rank: Rank, num_steps: int, disturbed: bool) -> list[float]:
     return losses
 
 
+def _check_losses(train: Callable[[Rank, bool], list[float]]) -> None:
+    losses = []
+    for disturbed in (False, True):
+        with World(4, DIMS) as world:
+            losses.append(world.run(functools.partial(train, disturbed=disturbed), 120))
+    assert losses[0] == losses[1]
+
+
 def test_a_hundred_heals_change_no_loss() -> None:
-    with World(4, DIMS) as world:
-        undisturbed = world.run(lambda rank: _train(rank, NUM_HEALS, False))
-    with World(4, DIMS) as world:
-        assert world.run(lambda rank: _train(rank, NUM_HEALS, True), 120) == undisturbed
+    _check_losses(functools.partial(_train, num_steps=NUM_HEALS))
 
 
 @pytest.mark.parametrize("absent", [0, 3])
@@ -52,17 +60,11 @@ def test_a_rank_that_misses_the_second_forward_of_ddp_keeps_its_gradients_apart(
             rank.groups.heal(1, ALL)
         return losses + [models.step("ddp", step) for step in range(1, 4)]
 
-    with World(4, DIMS) as world:
-        undisturbed = world.run(lambda rank: train(rank, False))
-    with World(4, DIMS) as world:
-        assert world.run(lambda rank: train(rank, True)) == undisturbed
+    _check_losses(train)
 
 
 def test_nothing_grows_with_heals() -> None:
     def measure(rank: Rank) -> tuple[list[int], list[int]]:
-        import os
-        import threading
-
         descriptors, threads = [], []
         for generation in range(1, 13):
             rank.groups.heal(generation, ALL)
@@ -115,8 +117,6 @@ def test_what_a_rank_waits_in_is_known() -> None:
             rank.listen()
             rank.groups.heal(1, ALL)
             return ""
-        import threading
-
         seen = []
 
         def look() -> None:

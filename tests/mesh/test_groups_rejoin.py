@@ -22,20 +22,13 @@ def _sum(group: dist.ProcessGroup | None = None) -> float:
     return total.item()
 
 
-def _resolve(name: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
-
-
 def _check_groups(rank: Rank) -> list[str]:
-    """Every group connects the right ranks, those made from now on, too; the names of all
-    groups.
-    """
+    """Every group connects the right ranks, those made from now on, too; returns all names."""
     assert _sum() == 4
     assert _sum(rank.mesh.get_group("dp")) == _sum(rank.mesh.get_group("tp")) == 2
     if rank.rank in (1, 2):
-        mine = next(
-            group for group in dist.distributed_c10d._world.pg_names if _ranks(group) == [1, 2]
-        )
+        groups = dist.distributed_c10d._world.pg_names
+        (mine,) = (one for one in groups if dist.get_process_group_ranks(one) == [1, 2])
         assert _sum(mine) == 2
         assert dist.get_backend(mine) == "gloo"
         assert mine.group_desc == "ours"
@@ -43,10 +36,6 @@ def _check_groups(rank: Rank) -> list[str]:
     if rank.rank in (0, 2):
         assert _sum(made) == 2
     return [one.name for one in rank.groups.counts()]
-
-
-def _ranks(group: dist.ProcessGroup) -> list[int]:
-    return dist.get_process_group_ranks(group)
 
 
 def _survive(rank: Rank) -> list[str]:
@@ -74,8 +63,8 @@ def test_new_ranks_take_the_place_of_dead_ones_in_every_group(dead: set[int]) ->
         blueprints = [world.hear(rank) for rank in range(4)]
         for rank in dead:
             world.kill(rank)
-        world.start(_come_anew, *dead, blueprint=blueprints[min(set(range(4)) - dead)])
-        world.tell("go", *(set(range(4)) - dead))
+        world.start(_come_anew, *dead, blueprint=blueprints[min(ALL - dead)])
+        world.tell("go", *(ALL - dead))
         world.results()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,9 +87,8 @@ def test_every_wait_is_ended_and_everything_works_again() -> None:
             for group in (None, rank.mesh.get_group("dp"), rank.mesh.get_group("tp")):
                 dist.all_reduce(total, group=group)
             assert total.item() == 16, name
-            group = dist.new_group(
-                [1, 3]
-            )  # the name is the same on all ranks, whoever has made one before
+            # The name is the same on all ranks, whoever has made one before.
+            group = dist.new_group([1, 3])
             if rank.rank in (1, 3):
                 dist.all_reduce(total, group=group)
                 assert total.item() == 32
@@ -130,9 +131,6 @@ def test_compiled_functions_give_the_same_before_and_after_a_release() -> None:
 
 def test_a_signal_gets_the_main_thread_out_of_the_making_of_a_group() -> None:
     def interrupt(rank: Rank) -> None:
-        import signal
-        import threading
-
         if rank.rank == 0:
             signal.signal(signal.SIGALRM, signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, 0.2)

@@ -85,9 +85,7 @@ def _reach(x: torch.Tensor, ahead: str, back: str) -> torch.Tensor:
 
 
 class Stage(Net):
-    """Also struck where the gradients of weights are computed, which zero-bubble schedules do
-    apart.
-    """
+    """Also struck where zero-bubble schedules compute the gradients of weights, apart."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = _reach(self.first.weight, "", "weight")
@@ -113,9 +111,8 @@ class Pipeline:
         is_multi = issubclass(schedule, pipelining.schedules.PipelineScheduleMulti)
         num_stages = 2 * size if is_multi else size
         is_v = name in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
-        indices = (
-            (rank,) if not is_multi else (rank, num_stages - 1 - rank if is_v else rank + size)
-        )
+        second = num_stages - 1 - rank if is_v else rank + size
+        indices = (rank, second) if is_multi else (rank,)
         self.stages = [
             pipelining.PipelineStage(Stage(index), index, num_stages, torch.device("cpu"))
             for index in indices
@@ -147,17 +144,7 @@ def _sgd(parameters: Any) -> Any:
 
 
 class Trainer:
-    """A model that is wrapped, and how it is stepped.
-
-    Args:
-        wrap: makes the model of the plain one.
-        is_checkpointed: activations are computed again in the backward pass.
-        make_optimizer: of the parameters.
-        without_sync: what a pass is in that does not reduce gradients; without it each step has one
-            pass.
-        is_scaled: with a `GradScaler`.
-        is_joined: within `Join`.
-    """
+    """A model that is wrapped, and how it is stepped: with passes `without_sync`, or with one."""
 
     def __init__(
         self,
