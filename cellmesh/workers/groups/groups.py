@@ -25,6 +25,7 @@ from ...stdlib import os
 from ...wire.groups import GroupCount
 from ..trace.recorder import Spans
 from . import abort, rpc
+from .c10d_registry import Books
 from .group_factory import (
     TIMEOUT,
     BlueprintData,
@@ -40,7 +41,7 @@ from .group_factory import (
     timeouts_of,
 )
 from .healing import HealableGroup
-from .init_process_group import Books, DefaultGroup, torch_init_process_group
+from .init_process_group import DefaultGroup, torch_init_process_group
 from .interruptible_wait import Patience
 from .model_reset import Survey, note_comm_hooks
 from .op_tracking import Ledger
