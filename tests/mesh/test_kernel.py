@@ -48,7 +48,8 @@ class Notebook:
         self.cells: dict[str, Outcome] = {}
 
     def send(self, code: str) -> str:
-        identity = self.client.execute(code)
+        # Some kernels answer 'aborted' to a cell that is sent right after one that failed.
+        identity = self.client.execute(code, stop_on_error=False)
         self.cells[identity] = Outcome()
         return str(identity)
 
