@@ -117,7 +117,7 @@ def test_a_question_mark_shows_source_and_docstring(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-def test_who(notebook: Notebook, theme: str) -> None:
+def test_who_table_is_shown_in_the_page(notebook: Notebook, theme: str) -> None:
     notebook.set_theme(theme)
     table = notebook.run("%dist_who").outputs.locator("table")
     headers = [text.strip() for text in table.locator("th").all_inner_texts()]
@@ -130,7 +130,7 @@ def test_who(notebook: Notebook, theme: str) -> None:
     notebook.picture(f"who-{theme.split()[-1].lower()}", first=-2)
 
 
-def test_who_at_700_pixels(notebook: Notebook) -> None:
+def test_who_table_fits_700_pixels(notebook: Notebook) -> None:
     notebook.page.set_viewport_size({"width": 700, "height": 800})
     output = notebook.run("%dist_who").outputs
     table = output.locator("table").bounding_box()

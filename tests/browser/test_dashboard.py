@@ -88,9 +88,7 @@ def test_ranks_stand_where_the_mesh_has_them(notebook: Notebook, dashboard: Dash
         notebook.picture(f"dashboard-{theme.lower()}", first=1, last=1)
 
 
-def test_a_cell_that_waits_is_told_and_interrupted(
-    notebook: Notebook, dashboard: Dashboard
-) -> None:
+def test_waiting_cell_is_reported_and_interrupted(notebook: Notebook, dashboard: Dashboard) -> None:
     cell = notebook.start("%%dist\nimport time\nif rank == 0:\n    time.sleep(600)\ndist.barrier()")
     for rank in (1, 2, 3):
         dashboard.expect_doing(rank, "waits")
@@ -196,7 +194,7 @@ def test_restart_and_stop_ask_first(notebook: Notebook, dashboard: Dashboard) ->
     notebook.picture("dashboard-ended", first=1, last=1)
 
 
-def test_it_comes_back_when_the_page_is_loaded_again(
+def test_dashboard_comes_back_when_the_page_is_reloaded(
     notebook: Notebook, dashboard: Dashboard
 ) -> None:
     notebook.save()

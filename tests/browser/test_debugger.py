@@ -55,7 +55,7 @@ def test_a_breakpoint_is_typed_into_the_notebooks_own_box(browser: Browser, serv
         notebook.run("%dist_stop")
 
 
-def test_a_cell_that_takes_long_says_where_its_ranks_are(browser: Browser, server: Server) -> None:
+def test_long_cell_shows_where_its_ranks_are(browser: Browser, server: Server) -> None:
     with open_notebook(browser, server, "live.ipynb", scale=1.5) as notebook:
         notebook.run("%load_ext cellmesh\n%dist_start 4", 60)
         cell = notebook.start(

@@ -62,7 +62,7 @@ def test_a_saved_notebook_has_the_last_picture(browser: Browser) -> None:
         keep(page, "inspector-saved")
 
 
-def test_it_looks_again_after_a_cell_and_while_one_runs(browser: Browser) -> None:
+def test_inspector_refreshes_after_a_cell_and_while_one_runs(browser: Browser) -> None:
     names = {"w": torch.zeros(3, 3)}
     answers = LocalAnswers("w", {0: names})
     with open_page(browser, answers, watch=True, period_s=0.02) as (page, kernel):

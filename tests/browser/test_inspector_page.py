@@ -224,7 +224,7 @@ def test_one_dim_is_one_row(browser: Browser) -> None:
         assert float(value) == 1.0
 
 
-def test_what_has_no_picture(browser: Browser) -> None:
+def test_values_without_a_picture_show_their_text(browser: Browser) -> None:
     for value in (
         torch.tensor(3.5),
         torch.empty(0, 4),

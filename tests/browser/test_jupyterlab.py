@@ -175,7 +175,7 @@ def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) ->
     assert notebook.run(SUM).texts() == ["[0-3] 4.0"]
 
 
-def test_a_cell_that_hangs_says_where_and_the_stop_button_ends_it(notebook: Notebook) -> None:
+def test_hanging_cell_shows_where_and_the_stop_button_ends_it(notebook: Notebook) -> None:
     cell = notebook.start("%%dist\nimport time\nif rank == 0:\n    time.sleep(600)\ndist.barrier()")
     expect(cell.outputs.last).to_have_text(
         re.compile(

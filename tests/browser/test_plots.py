@@ -24,7 +24,7 @@ def expect_drawn(panel: Locator, text: str) -> None:
     expect(panel).to_have_attribute("aria-label", re.compile(re.escape(text)))
 
 
-def test_lines_grow_while_a_cell_runs_and_tell_what_was_logged(
+def test_plot_lines_grow_while_a_cell_runs_and_name_what_was_logged(
     notebook: Notebook, server: Server
 ) -> None:
     notebook.run("%%dist\nimport cellmesh as cm, math, time\nfrom pathlib import Path")
@@ -73,7 +73,7 @@ def point_at(panel: Locator, share: float) -> None:
     panel.page.mouse.move(x, box["y"] + box["height"] / 2)
 
 
-def test_what_was_chosen_outlives_a_reload_and_a_stopped_mesh_leaves_a_picture(
+def test_plot_choices_outlive_a_reload_and_a_stopped_mesh_leaves_a_picture(
     notebook: Notebook,
 ) -> None:
     notebook.run(

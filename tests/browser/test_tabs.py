@@ -131,7 +131,7 @@ def test_64_parts_wrap(notebook: Notebook, server: Server) -> None:
     notebook.picture("tabs-64")
 
 
-def test_in_an_untrusted_notebook_it_can_be_read(
+def test_tabs_are_readable_in_an_untrusted_notebook(
     browser: Browser, server: Server, notebook: Notebook
 ) -> None:
     cell = notebook.run(SOURCE)

@@ -79,7 +79,7 @@ def hover(notebook: Notebook, root: Locator, rank: int, at_us: float) -> Locator
     return root.locator(".cm-tip")
 
 
-def test_the_straggler_and_what_others_waited_for(notebook: Notebook) -> None:
+def test_timeline_shows_the_straggler_and_the_waits_of_the_others(notebook: Notebook) -> None:
     empty = notebook.run("%dist_timeline")
     expect(root_of(empty)).to_contain_text("no cell has run on the ranks yet")
     notebook.run("%%dist\nimport time\nx = torch.ones(1000)\ndist.barrier()")
@@ -129,7 +129,7 @@ def test_the_straggler_and_what_others_waited_for(notebook: Notebook) -> None:
     notebook.picture("timeline-dark", 4, 4)
 
 
-def test_it_is_zoomed_moved_and_highlighted(notebook: Notebook) -> None:
+def test_timeline_is_zoomed_moved_and_highlighted(notebook: Notebook) -> None:
     notebook.run(
         "%%dist\nfor _ in range(20):\n    dist.all_reduce(torch.ones(10))\n    dist.barrier()"
     )
@@ -191,7 +191,9 @@ def test_it_is_zoomed_moved_and_highlighted(notebook: Notebook) -> None:
     notebook.picture("timeline-static", 2, 2)
 
 
-def test_a_cell_that_runs_shows_who_has_not_come(notebook: Notebook, server: Server) -> None:
+def test_running_cell_shows_ranks_missing_from_a_collective(
+    notebook: Notebook, server: Server
+) -> None:
     running = notebook.start(
         "%%dist --nowait\nimport time\nfrom pathlib import Path\n"
         "while rank == 2 and not Path('go_on').exists():\n    time.sleep(0.01)\n"

@@ -34,7 +34,7 @@ def failure() -> RankFailure:
 # ---- the tree
 
 
-def test_the_tree_says_whose_fault_it_is() -> None:
+def test_error_types_name_whose_fault_an_error_is() -> None:
     for ours in (MeshUsageError, HostError, ProtocolError, RankDied, RankFailure):
         assert issubclass(ours, CellmeshError)
     assert issubclass(NoMeshError, MeshUsageError)
@@ -99,7 +99,7 @@ def test_except_star_finds_the_ranks_own_exceptions() -> None:
     assert found == ["zero", "'three'", "KeyboardInterrupt"]
 
 
-def test_what_except_star_leaves_goes_on() -> None:
+def test_except_star_passes_on_unhandled_exceptions() -> None:
     def handle_one_kind() -> None:
         try:
             raise failure()
@@ -112,7 +112,7 @@ def test_what_except_star_leaves_goes_on() -> None:
     assert not caught.group_contains(ValueError)
 
 
-def test_it_can_be_caught_as_one() -> None:
+def test_rank_failure_can_be_caught_as_one_exception() -> None:
     with pytest.raises(CellmeshError):
         raise failure()
 
@@ -139,7 +139,7 @@ def test_a_failure_pickles(duplicate: object) -> None:
     assert len(caught.exceptions) == 3
 
 
-def test_a_failure_does_not_change_with_what_it_was_made_of() -> None:
+def test_failure_does_not_change_with_its_source() -> None:
     by_rank: dict[int, BaseException] = {0: ValueError("no")}
     caught = RankFailure("failed", by_rank)
     by_rank.clear()
@@ -160,7 +160,7 @@ def test_a_death_says_how_and_quotes_the_last_lines() -> None:
     assert str(RankDied(3, "exited with code 3")) == "rank 3 exited with code 3"
 
 
-def test_a_stand_in_says_what_it_stands_for() -> None:
+def test_stand_in_names_the_value_it_replaces() -> None:
     assert str(RemoteError("OddError", "odd")) == "OddError: odd"
     assert (
         str(RemoteError("OddError", "odd", "it holds a lock")) == "OddError: odd (it holds a lock)"

@@ -24,7 +24,7 @@ def test_the_first_step_that_differs_is_named() -> None:
     assert "a difference of 1.11e-16; on 1 of 2 ranks" in said
 
 
-def test_another_number_of_steps_is_told() -> None:
+def test_different_number_of_steps_is_reported() -> None:
     assert (
         difference("by cell", {0: [1.0]}, "by hand", {0: [1.0, 0.5]})
         == "rank 0 took 1 steps by cell and 2 by hand"

@@ -26,14 +26,14 @@ def growth_of(samples: list[Sample]) -> Growth:
     return Growth({role: list(samples) for role in ROLES})
 
 
-def test_what_stays_as_it_is_passes() -> None:
+def test_constant_measure_passes() -> None:
     growth_of([STEADY] * 40).check()
 
 
 @pytest.mark.parametrize(
     ("what", "growth"), [("rss_bytes", 1 << 20), ("num_fds", 1), ("num_threads", 1)]
 )
-def test_what_grows_fails(what: str, growth: int) -> None:
+def test_growing_measure_fails(what: str, growth: int) -> None:
     grown = [
         dataclasses.replace(STEADY, **{what: getattr(STEADY, what) + growth * i}) for i in range(40)
     ]

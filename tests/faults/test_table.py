@@ -80,7 +80,7 @@ def test_a_fault_costs_what_it_must_and_no_more(pair: Pair, table: Table) -> Non
     assert not result.failure, result.failure
 
 
-def test_every_fault_and_everything_that_ranks_do_comes_up() -> None:
+def test_table_covers_every_fault_and_every_activity() -> None:
     assert set(CHOSEN) == {fault.name for fault in FAULTS}
     assert {doing for doings in CHOSEN.values() for doing in doings} == {
         doing.name for doing in DOINGS

@@ -208,7 +208,7 @@ class TestOnGpu:
         assert not any(found.values()), found
         note("/dev/nvidia-uvm is open in both ranks, and not in agent, zygote and store")
 
-    def test_memory_comes_back_after_a_kill_and_after_stop(
+    def test_memory_is_freed_after_a_kill_and_after_stop(
         self, runtime_dir: Path, note: Note
     ) -> None:
         before = gpu_memory_mib()

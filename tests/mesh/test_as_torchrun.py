@@ -61,12 +61,12 @@ def test_arguments_end_with_their_cell_however_it_ends(mesh: cm.Mesh, ending: st
         ([3], "which is no text: write '3'"),
     ],
 )
-def test_what_are_no_arguments_is_refused(mesh: cm.Mesh, argv: object, said: str) -> None:
+def test_invalid_arguments_are_refused(mesh: cm.Mesh, argv: object, said: str) -> None:
     with pytest.raises(MeshUsageError, match=said):
         mesh.cell("pass", argv=argv)  # type: ignore[arg-type]
 
 
-def test_nothing_that_a_program_can_read_of_its_command_is_the_zygotes(mesh: cm.Mesh) -> None:
+def test_program_reads_no_command_line_of_the_zygote(mesh: cm.Mesh) -> None:
     def read() -> dict[str, object]:
         import __main__
 

@@ -11,7 +11,7 @@ from .answering import Typist
 from .conftest import Recorder
 
 
-def test_what_all_ranks_ask_is_asked_once(
+def test_question_of_all_ranks_is_asked_once(
     mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typist = Typist("Ada").sit_down(monkeypatch)
@@ -20,7 +20,7 @@ def test_what_all_ranks_ask_is_asked_once(
     assert recorder.lines() == [((0, 1, 2, 3), "hello Ada")]
 
 
-def test_what_ranks_ask_differently_is_asked_one_by_one(
+def test_different_questions_are_asked_one_by_one(
     mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typist = Typist("a", "b", "c").sit_down(monkeypatch)
@@ -33,7 +33,7 @@ def test_what_ranks_ask_differently_is_asked_one_by_one(
     assert mesh.pull("answer").list == expected
 
 
-def test_what_was_printed_stands_before_the_question(
+def test_printed_output_precedes_the_question(
     mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
@@ -69,7 +69,7 @@ def test_end_of_input_reaches_the_rank(mesh: cm.Mesh, monkeypatch: pytest.Monkey
         mesh.cell("input()")
 
 
-def test_a_front_end_without_input_is_told_on_the_rank(
+def test_front_end_without_input_is_an_error_on_the_rank(
     mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Typist(RuntimeError).sit_down(monkeypatch)
@@ -86,7 +86,7 @@ def test_ctrl_c_at_the_question_interrupts_the_run(
     assert mesh.pull("name").list == ["before"] * 4
 
 
-def test_a_question_that_nobody_waits_for_is_told_and_can_be_answered_later(
+def test_unattended_question_is_shown_and_can_be_answered_later(
     mesh: cm.Mesh, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = mesh.submit_cell("print(input('late? '))", sink=recorder)
@@ -99,9 +99,7 @@ def test_a_question_that_nobody_waits_for_is_told_and_can_be_answered_later(
     assert recorder.lines() == [((0, 1, 2, 3), "yes")]
 
 
-def test_a_question_that_nobody_answers_can_be_interrupted(
-    mesh: cm.Mesh, recorder: Recorder
-) -> None:
+def test_unanswered_question_can_be_interrupted(mesh: cm.Mesh, recorder: Recorder) -> None:
     run = mesh.submit_cell("input('late? ')", sink=recorder)
     recorder.wait_for_note("late?")
     assert run.cancel()
@@ -127,7 +125,7 @@ def ask_in_a_thread() -> None:
     assert heard == ["7"]
 
 
-def test_a_thread_whose_cell_has_ended_may_not(mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_thread_of_an_ended_cell_may_not_ask(mesh: cm.Mesh, recorder: Recorder) -> None:
     mesh[0:1].submit_cell(
         "import threading\n"
         "go = threading.Event()\n"

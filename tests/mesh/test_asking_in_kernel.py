@@ -78,7 +78,7 @@ def test_post_mortem(notebook: Notebook) -> None:
     assert "[2] [2]\n" in plain(outcome.text())
 
 
-def test_a_front_end_without_input_is_told(notebook: Notebook) -> None:
+def test_front_end_without_input_is_an_error(notebook: Notebook) -> None:
     notebook.client.allow_stdin = False
     try:
         outcome = notebook.run("%%dist\ninput('name? ')")

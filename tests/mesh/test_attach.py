@@ -111,7 +111,7 @@ def test_the_ranks_and_their_cell_outlive_the_notebook(
     check_nothing_left(runtime_dir)
 
 
-def test_what_ended_meanwhile_is_there_with_its_value(runtime_dir: Path) -> None:
+def test_run_that_ended_while_detached_has_its_value(runtime_dir: Path) -> None:
     with controller("mesh.submit(lambda: 'value ' * 100_000)") as process:
         process.kill()
         process.communicate()
@@ -161,7 +161,7 @@ def test_a_lease_ends_and_leaves_nothing(runtime_dir: Path) -> None:
     check_nothing_left(runtime_dir)
 
 
-def test_dead_ranks_and_new_dims_are_known_to_who_attaches(leased: cm.Mesh) -> None:
+def test_attaching_controller_knows_dead_ranks_and_new_dims(leased: cm.Mesh) -> None:
     leased.reshape({"a": 2, "b": 1})
     leased[1].submit_cell("import os; os._exit(3)").wait(WAIT_S)
     leased.detach()
@@ -312,7 +312,7 @@ def test_a_cut_connection_costs_nothing(own_mesh: cm.Mesh, recorder: Recorder) -
         ]
 
 
-def test_nothing_is_lost_or_doubled_whenever_the_connection_is_cut(own_mesh: cm.Mesh) -> None:
+def test_messages_are_neither_lost_nor_doubled_for_any_cut(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(
         "calls = []\ndef note(number, load):\n    calls.append(number)\n    return number"
     )
@@ -357,7 +357,7 @@ def test_a_slow_notebook_is_waited_for(own_mesh: cm.Mesh, runtime_dir: Path) -> 
     assert own_mesh.run(len, b"y" * (40 << 20)).list == [40 << 20] * 2
 
 
-def test_the_last_state_of_each_bar_is_kept_for_who_attaches(
+def test_attaching_controller_gets_the_last_state_of_each_bar(
     leased: cm.Mesh, tmp_path: Path, recorder: Recorder
 ) -> None:
     go_on, has_gone = tmp_path / "go_on", tmp_path / "has_gone"

@@ -200,7 +200,7 @@ def test_a_bar_of_a_cell_that_fails_says_whose_fault_it_is(notebook: Notebook) -
         "[i for i in tqdm(broken(), desc='left open', total=10)]",
     ],
 )
-def test_whatever_was_open_when_a_cell_failed_is_marked(notebook: Notebook, opening: str) -> None:
+def test_bars_open_when_a_cell_failed_are_marked(notebook: Notebook, opening: str) -> None:
     outcome = notebook.run(
         "%%dist\nfrom tqdm import tqdm\ndef broken():\n    yield from range(4)\n    raise "
         f"KeyError(1)\n{opening}\nraise ValueError('no')"

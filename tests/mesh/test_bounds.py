@@ -63,7 +63,7 @@ def mesh() -> Iterator[cm.Mesh]:
         ("import os; os.write(1, large.encode())", ""),
     ],
 )
-def test_what_comes_to_the_notebook_is_bounded(
+def test_messages_to_the_notebook_are_bounded(
     mesh: cm.Mesh, cell: str, told: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []

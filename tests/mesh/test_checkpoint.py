@@ -94,7 +94,7 @@ def _models(mesh: cm.Mesh) -> None:
     mesh.cell(f"{SETUP}\nNAMES = {NAMES}\n{MODELS}")
 
 
-def test_all_kinds_come_back_in_place(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_all_kinds_of_values_are_loaded_in_place(mesh: cm.Mesh, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "latest"
     mesh.save(*NAMES, path=path)
     wanted = mesh.pull("everything()")
@@ -115,7 +115,7 @@ def test_an_optimizer_that_has_not_stepped_stays_so(mesh: cm.Mesh, tmp_path: Pat
     assert mesh.pull("train(model, optimizer, dp)") == wanted
 
 
-def test_it_is_plain_dcp(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_checkpoint_is_plain_dcp(mesh: cm.Mesh, tmp_path: Path) -> None:
     mesh.save("fsdp", "step", "table", path=tmp_path / "ours")
     state = {
         "fsdp": {"0.weight": torch.zeros(10, 6)},
@@ -165,7 +165,9 @@ def test_other_dims_and_fewer_ranks_load_it(
     mesh[:2].load("own", path=tmp_path / "two")
 
 
-def test_what_cannot_be_done_is_said_and_nothing_done(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_impossible_save_or_load_is_refused_and_changes_nothing(
+    mesh: cm.Mesh, tmp_path: Path
+) -> None:
     mesh.cell(
         "step = 7\nif rank < 3:\n    here = 1\nlone = torch.optim.SGD([torch.zeros(2)], "
         "lr=0.1)\nempty = {}"
@@ -212,7 +214,7 @@ def test_what_cannot_be_done_is_said_and_nothing_done(mesh: cm.Mesh, tmp_path: P
     assert mesh.pull("step").list == [7] * 4
 
 
-def test_a_checkpoint_that_is_not_complete_is_told(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_reported(mesh: cm.Mesh, tmp_path: Path) -> None:
     mesh.save("grid", path=tmp_path / "saved")
     file = tmp_path / "saved" / "__2_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])

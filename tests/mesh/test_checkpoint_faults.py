@@ -92,7 +92,7 @@ def check_goes_on(mesh: cm.Mesh, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_is_killed_while_it_is_written(
+def test_rank_killed_during_a_save_leaves_the_old_checkpoint(
     own_mesh: cm.Mesh, checkpoint: Path, shown: Recorder, victim: int
 ) -> None:
     own_mesh.save("model", path=checkpoint, wait=False)
@@ -124,7 +124,7 @@ def test_a_rank_dies_before_the_state_is_copied(own_mesh: cm.Mesh, checkpoint: P
     check_goes_on(own_mesh, checkpoint)
 
 
-def test_a_cell_fails_while_it_is_written(
+def test_cell_that_fails_during_a_save_leaves_the_save_alone(
     own_mesh: cm.Mesh, checkpoint: Path, shown: Recorder
 ) -> None:
     own_mesh.save("model", path=checkpoint, wait=False)
@@ -140,7 +140,7 @@ def test_a_cell_fails_while_it_is_written(
     assert own_mesh.pull("value()").list == [{2.0}] * 2
 
 
-def test_waiting_for_it_can_be_interrupted(
+def test_wait_for_a_save_can_be_interrupted(
     own_mesh: cm.Mesh, checkpoint: Path, shown: Recorder
 ) -> None:
     failed: list[BaseException] = []
@@ -167,7 +167,7 @@ def test_waiting_for_it_can_be_interrupted(
     assert own_mesh.pull("value()").list == [{2.0}] * 2
 
 
-def test_a_rank_that_cannot_write_is_told_of(own_mesh: cm.Mesh, checkpoint: Path) -> None:
+def test_rank_that_cannot_write_is_named(own_mesh: cm.Mesh, checkpoint: Path) -> None:
     own_mesh[1].cell(
         "def full(*args):\n    raise OSError(28, 'No space left on device')\n"
         "FileSystemWriter.write_data = full"
@@ -184,7 +184,7 @@ def test_a_rank_that_cannot_write_is_told_of(own_mesh: cm.Mesh, checkpoint: Path
     check_goes_on(own_mesh, checkpoint)
 
 
-def test_everything_is_killed_while_it_is_written(
+def test_mesh_killed_during_a_save_leaves_the_old_checkpoint(
     own_mesh: cm.Mesh, checkpoint: Path, runtime_dir: Path
 ) -> None:
     own_mesh.save("model", path=checkpoint, wait=False)
@@ -203,7 +203,7 @@ def test_everything_is_killed_while_it_is_written(
         check_goes_on(again, checkpoint)
 
 
-def test_a_stop_waits_for_it(own_mesh: cm.Mesh, checkpoint: Path) -> None:
+def test_stop_waits_for_a_save(own_mesh: cm.Mesh, checkpoint: Path) -> None:
     own_mesh.save("model", path=checkpoint, wait=False)
     opener = threading.Thread(target=open_gate, args=(checkpoint,))
     opener.start()

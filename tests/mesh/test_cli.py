@@ -192,7 +192,7 @@ def _start_in_session_of_its_own() -> int:
     return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
 
 
-def test_what_three_kills_leave_is_swept_by_ps(
+def test_ps_sweeps_what_three_kills_leave(
     train: cm.Mesh, pidfds: dict[int, int], runtime_dir: Path
 ) -> None:
     directory = runtime_root() / "train"
@@ -394,7 +394,7 @@ def test_colours_on_a_terminal_only(runtime_dir: Path) -> None:
     assert "\x1b[" not in cellmesh("ps").stdout
 
 
-def test_ps_tells_of_a_mesh_that_nobody_holds_and_stop_ends_it(runtime_dir: Path) -> None:
+def test_ps_shows_a_mesh_without_a_holder_and_stop_ends_it(runtime_dir: Path) -> None:
     mesh = cm.start(1, name="left", lease_s=600)
     [held] = listed()
     assert (held["state"], held["attached"], held["lease_left_s"]) == ("running", True, None)
@@ -409,7 +409,7 @@ def test_ps_tells_of_a_mesh_that_nobody_holds_and_stop_ends_it(runtime_dir: Path
     check_nothing_left(runtime_dir)
 
 
-def test_ps_tells_of_tickets_of_other_versions(runtime_dir: Path) -> None:
+def test_ps_shows_tickets_of_other_versions(runtime_dir: Path) -> None:
     forged(name="old", version="9.9.9", agent_pid=1)
     done = cellmesh("ps")
     assert done.stdout == "no mesh is running\n"

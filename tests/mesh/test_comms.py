@@ -122,7 +122,7 @@ def test_the_lowest_ranks_slider_is_shown_and_answers(notebook: Notebook) -> Non
     assert notebook.run("%%dist\nprint(s.value)").text() == "[0] 7\n[1-2] 0\n"
 
 
-def test_what_a_rank_changes_the_front_end_is_told(notebook: Notebook) -> None:
+def test_change_of_a_widget_on_a_rank_reaches_the_front_end(notebook: Notebook) -> None:
     front = Front(notebook, f"%%dist\n{BEGIN}s = w.FloatProgress(max=1e5)\ns")
     (bar,) = front.views
     assert notebook.run("%%dist\nfor i in range(20_000):\n    s.value = i + 1").status == "ok"
@@ -289,7 +289,7 @@ def load_page_again(notebook: Notebook) -> tuple[dict[str, Any], list[Any]]:
     return message["content"]["data"], message["buffers"]
 
 
-def test_a_page_that_is_loaded_again_is_told_of_ranks_widgets(notebook: Notebook) -> None:
+def test_reloaded_page_gets_the_widgets_of_ranks(notebook: Notebook) -> None:
     notebook.run("import ipywidgets\nown = ipywidgets.IntText(3)")
     front = Front(
         notebook, f"%%dist\n{BEGIN}s = w.IntSlider()\nimage = w.Image(value=b'png')\ndisplay(s)"
@@ -421,7 +421,7 @@ def test_a_rank_that_dies_leaves_its_widgets_as_they_look(notebook: Notebook) ->
     assert notebook.run("%%dist --ranks 0\ns.value").text() == "[0] 6\n"
 
 
-def test_a_restart_ends_them(notebook: Notebook) -> None:
+def test_restart_ends_widgets_of_ranks(notebook: Notebook) -> None:
     front = Front(notebook, f"%%dist\n{BEGIN}s = w.IntSlider()\ndisplay(s)")
     assert notebook.run("%dist_restart").status == "ok"
     front.wait_for_text("the mesh was restarted: its ranks' widgets stay as they look", "stderr")
@@ -517,7 +517,7 @@ SIZE = 1 << 20
         ),
     ],
 )
-def test_what_widgets_send_is_bounded_by_bytes(
+def test_messages_of_widgets_are_bounded_by_bytes(
     notebook: Notebook, make: str, change: str, name: str
 ) -> None:
     assert notebook.run("%dist_restart").status == "ok"

@@ -158,7 +158,9 @@ def test_half_of_a_character_costs_no_completion_of_the_notebooks_own(notebook: 
     assert "name_in_notebook" in outcome.text()
 
 
-def test_the_notebooks_names_stay_out_and_magics_and_files_come_in(notebook: Notebook) -> None:
+def test_completion_leaves_out_names_of_the_notebook_and_offers_magics_and_files(
+    notebook: Notebook,
+) -> None:
     found = complete(notebook, "%%dist\nname_in_ranks = 1\nname_in")
     assert found.matches == ["name_in_ranks"]
     assert "%time" in complete(notebook, "%%dist\n%tim").matches
@@ -295,7 +297,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> No
     assert complete(notebook, "%%dist --ranks 1\nnet_of").matches == ["net_of_ranks"]
 
 
-def test_unloading_undoes_it() -> None:
+def test_unloading_the_extension_restores_completion() -> None:
     with own_runtime_dir() as directory, open_notebook() as notebook:
         notebook.run("get_ipython().Completer.use_jedi = False\nname_in_notebook = 1")
         notebook.run("%load_ext cellmesh\n%dist_start 1")

@@ -82,7 +82,7 @@ def own_four(runtime_dir: Path) -> Iterator[cm.Mesh]:
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 4])  # DDP changes its buckets in the second one
-def test_what_rank_2_holds_goes_on_on_rank_1(own_four: cm.Mesh, num_steps: int) -> None:
+def test_state_of_rank_2_goes_on_on_rank_1(own_four: cm.Mesh, num_steps: int) -> None:
     own_four.cell(WORLD)
     own_four.cell(
         f"num_steps = {num_steps}\nfor _ in range(num_steps):\n    train(model, optimizer)"

@@ -71,7 +71,7 @@ def front_end() -> Iterator[FrontEnd]:
         check_nothing_left(directory)
 
 
-def test_a_dashboard_is_shown_in_three_forms_and_told_of_ranks(front_end: FrontEnd) -> None:
+def test_dashboard_is_shown_in_three_forms_with_its_ranks(front_end: FrontEnd) -> None:
     assert front_end.data["text/plain"].startswith("rank  host")
     assert "<table" in front_end.data["text/html"]
     assert "<script" not in front_end.data["text/html"]
@@ -88,7 +88,7 @@ def test_a_dashboard_is_shown_in_three_forms_and_told_of_ranks(front_end: FrontE
     assert front_end.wait_for_told("panel")["stack"].strip() == "idle"
 
 
-def test_it_goes_on_after_a_restart_and_stands_still_after_the_end(front_end: FrontEnd) -> None:
+def test_dashboard_goes_on_after_a_restart_and_freezes_after_the_end(front_end: FrontEnd) -> None:
     front_end.look()
     before = front_end.wait_for_told("all")["rows"][1]["pid"]
     front_end.say(kind="do", action="restart")

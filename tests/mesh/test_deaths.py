@@ -73,7 +73,7 @@ def test_another_kill_is_not_taken_for_that(own_mesh: cm.Mesh) -> None:
     assert died.reason == "was killed by SIGKILL"
 
 
-def test_memory_that_a_limit_refuses_is_told(own_mesh: cm.Mesh) -> None:
+def test_allocation_refused_by_a_limit_is_reported(own_mesh: cm.Mesh) -> None:
     died = death_in(
         own_mesh,
         "import os, resource\n"
@@ -110,7 +110,7 @@ def test_all_ranks_may_be_replaced(own_mesh: cm.Mesh) -> None:
 
 
 @pytest.mark.parametrize("name", ["cellmesh-zygote", "cellmesh-store"])
-def test_what_dies_is_replaced_at_once_and_serves_a_heal(
+def test_dead_rank_is_replaced_at_once_and_serves_a_heal(
     name: str, own_mesh: cm.Mesh, runtime_dir: Path
 ) -> None:
     old = process_named(runtime_dir, name)

@@ -69,7 +69,7 @@ def test_a_group_that_cannot_be_connected_is_refused_and_ends_no_rank(own_mesh: 
     assert [info.pid for info in own_mesh.report()] == pids
 
 
-def test_what_a_group_needs_is_counted_amply(own_mesh: cm.Mesh) -> None:
+def test_descriptors_of_a_group_are_counted_amply(own_mesh: cm.Mesh) -> None:
     own_mesh.cell(
         "import os; before = len(os.listdir('/proc/self/fd')); group = dist.new_group([0, 1])"
     )

@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[Callable[[], Callable[[int], Any]], str]] = {
 
 
 @pytest.mark.parametrize(("make", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_called_says_why(
+def test_uncallable_object_gives_its_reason(
     mesh: cm.Mesh, make: Callable[[], Callable[[int], Any]], said: str
 ) -> None:
     with pytest.raises((cm.RankFailure, UnpicklableError)) as caught:

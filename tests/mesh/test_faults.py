@@ -96,7 +96,7 @@ def test_a_rank_that_dies_idle_is_known(own_mesh: cm.Mesh) -> None:
         own_mesh[0].run(int)
 
 
-def test_what_a_dead_rank_started_ends_with_it(own_mesh: cm.Mesh) -> None:
+def test_processes_of_a_dead_rank_end_with_the_rank(own_mesh: cm.Mesh) -> None:
     own_mesh[0].cell("import subprocess, os; child = subprocess.Popen(['sleep', '1000']).pid")
     child = psutil.Process(own_mesh[0].pull("child"))
     with pytest.raises(cm.RankFailure):
@@ -105,7 +105,7 @@ def test_what_a_dead_rank_started_ends_with_it(own_mesh: cm.Mesh) -> None:
     assert gone
 
 
-def test_the_agents_death_ends_everything_and_is_told(runtime_dir: Path) -> None:
+def test_agents_death_ends_everything_and_is_reported(runtime_dir: Path) -> None:
     mesh = cm.start(2)
     mesh.cell("import subprocess; child = subprocess.Popen(['sleep', '1000']).pid")
     children = [psutil.Process(pid) for pid in mesh.pull("child").list]
@@ -157,7 +157,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "exit", "exception"])
-def test_nothing_is_left_when_the_notebooks_process_ends(how: str, runtime_dir: Path) -> None:
+def test_no_process_is_left_when_the_notebook_ends(how: str, runtime_dir: Path) -> None:
     script = SCRIPT + ("raise ValueError\n" if how == "exception" else "")
     process = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -269,7 +269,7 @@ def test_an_interrupt_reaches_runs_that_wait(hardy: cm.Mesh) -> None:
     assert not any(hardy.pull("'never' in globals()").list)
 
 
-def test_an_interrupt_that_comes_late_hits_nothing(hardy: cm.Mesh) -> None:
+def test_late_interrupt_hits_nothing(hardy: cm.Mesh) -> None:
     for _ in range(50):
         run = hardy.submit(int)
         run.interrupt()
@@ -340,7 +340,7 @@ def wait_until_busy(mesh: cm.Mesh, run: cm.Run[None]) -> None:
     raise AssertionError(mesh.states())
 
 
-def test_a_rank_waits_on_where_those_who_have_ended_are_not_in_the_group_of_its_operation(
+def test_rank_waits_on_where_ended_ranks_are_outside_its_group(
     hardy: cm.Mesh, tmp_path: Path
 ) -> None:
     # The last operation that rank 0 has begun has ended, on another group than that which it waits

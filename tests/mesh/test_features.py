@@ -51,7 +51,7 @@ def breaker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     return monkeypatch
 
 
-def test_what_a_rank_needs_to_start_imports_no_feature(breaker: pytest.MonkeyPatch) -> None:
+def test_start_of_a_rank_imports_no_feature(breaker: pytest.MonkeyPatch) -> None:
     breaker.setenv("BROKEN", " ".join(MODULES))
     code = "from cellmesh.workers import zygote; from cellmesh.workers.rank import main, shell"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)

@@ -100,12 +100,14 @@ def test_a_file_shorter_than_its_header_says_is_refused(
         ("", None, "is no .safetensors, .npy, .pt or .pth file"),
     ],
 )
-def test_what_is_no_value_is_refused(folder: Path, name: str, key: str | None, text: str) -> None:
+def test_file_without_a_value_is_refused(
+    folder: Path, name: str, key: str | None, text: str
+) -> None:
     with pytest.raises(MeshUsageError, match=text):
         cm.from_file(folder / name, key=key)
 
 
-def test_what_ranks_find_wrong_is_said(quick: cm.Mesh, folder: Path) -> None:
+def test_errors_found_by_ranks_are_reported(quick: cm.Mesh, folder: Path) -> None:
     path = cut(folder, "w.npy", (folder / "w.npy").stat().st_size)
     value: Any = cm.from_file(path)
     with pytest.raises(MeshUsageError, match=r"w.npy.* no dim 2|x has 2 dims"):

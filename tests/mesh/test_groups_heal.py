@@ -63,7 +63,7 @@ def test_a_rank_that_misses_the_second_forward_of_ddp_keeps_its_gradients_apart(
     _check_losses(train)
 
 
-def test_nothing_grows_with_heals() -> None:
+def test_heals_leak_nothing() -> None:
     def measure(rank: Rank) -> tuple[list[int], list[int]]:
         descriptors, threads = [], []
         for generation in range(1, 13):
@@ -80,7 +80,7 @@ def test_nothing_grows_with_heals() -> None:
             assert max(threads[-6:]) <= max(threads[:-6]), threads
 
 
-def test_counts_tell_what_was_begun_since_the_last_heal() -> None:
+def test_counts_cover_operations_since_the_last_heal() -> None:
     def count(rank: Rank) -> None:
         groups = rank.groups
         dist.barrier()
@@ -111,7 +111,7 @@ def test_counts_tell_what_was_begun_since_the_last_heal() -> None:
         world.run(count)
 
 
-def test_what_a_rank_waits_in_is_known() -> None:
+def test_operation_that_a_rank_waits_in_is_known() -> None:
     def wait(rank: Rank) -> str:
         if rank.rank == 1:
             rank.listen()

@@ -68,7 +68,7 @@ def test_new_ranks_take_the_place_of_dead_ones_in_every_group(dead: set[int]) ->
         world.results()
 
 
-def test_ranks_come_anew_when_nobody_survives() -> None:
+def test_all_ranks_are_replaced_when_none_survives() -> None:
     def come(rank: Rank) -> None:
         rank.groups.heal(1, ALL)
         assert _sum() == 4
@@ -83,7 +83,7 @@ def test_ranks_come_anew_when_nobody_survives() -> None:
         world.results()
 
 
-def test_a_group_with_a_missing_member_says_who_and_what_to_type() -> None:
+def test_group_with_a_missing_member_names_the_rank_and_the_command() -> None:
     def go_on(rank: Rank) -> None:
         tp = rank.mesh.get_group("tp")  # ranks 0, 1 and ranks 2, 3
         rank.tell("up")
@@ -119,7 +119,7 @@ def test_a_group_with_a_missing_member_says_who_and_what_to_type() -> None:
         world.results()
 
 
-def test_a_heal_to_which_a_rank_does_not_come_ends_with_an_interrupt() -> None:
+def test_heal_without_one_rank_ends_with_an_interrupt() -> None:
     def heal(rank: Rank) -> None:
         if rank.rank == 1:
             rank.tell("up")

@@ -29,7 +29,7 @@ def refusal(notebook: Notebook, code: str) -> str:
     return str(outcome.errors()[-1]["evalue"])
 
 
-def test_heal_says_what_it_did_and_what_it_cannot(notebook: Notebook) -> None:
+def test_heal_reports_what_was_healed_and_what_was_not(notebook: Notebook) -> None:
     assert notebook.run("%dist_start 3").status == "ok"
     nothing = "nothing to heal: every rank lives, and their process groups agree"
     assert notebook.run("%dist_heal").text().strip() == nothing

@@ -112,7 +112,7 @@ def test_raw_bytes_do_nothing(raw: bytes, mesh: cm.Mesh) -> None:
     still_works(mesh)
 
 
-def test_a_right_key_of_another_protocol_is_told_so(mesh: cm.Mesh) -> None:
+def test_peer_of_another_protocol_is_refused_by_name(mesh: cm.Mesh) -> None:
     (ticket,) = find_tickets(runtime_root())
     answer = ask(Hello(bytes.fromhex(ticket.key), PROTOCOL + 1, os.getpid()))
     assert b"Refused" in answer
@@ -132,7 +132,7 @@ def test_a_right_key_of_another_protocol_is_told_so(mesh: cm.Mesh) -> None:
         ),
     ],
 )
-def test_a_right_key_of_another_version_is_told_both(
+def test_peer_of_another_version_is_refused_with_both_versions(
     field: str, value: str, words: str, mesh: cm.Mesh
 ) -> None:
     answer = ask(msgspec.structs.replace(own_hello(), **{field: value}, steal=True))

@@ -282,7 +282,7 @@ def test_the_end_of_a_failure_whose_own_code_does_not_end_can_be_interrupted(
     assert quick.run(os.getpid).list == pids
 
 
-def test_a_rank_whose_control_thread_answers_no_more_is_told_of_and_replaced(
+def test_rank_with_a_silent_control_thread_is_reported_and_replaced(
     own_mesh: cm.Mesh,
 ) -> None:
     own_mesh[1].cell(

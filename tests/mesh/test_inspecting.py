@@ -60,7 +60,7 @@ def presses_of_the_stop_button() -> Iterator[None]:
         signal.signal(signal.SIGALRM, former)
 
 
-def test_replicas_that_differ_a_little_are_told_by_how_much(mesh: cm.Mesh) -> None:
+def test_small_differences_of_replicas_are_measured(mesh: cm.Mesh) -> None:
     mesh.cell(
         "torch.manual_seed(0); w = torch.randn(700, 900)\n"
         "if rank == 1: w[345, 678] += 0.5\n"
@@ -140,7 +140,7 @@ def test_models_and_optimizers_are_nests_of_tensors(mesh: cm.Mesh) -> None:
     assert sum(sum(counts) for counts in spread.counts.values()) == 8
 
 
-def test_gradients_are_told_by_parameter(mesh: cm.Mesh) -> None:
+def test_gradients_are_shown_by_parameter(mesh: cm.Mesh) -> None:
     mesh.cell(MODEL + "\nif rank == 0: model.module[0].bias.grad[0] = float('inf')")
     looked = look(mesh.rank_set, Gradients("model"))
     assert [one.parameter.path for one in looked.answers[0]][:2] == [
@@ -175,9 +175,7 @@ fully_shard(layer, mesh=mesh['dp'])
     ("name", "whole"),
     [("u", "whole"), ("same", "whole"), ("layer.weight", "full"), ("few", "torch.ones(1, 3)")],
 )
-def test_the_parts_of_a_dtensor_lie_where_its_elements_come_from(
-    mesh: cm.Mesh, name: str, whole: str
-) -> None:
+def test_parts_of_a_dtensor_lie_at_their_elements(mesh: cm.Mesh, name: str, whole: str) -> None:
     mesh.cell(SHARDED)
     inspection = mesh.inspect(name)
     locals_ = mesh.pull(f"{name}.to_local().detach().numpy()")
@@ -214,7 +212,7 @@ def test_pictures_are_of_the_ranks_own_part(mesh: cm.Mesh) -> None:
     assert "there are 3 columns" in refused[1].text
 
 
-def test_nothing_is_asked_of_other_ranks(mesh: cm.Mesh) -> None:
+def test_other_ranks_are_not_asked(mesh: cm.Mesh) -> None:
     """While two ranks wait in a collective for the others, all can be inspected; none has begun one
     more.
     """
@@ -332,7 +330,7 @@ def test_beside_a_cell_no_rank_runs_an_expressions_code(mesh: cm.Mesh) -> None:
     assert set(mesh.pull("count").values()) == {1}
 
 
-def test_a_rank_that_does_not_answer_holds_up_nobody(
+def test_rank_without_an_answer_delays_no_other(
     mesh: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers_module, "ANSWER_S", 0.3)
@@ -358,7 +356,7 @@ def test_a_rank_that_does_not_answer_holds_up_nobody(
     assert run.wait(30)
 
 
-def test_an_evaluation_that_nobody_waits_for_is_interrupted(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_evaluation_without_a_waiting_caller_is_interrupted(mesh: cm.Mesh, tmp_path: Path) -> None:
     """Where it takes too long, and by the stop button of a cell that waits behind it."""
     mesh.cell(f"import time; from pathlib import Path; begun = Path({str(tmp_path)!r}); ended = []")
     slow = "((begun / str(rank)).touch(), time.sleep(100), ended.append(True))"

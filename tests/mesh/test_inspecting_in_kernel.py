@@ -71,7 +71,7 @@ def test_shards_are_drawn_without_a_widget(notebook: Notebook) -> None:
     assert data["text/html"].count("data:image/svg+xml") >= 3
 
 
-def test_nothing_of_a_value_is_html(notebook: Notebook) -> None:
+def test_text_of_a_value_is_no_html(notebook: Notebook) -> None:
     data = show(notebook, "%dist_inspect d")
     assert "<script" not in data["text/html"]
     assert "<b>" not in data["text/html"]

@@ -291,7 +291,7 @@ def test_auto_mode_sends_cells_to_the_ranks(notebook: Notebook) -> None:
         ("%dist print(1)", "%%dist"),
     ],
 )
-def test_wrong_calls_say_what_to_type(notebook: Notebook, code: str, words: str) -> None:
+def test_wrong_calls_name_the_right_one(notebook: Notebook, code: str, words: str) -> None:
     outcome = notebook.run(code)
     assert outcome.status == "error"
     evalue = outcome.errors()[-1]["evalue"]
@@ -314,7 +314,7 @@ def test_every_magic_explains_itself_with_an_example(notebook: Notebook) -> None
         assert "Example" in notebook.run(f"%{name} --help").text(), name
 
 
-def test_nothing_of_the_notebooks_is_overwritten(notebook: Notebook) -> None:
+def test_names_of_the_notebook_are_not_overwritten(notebook: Notebook) -> None:
     names = notebook.run(
         "print(sorted(n for n in globals() if n in "
         "('rank', 'world_size', 'dist', 'torch', 'device', 'local_rank', 'mesh')))"

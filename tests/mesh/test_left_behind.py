@@ -88,7 +88,7 @@ def kill(directory: Path, names: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("victims", [("agent",), ("store", "zygote", "agent"), ("guard",)])
-def test_nothing_is_left_when_these_are_killed(
+def test_no_process_is_left_when_processes_of_the_mesh_are_killed(
     victims: tuple[str, ...], runtime_dir: Path, doomed: tuple[cm.Mesh, list[list[psutil.Process]]]
 ) -> None:
     mesh, (first, second) = doomed

@@ -69,7 +69,7 @@ def killing(directory: Path, victim: str, moment: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("moment", ["before", "old rank gone", "new rank"])
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_what_dies_within_a_restart_is_replaced(
+def test_process_that_dies_within_a_restart_is_replaced(
     victim: str, moment: str, lossy: tuple[cm.Mesh, Path]
 ) -> None:
     mesh, directory = lossy
@@ -83,7 +83,7 @@ def test_what_dies_within_a_restart_is_replaced(
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_what_dies_within_a_heal_costs_no_more_than_another_heal(
+def test_process_that_dies_within_a_heal_costs_one_more_heal(
     victim: str, lossy: tuple[cm.Mesh, Path]
 ) -> None:
     mesh, directory = lossy

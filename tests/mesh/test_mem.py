@@ -38,13 +38,13 @@ def test_calls_are_no_cells(mesh: cm.Mesh) -> None:
     assert after.cell_rss == before.cell_rss
 
 
-def test_a_cell_that_fails_is_told_of_as_well(mesh: cm.Mesh) -> None:
+def test_failed_cell_is_reported_too(mesh: cm.Mesh) -> None:
     with pytest.raises(cm.RankFailure):
         mesh.cell("kept = torch.ones(10_000_000)\n1 / 0")
     assert 35e6 < use_of(mesh).cell_rss < 80e6
 
 
-def test_a_cell_that_runs_is_told_of_as_it_is_now(mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_running_cell_is_reported_as_of_now(mesh: cm.Mesh, recorder: Recorder) -> None:
     run = mesh.submit_cell(
         "import time\nheld = torch.ones(10_000_000)\nprint('here')\ntime.sleep(60)", sink=recorder
     )

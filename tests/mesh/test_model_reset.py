@@ -156,7 +156,7 @@ NOTES = {
 
 
 @pytest.mark.parametrize("name", NOTES)
-def test_what_was_dropped_or_cannot_be_reset_is_said_and_the_next_step_works(
+def test_dropped_and_unresettable_state_is_reported_and_the_next_step_works(
     quick: cm.Mesh, name: str
 ) -> None:
     make_trainer, words = NOTES[name]

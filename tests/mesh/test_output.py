@@ -35,7 +35,7 @@ def test_equal_lines_are_folded_and_odd_ones_marked(mesh: cm.Mesh, recorder: Rec
     ]
 
 
-def test_output_comes_while_the_cell_runs(mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_output_is_shown_while_the_cell_runs(mesh: cm.Mesh, recorder: Recorder) -> None:
     mesh.cell("import threading; gate = threading.Event()")
     run = mesh.submit_cell("print('before'); gate.wait(); print('after')", sink=recorder)
     recorder.wait_for_line("before")

@@ -63,7 +63,7 @@ def test_numbers_of_a_call_and_of_a_cell_that_fails_are_there(notebook: Notebook
     assert outcome.data("execute_result")[0]["text/plain"] == "2"
 
 
-def test_what_is_no_number_is_told_by_rank_and_line(notebook: Notebook) -> None:
+def test_log_of_no_number_names_rank_and_line(notebook: Notebook) -> None:
     (error,) = notebook.run("%%dist --ranks 0\nx = 1\ncm.log(loss='high')").errors()[:1]
     assert "cellmesh.log(loss=...): str is no number" in plain("\n".join(error["traceback"]))
 

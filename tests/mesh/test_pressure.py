@@ -141,7 +141,7 @@ def test_arguments_wait_for_a_rank_that_sleeps(slow: cm.Mesh, runtime_dir: Path)
 
 
 @pytest.mark.parametrize("way", ["signal", "interrupt", "kill", "heal", "restart", "stop"])
-def test_what_stops_and_heals_does_not_wait(
+def test_stop_and_heal_wait_for_no_full_queue(
     way: str, slow: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all queues full; each is to be done before the ranks have done any of what waits."""
@@ -243,7 +243,7 @@ async def await_run(mesh: cm.Mesh) -> Any:
 
 @pytest.mark.parametrize("waiter", ["main", "link"])
 @pytest.mark.parametrize("way", WAITS)
-def test_a_callback_that_waits_is_told_so(way: str, waiter: str, quick: cm.Mesh) -> None:
+def test_waiting_callback_is_reported(way: str, waiter: str, quick: cm.Mesh) -> None:
     """On the thread that waits for another run, and on the link's own."""
     found: list[Any] = []
     ended = threading.Event()
@@ -267,7 +267,7 @@ def test_a_callback_that_waits_is_told_so(way: str, waiter: str, quick: cm.Mesh)
     assert quick.run(abs, -1).list == [1, 1]
 
 
-def test_a_callback_may_take_what_is_there(quick: cm.Mesh) -> None:
+def test_callback_may_take_an_ended_result(quick: cm.Mesh) -> None:
     found: list[Any] = []
     first = quick.submit(abs, -1)
     second = quick.submit(abs, -2)
@@ -285,7 +285,7 @@ def test_a_callback_may_take_what_is_there(quick: cm.Mesh) -> None:
         ("start_run", KeyboardInterrupt),
     ],
 )
-def test_what_is_not_sent_is_not_lent(
+def test_unsent_run_is_lent_no_memory(
     where: str, error: type[BaseException], quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segments = quick.rank_set.session.features.segments
@@ -357,7 +357,7 @@ def test_a_coroutine_submits_more_than_there_is_room_for(
     assert [[results[1] for results in each] for each in found] == [list(range(100))] * 2
 
 
-def test_results_that_nobody_takes_are_not_kept(quick: cm.Mesh) -> None:
+def test_dropped_results_are_not_kept(quick: cm.Mesh) -> None:
     """2 GB of them, 10 MB each."""
     before = held(os.getpid())
     run: Any = None

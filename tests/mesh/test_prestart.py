@@ -77,7 +77,7 @@ def wait_for_end(process: psutil.Process) -> None:
     assert not psutil.wait_procs([process], timeout=WAIT_S)[1]
 
 
-def test_meshes_are_forked_from_it_as_the_notebook_is_then(
+def test_mesh_of_a_prestarted_zygote_has_the_environment_of_its_start(
     runtime_dir: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "notebook"
@@ -157,7 +157,7 @@ def test_a_zygote_that_is_idle_imports_what_models_need(runtime_dir: Path, tmp_p
         "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
     ],
 )
-def test_it_is_made_new_where_what_it_has_taken_in_has_changed(
+def test_zygote_is_replaced_where_its_environment_has_changed(
     change: str, runtime_dir: Path, tmp_path: Path
 ) -> None:
     with prestarting(tmp_path / "notebook") as notebook:
@@ -180,7 +180,7 @@ def test_it_is_made_new_where_what_it_has_taken_in_has_changed(
         stop(notebook)
 
 
-def test_it_ends_when_it_was_not_used_for_its_time(runtime_dir: Path, tmp_path: Path) -> None:
+def test_unused_zygote_ends_after_its_time(runtime_dir: Path, tmp_path: Path) -> None:
     with prestarting(tmp_path / "notebook", keep_s=0.1) as notebook:
         wait_for_end(waiting())
         start(notebook)
@@ -192,7 +192,7 @@ def test_it_ends_when_it_was_not_used_for_its_time(runtime_dir: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("option", ["prestart = false", "nonsense ="])
-def test_it_can_be_switched_off(option: str, runtime_dir: Path, tmp_path: Path) -> None:
+def test_prestart_can_be_switched_off(option: str, runtime_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "notebook"
     folder.mkdir()
     (folder / "pyproject.toml").write_text(f"[tool.cellmesh]\n{option}\n")
@@ -226,7 +226,7 @@ def test_an_import_that_fails_is_shown_by_the_start(
 
 
 @pytest.mark.parametrize("stage", ["importing", "running", "kept"])
-def test_nothing_is_left_when_the_kernel_is_killed(
+def test_no_zygote_is_left_when_the_kernel_is_killed(
     stage: str, runtime_dir: Path, tmp_path: Path
 ) -> None:
     with prestarting(tmp_path / "notebook") as notebook:

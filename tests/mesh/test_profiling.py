@@ -49,7 +49,7 @@ def test_the_traces_become_one_file(mesh: cm.Mesh, tmp_path: Path) -> None:
     assert f"trace: {tmp_path / 't.json'}" in profile.describe_trace()
 
 
-def test_what_ran_before_a_cell_failed_is_kept(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_profile_of_a_failed_cell_is_kept(mesh: cm.Mesh, tmp_path: Path) -> None:
     with pytest.raises(cm.RankFailure, match="rank 1 raised ValueError: odd") as caught:
         mesh.profile(
             f"{STEP}\nif rank == 1: raise ValueError('odd')\ndist.barrier()", tmp_path / "t.json"

@@ -59,7 +59,7 @@ def test_some_ranks_are_profiled_also_in_auto_mode(notebook: Notebook) -> None:
     assert "rank 0" not in shown["text/plain"]
 
 
-def test_a_mistake_in_its_line_is_told(notebook: Notebook) -> None:
+def test_mistake_in_the_magics_line_is_reported(notebook: Notebook) -> None:
     assert (
         "Did you mean '--rows'?"
         in notebook.run("%%dist_profile --row 3\npass").errors()[0]["evalue"]

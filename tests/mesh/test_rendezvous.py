@@ -142,7 +142,7 @@ def run(ranks: cm.Ranks, source: str) -> None:
 
 @pytest.mark.parametrize("ends", [DESTROY, ""], ids=["destroyed", "left"])
 @pytest.mark.parametrize("name", WHOLE_MESH)
-def test_a_program_that_asks_for_the_whole_mesh_gets_it(
+def test_init_process_group_of_the_whole_mesh_returns_its_group(
     mesh: cm.Mesh, name: str, ends: str
 ) -> None:
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_a_rank_that_fails_before_the_call_frees_those_that_wait_for_it(mesh: cm
         (DESTROY + "dist.barrier()", "has not been initialized"),
     ],
 )
-def test_a_call_that_cannot_be_answered_says_why(mesh: cm.Mesh, source: str, error: str) -> None:
+def test_unanswerable_call_gives_its_reason(mesh: cm.Mesh, source: str, error: str) -> None:
     with pytest.raises(cm.RankFailure) as caught:
         run(mesh, source)
     told = [str(one) for one in caught.value.exceptions_by_rank.values()]
@@ -238,7 +238,7 @@ def test_after_a_destroy_the_next_error_says_what_to_type(mesh: cm.Mesh) -> None
 
 
 @pytest.mark.parametrize("name", RPCS)
-def test_rpc_meets_wherever_it_is_told_to(mesh: cm.Mesh, name: str) -> None:
+def test_rpc_meets_at_any_init_method(mesh: cm.Mesh, name: str) -> None:
     ranks = mesh[0:2] if name == "part" else mesh
     for _ in range(2):
         run(ranks, RPC + RPCS[name] + CALL)

@@ -127,7 +127,7 @@ def test_plain_models_are_compared_where_they_are_named(clean: cm.Mesh) -> None:
     assert clean[2:].check("net").equal
 
 
-def test_another_structure_is_told(clean: cm.Mesh) -> None:
+def test_different_structure_is_reported(clean: cm.Mesh) -> None:
     clean.cell("net = torch.nn.Linear(2, 3 if rank == 1 else 2, bias=rank != 3)")
     report = clean.check("net")
     found = {difference.path: difference for difference in report.differences}
@@ -137,7 +137,7 @@ def test_another_structure_is_told(clean: cm.Mesh) -> None:
         clean.sync("net", 0)
 
 
-def test_what_is_not_there_is_said(clean: cm.Mesh) -> None:
+def test_missing_names_are_reported(clean: cm.Mesh) -> None:
     clean.cell("if rank < 3:\n    here = torch.ones(2)")
     with pytest.raises(cm.RankFailure, match="here"):
         clean.check("here")

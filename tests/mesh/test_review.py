@@ -77,7 +77,7 @@ def test_the_zygotes_death_with_unread_news_costs_no_rank(
     assert own_mesh[0].run(lambda: 7) == 7
 
 
-def test_a_mesh_that_was_stopped_says_so_whatever_is_asked(runtime_dir: Path) -> None:
+def test_stopped_mesh_says_so_for_every_call(runtime_dir: Path) -> None:
     mesh = cm.start(1)
     mesh.stop()
     assert mesh.states() == {}
@@ -204,7 +204,7 @@ def test_an_unpicklable_argument_is_named_by_its_place(mesh: cm.Mesh) -> None:
         mesh.run(max, 1, key=threading.Lock())
 
 
-def test_too_few_descriptors_are_told(runtime_dir: Path) -> None:
+def test_too_few_descriptors_are_reported(runtime_dir: Path) -> None:
     import subprocess
     import sys
 

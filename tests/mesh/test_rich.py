@@ -228,7 +228,7 @@ def test_a_failed_cell_has_the_errors_in_the_switch(notebook: Notebook) -> None:
     assert ">0-1</summary>" in switch
 
 
-def test_the_switch_comes_with_what_threads_print_later(notebook: Notebook) -> None:
+def test_tabs_include_later_output_of_threads(notebook: Notebook) -> None:
     source = (
         "%%dist\nimport threading\ngo = threading.Event()\nprint('a', rank)\nprint('b')\n"
         "t = threading.Thread(target=lambda: (go.wait(), print('late', rank)))\nt.start()"
@@ -241,7 +241,7 @@ def test_the_switch_comes_with_what_threads_print_later(notebook: Notebook) -> N
     assert "late 2" in outcome.data("update_display_data")[-1]["text/html"]
 
 
-def test_a_cell_in_the_background_gets_its_switch_when_it_ends(notebook: Notebook) -> None:
+def test_background_cell_gets_its_tabs_at_its_end(notebook: Notebook) -> None:
     notebook.run(
         "from pathlib import Path; import tempfile; folder = tempfile.mkdtemp()\n%dist_push folder"
     )

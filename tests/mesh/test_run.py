@@ -189,7 +189,7 @@ def test_a_time_out_leaves_the_run_alone(mesh: cm.Mesh) -> None:
         run.result(timeout_s=20)
 
 
-def test_pull_takes_expressions_and_refuses_what_is_none(mesh: cm.Mesh) -> None:
+def test_pull_takes_expressions_and_refuses_other_text(mesh: cm.Mesh) -> None:
     assert mesh.pull("  rank + 1 ").list == [1, 2, 3, 4]
     with pytest.raises(MeshUsageError, match="no expression"):
         mesh.pull("x = 1")
@@ -197,7 +197,7 @@ def test_pull_takes_expressions_and_refuses_what_is_none(mesh: cm.Mesh) -> None:
         mesh.pull("no_such_name")
 
 
-def test_inspection_tells_shape_statistics_and_whether_replicas_agree(mesh: cm.Mesh) -> None:
+def test_inspection_shows_shape_statistics_and_agreement_of_replicas(mesh: cm.Mesh) -> None:
     mesh.cell(
         "from torch.distributed.tensor import distribute_tensor, Shard\n"
         "w = torch.arange(6.).reshape(2, 3)\n"

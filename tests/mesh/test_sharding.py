@@ -70,7 +70,7 @@ def test_a_pushed_dtensor_is_what_torch_makes(
     [BIG, SMALL, BIG.numpy(), SMALL.numpy(), torch.ones(4096, 1024)],
     ids=["big", "small", "array", "small array", "pages"],
 )
-def test_plain_parts_go_out_and_come_back(mesh: cm.Mesh, whole: Any, dim: int) -> None:
+def test_plain_parts_are_pushed_and_pulled(mesh: cm.Mesh, whole: Any, dim: int) -> None:
     mesh.push(x=whole, shard=dim)
     expected = torch.tensor_split(torch.as_tensor(whole), 4, dim)
     for part, own in zip(mesh.pull("x").list, expected, strict=True):
@@ -113,7 +113,7 @@ RECORDS["f0"] = np.arange(27).reshape(9, 3)
         "big-endian",
     ],
 )
-def test_arrays_of_all_kinds_go_out_and_come_back(mesh: cm.Mesh, whole: Any) -> None:
+def test_arrays_of_all_kinds_are_pushed_and_pulled(mesh: cm.Mesh, whole: Any) -> None:
     mesh.push(x=whole, shard=0)
     for part, own in zip(mesh.pull("x").list, np.array_split(whole, 4), strict=True):
         assert (part.dtype, part.shape) == (own.dtype, own.shape)
@@ -134,7 +134,7 @@ def test_a_part_holds_no_more_than_itself(mesh: cm.Mesh) -> None:
     mesh.cell("shard.sum().backward()")
 
 
-def test_what_ranks_have_is_reduced(mesh: cm.Mesh) -> None:
+def test_values_of_ranks_are_reduced(mesh: cm.Mesh) -> None:
     mesh.cell(
         "x = {'loss': rank * 1.0, 'n': [rank], 't': torch.full((2,), rank), "
         "'b': torch.full((3,), rank).bfloat16()}"
@@ -202,7 +202,7 @@ class Tagged(torch.Tensor):
         ({"not a name": SMALL}, {}, "is no name"),
     ],
 )
-def test_what_cannot_be_split_is_refused(
+def test_unsplittable_values_are_refused(
     mesh: cm.Mesh, names: Any, options: Any, text: str
 ) -> None:
     with pytest.raises(MeshUsageError, match=text):
@@ -223,7 +223,7 @@ def test_what_cannot_be_split_is_refused(
         ("rank", {"reduce": "mean", "gather": True}, "exclude each other"),
     ],
 )
-def test_what_makes_no_whole_is_refused(
+def test_parts_that_make_no_whole_are_refused(
     mesh: cm.Mesh, expression: str, options: Any, text: str
 ) -> None:
     with pytest.raises(MeshUsageError, match=text):
@@ -396,7 +396,7 @@ def test_parts_that_are_no_parts_are_refused(mesh: cm.Mesh, text: str, error: st
         ({"w": torch.ones(8)}, {"placements": "Shard(1), Replicate()"}, "no dim 1"),
     ],
 )
-def test_what_only_ranks_see_in_a_file_is_refused_there(
+def test_file_error_seen_by_ranks_only_is_raised_there(
     mesh: cm.Mesh, tmp_path: Path, saved: Any, options: Any, error: str
 ) -> None:
     torch.save(saved, tmp_path / "x.pt")
@@ -404,7 +404,7 @@ def test_what_only_ranks_see_in_a_file_is_refused_there(
         mesh.push({"x": cm.from_file(tmp_path / "x.pt")}, **options)
 
 
-def test_what_is_split_leaves_its_device_before_it_is_sent() -> None:
+def test_split_tensor_leaves_its_device_before_the_send() -> None:
     there = SimpleNamespace(type="cuda")
     on_gpu = mock.create_autospec(torch.Tensor, instance=True, device=there, requires_grad=True)
     on_gpu.detach.return_value.cpu.return_value = torch.ones(2)

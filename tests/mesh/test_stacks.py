@@ -64,7 +64,7 @@ def test_idle_ranks_have_no_stack(mesh: cm.Mesh) -> None:
     assert mesh.stacks() == "ranks 0-3:\n  idle"
 
 
-def test_a_rank_that_is_stopped_is_said_not_to_answer(mesh: cm.Mesh) -> None:
+def test_stopped_rank_is_reported_as_not_answering(mesh: cm.Mesh) -> None:
     mesh.cell("pass")  # ranks that rebuild their groups after the last test would have a stack
     pid = mesh.report()[2].pid
     stop_process(pid)

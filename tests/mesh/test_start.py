@@ -203,7 +203,7 @@ def test_meshes_live_side_by_side(runtime_dir: Path) -> None:
     check_nothing_left(runtime_dir)
 
 
-def test_options_come_from_the_projects_file(
+def test_options_are_read_from_the_projects_file(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.cellmesh]\nnum_ranks = 2\nmesh = "tp=2"\n')
@@ -314,9 +314,7 @@ async def _awaited(run: cm.Run[Any]) -> None:
     ],
     ids=["run", "pull", "states", "heal", "result", "wait", "iterate", "await"],
 )
-def test_a_forked_child_is_told_that_it_cannot_use_the_mesh(
-    own_mesh: cm.Mesh, use: Callable[..., object]
-) -> None:
+def test_forked_child_is_refused_the_mesh(own_mesh: cm.Mesh, use: Callable[..., object]) -> None:
     run = own_mesh.submit(int)
     run.result()
     waits = own_mesh.submit(time.sleep, 60)

@@ -28,7 +28,7 @@ def only(history: History, rank: int, name: str) -> Operation:
     return found
 
 
-def test_ranks_wait_for_the_one_that_comes_last(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_ranks_wait_for_the_last_one(mesh: cm.Mesh, tmp_path: Path) -> None:
     """Rank 3 comes when the others have all begun: it sees their files."""
     mesh.push(folder=str(tmp_path))
     mesh.cell(
@@ -119,7 +119,7 @@ def test_messages_wait_for_their_other_side(mesh: cm.Mesh) -> None:
     assert history.describe() == ""
 
 
-def test_a_rank_that_runs_tells_what_goes_on(mesh: cm.Mesh, tmp_path: Path) -> None:
+def test_running_rank_shows_its_open_operations(mesh: cm.Mesh, tmp_path: Path) -> None:
     run = mesh.submit_cell(
         f"from pathlib import Path\npath = Path({str(tmp_path / 'go_on')!r})\n"
         "while rank == 2 and not path.exists():\n    pass\n"
@@ -154,7 +154,7 @@ def test_calls_count_and_a_trace_is_written(mesh: cm.Mesh, tmp_path: Path) -> No
         mesh.timeline(1, tmp_path / "nowhere" / "trace.json")
 
 
-def test_what_raised_is_told_and_healed_groups_are_matched(mesh: cm.Mesh) -> None:
+def test_failed_operations_are_shown_and_healed_groups_are_matched(mesh: cm.Mesh) -> None:
     with pytest.raises(cm.RankFailure):
         mesh.cell(
             "dist.barrier()\nif rank == 1:\n    raise "

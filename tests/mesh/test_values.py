@@ -117,7 +117,7 @@ def digest(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
-def test_what_is_pushed_run_and_pulled_is_the_same(quick: cm.Mesh, kind: str) -> None:
+def test_pushed_run_and_pulled_values_are_equal(quick: cm.Mesh, kind: str) -> None:
     value = ARRAYS[kind]()
     expected = digest(value)
     quick.push(x=value)
@@ -128,7 +128,7 @@ def test_what_is_pushed_run_and_pulled_is_the_same(quick: cm.Mesh, kind: str) ->
 @pytest.mark.parametrize(
     "value", [PLAIN.copy(), torch.from_numpy(PLAIN.copy())], ids=["array", "tensor"]
 )
-def test_each_has_memory_of_its_own(quick: cm.Mesh, value: Any) -> None:
+def test_each_rank_has_memory_of_its_own(quick: cm.Mesh, value: Any) -> None:
     quick.push(x=value)
     quick.cell("x[0] = rank + 5; x[-1] += 1")
     assert quick.pull("float(x[0]), float(x[-1])").list == [(5.0, 2.0 * N), (6.0, 2.0 * N)]
@@ -200,7 +200,7 @@ def limited(which: int, num_bytes: int) -> Iterator[None]:
         resource.setrlimit(which, before)
 
 
-def test_what_is_too_large_is_refused_before_anything_is_lost(
+def test_too_large_push_is_refused_before_anything_is_lost(
     quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick.push(x=1)
@@ -235,7 +235,7 @@ def test_what_is_too_large_is_refused_before_anything_is_lost(
     ],
     ids=["broadcast", "strided", "part", "bytes", "bytearray", "text"],
 )
-def test_what_is_copied_to_be_sent_is_refused_before_the_copy(
+def test_value_too_large_to_copy_is_refused_before_the_copy(
     quick: cm.Mesh, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick.push(x=1)

@@ -43,7 +43,7 @@ def test_a_caller_reads_its_answer_itself(mesh: cm.Mesh, monkeypatch: pytest.Mon
     assert set(threads) == {threading.get_ident()}
 
 
-def test_runs_that_nobody_waits_for_in_the_loop_end_all_the_same(mesh: cm.Mesh) -> None:
+def test_runs_without_a_waiting_caller_end(mesh: cm.Mesh) -> None:
     mesh.run(answer, 0)  # the loop stays here for a moment
     assert mesh.submit(answer, 1).wait(30)
     ended = threading.Event()

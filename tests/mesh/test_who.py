@@ -74,7 +74,7 @@ def test_an_own_name_is_shown_once_it_is_rebound(mesh: cm.Mesh) -> None:
     assert "dist" not in rows(mesh)
 
 
-def test_busy_ranks_tell_their_names(mesh: cm.Mesh) -> None:
+def test_busy_ranks_list_their_names(mesh: cm.Mesh) -> None:
     mesh.cell("import threading\ngate = threading.Event()\nbound_before = 1")
     run = mesh[:2].submit_cell("bound_during = rank\nprint('begun')\ngate.wait()")
     try:
@@ -118,7 +118,7 @@ def test_one_rank_is_asked_the_lowest_idle_one(mesh: cm.Mesh) -> None:
         ("dist.all_red", "all_reduce"),
     ],
 )
-def test_what_distributed_code_has_is_completed(mesh: cm.Mesh, code: str, text: str) -> None:
+def test_names_of_distributed_code_are_completed(mesh: cm.Mesh, code: str, text: str) -> None:
     mesh.cell(DISTRIBUTED)
     assert text in look_at_one(mesh.rank_set, Complete(code, len(code)), 30).texts
 
@@ -131,7 +131,7 @@ def test_a_late_answer_is_a_refusal(mesh: cm.Mesh) -> None:
     ).answers == {0: ""}
 
 
-def test_a_dead_rank_is_told_of(own_mesh: cm.Mesh, recorder: Recorder) -> None:
+def test_dead_rank_is_listed(own_mesh: cm.Mesh, recorder: Recorder) -> None:
     own_mesh.cell("x = 1")
     gone = threading.Event()
     run = own_mesh[[0]].submit_cell("import os\nos._exit(3)")

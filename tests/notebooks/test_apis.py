@@ -34,7 +34,7 @@ def _code(source: str, **metadata: object) -> NotebookNode:
     return new_code_cell(source, metadata=metadata)
 
 
-def test_the_page_is_what_the_notebooks_show(notebooks: dict[str, Uses]) -> None:
+def test_page_of_apis_matches_the_notebooks(notebooks: dict[str, Uses]) -> None:
     page = apis.PAGE.read_text(encoding="utf-8")
     assert page == apis.render(notebooks), "to write it: python -m tests.notebooks.apis --write"
 
@@ -53,7 +53,7 @@ def test_every_public_name_is_listed_or_left_out_with_a_reason() -> None:
     assert apis.unlisted() == []
 
 
-def test_a_name_that_nobody_lists_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlisted_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         apis, "LEFT_OUT", tuple(out for out in LEFT_OUT if "Joinable" not in out.names)
     )
@@ -65,7 +65,7 @@ def test_a_name_that_nobody_lists_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert [name.rpartition(".")[2] for name in missing] == ["Join", "JoinHook", "Joinable"]
 
 
-def test_what_is_left_out_is_there_once_and_not_listed() -> None:
+def test_left_out_name_exists_once_and_is_not_listed() -> None:
     names = [f"{out.module}.{name}" for out in LEFT_OUT for name in out.names]
     assert [name for name in names if find(name) is None] == []
     assert len(set(names)) == len(names), "left out twice"
@@ -128,7 +128,7 @@ def test_lines_of_magics_and_shell_are_passed_over() -> None:
         "if device.type != 'cuda':\n    pass\nelse:\n    dist.barrier()",
     ],
 )
-def test_what_runs_on_gpus_only_is_told(source: str) -> None:
+def test_gpu_only_names_are_reported(source: str) -> None:
     uses = read(_notebook(_code(f"%%dist\n{source}")))
     assert uses.paths["torch.distributed.barrier"] is How.GPU
 
@@ -140,7 +140,7 @@ def test_the_other_branch_runs_everywhere() -> None:
     assert uses.paths["torch.distributed.barrier"] is How.RUN
 
 
-def test_cells_that_show_errors_or_did_not_run_are_told_and_the_best_counts() -> None:
+def test_failed_or_unrun_cells_are_reported_and_the_best_cell_counts() -> None:
     shows = _code("%%dist\ndist.send", tags=["raises-exception"])
     tries = _code("%%dist\ndist.recv", tags=["shows-errors"])
     idle = _code("%%dist\ndist.reduce\ndist.scatter")
@@ -174,7 +174,7 @@ def test_a_cell_that_failed_does_not_count_as_run() -> None:
         "try:\n    f()\nexcept ValueError:\n    ok = False\ny = dist.send(x) if ok else None",
     ],
 )
-def test_what_may_not_have_run_to_its_end_does_not_count_as_run(source: str) -> None:
+def test_cell_that_may_not_have_ended_does_not_count(source: str) -> None:
     uses = read(_notebook(_code(f"%%dist\n{source}")))
     assert uses.paths["torch.distributed.send"] is How.REFUSED
 
@@ -231,7 +231,7 @@ def test_an_api_without_notebook_or_reason_is_named(monkeypatch: pytest.MonkeyPa
     assert "2 APIs; 1 are in notebooks, 1 of them run on CPU." in page
 
 
-def test_what_a_notebook_adds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_added_by_a_notebook_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Api("torch.distributed.send", own_part="a wire", title="the sender")
     recv, scatter = Api("torch.distributed.recv"), Api("torch.distributed.scatter")
     section = Section("One", "https://example.org", (send, recv, scatter))

@@ -111,7 +111,7 @@ def test_work_for_control_threads_is_answered_while_ranks_are_busy() -> None:
 # ---- output
 
 
-def test_what_all_print_is_shown_once() -> None:
+def test_line_printed_by_all_ranks_is_shown_once() -> None:
     world = World(4).start()
     run = world.submit()
     world.deliver()
@@ -123,7 +123,7 @@ def test_what_all_print_is_shown_once() -> None:
     assert not run.done()
 
 
-def test_what_one_rank_prints_is_shown_soon() -> None:
+def test_line_printed_by_one_rank_is_shown_soon() -> None:
     world = World(4).start()
     run = world.submit()
     world.deliver()
@@ -189,7 +189,7 @@ def test_a_failure_is_shown_while_the_others_run() -> None:
     assert not run.done()
 
 
-def test_the_user_is_told_who_waits_where_and_how_to_get_them_out() -> None:
+def test_waiting_ranks_are_shown_with_place_and_remedy() -> None:
     world = World(4, on_error="wait").start()
     run = world.submit()
     world.deliver()
@@ -217,7 +217,7 @@ def test_ranks_that_do_not_answer_hold_up_the_report_for_a_second_at_most() -> N
     assert "rank 1 in barrier at line 5" in world.text_of(run)
 
 
-def test_the_original_exceptions_come_back_by_rank() -> None:
+def test_original_exceptions_are_raised_by_rank() -> None:
     world = World(3).start()
     run = world.submit()
     world.deliver()
@@ -254,7 +254,7 @@ def test_an_interrupt_reaches_the_ranks_that_still_run() -> None:
 # ---- deaths
 
 
-def test_a_death_in_a_run_is_told_within_half_a_second_and_ends_its_part() -> None:
+def test_death_in_a_run_is_reported_within_half_a_second_and_ends_its_part() -> None:
     world = World(3).start()
     run = world.submit()
     world.deliver()
@@ -272,7 +272,7 @@ def test_a_death_in_a_run_is_told_within_half_a_second_and_ends_its_part() -> No
     assert isinstance(caught.value.exceptions_by_rank[1], RankDied)
 
 
-def test_after_a_death_the_user_is_told_where_the_others_are() -> None:
+def test_other_ranks_are_shown_after_a_death() -> None:
     world = World(3, on_error="wait").start()
     run = world.submit()
     world.deliver()
@@ -316,7 +316,7 @@ def test_all_runs_of_a_dead_rank_end() -> None:
     assert all(run.done() for run in runs)
 
 
-def test_the_death_of_the_store_is_told() -> None:
+def test_store_death_is_reported() -> None:
     world = World(1).start()
     world.act(world.supervisor.store_ended("killed by SIGKILL"))
     world.deliver()
@@ -326,7 +326,7 @@ def test_the_death_of_the_store_is_told() -> None:
 # ---- questions
 
 
-def test_what_ranks_do_is_told() -> None:
+def test_activity_of_ranks_is_reported() -> None:
     world = World(3).start()
     world.submit((1,))
     world.deliver()
@@ -336,7 +336,7 @@ def test_what_ranks_do_is_told() -> None:
     assert {rank: state.run for rank, state in states.items()} == {0: -1, 1: 1, 2: -1}
 
 
-def test_ranks_that_do_not_say_what_they_do_are_left_out() -> None:
+def test_ranks_without_an_answer_are_left_out() -> None:
     world = World(3).start()
     world.ranks[1].answers_probes = False
     request = world.ask_states((0, 1, 2))

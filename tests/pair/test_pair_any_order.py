@@ -157,9 +157,7 @@ def calm_down(world: World) -> None:
     ),
     stops=st.booleans(),
 )
-def test_whatever_happens_every_run_ends_once_and_so_does_the_mesh(
-    steps: Sequence[Step], stops: bool
-) -> None:
+def test_every_run_and_the_mesh_end_once_for_any_events(steps: Sequence[Step], stops: bool) -> None:
     world = World(3).start()
     asked: list[int] = []
     for kind, rank, number in steps:

@@ -45,7 +45,7 @@ def test_a_run_goes_on_without_a_controller_and_the_next_one_has_it_whole() -> N
     assert "before" not in world.text_of(run), "the first controller has shown it"
 
 
-def test_a_run_that_ended_meanwhile_is_there_with_its_result() -> None:
+def test_run_that_ended_while_detached_has_its_result() -> None:
     world = World(2).start()
     number = world.submit().number
     world.deliver()
@@ -60,7 +60,7 @@ def test_a_run_that_ended_meanwhile_is_there_with_its_result() -> None:
     assert again.number == number + 1
 
 
-def test_a_death_while_nobody_is_attached_is_told() -> None:
+def test_death_while_detached_is_reported() -> None:
     world = World(3).start()
     number = world.submit().number
     world.deliver()

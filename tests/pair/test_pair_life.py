@@ -20,7 +20,7 @@ def causes(world: World, kind: type) -> list[Any]:
 # ---- starting
 
 
-def test_a_mesh_comes_up_and_tells_how_far_it_is() -> None:
+def test_start_of_a_mesh_reports_its_progress() -> None:
     world = World(3).start()
     assert [change.state for change in world.changes][-1] == "ready"
     stages = [getattr(change.cause, "stage", "") for change in world.changes]
@@ -57,7 +57,7 @@ def test_a_rank_that_dies_while_it_starts_fails_the_start() -> None:
     assert world.core.state == "ended"
 
 
-def test_what_cannot_work_is_refused_before_a_rank_is_forked() -> None:
+def test_impossible_start_is_refused_before_a_fork() -> None:
     world = World(4, backend="nccl")
     world.import_torch(num_gpus=1)
     [failed] = causes(world, StartFailed)
@@ -97,7 +97,7 @@ def test_a_restart_ends_runs_in_flight_and_begins_afresh() -> None:
     assert again.result(0) == {0: 0, 1: 1, 2: 2}
 
 
-def test_what_old_ranks_say_while_they_are_replaced_ends_nothing_new() -> None:
+def test_messages_of_replaced_ranks_end_no_new_run() -> None:
     world = World(2).start()
     world.submit()
     world.deliver()

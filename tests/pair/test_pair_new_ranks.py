@@ -82,7 +82,7 @@ def test_a_rank_is_empty_until_users_work_has_ended_well_on_it() -> None:
     assert empty_ranks(world).keys() == {2}
 
 
-def test_another_controller_hears_who_is_empty() -> None:
+def test_another_controller_learns_which_ranks_are_empty() -> None:
     world = healed()
     world.leave()
     world.attach()
@@ -93,7 +93,7 @@ def test_another_controller_hears_who_is_empty() -> None:
     assert world.text_of(run).strip() == NOTE
 
 
-def test_nobody_is_empty_after_a_restart() -> None:
+def test_no_rank_is_reported_empty_after_a_restart() -> None:
     world = healed()
     world.restart()
     world.deliver()
@@ -102,7 +102,7 @@ def test_nobody_is_empty_after_a_restart() -> None:
     assert empty_ranks(world) == {}
 
 
-def test_the_next_cell_begins_with_who_was_replaced_unasked_once() -> None:
+def test_next_cell_names_auto_healed_ranks_once() -> None:
     world = auto_healed()
     assert world.notes == []
     run = world.submit(fills=True)
@@ -128,7 +128,7 @@ def test_a_cell_that_waited_for_the_new_rank_begins_with_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["asked", "asked later", "dead again", "in a cell"])
-def test_what_the_user_knows_or_is_not_so_is_not_noted(how: str) -> None:
+def test_known_or_untrue_emptiness_is_not_noted(how: str) -> None:
     if how == "in a cell":
         world = World(3, auto_heal=True).start()
         world.submit(fills=True)
@@ -158,7 +158,7 @@ def test_what_the_user_knows_or_is_not_so_is_not_noted(how: str) -> None:
     assert world.notes == told
 
 
-def test_last_words_of_a_dead_rank_are_told_until_its_place_is_filled() -> None:
+def test_last_output_of_a_dead_rank_is_shown_until_its_replacement() -> None:
     world = World(3).start()
 
     def words() -> str:

@@ -37,7 +37,7 @@ def ticket(agent_pid: int) -> Ticket:
         (0, [], 61.0, "stale"),
     ],
 )
-def test_a_meshs_state_by_what_is_seen_of_it(
+def test_mesh_state_follows_from_agent_and_holder(
     agent_pid: int, pids: list[int], age_s: float, state: str
 ) -> None:
     assert classify(ticket(agent_pid), pids, age_s) == state

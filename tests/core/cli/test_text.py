@@ -11,7 +11,7 @@ from cellmesh.cli.text import format_bytes, format_seconds, plural
     ("number", "text"),
     [(0, "0 B"), (999, "999 B"), (64e6, "64 MB"), (1.5e9, "1.5 GB"), (2e12, "2.0 TB")],
 )
-def test_bytes_as_people_read_them(number: float, text: str) -> None:
+def test_format_of_bytes(number: float, text: str) -> None:
     assert format_bytes(number) == text
 
 
@@ -27,7 +27,7 @@ def test_bytes_as_people_read_them(number: float, text: str) -> None:
         (2e5, "2 days"),
     ],
 )
-def test_seconds_as_people_read_them(seconds: float, text: str) -> None:
+def test_format_of_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
 
 

@@ -26,14 +26,14 @@ GOOD = {
 
 
 @pytest.mark.parametrize("source", GOOD.values(), ids=GOOD)
-def test_what_a_notebook_takes_is_taken(source: str) -> None:
+def test_cells_that_a_notebook_accepts_are_accepted(source: str) -> None:
     cell = read_cell(source)
     assert cell.source == source
     assert compile(cell.transformed, "cell", "exec", 0x2000)  # top-level await allowed
 
 
 @pytest.mark.parametrize("source", [r"'\d'", "y = x is 1", "assert (1, 'x')"])
-def test_what_is_only_doubtful_is_taken(source: str) -> None:
+def test_doubtful_cells_are_accepted(source: str) -> None:
     with pytest.warns((DeprecationWarning, SyntaxWarning)):
         assert read_cell(source).transformed
 
@@ -67,7 +67,7 @@ def test_awaiting_at_top_level_is_noticed(source: str, is_async: bool) -> None:
 @pytest.mark.parametrize(
     "source", ["pwd", "cd /tmp", "ls -l", "# where?\npwd", "hello world", "x", "x + 1"]
 )
-def test_what_may_be_a_magic_without_its_percent_is_left_to_the_ranks(source: str) -> None:
+def test_possible_automagics_are_left_to_the_ranks(source: str) -> None:
     assert read_cell(source) == Cell(source, "", False)
 
 
@@ -87,7 +87,7 @@ def test_what_may_be_a_magic_without_its_percent_is_left_to_the_ranks(source: st
         "x: int",
     ],
 )
-def test_what_cannot_be_a_magic_is_read_here(source: str) -> None:
+def test_cells_that_are_no_magic_are_parsed_in_the_notebook(source: str) -> None:
     assert read_cell(source).transformed
 
 

@@ -109,7 +109,7 @@ def test_a_message_to_a_dead_rank_is_dropped(front: Front) -> None:
     assert len(front.sent) == 1
 
 
-def test_a_dead_ranks_widget_stays_and_its_cell_says_why(front: Front) -> None:
+def test_widget_of_a_dead_rank_stays_and_its_cell_names_the_reason(front: Front) -> None:
     front.open({"data": {}})
     front.comms.close({1}, "rank 1 has died")
     assert front.notes == []
@@ -119,7 +119,7 @@ def test_a_dead_ranks_widget_stays_and_its_cell_says_why(front: Front) -> None:
     assert not front.comms.is_open("m")
 
 
-def test_text_that_is_no_unicode_reaches_the_front_end_as_far_as_it_goes(front: Front) -> None:
+def test_invalid_unicode_reaches_the_front_end_with_replacements(front: Front) -> None:
     front.open({"data": {"state": {"value": "\ud800x"}}})
     saying = json.dumps({"data": {"method": "custom", "content": "\udcff"}}).encode()
     front.comms.take(1, (0,), Parcel(ToFrontEnd(1, "m", "message", saying)))

@@ -88,7 +88,7 @@ def summary(outcomes: dict[int, Any]) -> str:
         ),
     ],
 )
-def test_what_became_of_a_run(outcomes: dict[int, Any], words: str) -> None:
+def test_summary_of_an_ended_run(outcomes: dict[int, Any], words: str) -> None:
     assert summary(outcomes) == words
 
 
@@ -103,7 +103,7 @@ def state(
     return RankState(1, run, 3, line, where, collective, "cpu", 0, "", waited_s, asks)
 
 
-def test_the_live_line_names_who_waits_where_and_who_does_not() -> None:
+def test_status_line_names_waiting_ranks_their_place_and_the_others() -> None:
     waiting = {rank: state(collective="all_reduce", waited_s=12.2) for rank in (0, 1, 2, 4, 5, 7)}
     states = {**waiting, 3: state(2, "time.sleep")}
     assert describe_live(7, range(8), states) == (

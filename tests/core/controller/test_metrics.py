@@ -59,7 +59,7 @@ def test_numbers_and_tensors_of_one_element_are_logged() -> None:
 
 
 @pytest.mark.parametrize("value", ["x", "3", b"3", None, torch.zeros(2), torch.tensor(1j), [1.0]])
-def test_what_is_no_number_is_refused_by_name(value: object) -> None:
+def test_log_refuses_values_that_are_no_numbers_by_name(value: object) -> None:
     with pytest.raises(MeshUsageError, match=r"log\(loss=\.\.\.\): .* is no number"):
         report((0, {"fine": 1.0, "loss": value}))
 
@@ -77,7 +77,7 @@ def test_a_fast_loop_makes_few_messages_and_keeps_its_last_point() -> None:
     assert verbs[-1].steps[-1] == verbs[-1].values[0][-1] == count - 1
 
 
-def test_ranks_are_kept_apart_and_a_loop_run_again_begins_anew() -> None:
+def test_series_are_kept_by_rank_and_restart_with_a_new_loop() -> None:
     metrics = Metrics()
     metrics.take(1, (0, 1), logged(loss=[3.0, 2.0]))
     metrics.take(1, (2,), logged(loss=[9.0], extra=[1.0]))
@@ -91,7 +91,7 @@ def test_ranks_are_kept_apart_and_a_loop_run_again_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("num_in_one_message", [1, 2, 3, 6])
-def test_an_inner_loop_run_again_begins_anew_however_its_points_travel(
+def test_series_of_a_repeated_inner_loop_restarts_for_any_batching(
     num_in_one_message: int,
 ) -> None:
     metrics, sent = Metrics(), list[Parcel[Logged]]()
@@ -124,7 +124,7 @@ def test_an_interrupt_before_a_names_first_point_costs_only_that() -> None:
     ]
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_entries_are_bounded() -> None:
     metrics = Metrics()
     for begin in range(0, 3 * MAX_POINTS, 1000):
         steps = tuple(float(step) for step in range(begin, begin + 1000))
@@ -134,7 +134,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert kept.steps[-1] == 3 * MAX_POINTS - 1
 
 
-def test_watchers_are_told_until_they_no_longer_want_it() -> None:
+def test_watchers_are_called_until_they_unsubscribe() -> None:
     metrics, told = Metrics(), []
     end = metrics.watch(Watcher(told.append, lambda: told.append(frozenset())))
     metrics.take(1, (0,), logged(a=[1.0]))
@@ -156,12 +156,12 @@ def test_a_thinned_line_keeps_its_peaks_and_ends() -> None:
     assert thin(few) == few or len(few.steps) > MAX_DRAWN
 
 
-def test_a_band_is_of_who_has_the_step() -> None:
+def test_band_covers_the_ranks_that_have_the_step() -> None:
     found = band({0: Series((0, 1), (1, 2)), 1: Series((0, 2), (3, math.nan))})
     assert (found.steps, found.mean, found.least, found.most) == ((0, 1), (2, 2), (1, 2), (3, 2))
 
 
-def test_the_mean_of_what_has_diverged_is_told() -> None:
+def test_mean_of_diverged_values_is_shown() -> None:
     ends = (1e308, math.inf, math.inf)
     found = band({0: Series((0, 1, 2), ends), 1: Series((0, 1, 2), (1e308, 1.0, -math.inf))})
     assert found.mean[:2] == (1e308, math.inf)
@@ -196,7 +196,7 @@ def test_a_picture_is_drawn_of_anything(mean: bool) -> None:
         assert "points, last" in repr(Plot(metrics, ("a",), (0, 3)))
 
 
-def test_nothing_finite_is_told() -> None:
+def test_series_without_finite_values_is_reported() -> None:
     metrics = Metrics()
     metrics.take(1, (0,), logged(a=[math.nan]))
     assert "nothing to draw" in draw_html(Plot(metrics, ("a",), (0,)))

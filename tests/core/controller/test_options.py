@@ -32,7 +32,7 @@ DIMS = st.dictionaries(NAMES, st.integers(1, 4), min_size=1, max_size=4)
 
 
 @given(DIMS, st.sampled_from([",", " ", ", ", "  "]))
-def test_dims_are_read_as_they_are_written(dims: dict[str, int], separator: str) -> None:
+def test_dims_are_parsed(dims: dict[str, int], separator: str) -> None:
     text = separator.join(f"{name}={size}" for name, size in dims.items())
     read = parse_mesh(text)
     assert list(read.items()) == list(dims.items())
@@ -42,7 +42,7 @@ def test_dims_are_read_as_they_are_written(dims: dict[str, int], separator: str)
     "text",
     ["", "dp", "dp=", "=2", "dp=0", "dp=-2", "dp=2.0", "dp=x", "2=dp", "dp:2", "dp=2,", "d p=2"],
 )
-def test_what_are_no_dims_is_refused_with_an_example(text: str) -> None:
+def test_invalid_dims_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(MeshUsageError, match="is no mesh dim: write them like dp=2,tp=4"):
         parse_mesh(text)
 
@@ -95,12 +95,12 @@ def test_a_mapping_that_names_no_dims_is_refused(dims: Any) -> None:
         (".5s", 0.5),
     ],
 )
-def test_spans_of_time_are_read_as_they_are_written(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "30x", "-5", "5m3s", "nan", "1e3", "30 m m"])
-def test_what_is_no_span_of_time_is_refused_with_an_example(text: str) -> None:
+def test_invalid_durations_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(MeshUsageError, match="is no span of time: write it like 30m"):
         parse_duration(text)
 
@@ -124,7 +124,7 @@ def test_leases_and_patience_are_seconds_or_text() -> None:
         *(("auto_heal", value) for value in ("yes", 1, None)),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(option: str, value: Any) -> None:
+def test_invalid_options_are_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(MeshUsageError, match=f"{option} must be|is no span"):
         make_options(2, **{option: value})
 
@@ -155,7 +155,7 @@ def test_a_number_of_ranks_that_cannot_be_is_refused(num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [None, "eight", "8", 8.0, True, [8]], ids=repr)
-def test_what_is_no_number_of_ranks_is_refused(num_ranks: Any) -> None:
+def test_invalid_numbers_of_ranks_are_refused(num_ranks: Any) -> None:
     with pytest.raises(
         MeshUsageError, match=r"must be a whole number, not .*: say how many, like 8"
     ):
@@ -186,13 +186,13 @@ def test_an_unknown_backend_near_none_names_them_all() -> None:
 @pytest.mark.parametrize(
     "preload", ["my module", "a-b", "a..b", ".a", ["ok", "not ok"], "3d"], ids=repr
 )
-def test_what_is_no_modules_name_is_refused(preload: Any) -> None:
+def test_invalid_module_names_are_refused(preload: Any) -> None:
     with pytest.raises(MeshUsageError, match=r"--preload .* is no module's name"):
         make_options(2, preload=preload)
 
 
 @pytest.mark.parametrize("preload", ["a,b", "a, b,", ["a", "b"], ("a", "b")], ids=repr)
-def test_modules_come_as_text_or_one_by_one(preload: Any) -> None:
+def test_modules_are_given_as_text_or_as_a_list(preload: Any) -> None:
     assert make_options(2, preload=preload).preload == ("a", "b")
 
 
@@ -298,12 +298,12 @@ def test_an_index_outside_its_dim_is_refused(index: int) -> None:
 
 
 @given(st.dictionaries(NAMES, st.integers(0, 100), min_size=1, max_size=4))
-def test_coordinates_are_read_as_they_are_written(coordinate: dict[str, int]) -> None:
+def test_coordinates_are_parsed(coordinate: dict[str, int]) -> None:
     assert parse_coordinate(", ".join(f"{n}={i}" for n, i in coordinate.items())) == coordinate
 
 
 @pytest.mark.parametrize("text", ["", "tp", "tp=", "tp=-1", "tp=x", "=0", "tp=0,,dp=1", "tp 0"])
-def test_what_is_no_coordinate_is_refused_with_an_example(text: str) -> None:
+def test_invalid_coordinates_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(
         MeshUsageError, match="is no mesh coordinate: write it like tp=0 or dp=1,tp=0"
     ):

@@ -61,11 +61,11 @@ def test_parts_of_their_own_are_not_compared() -> None:
     assert "there are no replicas to compare" in repr(report)
 
 
-def test_one_rank_alone_is_said() -> None:
+def test_check_of_a_single_rank_is_reported() -> None:
     assert "one rank has nothing" in repr(bring_together("m", {2: [entry("m.w", "a", (0, 1, 2))]}))
 
 
-def test_nothing_wrapped_is_said() -> None:
+def test_check_without_wrapped_models_is_reported() -> None:
     report = bring_together("", {r: [Entry(path="net", kind="not wrapped")] for r in range(2)})
     assert "no wrapped model" in repr(report)
     assert "name it to compare it: net" in repr(report)
@@ -78,7 +78,7 @@ def test_a_missing_tensor_is_a_difference() -> None:
     assert "missing on rank 1" in repr(report)
 
 
-def test_another_shape_or_value_is_told_with_both() -> None:
+def test_different_shapes_or_values_are_shown_with_both() -> None:
     shapes = bring_together(
         "m", {r: [entry("m.w", str(r), shape=(r,), dtype="int8")] for r in (1, 2)}
     )
@@ -89,7 +89,7 @@ def test_another_shape_or_value_is_told_with_both() -> None:
     assert values.differences[0].describe() == "0.1 on rank 1, 0.2 on rank 2"
 
 
-def test_what_may_differ_is_told_and_no_difference() -> None:
+def test_values_that_may_differ_are_listed_and_no_difference() -> None:
     report = bring_together(
         "",
         {
@@ -101,7 +101,7 @@ def test_what_may_differ_is_told_and_no_difference() -> None:
     assert "rng.torch differ, as they may: as it should be" in repr(report)
 
 
-def test_what_has_no_digest_is_not_called_equal() -> None:
+def test_values_without_a_digest_are_not_called_equal() -> None:
     report = bring_together("m", {r: [entry("m.sparse", "")] for r in range(2)})
     assert report.not_readable == ("m.sparse",)
     assert "cannot be read: m.sparse" in repr(report)
@@ -116,7 +116,7 @@ def test_many_differences_are_bounded() -> None:
     assert "490 more" in repr(report)
 
 
-def test_how_far_is_told_in_words() -> None:
+def test_distance_is_described_in_words() -> None:
     found = Distance(
         num_differing=3, num_elements=1200, max_abs=0.25, first_index=(1, 2), ours="1", theirs="2"
     )

@@ -32,7 +32,7 @@ def test_results_show_themselves_by_rank() -> None:
     assert repr(Results({1: "b", 0: "a"})) == "Results({0: 'a', 1: 'b'})"
 
 
-def test_results_are_not_changed_by_what_they_were_made_of() -> None:
+def test_results_do_not_change_with_their_source() -> None:
     by_rank = {0: 1}
     results = Results(by_rank)
     by_rank[0] = 2

@@ -54,7 +54,7 @@ def test_ranks_that_answer_alike_have_values_of_their_own() -> None:
     assert first is not second
 
 
-def test_a_value_that_cannot_be_loaded_is_told_with_its_rank() -> None:
+def test_unloadable_value_is_reported_with_its_rank() -> None:
     case = Case(1)
     case.settle((0,), Done(1, Pickled(b"cno_such_module\nThing\n.")))
     with pytest.raises(
@@ -75,7 +75,7 @@ def test_output_is_shown_before_the_run_is_done() -> None:
     assert seen == ["[0] last words\n"]
 
 
-def test_an_exception_is_shown_as_it_comes() -> None:
+def test_exception_is_shown_on_arrival() -> None:
     case = Case(2)
     case.fail(1, ValueError("no"))
     assert not case.run.done()
@@ -100,7 +100,7 @@ def test_a_failure_has_the_original_exceptions_by_rank() -> None:
     assert failure.tracebacks == {0: "Traceback ValueError", 2: "Traceback KeyError"}
 
 
-def test_a_failures_summary_says_who_raised_what_and_where() -> None:
+def test_failure_summary_names_ranks_exceptions_and_lines() -> None:
     case = Case(5)
     for rank in (1, 2):
         case.fail(rank, ValueError("no\nand more"), line=4)
@@ -153,7 +153,7 @@ def test_an_exception_that_does_not_load_is_stood_in_for(stream: bytes) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_what_ends_a_program_on_a_rank_does_not_end_the_notebook(error: BaseException) -> None:
+def test_system_exit_on_a_rank_does_not_end_the_notebook(error: BaseException) -> None:
     case = Case(1)
     case.fail(0, error)
     with pytest.raises(RankFailure) as caught:
@@ -173,14 +173,14 @@ def test_after_an_interrupt_a_stopped_run_is_an_interrupt() -> None:
         case.run.result(0)
 
 
-def test_an_interrupt_that_came_too_late_is_none() -> None:
+def test_interrupt_after_the_end_is_no_failure() -> None:
     case = Case(1)
     case.run.interrupt()
     case.give(0, 1)
     assert case.run.result(0) == {0: 1}
 
 
-def test_an_error_of_the_users_after_an_interrupt_is_their_error() -> None:
+def test_exception_raised_after_an_interrupt_is_a_failure() -> None:
     case = Case(1)
     case.run.interrupt()
     case.fail(0, ValueError("no"))
@@ -195,7 +195,7 @@ def state(run: int = 1, line: int = 5, where: str = "m.f", collective: str = "")
     return RankState(1, run, 3, line, where, collective, "cpu", 0)
 
 
-def test_the_user_is_told_who_waits_where() -> None:
+def test_waiting_ranks_and_their_places_are_shown() -> None:
     case = Case(4)
     case.fail(3, ValueError("no"))
     waits = {rank: state(collective="all_reduce") for rank in (0, 2)}

@@ -25,7 +25,7 @@ from ...support.runs import FakeControl, work_item
 # ---- waiting
 
 
-def test_a_run_tells_how_far_it_is() -> None:
+def test_run_shows_its_progress() -> None:
     case = Case(3, title="cell 7")
     assert not case.run.done()
     assert case.run.waiting_ranks() == [0, 1, 2]
@@ -39,7 +39,7 @@ def test_a_run_tells_how_far_it_is() -> None:
     assert repr(case.run) == "<cell 7 on ranks 0-2: done>"
 
 
-def test_a_time_out_names_who_is_missing_and_leaves_the_run_alone() -> None:
+def test_timeout_names_missing_ranks_and_leaves_the_run_alone() -> None:
     case = Case(3, title="cell 7")
     case.settle((1,), Done(1))
     with pytest.raises(TimeoutError, match=r"cell 7 has not ended on ranks 0,2 after 0\.01 s"):
@@ -106,14 +106,14 @@ def test_a_front_end_that_fails_does_not_keep_the_run_from_ending() -> None:
 # ---- one after the other
 
 
-def test_values_come_in_the_order_in_which_ranks_end() -> None:
+def test_iteration_yields_values_in_the_order_of_ends() -> None:
     case = Case(3)
     for rank in (2, 0, 1):
         case.give(rank, rank * 10)
     assert list(case.run) == [(2, 20), (0, 0), (1, 10)]
 
 
-def test_values_come_while_other_ranks_still_run() -> None:
+def test_iteration_yields_values_while_other_ranks_run() -> None:
     case = Case(2)
     case.give(1, "early")
     values = iter(case.run)
@@ -135,7 +135,7 @@ def test_iterating_raises_at_the_first_that_failed() -> None:
     assert list(caught.value.exceptions_by_rank) == [0]
 
 
-def test_what_iterating_raises_says_nothing_of_ranks_that_still_run() -> None:
+def test_iteration_error_names_no_running_ranks() -> None:
     case = Case(3)
     case.give(2, "fine")
     case.fail(0, ValueError("no"))
@@ -194,7 +194,7 @@ def test_a_run_that_is_done_can_be_awaited_again_and_again() -> None:
     asyncio.run(main())
 
 
-def test_awaiting_raises_what_happened_on_ranks() -> None:
+def test_await_raises_failures_of_ranks() -> None:
     case = Case(1)
     case.fail(0, ValueError("no"))
 

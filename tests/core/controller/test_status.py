@@ -65,13 +65,13 @@ def row_of(info: RankInfo, state: RankState | None = None) -> RankStatus:
         ({"phase": "dead", "pid": 0, "ending": "exited with code 3"}, state(), "dead"),
     ],
 )
-def test_what_a_rank_does_is_a_word(
+def test_activity_of_a_rank_is_one_word(
     changes: dict[str, Any], answer: RankState | None, doing: str
 ) -> None:
     assert row_of(info(0, **changes), answer).doing == doing
 
 
-def test_a_row_tells_where_a_rank_is() -> None:
+def test_row_shows_where_a_rank_is() -> None:
     answer = state(
         3, execution_count=7, line=5, where="model.step", collective="all_reduce", waited_s=12.345
     )
@@ -81,7 +81,7 @@ def test_a_row_tells_where_a_rank_is() -> None:
     assert (row.gpu, row.gpu_memory, row.note) == (None, None, "")
 
 
-def test_a_row_of_a_dead_rank_tells_how_it_died_and_nothing_of_its_process() -> None:
+def test_row_of_a_dead_rank_shows_its_ending_and_no_process() -> None:
     row = row_of(info(1, pid=0, phase="dead", ending="was killed by SIGSEGV", last_output="bye"))
     assert (row.note, row.last_output, row.rss, row.cpu) == (
         "was killed by SIGSEGV",
@@ -91,12 +91,12 @@ def test_a_row_of_a_dead_rank_tells_how_it_died_and_nothing_of_its_process() -> 
     )
 
 
-def test_a_new_rank_tells_how_its_predecessor_ended_as_long_as_it_is_empty() -> None:
+def test_new_rank_shows_the_ending_of_its_predecessor_while_empty() -> None:
     assert row_of(info(1, predecessor_ending="exited", last_output="bye"), state()).note == "exited"
     assert row_of(info(1, last_output="bye"), state()).last_output == ""
 
 
-def test_gpus_are_told_where_ranks_have_one() -> None:
+def test_gpus_are_shown_for_ranks_that_have_one() -> None:
     row = row_of(info(0), state(device="cuda:0", device_bytes=7, device_percent=55))
     assert (row.gpu, row.gpu_memory) == (55, 7)
     unknown = row_of(info(0), state(device="cuda:0", device_bytes=0, device_percent=-1))
@@ -135,7 +135,9 @@ def test_idle_ranks_are_asked_now_and_then_and_others_always() -> None:
         ({}, None),
     ],
 )
-def test_what_may_have_changed_is_asked(changes: dict[str, Any], said: RankState | None) -> None:
+def test_refresh_asks_ranks_that_may_have_changed(
+    changes: dict[str, Any], said: RankState | None
+) -> None:
     before = look([info(0)], {} if said is None else {0: said})
     assert keep_states(before, [info(0, **changes)], 11.0) == {}
     assert keep_states(look([info(0)], {0: state()}), [info(0)], 11.0) == {0: state()}
@@ -159,7 +161,7 @@ def test_series_hold_the_last_minute() -> None:
     assert samples[-1] == told
 
 
-def test_series_begin_anew_with_another_hosts_clock() -> None:
+def test_series_restart_with_the_clock_of_another_host() -> None:
     history = StatusHistory()
     history.add(1000.0, [RankStatus(rank=0, doing="idle", rss=1)])
     history.add(3.0, [RankStatus(rank=0, doing="idle", rss=2)])

@@ -64,7 +64,7 @@ def test_other_questions_wait_their_turn() -> None:
     assert seen == [("[0] first? ", False), ("[1] second? ", False), ("[2] first? ", True)]
 
 
-def test_who_was_just_answered_may_ask_again_before_others_are_put() -> None:
+def test_answered_rank_may_ask_again_before_other_questions() -> None:
     prompts = Prompts()
     prompts.add([0], ask(1, "(Pdb) "), 10.0)
     first = prompts.take_due([0, 1], 10.0 + GATHER_S)
@@ -78,7 +78,7 @@ def test_who_was_just_answered_may_ask_again_before_others_are_put() -> None:
     assert both.labelled == "[0-1] (Pdb) "
 
 
-def test_what_is_withdrawn_is_not_answered() -> None:
+def test_withdrawn_question_is_not_answered() -> None:
     prompts = Prompts()
     prompts.add([0, 1], ask(3), 10.0)
     prompt = prompts.take_due([0, 1], 10.0)
@@ -205,7 +205,7 @@ def test_no_answer_is_the_end_of_input(
     assert case.control.replies == [({0: 5, 1: 5}, text, True)]
 
 
-def test_a_box_that_nobody_waits_for_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_box_without_a_waiting_rank_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     case, asked = Case(), threading.Event()
     monkeypatch.setattr("builtins.input", Keyboard(lambda: sit_before_the_box(asked)))
 
@@ -240,7 +240,7 @@ def test_the_stop_button_in_a_box_interrupts_and_does_not_ask_again(
     assert case.num_interrupts == 1
 
 
-def test_a_question_that_nobody_waits_for_is_told() -> None:
+def test_question_without_a_waiting_caller_is_shown() -> None:
     case = Case()
     case.waiter.add([0, 1], ask(5), 0.0)
     assert case.noted.wait(WAIT_S)
@@ -258,7 +258,7 @@ def press(case: Case, until: Callable[[], Any]) -> None:
     press_stop_once_main_waits_in("wait_until", lambda: bool(until()), "controller/run_waiter.py")
 
 
-def test_stubborn_ranks_are_told_and_a_second_press_interrupts_again() -> None:
+def test_ranks_that_did_not_stop_are_named_and_a_second_press_interrupts_again() -> None:
     case = Case()
 
     def act() -> None:

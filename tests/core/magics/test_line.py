@@ -79,7 +79,7 @@ def test_lines_are_read(name: str, line: str, options: dict[str, Any]) -> None:
         "x if y else 'z'",
     ],
 )
-def test_expressions_come_as_they_were_written(expression: str) -> None:
+def test_expressions_are_passed_unchanged(expression: str) -> None:
     assert " ".join(parse("dist_pull", expression)["expression"]) == expression
 
 
@@ -132,7 +132,7 @@ def test_an_unknown_option_names_the_nearest(name: str, line: str, nearest: str)
         ("dist", "0,2", "unexpected extra argument"),
     ],
 )
-def test_what_a_magic_does_not_take_is_refused(name: str, line: str, said: str) -> None:
+def test_unknown_arguments_of_a_magic_are_refused(name: str, line: str, said: str) -> None:
     with pytest.raises(MeshUsageError) as caught:
         parse(name, line)
     assert said in str(caught.value)
@@ -179,5 +179,5 @@ def test_every_example_is_read(name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "wanted"), [("--help", True), (" -h ", True), ("", False), ("x -h", False)]
 )
-def test_help_is_wanted_where_it_is_asked_for(line: str, wanted: bool) -> None:
+def test_help_option_is_recognized(line: str, wanted: bool) -> None:
     assert wants_help(line) is wanted

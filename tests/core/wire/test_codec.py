@@ -124,7 +124,7 @@ def test_frames_may_be_any_kind_of_bytes() -> None:
         assert bytes(received) == b"data"
 
 
-def test_text_that_is_no_unicode_is_sent_as_far_as_it_goes() -> None:
+def test_invalid_unicode_is_sent_with_replacements() -> None:
     # A file's name may decode to lone surrogates, and people print those.
     [(verb, _)] = at_agent_from_rank().decode(
         encode([Parcel(Output(1, "stdout", "before \udc80 after\n"))])
@@ -272,7 +272,7 @@ def test_a_frame_too_many_is_refused() -> None:
         at_agent_from_controller().decode([*encode([Parcel(Stop())]), b"surplus"])
 
 
-def test_a_good_batch_before_a_bad_one_is_refused_with_it() -> None:
+def test_good_batch_before_a_bad_batch_is_refused_too() -> None:
     good = encode([Parcel(Hello(b"key", 1, 2))])
     with pytest.raises(ProtocolError):
         at_agent_from_controller().decode([*good, b"\xc1"])

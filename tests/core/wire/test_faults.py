@@ -40,7 +40,7 @@ def test_a_report_that_cannot_be_made_is_dropped() -> None:
     assert faults.num == 1
 
 
-def test_what_is_no_exception_goes_through() -> None:
+def test_base_exceptions_are_not_caught() -> None:
     def end() -> None:
         raise SystemExit
 

@@ -23,7 +23,7 @@ from cellmesh.wire.host import (
 from cellmesh.workers import linux_process
 
 
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+def test_process_is_distinguished_from_a_later_one_with_its_pid() -> None:
     ticks = started_ticks(os.getpid())
     assert is_process(os.getpid(), ticks)
     assert not is_process(os.getpid(), ticks + 1)
@@ -67,7 +67,7 @@ def test_the_main_threads_name_does_not_hide_what_it_does() -> None:
         libc.prctl(15, before.value)
 
 
-def test_a_hosts_name_is_told_in_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_is_valid_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "h\udcf4te")
     assert this_place().host == "h?te"
 
@@ -97,5 +97,5 @@ def test_minor_versions_of_python_do_not_mix(one: str, other: str, is_fit: bool)
     ("seconds", "text"),
     [(0, "0 s"), (59, "59 s"), (60, "1 min"), (720, "12 min"), (7200, "2 h"), (86400 * 3, "3 d")],
 )
-def test_spans_are_told_as_people_do(seconds: float, text: str) -> None:
+def test_format_of_durations(seconds: float, text: str) -> None:
     assert format_span(seconds) == text

@@ -77,7 +77,7 @@ DONE: dict[str, tuple[Callable[[Notebook], None], int]] = {
 
 @pytest.mark.parametrize(("do", "told"), DONE.values(), ids=DONE)
 @pytest.mark.filterwarnings("ignore")
-def test_ranks_are_told_of_the_text_that_is_loaded(
+def test_table_names_the_loaded_source(
     notebook: Notebook, do: Callable[[Notebook], None], told: int
 ) -> None:
     assert notebook.told() == 1

@@ -301,14 +301,14 @@ def test_the_original_error_is_kept_as_the_cause() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_it_is_an_error_of_usage_and_of_type() -> None:
+def test_unpicklable_error_is_a_usage_error_and_a_type_error() -> None:
     with pytest.raises(MeshUsageError):
         payload.dumps(threading.Lock(), "v")
     with pytest.raises(TypeError):
         payload.dumps(threading.Lock(), "v")
 
 
-def test_what_nests_too_deeply_is_refused() -> None:
+def test_value_nested_too_deeply_is_refused() -> None:
     value: list[Any] = []
     for _ in range(100_000):
         value = [value]
@@ -316,14 +316,14 @@ def test_what_nests_too_deeply_is_refused() -> None:
         payload.dumps(value, "nest")
 
 
-def test_a_cycle_around_what_cannot_travel_ends() -> None:
+def test_search_in_a_cycle_around_an_unpicklable_value_ends() -> None:
     loop: dict[str, Any] = {"lock": threading.Lock()}
     loop["self"] = loop
     with pytest.raises(UnpicklableError, match="lock"):
         payload.dumps(loop, "loop")
 
 
-def test_nothing_is_sent_of_a_value_that_fails_halfway() -> None:
+def test_value_that_fails_halfway_sends_nothing() -> None:
     big = np.zeros(OUT_OF_BAND_BYTES, dtype=np.uint8)
     with pytest.raises(UnpicklableError, match=r"v\[1\]"):
         payload.dumps([big, threading.Lock()], "v")

@@ -72,7 +72,7 @@ def test_the_cells_number_travels_on(
     assert payload.cell_of(NAME) == 7
 
 
-def test_what_is_in_a_file_or_too_long_or_known_does_not_travel(
+def test_source_in_a_file_or_too_long_or_sent_does_not_travel(
     typed: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "module.py"
@@ -89,7 +89,7 @@ def test_what_is_in_a_file_or_too_long_or_known_does_not_travel(
     assert NAME not in linecache.cache
 
 
-def test_what_is_known_here_stays(typed: dict[str, Any]) -> None:
+def test_known_source_is_not_replaced(typed: dict[str, Any]) -> None:
     pickled, buffers = payload.dumps(typed["divide"], "value")
     before = linecache.cache[NAME]
     payload.loads(pickled, buffers)

@@ -21,7 +21,7 @@ SETS = st.sets(st.integers(0, 40), min_size=1)
 
 
 @given(SETS)
-def test_what_is_written_is_read_back(ranks: set[int]) -> None:
+def test_formatted_ranks_are_parsed_back(ranks: set[int]) -> None:
     assert parse_ranks(format_ranks(ranks), 41) == tuple(sorted(ranks))
 
 
@@ -60,7 +60,7 @@ def test_parse_examples(text: str, ranks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", ",", "0,", "x", "-1", "0--2", "1-", "-", "0x1", "1.0", "none", "0 1"]
 )
-def test_what_is_no_set_of_ranks_is_refused_with_an_example(text: str) -> None:
+def test_invalid_sets_of_ranks_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(MeshUsageError, match=r"write it like 0,2-3 \(ranks are 0-7\)"):
         parse_ranks(text, 8)
 

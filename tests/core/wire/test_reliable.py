@@ -22,7 +22,7 @@ def test_a_message_is_kept_until_the_other_side_says_that_it_has_it() -> None:
     assert (acked, here.kept_bytes) == (["a"], 0)
 
 
-def test_a_message_says_what_has_been_heard() -> None:
+def test_message_acknowledges_received_messages() -> None:
     here, there = Reliable[str](), Reliable[str]()
     there.unwrap(here.wrap("a", 1), 1, 0.0)
     assert there.ack_at == ACK_S
@@ -32,7 +32,7 @@ def test_a_message_says_what_has_been_heard() -> None:
     assert here.kept_bytes == 0
 
 
-def test_an_acknowledgement_is_due_in_a_moment_or_at_once_for_much() -> None:
+def test_acknowledgement_is_delayed_except_after_many_bytes() -> None:
     here, there = Reliable[str](), Reliable[str]()
     there.unwrap(here.wrap("a", 1), 1, 5.0)
     assert not there.owes_ack(5.0)
@@ -43,7 +43,7 @@ def test_an_acknowledgement_is_due_in_a_moment_or_at_once_for_much() -> None:
     assert there.ack_at is None
 
 
-def test_what_comes_twice_is_heard_once_and_acknowledged_again() -> None:
+def test_duplicate_message_is_delivered_once_and_acknowledged_again() -> None:
     here, there = Reliable[str](), Reliable[str]()
     preamble = here.wrap("a", 1)
     assert there.unwrap(preamble, 1, 0.0)
@@ -52,7 +52,7 @@ def test_what_comes_twice_is_heard_once_and_acknowledged_again() -> None:
     assert there.owes_ack(1.0)
 
 
-def test_what_comes_too_early_comes_again() -> None:
+def test_message_after_a_gap_is_repeated() -> None:
     here, there = Reliable[str](), Reliable[str]()
     here.wrap("lost", 1)
     assert not there.unwrap(here.wrap("b", 1), 1, 0.0)
@@ -70,7 +70,7 @@ def test_given_up_messages_are_kept_no_longer() -> None:
     assert here.resume(0) == []
 
 
-def test_what_was_not_said_cannot_be_acknowledged() -> None:
+def test_acknowledgement_of_an_unsent_message_is_refused() -> None:
     here, other = Reliable[str](), Reliable[str]()
     other.unwrap(Reliable[str]().wrap("x", 1), 1, 0.0)
     with pytest.raises(ProtocolError, match="1 messages, of 0"):
@@ -78,7 +78,7 @@ def test_what_was_not_said_cannot_be_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("preamble", [b"", b"x" * 15, b"x" * 17])
-def test_what_is_no_preamble_is_refused(preamble: bytes) -> None:
+def test_invalid_preamble_is_refused(preamble: bytes) -> None:
     with pytest.raises(ProtocolError, match="preamble"):
         Reliable[str]().unwrap(preamble, 0, 0.0)
     with pytest.raises(ProtocolError, match="preamble"):
@@ -120,7 +120,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_is_lost_everything_is_heard_once_and_in_order(
+def test_every_message_is_delivered_once_in_order_for_any_loss(
     steps: list[tuple[str, bool]],
 ) -> None:
     sides = Side(), Side()

@@ -140,7 +140,7 @@ def num_open() -> int:
     return sum(os.path.exists(link) and NAME in os.readlink(link) for link in links)
 
 
-def test_what_an_interrupted_run_has_given_is_let_go(ends: Ends) -> None:
+def test_results_of_an_interrupted_run_are_released(ends: Ends) -> None:
     """The interrupt strikes between the passing of the segment and the answer that would name
     it.
     """

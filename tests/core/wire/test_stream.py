@@ -85,7 +85,7 @@ def test_a_channel_writes_what_the_format_says(messages: list[list[bytes]]) -> N
 
 @given(messages=MESSAGES)
 @settings(max_examples=30)
-def test_messages_that_come_byte_by_byte_are_whole(messages: list[list[bytes]]) -> None:
+def test_messages_read_byte_by_byte_are_whole(messages: list[list[bytes]]) -> None:
     reader = StreamReader()
     received: list[Any] = []
     with socketpair() as (ours, theirs):
@@ -97,9 +97,7 @@ def test_messages_that_come_byte_by_byte_are_whole(messages: list[list[bytes]]) 
 
 @given(messages=MESSAGES, data=st.data())
 @settings(max_examples=50)
-def test_messages_that_come_in_any_pieces_are_whole(
-    messages: list[list[bytes]], data: st.DataObject
-) -> None:
+def test_messages_are_whole_for_any_split(messages: list[list[bytes]], data: st.DataObject) -> None:
     reader = StreamReader()
     received: list[Any] = []
     rest = on_the_wire(messages)
@@ -141,7 +139,7 @@ def test_frames_of_every_size_arrive_among_small_ones(size: int) -> None:
     cuts=st.lists(st.integers(1, 90_000), min_size=1),
 )
 @settings(max_examples=15)
-def test_large_frames_that_come_in_pieces_are_whole(sizes: list[int], cuts: list[int]) -> None:
+def test_large_frames_read_in_pieces_are_whole(sizes: list[int], cuts: list[int]) -> None:
     message = [bytes((index + 1,)) * size for index, size in enumerate(sizes)]
     wire = on_the_wire([message, [b"next"]])
 
@@ -168,7 +166,7 @@ def test_more_frames_than_one_system_call_takes() -> None:
     assert plain([received]) == [message]
 
 
-def test_what_is_received_may_be_written_to() -> None:
+def test_received_frames_are_writable() -> None:
     # Arrays are rebuilt on this memory.
     message = [b"small", b"y" * 100_000]
     with socketpair() as (ours, theirs):
@@ -202,7 +200,7 @@ def test_verbs_arrive_through_a_channel() -> None:
 # ---- the end
 
 
-def test_the_end_of_the_stream_is_told() -> None:
+def test_end_of_the_stream_is_reported() -> None:
     with socketpair() as (ours, theirs):
         Channel(ours).send([b"last"])
         ours.close()
@@ -221,7 +219,7 @@ def test_a_message_cut_off_by_the_end_is_not_delivered(kept: int) -> None:
             Channel(theirs).receive()
 
 
-def test_the_end_in_the_middle_of_a_large_frame_is_told() -> None:
+def test_end_within_a_large_frame_is_reported() -> None:
     with socketpair() as (ours, theirs):
         ours.sendall(on_the_wire([[b"x" * 100_000]])[:80_000])
         ours.close()
@@ -271,7 +269,7 @@ NO_MESSAGES = {
 
 @pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=NO_MESSAGES)
 @pytest.mark.parametrize("kind", [Channel, QueuedChannel])
-def test_what_is_no_message_is_noticed_before_memory_is_asked_for(data: bytes, kind: Any) -> None:
+def test_invalid_message_is_refused_before_memory_is_allocated(data: bytes, kind: Any) -> None:
     with socketpair() as (ours, theirs):
         channel = kind(theirs)
         read = channel.receive if kind is Channel else channel.read
@@ -334,7 +332,7 @@ def test_a_queued_channel_keeps_the_order_whenever_it_is_read(
     assert plain(received) == messages
 
 
-def test_what_is_queued_may_be_changed_once_it_is_sent() -> None:
+def test_queued_buffer_may_be_changed_after_its_send() -> None:
     with socketpair() as (ours, theirs):
         sender, receiver = QueuedChannel(ours), QueuedChannel(theirs)
         frame = bytearray(b"x" * 1000)

@@ -113,7 +113,9 @@ def test_a_root_that_others_may_enter_is_refused(root: Path, mode: int) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_a_root_of_somebody_else_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_root_of_another_user_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root.mkdir(mode=0o700)
     somebody_else = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody_else)
@@ -254,7 +256,7 @@ def test_a_ticket_that_others_may_read_is_not_used(root: Path, mode: int) -> Non
         read_ticket(path)
 
 
-def test_a_ticket_of_somebody_else_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticket_of_another_user_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_ticket(ticket_in(make_directory(root, "one")))
     somebody_else = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody_else)
@@ -327,7 +329,7 @@ def test_a_ticket_says_where_and_with_what_its_mesh_runs(root: Path) -> None:
     assert (read.version, read.python) == (own_version(), own_python())
 
 
-def test_who_holds_a_mesh_is_written_beside_the_ticket(root: Path) -> None:
+def test_holder_of_a_mesh_is_written_next_to_the_ticket(root: Path) -> None:
     ticket = ticket_in(make_directory(root, "one"))
     assert read_holder(ticket) is None
     holder = Holder(controller_pid=5, is_attached=True, since=1.5)
@@ -348,7 +350,7 @@ def test_tickets_are_found_oldest_first(root: Path) -> None:
 
 
 @pytest.mark.parametrize("content", BAD_TICKETS.values(), ids=BAD_TICKETS)
-def test_what_is_no_ticket_is_passed_over(root: Path, content: bytes) -> None:
+def test_invalid_tickets_are_skipped(root: Path, content: bytes) -> None:
     write_ticket(ticket_in(make_directory(root, "good")))
     private_file(root / "bad" / "ticket.json", content)
     (root / "empty").mkdir()
@@ -356,7 +358,7 @@ def test_what_is_no_ticket_is_passed_over(root: Path, content: bytes) -> None:
     assert [ticket.name for ticket in find_tickets(root)] == ["good"]
 
 
-def test_nothing_is_found_where_nothing_is(root: Path) -> None:
+def test_search_without_tickets_is_empty(root: Path) -> None:
     assert find_tickets(root) == []
 
 
@@ -402,7 +404,7 @@ STRANGE_FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", STRANGE_FILES.values(), ids=STRANGE_FILES)
-def test_what_is_no_small_file_is_refused_and_not_waited_for(
+def test_ticket_that_is_no_small_file_is_refused_without_waiting(
     root: Path, make: Callable[[Path], object]
 ) -> None:
     (root / "strange").mkdir(parents=True)

@@ -83,7 +83,7 @@ def test_a_widget_takes_what_its_run_prints_and_displays() -> None:
     assert widget.outputs[1]["data"] == {"text/plain": "changed"}
 
 
-def test_clearing_waits_for_what_comes() -> None:
+def test_delayed_clear_waits_for_the_next_output() -> None:
     widget = Output()
     capture = Capture(widget, 4)
     captured_text(4, "stdout", "old")
@@ -109,7 +109,7 @@ def test_a_flood_that_stops_is_shown_to_its_end() -> None:
     capture.end()
 
 
-def test_the_innermost_widget_takes_it() -> None:
+def test_innermost_widget_takes_the_output() -> None:
     outer, inner = Output(), Output()
     first = Capture(outer, 4)
     second = Capture(inner, 4)

@@ -167,7 +167,9 @@ def test_one_thing_wrong_gives_one_finding(
         ]
     ],
 )
-def test_what_keeps_torch_from_gpus(facts: Facts, status: str, text: str, remedy: str) -> None:
+def test_gpu_check_names_what_keeps_torch_from_gpus(
+    facts: Facts, status: str, text: str, remedy: str
+) -> None:
     found = finding(facts, "GPUs")
     assert (found.status, text in found.text, remedy in found.remedy) == (status, True, True), found
 

@@ -159,7 +159,7 @@ def test_ranks_that_are_no_longer_in_the_run_are_left_out() -> None:
     assert hear(core, (2,), idle) == []
 
 
-def test_nobody_is_told_of_a_run_that_has_ended() -> None:
+def test_ended_run_gets_no_more_messages() -> None:
     core = ready_core(on_error="wait")
     core.submit(relay(1, (0, 1)))
     hear(core, (0,), FAILED, now=0.0)
@@ -201,7 +201,7 @@ def test_work_for_a_dead_rank_ends_there_and_runs_on_the_others() -> None:
     assert of(Finish, effects) == [Finish(6)]
 
 
-def test_the_death_of_the_store_is_told() -> None:
+def test_store_death_is_reported() -> None:
     core = ready_core()
     assert core.receive(Parcel(StoreDied("killed")), 0.0) == [Change("ready", StoreDied("killed"))]
     effects = core.receive(Parcel(StoreDied("killed", 4321)), 0.0)
@@ -221,7 +221,7 @@ def test_states_are_answered_by_all_living_ranks() -> None:
     assert core.deadline() is None
 
 
-def test_states_of_nobody_are_answered_at_once() -> None:
+def test_states_of_no_ranks_are_answered_at_once() -> None:
     core = ready_core()
     core.receive(Parcel(Died(2, "killed", "")), 0.0)
     request, effects = core.ask_states((2,), 0.0)

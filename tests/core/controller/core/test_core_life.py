@@ -46,7 +46,7 @@ def test_a_start_goes_from_connecting_to_ready() -> None:
 @pytest.mark.parametrize(
     "verb", [StartFailed("user", "no such module"), Refused("held by process 5")]
 )
-def test_a_start_that_fails_is_told_with_its_cause(verb: Any) -> None:
+def test_failed_start_is_reported_with_its_cause(verb: Any) -> None:
     core = Core(2)
     [change] = core.receive(Parcel(verb), 0.0)
     assert change.cause == verb
@@ -106,7 +106,7 @@ def test_a_restarted_mesh_has_no_dead_and_takes_work() -> None:
     assert [parcel.verb.ranks for parcel in sent(core.submit(relay(9, (0, 1))))] == [(0, 1)]
 
 
-def test_what_was_sent_between_two_restarts_ends() -> None:
+def test_runs_sent_between_two_restarts_end() -> None:
     core = ready_core()
     core.restart()
     core.restart()
@@ -151,13 +151,13 @@ def test_the_end_ends_everything(how: str) -> None:
     assert core.tick(1e6) == []
 
 
-def test_the_end_comes_once() -> None:
+def test_end_of_the_mesh_is_reported_once() -> None:
     core = ready_core()
     core.receive(Parcel(Stopped("stopped")), 0.0)
     assert core.agent_ended("its process ended") == []
 
 
-def test_what_has_ended_stays_ended() -> None:
+def test_ended_mesh_stays_ended() -> None:
     core = ready_core()
     core.agent_ended("its process ended")
     core.restart({"dp": 2, "tp": 2})
@@ -209,7 +209,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_every_run_hears_of_each_of_its_ranks_once_and_finishes_once(events: list[Any]) -> None:
+def test_every_run_gets_one_end_per_rank_and_finishes_once(events: list[Any]) -> None:
     core, now, next_run = ready_core(), 0.0, 0
     ranks_of: dict[int, tuple[int, ...]] = {}
     told: dict[int, list[int]] = {}

@@ -48,7 +48,7 @@ def test_members_that_have_begun_different_numbers_disagree() -> None:
     assert find_disagreements({0: counted(3), 1: counted(2)}, 2, True) == [(0, 1)]
 
 
-def test_who_does_not_know_of_a_group_has_begun_nothing_on_it() -> None:
+def test_rank_without_a_group_has_begun_nothing_on_the_group() -> None:
     assert find_disagreements({0: counted(1), 1: ()}, 2, True) == [(0, 1)]
     assert find_disagreements({0: counted(0), 1: ()}, 2, True) == []
 
@@ -103,7 +103,7 @@ def test_ranks_are_healed_if_one_is_broken_or_counts_disagree() -> None:
 # ---- what is known between runs
 
 
-def test_a_tally_tells_once_that_all_agree_and_again_until_they_do() -> None:
+def test_tally_is_new_once_when_all_agree_and_again_until_all_agree() -> None:
     tally = Tally()
     tally.add((0, 1), counted(3))
     assert tally.find_new_disagreements((0, 1), 2) == []
@@ -138,22 +138,22 @@ def stuck(
     return find_stuck(states, waiting, absent, dead or set(), 4, 1.0)
 
 
-def test_who_waits_for_a_rank_that_has_ended_the_run_without_coming_is_stuck() -> None:
+def test_rank_is_stuck_waiting_for_a_rank_that_ended_without_the_collective() -> None:
     states = {0: state(count(3), in_="all_reduce"), 1: state(count(2))}
     assert stuck(states, {1}) == [0]
 
 
-def test_who_waits_for_a_rank_that_has_been_there_is_not_stuck() -> None:
+def test_rank_is_not_stuck_waiting_for_a_rank_that_took_part() -> None:
     states = {0: state(count(3), in_="all_reduce"), 1: state(count(3))}
     assert stuck(states, {1}) == []
 
 
-def test_who_waits_for_a_rank_that_may_come_is_not_stuck() -> None:
+def test_rank_is_not_stuck_waiting_for_a_rank_that_still_runs() -> None:
     states = {0: state(count(3), in_="all_reduce"), 1: state(count(2))}
     assert stuck(states, set()) == []
 
 
-def test_who_has_not_waited_long_or_does_not_wait_is_not_stuck() -> None:
+def test_rank_is_not_stuck_without_a_long_wait() -> None:
     ended = state(count(2))
     assert stuck({0: state(count(3), in_="all_reduce", waited_s=0.9), 1: ended}, {1}) == []
     assert stuck({0: state(count(3)), 1: ended}, {1}) == []
@@ -177,22 +177,22 @@ def test_all_are_needed_where_a_group_is_being_made() -> None:
     assert stuck(states, set()) == []
 
 
-def test_a_dead_rank_will_not_come() -> None:
+def test_rank_is_stuck_waiting_for_a_dead_rank() -> None:
     states = {0: state(count(1), in_="all_reduce")}
     assert stuck(states, set(), dead={3}) == [0]
 
 
-def test_nothing_is_assumed_of_a_living_rank_that_does_not_answer() -> None:
+def test_living_rank_without_an_answer_counts_as_running() -> None:
     assert stuck({0: state(count(1), in_="all_reduce")}, {1}) == []
 
 
-def test_who_receives_from_a_rank_that_has_ended_without_sending_is_stuck() -> None:
+def test_receiver_is_stuck_when_the_sender_ended_without_sending() -> None:
     own = state(count(0, num_received=((1, 2),)), in_="recv")
     assert stuck({0: own, 1: state(count(0, num_sent=((0, 1),)))}, {1}) == [0]
     assert stuck({0: own, 1: state(count(0, num_sent=((0, 2),)))}, {1}) == []
 
 
-def test_who_sends_to_a_rank_that_has_ended_without_receiving_is_stuck() -> None:
+def test_sender_is_stuck_when_the_receiver_ended_without_receiving() -> None:
     own = state(count(0, num_sent=((1, 2),)), in_="send")
     assert stuck({0: own, 1: state(count(0, num_received=((0, 1),)))}, {1}) == [0]
     assert stuck({0: own, 1: state(count(0, num_received=((-1, 2),)))}, {1}) == []
@@ -208,7 +208,7 @@ def test_waiting_may_be_for_a_message() -> None:
     assert stuck({0: own, 1: state(count(3))}, {1}) == [0]
 
 
-def test_who_receives_from_anyone_is_stuck_when_nobody_is_left_to_send() -> None:
+def test_receiver_from_any_rank_is_stuck_when_no_sender_is_left() -> None:
     own = state(count(0, num_received=((-1, 2),)), in_="recv")
     sent = state(count(0, num_sent=((0, 1),)))
     silent = state(count(0))

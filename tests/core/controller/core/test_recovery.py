@@ -90,7 +90,7 @@ def test_a_run_that_ended_well_is_not_looked_at() -> None:
     assert_calm(core)
 
 
-def test_who_was_released_or_interrupted_is_looked_at_even_if_its_code_went_on() -> None:
+def test_released_or_interrupted_rank_is_examined_even_if_its_code_went_on() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
     core.interrupt(1, 0.0)
@@ -135,7 +135,7 @@ def test_counts_that_seemed_to_disagree_cost_one_look() -> None:
 # ---- who takes part
 
 
-def test_whoever_runs_something_has_no_part_until_it_is_idle() -> None:
+def test_running_rank_has_no_part_in_a_heal_until_idle() -> None:
     core = ready_core(3)
     submit(core, 1, (2,))
     submit(core, 2, (0, 1))
@@ -151,7 +151,7 @@ def test_whoever_runs_something_has_no_part_until_it_is_idle() -> None:
     assert_calm(core)
 
 
-def test_who_has_been_sent_work_is_not_idle_even_if_it_says_so() -> None:
+def test_rank_with_work_in_flight_is_not_idle() -> None:
     core = ready_core(3)
     submit(core, 1, (0, 1))
     submit(core, 2, (2,))
@@ -160,7 +160,7 @@ def test_who_has_been_sent_work_is_not_idle_even_if_it_says_so() -> None:
     assert ranks == (0, 1)
 
 
-def test_who_did_not_answer_is_healed_before_it_runs_something_again() -> None:
+def test_silent_rank_is_healed_before_its_next_run() -> None:
     core = ready_core(3)
     submit(core, 1, (0, 1))
     _, probe = only(Probe, hear(core, (0, 1), FAILED))
@@ -177,7 +177,7 @@ def test_who_did_not_answer_is_healed_before_it_runs_something_again() -> None:
     assert started(hear(core, ranks, Done(heal.run), 1.0)) == [((2,), 3)]
 
 
-def test_who_holds_back_a_run_that_others_are_still_in_stays_where_it_is() -> None:
+def test_holding_rank_stays_until_the_failed_run_has_ended_everywhere() -> None:
     core = ready_core(4, on_error="wait")
     submit(core, 1, (0, 1))
     submit(core, 2, (0,))
@@ -193,7 +193,7 @@ def test_who_holds_back_a_run_that_others_are_still_in_stays_where_it_is() -> No
     assert [deliver.run for deliver in of(Finish, hear(core, (0,), Done(2)))] == [2]
 
 
-def test_who_fails_while_others_are_looked_at_is_looked_at_next() -> None:
+def test_rank_that_fails_during_an_examination_is_examined_next() -> None:
     core = ready_core(3)
     submit(core, 1, (0, 1))
     submit(core, 2, (2,))
@@ -205,7 +205,7 @@ def test_who_fails_while_others_are_looked_at_is_looked_at_next() -> None:
     assert_calm(core)
 
 
-def test_who_ends_its_run_while_others_are_healed_is_healed_next() -> None:
+def test_rank_that_ends_its_run_during_a_heal_is_healed_next() -> None:
     core = ready_core(3)
     submit(core, 1, (0, 1))
     submit(core, 2, (2,))
@@ -220,7 +220,7 @@ def test_who_ends_its_run_while_others_are_healed_is_healed_next() -> None:
 # ---- work meanwhile
 
 
-def test_work_waits_until_it_is_calm_and_keeps_its_order() -> None:
+def test_work_waits_for_calm_and_keeps_its_order() -> None:
     core, heal = healing_core()
     assert submit(core, 2, (0, 1)) == []
     assert submit(core, 3, (2,)) == []
@@ -243,7 +243,7 @@ def test_work_that_waited_goes_only_to_those_that_were_there_all_the_time() -> N
     assert started(effects) == [((1,), 1)]
 
 
-def test_work_for_a_rank_that_could_not_be_replaced_has_it_tried_again() -> None:
+def test_work_for_a_missing_rank_tries_its_replacement_again() -> None:
     core = ready_core(2)
     effects = healed_by_user(core)
     effects += die(core, 0)
@@ -300,7 +300,7 @@ def test_a_question_to_a_control_thread_does_not_keep_a_death_from_being_healed(
     assert only(Probe, effects)[0] == (0, 2)
 
 
-def test_a_death_that_is_told_twice_is_healed_once() -> None:
+def test_death_reported_twice_is_healed_once() -> None:
     core = ready_core(3)
     lose_rank(core, Died(1, KILLED, ""))
     assert told(die(core, 1)) == []
@@ -340,7 +340,7 @@ def test_if_all_are_dead_the_new_ones_make_the_meshs_own_groups() -> None:
     assert (ranks, heal.blueprint) == ((0, 1), b"")
 
 
-def test_with_auto_heal_nobody_needs_to_ask() -> None:
+def test_auto_heal_replaces_dead_ranks_without_a_request() -> None:
     core = ready_core(3, auto_heal=True)
     effects = drive(core, die(core, 1))
     assert [
@@ -352,7 +352,7 @@ def test_with_auto_heal_nobody_needs_to_ask() -> None:
     assert_calm(core)
 
 
-def test_what_was_killed_for_not_stopping_is_replaced() -> None:
+def test_rank_killed_for_not_stopping_is_replaced() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
     core.interrupt(1, 0.0)
@@ -385,7 +385,7 @@ def test_ranks_that_run_something_are_named() -> None:
     assert "rank 1 must be idle" in report.failure
 
 
-def test_what_ranks_run_is_told() -> None:
+def test_refused_heal_names_the_runs_of_busy_ranks() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 2), title="cell 3"))
     [report] = reports(healed_by_user(core))
@@ -455,7 +455,7 @@ def test_a_rank_that_is_late_to_answer_is_asked_again() -> None:
     assert (report.respawned, report.failure) == ((1,), "")
 
 
-def test_a_rank_that_has_ended_its_run_and_does_not_say_so_yet_is_asked_again() -> None:
+def test_rank_whose_end_of_run_is_on_its_way_is_asked_again() -> None:
     core = ready_core(2)
     lose_rank(core, Died(1, KILLED, ""))
     _, probe = only(Probe, healed_by_user(core, 1.0))
@@ -464,7 +464,7 @@ def test_a_rank_that_has_ended_its_run_and_does_not_say_so_yet_is_asked_again() 
     assert (report.respawned, report.failure) == ((1,), "")
 
 
-def test_a_rank_is_not_asked_again_for_who_has_given_the_heal_up() -> None:
+def test_rank_is_not_asked_again_after_the_heal_was_abandoned() -> None:
     core = ready_core(2)
     lose_rank(core, Died(1, KILLED, ""))
     healed_by_user(core, 1.0)
@@ -473,7 +473,7 @@ def test_a_rank_is_not_asked_again_for_who_has_given_the_heal_up() -> None:
     assert "rank 0 did not say so" in report.failure
 
 
-def test_ranks_that_nobody_releases_are_not_waited_for() -> None:
+def test_heal_does_not_wait_for_ranks_that_are_not_released() -> None:
     core = ready_core(2, on_error="wait")
     submit(core, 1, (0, 1))
     die(core, 1)
@@ -484,7 +484,7 @@ def test_ranks_that_nobody_releases_are_not_waited_for() -> None:
     assert healed_by_user(core, 1.3) == []
 
 
-def test_a_heal_that_waits_is_given_up_by_who_asked_for_it() -> None:
+def test_waiting_heal_can_be_abandoned() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
     die(core, 1)
@@ -495,7 +495,7 @@ def test_a_heal_that_waits_is_given_up_by_who_asked_for_it() -> None:
 
 
 @pytest.mark.parametrize("gives_up", [True, False])
-def test_who_is_replaced_without_being_asked_for_is_so_after_a_heal_that_was_refused(
+def test_auto_healed_rank_is_replaced_after_a_refused_heal(
     gives_up: bool,
 ) -> None:
     core = ready_core(3, auto_heal=True)
@@ -513,7 +513,7 @@ def test_who_is_replaced_without_being_asked_for_is_so_after_a_heal_that_was_ref
     assert core.dead == {}
 
 
-def test_who_is_killed_for_not_stopping_is_replaced_after_a_heal_that_was_refused() -> None:
+def test_rank_killed_for_not_stopping_is_replaced_after_a_refused_heal() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
     die(core, 1)
@@ -526,7 +526,7 @@ def test_who_is_killed_for_not_stopping_is_replaced_after_a_heal_that_was_refuse
     assert set(core.dead) == {1}  # nobody asks for it any longer
 
 
-def test_who_does_not_answer_is_named() -> None:
+def test_heal_report_names_ranks_without_an_answer() -> None:
     core = ready_core(2)
     _, probe = only(Probe, healed_by_user(core))
     hear(core, (0,), state(probe.request))

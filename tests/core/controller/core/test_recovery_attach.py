@@ -62,19 +62,19 @@ def test_without_a_store_nothing_is_tried() -> None:
 # ---- attaching
 
 
-def test_who_attaches_lets_go_on_who_may_hold_back() -> None:
+def test_attaching_controller_resumes_ranks_that_may_hold_back() -> None:
     core, effects = attached_core()
     assert told(answer_probe(core, effects, 0.0, counts=counted(2))) == [((0, 1), Resume())]
     assert_calm(core)
 
 
-def test_who_attaches_heals_what_is_broken() -> None:
+def test_attaching_controller_heals_broken_groups() -> None:
     core, effects = attached_core()
     effects = answer_probe(core, effects, 0.0, counts=counted(2), is_broken={0: True})
     assert only(Heal, effects)[0] == (0, 1)
 
 
-def test_who_attaches_hears_of_the_end_of_what_was_in_flight() -> None:
+def test_attaching_controller_gets_the_end_of_runs_in_flight() -> None:
     core, effects = attached_core(3, runs=(RunInfo(7, (0, 1), "step()"),))
     effects = answer_probe(core, effects, 0.0, busy={0: 7, 1: 7}, counts=counted(2))
     assert told(effects) == [((2,), Resume())]
@@ -82,7 +82,7 @@ def test_who_attaches_hears_of_the_end_of_what_was_in_flight() -> None:
     assert of(Finish, hear(core, (1,), Done(7))) == [Finish(7)]
 
 
-def test_who_has_something_in_flight_when_somebody_attaches_may_be_about_to_begin() -> None:
+def test_rank_with_a_run_in_flight_at_attach_may_be_about_to_begin() -> None:
     core, effects = attached_core(3, runs=(RunInfo(7, (1,), "step()"),))
     effects = answer_probe(core, effects, 0.0, counts=counted(2), is_broken=True)
     ranks, heal = only(Heal, effects)
@@ -92,7 +92,7 @@ def test_who_has_something_in_flight_when_somebody_attaches_may_be_about_to_begi
     assert only(Heal, answer_probe(core, effects, 0.0, counts=counted(0)))[0] == (0, 1, 2)
 
 
-def test_ranks_that_are_being_replaced_when_somebody_attaches_come_later() -> None:
+def test_ranks_under_replacement_at_attach_join_later() -> None:
     core = Core(3)
     core.receive(Parcel(Welcome(1, 2, "host", next_run=8)), 0.0)
     phases: dict[int, Any] = {0: "idle", 1: "starting", 2: "idle"}
@@ -106,13 +106,13 @@ def test_ranks_that_are_being_replaced_when_somebody_attaches_come_later() -> No
     assert only(Describe, answer_probe(core, effects, 0.0))[0] == (0,)
 
 
-def test_with_auto_heal_the_dead_are_replaced_when_somebody_attaches() -> None:
+def test_auto_heal_replaces_dead_ranks_at_attach() -> None:
     core, effects = attached_core(3, dead=(1,), auto_heal=True)
     effects = answer_probe(core, effects, 0.0, counts=counted(2))
     assert asked_of_agent(effects, Respawn) == [Respawn((1,))]
 
 
-def test_who_attaches_heals_if_ranks_are_dead() -> None:
+def test_attaching_controller_heals_where_ranks_are_dead() -> None:
     core, effects = attached_core(3, dead=(1,))
     assert set(core.dead) == {1}
     ranks, heal = only(Heal, answer_probe(core, effects, 0.0, counts=counted(2)))
@@ -123,7 +123,7 @@ def test_who_attaches_heals_if_ranks_are_dead() -> None:
     assert reports(effects)[0].respawned == (1,)
 
 
-def test_who_attaches_finds_ranks_that_have_no_groups_yet() -> None:
+def test_attaching_controller_finds_ranks_without_groups() -> None:
     core, effects = attached_core(3)
     counts = {0: counted(2), 2: counted(2), 1: ()}
     effects = answer_probe(core, effects, 0.0, counts=counts, is_broken={0: True})
@@ -131,7 +131,7 @@ def test_who_attaches_finds_ranks_that_have_no_groups_yet() -> None:
     assert ranks == (0,)
 
 
-def test_a_failure_of_what_nobody_knows_any_more_holds_nobody_back_for_ever() -> None:
+def test_failure_of_a_forgotten_run_holds_no_rank_back_for_ever() -> None:
     core = ready_core(2)
     effects = hear(core, (1,), Failed(77, "E", "", "", 0))
     assert told(answer_probe(core, effects, 0.0)) == [((1,), Resume())]

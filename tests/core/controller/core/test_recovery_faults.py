@@ -57,7 +57,7 @@ from ....support.recovery_cases import (
 # ---- what goes wrong while ranks are examined
 
 
-def test_who_dies_while_they_are_examined_is_left_out() -> None:
+def test_rank_that_dies_during_an_examination_is_left_out() -> None:
     core = ready_core(3)
     submit(core, 1, (0, 1, 2))
     effects = hear(core, (0, 1, 2), FAILED)
@@ -68,7 +68,7 @@ def test_who_dies_while_they_are_examined_is_left_out() -> None:
     assert_calm(core)
 
 
-def test_who_never_answers_costs_a_second() -> None:
+def test_rank_that_never_answers_costs_a_second() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
     _, probe = only(Probe, hear(core, (0, 1), FAILED))
@@ -81,7 +81,7 @@ def test_who_never_answers_costs_a_second() -> None:
 # ---- what goes wrong while ranks are forked
 
 
-def test_a_fork_that_fails_is_told_and_costs_nothing() -> None:
+def test_failed_fork_is_reported_and_costs_nothing() -> None:
     core = respawning_core()
     assert submit(core, 1, (0, 2)) == []
     effects = heal_all(core, core.receive(Parcel(RespawnFailed((1,), "no memory")), 1.0), 1.0)
@@ -92,7 +92,7 @@ def test_a_fork_that_fails_is_told_and_costs_nothing() -> None:
     assert set(core.dead) == {1}
 
 
-def test_a_fork_that_takes_too_long_is_given_up_and_may_come_later() -> None:
+def test_slow_fork_is_given_up_and_may_arrive_later() -> None:
     core = respawning_core()
     effects = heal_all(core, core.tick(RESPAWN_S), RESPAWN_S)
     [report] = reports(effects)
@@ -103,7 +103,7 @@ def test_a_fork_that_takes_too_long_is_given_up_and_may_come_later() -> None:
     assert_calm(core)
 
 
-def test_who_dies_while_others_are_forked_is_replaced_next() -> None:
+def test_rank_that_dies_during_a_fork_is_replaced_next() -> None:
     core = respawning_core()
     assert told(die(core, 2)) == []
     effects = drive(core, respawned(core, 1))
@@ -114,7 +114,7 @@ def test_who_dies_while_others_are_forked_is_replaced_next() -> None:
     assert_calm(core)
 
 
-def test_another_request_meanwhile_is_answered_as_well() -> None:
+def test_second_heal_request_is_answered_with_the_first() -> None:
     core = respawning_core()
     die(core, 2)
     healed_by_user(core)
@@ -127,14 +127,14 @@ def test_another_request_meanwhile_is_answered_as_well() -> None:
 # ---- what goes wrong while a rank describes its groups
 
 
-def test_another_is_asked_if_one_does_not_tell() -> None:
+def test_another_rank_describes_the_groups_if_one_does_not_answer() -> None:
     core, (ranks, _) = describing_core()
     assert ranks == (0,)
     effects = core.tick(ANSWER_S)
     assert only(Describe, answer_probe(core, effects, ANSWER_S))[0] == (2,)
 
 
-def test_if_nobody_tells_it_is_given_up_and_can_be_tried_again() -> None:
+def test_heal_without_any_description_is_given_up_and_can_be_retried() -> None:
     core, _ = describing_core()
     effects: list[Effect] = []
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -149,7 +149,7 @@ def test_if_nobody_tells_it_is_given_up_and_can_be_tried_again() -> None:
     assert report.healed
 
 
-def test_who_dies_while_it_is_to_tell_is_replaced_and_another_tells() -> None:
+def test_describing_rank_that_dies_is_replaced_and_another_describes() -> None:
     core, _ = describing_core()
     effects = answer_probe(core, die(core, 0), 0.0)
     assert asked_of_agent(effects, Respawn) == [Respawn((0,))]
@@ -159,7 +159,7 @@ def test_who_dies_while_it_is_to_tell_is_replaced_and_another_tells() -> None:
     assert report.respawned == (0, 1)
 
 
-def test_a_new_rank_that_dies_meanwhile_is_replaced_again() -> None:
+def test_new_rank_that_dies_during_the_heal_is_replaced_again() -> None:
     core, (_, describe) = describing_core()
     die(core, 1)
     effects = drive(core, hear(core, (0,), Blueprint(describe.request, b"x")))
@@ -168,7 +168,7 @@ def test_a_new_rank_that_dies_meanwhile_is_replaced_again() -> None:
     assert_calm(core)
 
 
-def test_a_new_rank_that_nobody_asked_for_and_that_dies_is_told() -> None:
+def test_auto_healed_rank_that_dies_is_reported() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
     core.interrupt(1, 0.0)
@@ -183,7 +183,7 @@ def test_a_new_rank_that_nobody_asked_for_and_that_dies_is_told() -> None:
     assert_calm(core)
 
 
-def test_new_ranks_wait_for_one_that_can_tell() -> None:
+def test_new_ranks_wait_for_a_rank_that_can_describe_groups() -> None:
     core, _ = describing_core()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         effects = core.tick(attempt * ANSWER_S)
@@ -200,7 +200,7 @@ def test_new_ranks_wait_for_one_that_can_tell() -> None:
 # ---- what goes wrong while groups are healed
 
 
-def test_if_one_fails_the_others_are_released_and_it_is_tried_again() -> None:
+def test_heal_that_fails_on_one_rank_is_released_and_retried() -> None:
     core, heal = healing_core()
     effects = hear(core, (1,), Failed(heal.run, "RuntimeError", "no", "", 0))
     assert told(effects) == [((0, 2), Release(heal.run))]
@@ -214,7 +214,7 @@ def test_if_one_fails_the_others_are_released_and_it_is_tried_again() -> None:
     assert_calm(core)
 
 
-def test_if_one_dies_the_others_are_released_and_healed_without_it() -> None:
+def test_heal_in_which_a_rank_dies_is_released_and_goes_on_without_the_rank() -> None:
     core, heal = healing_core()
     assert told(die(core, 1)) == [((0, 2), Release(heal.run))]
     effects = hear(core, (0, 2), Failed(heal.run, "Released", "", "", 0))
@@ -224,7 +224,7 @@ def test_if_one_dies_the_others_are_released_and_healed_without_it() -> None:
     assert_calm(core)
 
 
-def test_who_dies_after_its_part_in_a_heal_is_left_out_of_another() -> None:
+def test_rank_that_dies_after_its_part_in_a_heal_is_left_out_of_the_next() -> None:
     core, heal = healing_core()
     hear(core, (1,), Done(heal.run))
     assert told(die(core, 1)) == []
@@ -250,7 +250,7 @@ def test_a_rank_that_dies_whenever_it_is_replaced_is_not_replaced_for_ever() -> 
     assert_calm(core)
 
 
-def test_who_has_healed_goes_on_and_has_no_part_in_the_next_attempt_if_it_works() -> None:
+def test_healed_rank_at_work_has_no_part_in_the_next_attempt() -> None:
     core = ready_core(2)
     submit(core, 1, (0, 1))
     submit(core, 2, (0, 1))
@@ -277,7 +277,7 @@ def test_a_heal_that_keeps_failing_is_given_up() -> None:
     hear(core, (0,), Done(2))
 
 
-def test_what_could_not_be_healed_is_tried_again_after_the_next_run() -> None:
+def test_failed_heal_is_retried_after_the_next_run() -> None:
     core, heal = healing_core(2)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         effects = hear(core, (0, 1), Failed(heal.run, "RuntimeError", "no way", "", 0))

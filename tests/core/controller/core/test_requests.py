@@ -27,7 +27,7 @@ def test_a_question_goes_to_all_its_ranks_at_once() -> None:
     assert control_sent(effects) == [((0, 2), Probe(request))]
 
 
-def test_a_question_to_nobody_is_answered_at_once() -> None:
+def test_question_to_no_ranks_is_answered_at_once() -> None:
     questions = Questions()
     request, effects = asked(questions, ())
     assert effects == [Answer(request, {})]
@@ -42,7 +42,7 @@ def test_a_question_is_answered_when_all_have_answered() -> None:
     assert questions.answer(request, (0,), "a", 0.3) == []
 
 
-def test_who_does_not_answer_in_time_is_left_out() -> None:
+def test_rank_without_an_answer_in_time_is_left_out() -> None:
     questions = Questions()
     request, _ = asked(questions, (0, 1), 5.0)
     questions.answer(request, (1,), "b", 5.1)
@@ -53,7 +53,7 @@ def test_who_does_not_answer_in_time_is_left_out() -> None:
     assert questions.answer(request, (0,), "a", 7.0) == []
 
 
-def test_who_dies_is_not_waited_for() -> None:
+def test_question_does_not_wait_for_a_dead_rank() -> None:
     questions = Questions()
     request, _ = asked(questions, (0, 1))
     questions.answer(request, (1,), "b", 0.1)

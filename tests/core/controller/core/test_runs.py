@@ -79,7 +79,7 @@ def test_a_death_is_a_failure() -> None:
     assert verbs(Release, core.tick(11.0)) == [((1,), Release(1))]
 
 
-def test_nobody_is_released_twice() -> None:
+def test_rank_is_not_released_twice() -> None:
     core = ready_core(settle_s=1.0)
     core.submit(relay(1, (0, 1, 2)))
     hear(core, (0,), FAILED, now=0.0)
@@ -89,7 +89,7 @@ def test_nobody_is_released_twice() -> None:
     assert not any(late)
 
 
-def test_with_wait_nobody_is_released() -> None:
+def test_on_error_wait_releases_no_rank() -> None:
     core = ready_core(on_error="wait")
     core.submit(relay(1, (0, 1)))
     hear(core, (0,), FAILED, now=0.0)
@@ -99,7 +99,7 @@ def test_with_wait_nobody_is_released() -> None:
     assert not any(verbs(Release, effects) for _, effects in ticks(core, 30.0))
 
 
-def test_nobody_is_released_while_a_rank_asks() -> None:
+def test_no_rank_is_released_while_a_rank_asks() -> None:
     core = ready_core(settle_s=1.0)
     core.submit(relay(1, (0, 1, 2)))
     hear(core, (1,), InputRequest(1, 77, "(Pdb) "), now=0.5)
@@ -120,7 +120,7 @@ def test_a_question_that_is_withdrawn_no_longer_keeps_the_others() -> None:
     assert core.reply({1: 77}, "late") == []
 
 
-def test_nobody_busy_waits_for_an_answer_where_nothing_settles() -> None:
+def test_core_has_no_deadline_where_nothing_settles() -> None:
     core = ready_core(settle_s=0.0)
     core.submit(relay(1, (0, 1)))
     hear(core, (1,), InputRequest(1, 77, "? "), now=0.0)
@@ -130,7 +130,7 @@ def test_nobody_busy_waits_for_an_answer_where_nothing_settles() -> None:
     assert core.deadline() >= SWEEP_S
 
 
-def test_what_ranks_do_with_an_interrupt_is_their_affair() -> None:
+def test_interrupted_rank_may_end_as_its_code_decides() -> None:
     core = ready_core(settle_s=1.0)
     core.submit(relay(1, (0, 1)))
     core.interrupt(1, 0.0)
@@ -151,7 +151,7 @@ def sweep(core: Core, now: float) -> tuple[Any, list[Any]]:
     raise AssertionError("nobody looked")
 
 
-def test_who_waits_for_a_rank_that_has_ended_well_is_released() -> None:
+def test_rank_waiting_for_a_rank_that_ended_well_is_released() -> None:
     core = ready_core(2)
     core.submit(relay(1, (0, 1)))
     hear(core, (1,), Done(1, None, counted(2)), now=0.1)
@@ -163,7 +163,7 @@ def test_who_waits_for_a_rank_that_has_ended_well_is_released() -> None:
     assert told(effects) == [((0,), Release(1))]
 
 
-def test_who_computes_is_left_alone() -> None:
+def test_computing_rank_is_not_released() -> None:
     core = ready_core(2)
     core.submit(relay(1, (0, 1)))
     hear(core, (1,), Done(1), now=0.1)
@@ -175,7 +175,7 @@ def test_who_computes_is_left_alone() -> None:
     )
 
 
-def test_a_state_from_before_a_rank_ended_the_run_says_nothing_of_where_it_ended() -> None:
+def test_state_older_than_a_ranks_end_of_run_is_ignored() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 1, 2)))
     hear(core, (2,), Done(1, None, counted(3)), now=0.1)
@@ -187,7 +187,7 @@ def test_a_state_from_before_a_rank_ended_the_run_says_nothing_of_where_it_ended
 
 
 @pytest.mark.parametrize("submitted", ["before", "while they are asked"])
-def test_a_rank_that_has_more_to_do_may_still_come(submitted: str) -> None:
+def test_rank_with_more_work_may_still_join(submitted: str) -> None:
     core = ready_core(2)
     core.submit(relay(1, (0, 1)))
     if submitted == "before":
@@ -201,7 +201,7 @@ def test_a_rank_that_has_more_to_do_may_still_come(submitted: str) -> None:
     assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == []
 
 
-def test_a_rank_that_holds_back_what_it_has_to_do_will_not_come() -> None:
+def test_rank_that_holds_back_its_work_will_not_join() -> None:
     core = ready_core(3, settle_s=1.0)
     core.submit(relay(1, (0, 1, 2)))
     core.submit(relay(2, (0, 1)))
@@ -213,7 +213,7 @@ def test_a_rank_that_holds_back_what_it_has_to_do_will_not_come() -> None:
     assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == [((0,), Release(1))]
 
 
-def test_a_rank_that_has_not_begun_the_run_will_come() -> None:
+def test_rank_that_has_not_begun_the_run_will_join() -> None:
     core = ready_core(4, settle_s=1.0)
     core.submit(relay(1, (0, 1)))
     core.submit(relay(2, (0, 2)))
@@ -228,7 +228,7 @@ def test_a_rank_that_has_not_begun_the_run_will_come() -> None:
     assert told(hear(core, (2,), waits, at)) == []
 
 
-def test_who_is_waited_for_and_needs_ranks_without_work_is_released() -> None:
+def test_awaited_rank_that_needs_idle_ranks_is_released() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 1)))
     core.wait_for(1)
@@ -239,13 +239,13 @@ def test_who_is_waited_for_and_needs_ranks_without_work_is_released() -> None:
     assert told(hear(core, (1,), waiting_in(request, 1, 1), at)) == [((0, 1), Release(1))]
 
 
-def test_in_the_background_a_run_may_wait_for_what_is_submitted_later() -> None:
+def test_background_run_may_wait_for_a_later_run() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 1)))
     assert not any(verbs(Probe, effects) for at, effects in ticks(core, WATCH_AFTER_S - 0.1))
 
 
-def test_who_is_waited_for_and_needs_a_rank_that_has_ended_is_released() -> None:
+def test_awaited_rank_that_needs_an_ended_rank_is_released() -> None:
     core = ready_core(2)
     submitted = core.submit(relay(1, (0, 1)))
     assert submitted
@@ -256,7 +256,7 @@ def test_who_is_waited_for_and_needs_a_rank_that_has_ended_is_released() -> None
     assert told(hear(core, (0,), waiting_in(request, 1, 3), at)) == [((0,), Release(1))]
 
 
-def test_who_waits_is_not_released_while_another_asks() -> None:
+def test_waiting_rank_is_not_released_while_another_asks() -> None:
     core = ready_core(3)
     core.submit(relay(1, (0, 1, 2)))
     hear(core, (2,), Done(1), now=0.1)
@@ -267,7 +267,7 @@ def test_who_waits_is_not_released_while_another_asks() -> None:
 # ---- interrupts
 
 
-def test_a_second_interrupt_kills_what_has_not_stopped() -> None:
+def test_second_interrupt_kills_ranks_that_have_not_stopped() -> None:
     core = ready_core(settle_s=1.0)
     core.submit(relay(1, (0, 1, 2)))
     assert told(core.interrupt(1, 10.0)) == [((0, 1, 2), Interrupt(1))]
@@ -283,7 +283,7 @@ def test_a_second_interrupt_kills_what_has_not_stopped() -> None:
     assert kills == [(10.0 + STOP_S, Kill((1, 2)))]
 
 
-def test_a_second_interrupt_kills_at_once_who_has_had_the_time_to_stop() -> None:
+def test_second_interrupt_kills_at_once_ranks_that_had_time_to_stop() -> None:
     core = ready_core()
     core.submit(relay(1, (0,)))
     core.interrupt(1, 10.0)
@@ -314,7 +314,7 @@ def test_a_third_interrupt_kills_again_and_no_earlier() -> None:
     assert sent(core.tick(13.0)).count(kill) == 1
 
 
-def test_what_waits_behind_another_run_is_not_killed() -> None:
+def test_rank_with_the_run_queued_is_not_killed() -> None:
     core = ready_core()
     core.submit(relay(1, (0,)))
     core.submit(relay(2, (0, 1)))
@@ -323,7 +323,7 @@ def test_what_waits_behind_another_run_is_not_killed() -> None:
     assert [p.verb for p in sent(core.tick(10.0 + STOP_S)) if type(p.verb) is Kill] == [Kill((1,))]
 
 
-def test_what_is_killed_is_told_and_ends_the_run() -> None:
+def test_killed_rank_is_reported_and_ends_the_run() -> None:
     core = ready_core()
     core.submit(relay(1, (0, 1)))
     hear(core, (1,), Done(1), now=9.0)
@@ -377,7 +377,7 @@ def test_a_run_that_is_held_back_is_stopped_at_once() -> None:
 # ---- runs for control threads
 
 
-def test_a_failure_in_a_control_thread_holds_nobody_back() -> None:
+def test_failure_in_a_control_thread_holds_no_rank_back() -> None:
     core = ready_core(2)
     core.submit(relay(1, (0, 1)))
     core.submit(relay(2, (0, 1), "control"))
@@ -421,7 +421,7 @@ def test_a_run_that_takes_long_is_shown_every_second() -> None:
     assert all(b - a == pytest.approx(1.0, abs=SWEEP_S) for a, b in itertools.pairwise(times))
 
 
-def test_a_rank_that_does_not_answer_is_missing_in_what_is_shown() -> None:
+def test_rank_without_an_answer_is_missing_in_the_status_line() -> None:
     core = ready_core(2)
     core.submit(relay(1, (0, 1)))
     at, [_, request] = sweep(core, 9.0)

@@ -60,7 +60,7 @@ class Asking:
         return run
 
 
-def test_a_busy_rank_that_does_not_answer_is_told_of_and_the_others_are_shown(
+def test_busy_rank_without_an_answer_is_named_and_the_others_are_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(look_module, "ANSWER_S", 0.1)
@@ -108,7 +108,7 @@ def token(inspection: Inspection) -> str:
     return inspection.pinned.token
 
 
-def test_ranks_forget_what_an_inspector_showed_that_stands_still(
+def test_ranks_forget_the_values_of_a_frozen_inspector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keeping = Keeping(monkeypatch)
@@ -119,7 +119,7 @@ def test_ranks_forget_what_an_inspector_showed_that_stands_still(
     assert keeping.forgotten == [token(seen)]
 
 
-def test_what_was_on_its_way_when_it_came_to_stand_still_is_forgotten_too(
+def test_answer_on_its_way_to_a_frozen_inspector_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keeping = Keeping(monkeypatch)
@@ -135,7 +135,7 @@ def test_what_was_on_its_way_when_it_came_to_stand_still_is_forgotten_too(
     assert keeping.forgotten == [token(first), token(second)]
 
 
-def test_an_inspector_that_stands_still_is_done_with_its_ranks() -> None:
+def test_frozen_inspector_asks_its_ranks_no_more() -> None:
     answers = LocalAnswers("w + 1", {0: {"w": torch.ones(3)}})
     inspector = Inspector(answers)
     assert not answers.is_closed

@@ -74,7 +74,7 @@ def test_parts_of_different_meshes_are_replicas_where_they_are_equal() -> None:
     assert str(compare(dict(enumerate(stages)))) == "sharded: every rank holds a part of its own"
 
 
-def test_what_could_not_be_read_is_named() -> None:
+def test_comparison_names_unreadable_parts() -> None:
     comparison = compare({0: tensor("a"), 1: tensor(""), 2: tensor("b")})
     assert comparison.unread == (1,)
     assert str(comparison) == "replicas differ: ranks 0 ≠ 2; not compared: 1"
@@ -93,7 +93,7 @@ def test_what_could_not_be_read_is_named() -> None:
         (LargestDifference(0.0, True), "in no element that was compared"),
     ],
 )
-def test_differences_are_told_in_words(difference: LargestDifference, words: str) -> None:
+def test_differences_are_described_in_words(difference: LargestDifference, words: str) -> None:
     comparison = Comparison((Replicas((), ((0, 1), (2,)), difference),))
     assert str(comparison) == f"replicas differ: ranks 0-1 ≠ 2 {words}"
 
@@ -173,7 +173,7 @@ def test_an_inspection_of_a_nest_has_facts_by_path() -> None:
     assert (nest[0].kind, nest[0].text) == ("dict", "{...}")
 
 
-def test_a_rank_without_a_value_says_why() -> None:
+def test_rank_without_a_value_gives_its_reason() -> None:
     one = inspection(("", tensor("a")))
     with pytest.raises(KeyError, match="NameError: no x"):
         one[2]

@@ -46,7 +46,7 @@ def test_a_plain_result_is_text_among_lines() -> None:
     ]
 
 
-def test_nothing_to_show_sends_nothing() -> None:
+def test_empty_output_sends_no_message() -> None:
     front = Recorder()
     CellSink(front).show([])
     assert front.messages == []
@@ -142,7 +142,7 @@ def test_markdown_and_formulas_have_their_ranks_above_them(key: str) -> None:
     assert data == {"text/markdown": "`[0-1]`\n\n$x^2$"}
 
 
-def test_what_has_no_room_for_a_label_is_shown_as_it_is_below_one() -> None:
+def test_output_without_room_for_a_label_is_shown_below_its_label() -> None:
     front = Recorder()
     CellSink(front).show(
         [rich(0, json={"a": 1}, metadata={"application/json": {"expanded": True}})]
@@ -234,7 +234,7 @@ def test_clearing_empties_the_area() -> None:
     assert front.area == ["[0] new\n"]
 
 
-def test_a_rank_clears_its_own_and_what_is_others_is_shown_again() -> None:
+def test_rank_clears_its_own_output_and_that_of_others_is_shown_again() -> None:
     front = Recorder()
     sink = CellSink(front)
     sink.show(
@@ -266,7 +266,7 @@ def test_an_error_a_remark_and_an_unfinished_line_survive_anothers_clearing() ->
     assert front.area[-1] == {"text/plain": "[0] 30%"}
 
 
-def test_after_clearing_all_a_line_is_drawn_anew() -> None:
+def test_live_line_is_redrawn_after_clearing_all() -> None:
     front = Recorder()
     sink = CellSink(front)
     sink.show(
@@ -327,7 +327,7 @@ def test_a_rank_that_clears_in_an_old_cell_leaves_the_others() -> None:
     assert front.area[-1]["text/plain"] == "[1] new"
 
 
-def test_what_is_cleared_beside_much_is_bounded_and_what_is_others_too_stands_below() -> None:
+def test_clearing_beside_much_output_is_bounded_and_shared_output_stands_below() -> None:
     front = Recorder()
     sink = CellSink(front)
     sink.show([rich(0, html="A" * 1_000_000), clear(1), line(1, 2, text="old"), clear(1, 2)])
@@ -420,7 +420,7 @@ class Odd(Rich):
         raise ValueError("odd")
 
 
-def test_what_cannot_be_shown_costs_only_itself() -> None:
+def test_unshowable_output_costs_only_itself() -> None:
     blocks = [
         line(0, text="before"),
         Block((0, 1), Odd("display", b""), ("", "")),
@@ -463,7 +463,7 @@ def differing() -> list[Block]:
     return [line(0, 1, text="same"), line(0, text="zero"), line(1, text="one")]
 
 
-def test_in_the_end_there_is_a_switch_and_later_output_is_in_it() -> None:
+def test_tabs_appear_at_the_end_and_hold_later_output() -> None:
     front = Recorder()
     sink = CellSink(front, has_tabs=True)
     sink.show(differing())
@@ -488,7 +488,7 @@ def test_there_is_no_switch(why: str) -> None:
     assert switches(front) == []
 
 
-def test_a_display_is_in_the_switch_in_its_latest_state() -> None:
+def test_tabs_hold_the_latest_state_of_a_display() -> None:
     front = Recorder()
     sink = CellSink(front, has_tabs=True)
     sink.show([*differing(), rich(1, ids=("a",), html="<i>first</i>")])
@@ -525,7 +525,7 @@ def test_unfinished_lines_are_redrawn_in_one_place() -> None:
     assert front.area == [{"text/plain": "[0] 20%\n[1] 30%"}, "[2] text\n"]
 
 
-def test_closed_lines_stay_and_the_next_ones_are_drawn_anew() -> None:
+def test_closed_lines_stay_and_the_next_ones_are_new_lines() -> None:
     front = Recorder()
     sink = CellSink(front)
     sink.show([Live((((0,), "100%"),), closed=True), Live((((0,), "1%"),), closed=False)])

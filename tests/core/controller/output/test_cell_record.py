@@ -70,14 +70,14 @@ def test_ranks_that_lost_the_same_are_still_equal() -> None:
     assert by_rank[0].dropped
 
 
-def test_what_is_too_large_for_the_whole_record_is_not_kept() -> None:
+def test_output_larger_than_the_record_is_not_kept() -> None:
     record = Record(budget_bytes=1_000)
     record.add(line(0, text="x" * 1_000_000))
     assert record.by_rank()[0].items == ()
     assert record.by_rank()[0].dropped
 
 
-def test_switched_off_it_remembers_nothing() -> None:
+def test_record_is_empty_when_switched_off() -> None:
     record = Record()
     record.add(line(0))
     record.switch_off()
@@ -88,7 +88,7 @@ def test_switched_off_it_remembers_nothing() -> None:
     assert record.cost_of_others((0,)) == record.cost_of_others((1,)) == math.inf
 
 
-def test_what_was_dropped_of_others_cannot_be_shown_again() -> None:
+def test_dropped_output_of_other_ranks_is_not_shown_again() -> None:
     record = Record(budget_bytes=1_000)
     record.add(line(0, text="x" * 10_000))
     record.add(line(1))

@@ -44,7 +44,7 @@ def test_blocks_as_text(item: Item, stream: str, text: str) -> None:
     assert as_text(Block((0, 1), item, ("", ""))) == (stream, text)
 
 
-def test_a_gap_says_how_much_and_where_it_is() -> None:
+def test_gap_names_its_size_and_its_log() -> None:
     stream, text = as_text(Block((2, 3), Gap(12345, 6_700_000)))
     assert stream == "stdout"
     assert text == "[2-3] … 12,345 lines (6.7 MB) not shown; all of it: %dist_logs 2\n"

@@ -25,13 +25,13 @@ from ....support.folded_reader import ALL, LONG_S, SHORT_S, Screen, display
 # ---- equal lines
 
 
-def test_what_all_print_at_once_is_shown_once_and_at_once() -> None:
+def test_line_of_all_ranks_is_shown_once_and_at_once() -> None:
     screen = Screen(ALL)
     screen.print(ALL, "step 1\nstep 2\n")
     assert screen.text == ["[0-3] step 1", "[0-3] step 2"]
 
 
-def test_equal_lines_that_come_one_rank_after_the_other_are_shown_once() -> None:
+def test_equal_lines_of_ranks_in_turn_are_shown_once() -> None:
     screen = Screen(ALL)
     for rank in ALL:
         screen.print(rank, "step\n")
@@ -57,7 +57,7 @@ def test_an_equal_line_of_all_ranks_waits_for_nothing() -> None:
     assert screen.text == ["[0-1] step"]
 
 
-def test_one_rank_alone_waits_for_nobody() -> None:
+def test_output_of_a_single_rank_is_not_held() -> None:
     screen = Screen((2,))
     screen.print(2, "mine\n")
     assert screen.text == ["[2] mine"]
@@ -119,7 +119,7 @@ def test_an_odd_line_does_not_unfold_what_follows(odd: int) -> None:
 
 
 @pytest.mark.parametrize("odd", ALL)
-def test_an_odd_line_that_comes_first_does_not_unfold_what_comes_a_moment_later(odd: int) -> None:
+def test_odd_first_line_does_not_unfold_later_lines(odd: int) -> None:
     # As ranks print: the first line after a pause is sent at once, those after it are gathered.
     screen = Screen(ALL)
     screen.print(odd, "warning\n")
@@ -183,7 +183,7 @@ def test_a_line_that_others_do_not_print_is_held_and_then_shown() -> None:
     assert screen.text == ["[0] mine"]
 
 
-def test_nothing_is_due_where_nothing_came() -> None:
+def test_empty_fold_has_no_deadline() -> None:
     screen = Screen((0, 1))
     assert screen.folder.deadline() is None
     screen.print((0, 1), "step\n")
@@ -191,7 +191,7 @@ def test_nothing_is_due_where_nothing_came() -> None:
     assert screen.folder.take(screen.now) == []
 
 
-def test_each_line_is_held_from_when_it_came() -> None:
+def test_line_is_held_from_its_arrival() -> None:
     screen = Screen((0, 1))
     screen.print(0, "first\n")
     screen.wait(HOLD_S * 0.6)
@@ -263,14 +263,14 @@ def test_there_is_more_exactly_when_the_folder_says_so(prints: Sequence[Any]) ->
 # ---- ranks that leave
 
 
-def test_nobody_waits_for_ranks_that_have_left() -> None:
+def test_fold_does_not_wait_for_ranks_that_have_ended() -> None:
     screen = Screen((0, 1))
     screen.leave(1)
     screen.print(0, "alone\n")
     assert screen.text == ["[0] alone"]
 
 
-def test_what_waited_only_for_a_rank_that_leaves_is_shown() -> None:
+def test_output_held_for_an_ended_rank_is_shown() -> None:
     screen = Screen((0, 1))
     screen.print(0, "alone\n")
     assert screen.text == []
@@ -298,7 +298,7 @@ def test_a_line_without_newline_ends_with_its_rank() -> None:
     assert not screen.has_unfinished_lines
 
 
-def test_what_comes_after_the_end_is_shown_at_once() -> None:
+def test_output_after_the_end_is_shown_at_once() -> None:
     screen = Screen((0, 1))
     screen.print((0, 1), "in time\n")
     screen.finish()

@@ -95,7 +95,7 @@ def test_every_line_of_every_rank_is_shown_once_in_its_order(
 
 @settings(max_examples=200)
 @given(all_scripts=scripts(PIECES), data=st.data())
-def test_every_line_is_shown_once_in_its_order_also_where_lines_come_in_pieces(
+def test_every_line_is_shown_once_in_order_for_any_split_of_the_text(
     all_scripts: list[list[Any]], data: st.DataObject
 ) -> None:
     screen = Screen(range(len(all_scripts)))

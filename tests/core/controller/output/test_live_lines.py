@@ -20,7 +20,7 @@ def test_two_lines_are_left_as_they_are() -> None:
     assert compact(lines) == lines
 
 
-def test_what_differs_in_words_is_left_as_it_is() -> None:
+def test_lines_that_differ_in_words_are_left_alone() -> None:
     lines = [((0,), "loads"), ((1,), "trains 3"), ((2,), "waits 3"), ((3,), "trains 4")]
     assert compact(lines) == lines
 
@@ -39,11 +39,11 @@ def test_drawn_bars_do_not_count_and_the_slowest_is_shown() -> None:
     ]
 
 
-def test_a_line_of_equal_numbers_names_nobody() -> None:
+def test_line_of_equal_numbers_names_no_rank() -> None:
     assert compact([((rank,), f"{'#' * rank} 5") for rank in range(3)]) == [((0, 1, 2), " 5")]
 
 
-def test_the_rank_that_lines_begin_with_does_not_tell_how_far_they_are() -> None:
+def test_rank_prefix_of_a_line_is_no_progress() -> None:
     lines = [
         ((rank,), f"rank {rank}: {90 - 10 * rank}%|{'#' * (9 - rank):10}|") for rank in range(3)
     ]
@@ -71,7 +71,7 @@ def update(*ranks: int, display: str = "a", value: bytes = b"") -> Block:
     return Block(ranks, Rich("update", value), (display,) * len(ranks))
 
 
-def test_what_only_grows_passes() -> None:
+def test_growing_output_is_not_held_back() -> None:
     frames = Frames()
     blocks = [line(0), line(1), Live((((0,), "50%"),), False)]
     for now in (0.0, 0.01):
@@ -90,7 +90,7 @@ def test_the_first_frame_is_shown_at_once_and_later_ones_ten_times_a_second() ->
     assert frames.deadline() is None
 
 
-def test_what_is_held_is_bounded_and_in_order() -> None:
+def test_held_output_is_bounded_and_in_order() -> None:
     frames = Frames()
     frames.pass_on([clear(0)], 0.0, False)
     for step in range(1000):
@@ -101,7 +101,7 @@ def test_what_is_held_is_bounded_and_in_order() -> None:
     assert sum(block == clear(0) for block in held) == 1
 
 
-def test_shared_output_is_cleared_for_who_clears() -> None:
+def test_shared_output_is_cleared_for_the_clearing_rank() -> None:
     frames = Frames()
     frames.pass_on([clear(0)], 0.0, False)
     live = Live((((0,), "a"), ((1,), "b")), True)

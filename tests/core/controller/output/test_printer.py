@@ -29,7 +29,7 @@ def printer_to(out: io.StringIO, num_ranks: int, shows_traces: bool = True) -> P
     return Printer(range(num_ranks), ConsoleSink(out, out), shows_traces)
 
 
-def test_what_is_fed_is_shown_when_it_is_due(out: io.StringIO) -> None:
+def test_fed_output_is_shown_at_its_deadline(out: io.StringIO) -> None:
     printer = printer_to(out, 2)
     printer.feed((0,), Output(1, "stdout", "mine\n"), 0.0)
     assert printer.deadline() == pytest.approx(HOLD_S)
@@ -64,7 +64,7 @@ def test_failures_that_are_only_raised_are_not_shown(out: io.StringIO) -> None:
     assert out.getvalue() == ""
 
 
-def test_a_death_is_told_at_once_with_its_last_lines(out: io.StringIO) -> None:
+def test_death_is_shown_at_once_with_the_last_lines(out: io.StringIO) -> None:
     printer = printer_to(out, 2)
     printer.feed((1,), Output(1, "stdout", "unfinished"), 0.0)
     printer.settle((1,), Died(1, "killed by SIGKILL", "last\nwords"), 5.0)
@@ -73,7 +73,7 @@ def test_a_death_is_told_at_once_with_its_last_lines(out: io.StringIO) -> None:
     )
 
 
-def test_a_remark_comes_after_the_output_that_is_due(out: io.StringIO) -> None:
+def test_remark_follows_the_output_before_it(out: io.StringIO) -> None:
     printer = printer_to(out, 1)
     printer.feed((0,), Output(1, "stdout", "line\n"), 0.0)
     printer.note("remark", 0.0)
@@ -113,7 +113,7 @@ def _ranks_of(text: str) -> set[int]:
     return set(range(int(first), int(last or first) + 1))
 
 
-def test_what_is_printed_after_the_end_is_in_the_switch_a_second_later() -> None:
+def test_output_after_the_end_is_in_the_tabs_a_second_later() -> None:
     messages: list[tuple[str, str]] = []
     sink = CellSink(lambda kind, content: messages.append((kind, str(content))), has_tabs=True)
     printer = Printer((0, 1), sink)
@@ -211,7 +211,7 @@ def test_a_bar_stands_between_what_each_of_its_ranks_said_whichever_was_first(
     assert words == ["before", "before", "before", "train", "Traceback:"]
 
 
-def test_who_died_before_its_bar_was_heard_of_is_said(out: io.StringIO) -> None:
+def test_rank_that_died_before_its_bar_arrived_is_named(out: io.StringIO) -> None:
     printer = printer_to(out, 2)
     printer.settle((1,), Died(1, "was killed by SIGKILL", ""), 0.0)
     printer.feed((1,), bar(3), 0.0)

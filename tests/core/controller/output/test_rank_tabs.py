@@ -100,7 +100,7 @@ SAME = (out("step 1"), out("loss 0.5"))
     ],
     ids=["nothing", "silent", "equal", "one rank only", "a line each", "an error each"],
 )
-def test_where_there_is_nothing_to_switch_there_is_no_switch(
+def test_equal_output_has_no_tabs(
     outputs: tuple[tuple[Item, ...], ...],
 ) -> None:
     assert switch({rank: RecordedOutput(items) for rank, items in enumerate(outputs)}, "abc") == ""
@@ -226,7 +226,7 @@ def test_html_that_runs_is_shown_as_what_else_there_is() -> None:
         ),
     ],
 )
-def test_nothing_runs_in_html(text: str, left: str) -> None:
+def test_html_output_runs_no_script(text: str, left: str) -> None:
     assert balance(text) == left
 
 
@@ -241,7 +241,7 @@ def test_balanced_html_is_left_as_it_is() -> None:
 # ---- how much
 
 
-def test_it_is_bounded_and_the_newest_is_kept() -> None:
+def test_tabs_are_bounded_and_keep_the_newest_output() -> None:
     many = tuple(out(f"line {number} " + "x" * 80) for number in range(20_000))
     text = switch(
         {0: RecordedOutput(many), 1: RecordedOutput(many[:-1]), 2: RecordedOutput(SAME)}, "abc"
@@ -266,7 +266,7 @@ def test_pictures_count() -> None:
     assert [str(attrs["src"])[-1] for tag, attrs in found.elements["0"] if tag == "img"] == ["4"]
 
 
-def test_what_many_share_is_drawn_once_and_what_has_no_room_not_at_all(
+def test_shared_output_is_drawn_once_and_output_without_room_not_at_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn: list[Item] = []

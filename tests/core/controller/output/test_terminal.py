@@ -49,7 +49,7 @@ def test_a_sequence_that_is_cut_in_two_is_whole_again() -> None:
     assert canvas.text() == "c\nb"
 
 
-def test_its_lines_are_bounded() -> None:
+def test_live_lines_are_bounded() -> None:
     canvas = Canvas()
     over = [line for number in range(100) for line in canvas.write(f"{number}\n", 0.0)]
     assert len(over) == 101 - MAX_ROWS

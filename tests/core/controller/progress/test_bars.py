@@ -78,13 +78,13 @@ def test_the_slowest_rank_counts_and_is_named() -> None:
     )
 
 
-def test_ranks_that_are_together_are_not_told_apart() -> None:
+def test_bars_of_ranks_in_step_are_one_bar() -> None:
     assert "slowest" not in line_of(bar(42), bar(43))
     assert "42-43/100" in line_of(bar(42), bar(43))
     assert "42/100" in line_of(bar(42), bar(42))
 
 
-def test_a_slow_step_tells_ranks_apart_though_it_is_one() -> None:
+def test_one_slow_step_splits_the_bar_by_ranks() -> None:
     assert "[rank 1 slowest]" in line_of(bar(3, rate=0.1), bar(2, rate=0.1))
 
 
@@ -143,13 +143,13 @@ def test_a_finished_bar_says_how_long_it_took() -> None:
     )
 
 
-def test_who_failed_and_who_was_stopped_is_said() -> None:
+def test_bar_names_failed_and_stopped_ranks() -> None:
     line = line_of(bar(40, state="stopped"), bar(41, state="stopped"), bar(39, state="failed"))
     assert "[rank 2 failed, ranks 0-1 stopped]" in line
     assert "[interrupted]" in line_of(bar(40, state="stopped"), bar(41, state="stopped"))
 
 
-def test_who_died_is_said_and_how() -> None:
+def test_bar_names_dead_ranks_and_their_reason() -> None:
     line = line_of(bar(40), bar(10), died={1: "was killed by SIGKILL"})
     assert "[rank 1 was killed by SIGKILL]" in line
     assert make_row(1, {0: bar(40), 1: bar(10)}, {1: "died"}).state == "failed"
@@ -247,7 +247,7 @@ def test_blocks_are_bounded_and_transient_bars_need_but_one() -> None:
     assert len(transient.blocks) == 1
 
 
-def test_it_is_drawn_ten_times_a_second_at_most() -> None:
+def test_bars_are_drawn_ten_times_a_second_at_most() -> None:
     desk = Desk(8)
     for step in range(1000):
         for rank in range(8):
@@ -281,7 +281,7 @@ def test_ranks_that_have_not_begun_are_waited_for_a_while() -> None:
     assert desk.board.deadline() is None
 
 
-def test_what_stands_still_is_drawn_once_more_for_who_wants_to_see_every_rank() -> None:
+def test_ended_bar_is_drawn_once_more_with_every_rank() -> None:
     desk = Desk(2)
     desk.say(0, bar(10))
     desk.say(1, bar(20))
@@ -332,7 +332,7 @@ def html_of(*bars: Bar, died: dict[int, str] | None = None) -> Reader:
     return Reader(as_html(Bars(0, (make_row(1, dict(enumerate(bars)), died or {}),))))
 
 
-def test_what_users_wrote_is_escaped() -> None:
+def test_text_of_users_is_escaped() -> None:
     evil = '</span><script>alert("1")</script><img src=x onerror="1">'
     page = html_of(
         bar(3, title=evil, note=evil, unit=evil),
@@ -383,7 +383,7 @@ def test_a_drawing_is_bounded(num_ranks: int) -> None:
 # ---- terminals and numbers
 
 
-def test_a_terminal_shows_what_ended_once_and_what_goes_on_in_a_line() -> None:
+def test_terminal_shows_ended_bars_once_and_running_bars_in_one_line() -> None:
     desk, console = Desk(1), ConsoleBars()
     desk.say(0, bar(100, 1, title="one", state="done"))
     assert console.ended(desk.blocks[0]) == "[0] one 100 % |██████████| 100/100  10 it/s, in 0:20\n"

@@ -69,7 +69,7 @@ def test_room(
     assert in_flight(*runs).has_room(ranks, num_bytes) is has_room
 
 
-def test_what_a_rank_has_ended_makes_room() -> None:
+def test_ended_runs_of_a_rank_make_room() -> None:
     catalog = in_flight(*[((0, 1), 200 * MB)] * 2)
     first = catalog.living[1]
     first.settle((0,), Parcel(Done(1)), 0.0)

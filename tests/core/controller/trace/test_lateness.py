@@ -11,7 +11,7 @@ def all_reduce(start: int, end: int, ranks: tuple[int, ...] = (), group: str = "
     return Collective("all_reduce", start, end - start, ranks, group)
 
 
-def test_the_last_to_come_is_who_the_others_waited_for() -> None:
+def test_last_rank_to_arrive_is_the_one_waited_for() -> None:
     collectives = {
         0: [all_reduce(0, 110), all_reduce(200, 205)],
         1: [all_reduce(100, 112), all_reduce(201, 205)],
@@ -39,7 +39,7 @@ def test_collectives_are_matched_within_their_group() -> None:
     assert find_waits(collectives) == {0: [40], 1: [0], 2: [5], 3: [0]}
 
 
-def test_who_never_came_is_told() -> None:
+def test_missing_rank_of_a_collective_is_named() -> None:
     collectives = {0: [all_reduce(0, 1000)], 1: [], 2: [all_reduce(10, 1000)]}
     lateness = find_lateness(collectives)
     assert (lateness[1].num_missed, lateness[1].num_last) == (1, 0)

@@ -65,7 +65,7 @@ def one_late() -> dict[int, Past]:
     }
 
 
-def test_who_comes_early_waits_for_the_last() -> None:
+def test_early_ranks_wait_for_the_last() -> None:
     history = merge(one_late(), {}, 5)
     waits = {rank: ours[0].waited_ns for rank, ours in history.operations.items()}
     assert waits == {0: 300 * MS, 1: 0, 2: 296 * MS}
@@ -98,7 +98,7 @@ def test_groups_and_generations_are_kept_apart() -> None:
     assert [one.last for one in history.operations[0]] == [2, 1, 0]
 
 
-def test_a_script_that_makes_its_groups_anew_counts_in_them_anew() -> None:
+def test_groups_made_again_are_counted_from_the_start() -> None:
     cells = [cell(1, 0, 100)]
     history = merge(
         {
@@ -111,7 +111,7 @@ def test_a_script_that_makes_its_groups_anew_counts_in_them_anew() -> None:
     assert [one.waited_ns // MS for one in history.operations[0]] == [5, 10]
 
 
-def test_a_message_waits_for_the_other_side_and_makes_nobody_a_straggler() -> None:
+def test_message_waits_for_its_peer_and_makes_no_straggler() -> None:
     send, receive = What("send", "0", (), 0), What("recv", "0", (), 0)
     cells = [cell(1, 0, 100)]
     history = merge(
@@ -142,7 +142,7 @@ def test_while_the_main_thread_does_not_wait_it_computes() -> None:
     assert history.computing(3, history.cells[0]) == []
 
 
-def test_what_goes_on_lasts_until_now_and_tells_who_has_not_come() -> None:
+def test_open_collective_lasts_until_now_and_names_missing_ranks() -> None:
     running = [cell(1, 0, None)]
     history = merge(
         {
@@ -160,7 +160,7 @@ def test_what_goes_on_lasts_until_now_and_tells_who_has_not_come() -> None:
     assert history.describe() == "rank 1 has not come yet to 1 collective that others waited in"
 
 
-def test_what_was_left_ends_with_its_cell() -> None:
+def test_abandoned_collective_ends_with_its_cell() -> None:
     history = merge({0: told([cell(1, 0, 50)], [(ALL, 1, 1, 10, NAN)])}, {}, 5)
     (one,) = history.operations[0]
     assert (one.is_open, one.end_ns) == (False, 50 * MS)
@@ -183,7 +183,7 @@ def test_the_last_cells_of_all_ranks_count_and_calls_have_their_names() -> None:
     assert history.cells[1].by_rank.keys() == {0}
 
 
-def test_what_a_person_thought_in_between_is_not_drawn() -> None:
+def test_pauses_between_cells_are_not_drawn() -> None:
     cells = [cell(1, 0, 100), cell(2, 60_100, 60_200), cell(3, 60_201, 60_300)]
     history = merge({0: told(cells, [])}, {}, 5)
     assert history.length_ns == pytest.approx(306 * MS, abs=MS)
@@ -192,7 +192,7 @@ def test_what_a_person_thought_in_between_is_not_drawn() -> None:
     assert shifts[1] == shifts[2] == pytest.approx(59_994 * MS, abs=MS)
 
 
-def test_what_is_not_known_is_not_missed() -> None:
+def test_unrecorded_collectives_are_not_missing() -> None:
     whole, cut = [(ALL, 1, 1, 10, 20), (ALL, 2, 1, 30, 40)], [(ALL, 2, 1, 35, 40)]
     history = merge(
         {0: told([cell(1, 0, 50)], whole), 1: told([cell(1, 0, 50)], cut, num_left_out=1)}, {}, 5
@@ -203,7 +203,7 @@ def test_what_is_not_known_is_not_missed() -> None:
     )
 
 
-def test_ranks_that_died_or_are_new_are_told_of() -> None:
+def test_dead_and_new_ranks_are_listed() -> None:
     history = merge(
         {0: told([cell(1, 0, 50)], [(ALL, 1, 1, 10, 20)]), 1: told([], [], since_ms=70)},
         {
@@ -296,6 +296,6 @@ def test_waits_are_never_longer_than_their_operation(
     assert times.waiting_ns <= times.collectives_ns <= times.wall_ns * 2
 
 
-def test_nothing_is_matched_of_nothing() -> None:
+def test_empty_trace_has_no_matches() -> None:
     assert match({}) == []
     assert History().straggler is None

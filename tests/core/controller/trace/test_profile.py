@@ -38,7 +38,7 @@ def test_self_time_leaves_out_what_an_operator_calls() -> None:
     assert times == {"a": 50, "b": 40, "c": 10, "d": 20}
 
 
-def test_what_is_in_no_stack_counts_whole() -> None:
+def test_event_outside_any_stack_counts_whole() -> None:
     events = [
         Event("gloo:all_reduce", 0, 50, thread=2, **GLOO),
         Event("gloo:broadcast", 10, 20, thread=2, **GLOO),
@@ -230,7 +230,7 @@ def test_one_trace_and_none_can_be_merged() -> None:
 
 
 @pytest.mark.parametrize("trace", [b"", b"{}", b"[1]", b'{"traceEvents": 1}'])
-def test_what_is_no_trace_is_refused_with_its_rank(trace: bytes) -> None:
+def test_invalid_trace_is_refused_with_its_rank(trace: bytes) -> None:
     with pytest.raises(ValueError, match="the trace of rank 2 is none of"):
         merge_traces({2: trace})
 

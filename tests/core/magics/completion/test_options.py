@@ -74,7 +74,9 @@ def texts(line: str, sources: NameSources = SOURCES) -> tuple[str, ...]:
         ("%dist_attach m", "m", ("mesh-1", "mesh-2")),
     ],
 )
-def test_what_could_stand_there(line: str, typed: str, expected: tuple[str, ...]) -> None:
+def test_completion_offers_options_and_values(
+    line: str, typed: str, expected: tuple[str, ...]
+) -> None:
     found = complete_line(line, SOURCES)
     assert found is not None
     assert (found.typed, found.texts) == (typed, expected)

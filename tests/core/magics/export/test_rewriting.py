@@ -69,7 +69,7 @@ def test_a_cell_of_comments_has_a_body() -> None:
     assert under("if rank == 0", "# nothing\n") == "if rank == 0:\n    # nothing\n    pass\n"
 
 
-def test_what_must_stand_first_in_a_file_is_not_indented() -> None:
+def test_future_imports_are_not_indented() -> None:
     with pytest.raises(CannotRewriteError, match="must stand first"):
         under("if True", "from __future__ import annotations\n")
 
@@ -128,7 +128,7 @@ def test_a_cell_that_awaits_binds_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("source", ["x: int = await f()\n", "from os import *\nawait f()\n"])
-def test_what_cannot_stand_in_a_function_is_told(source: str) -> None:
+def test_statements_impossible_in_a_function_are_reported(source: str) -> None:
     with pytest.raises(CannotRewriteError, match="it awaits"):
         as_coroutine(source, "cell")
 
@@ -224,7 +224,7 @@ def test_ipython_becomes_python_where_it_can(source: str, python: str, left_out:
     compile(plain.source, "cell", "exec")
 
 
-def test_what_stands_for_a_magic_is_imported() -> None:
+def test_imports_are_added_for_replaced_magics() -> None:
     assert to_python("!ls\n%cd /tmp\n").imports == {"import subprocess", "import os"}
 
 

@@ -201,7 +201,7 @@ def test_the_same_cell_again_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert script.num_cells == 6
 
 
-def test_what_failed_or_has_not_ended_is_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_and_unfinished_cells_become_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     script = script_of(
         ran("x = 1\n"),
         RankCell("x = 2\nraise ValueError\n", run=Ended(1, 3)),
@@ -350,7 +350,7 @@ def test_a_cell_of_the_notebook_may_not_disturb_rank_0(source: str, why: str) ->
     assert "if rank == 0" not in script.text
 
 
-def test_what_a_script_cannot_do_is_told() -> None:
+def test_parts_impossible_in_a_script_are_reported() -> None:
     script = script_of(
         Aside("%dist_sync model", changes=True), ran("%timeit 1\n"), Aside("%dist_status")
     )
@@ -360,7 +360,7 @@ def test_what_a_script_cannot_do_is_told() -> None:
     )
 
 
-def test_new_ranks_begin_anew() -> None:
+def test_new_ranks_start_with_an_empty_history() -> None:
     history = history_of(ran("x = 1\n"), "import json\n")
     history.begin(Beginning({"dp": 2}, "gloo", 1, attached=True))
     history.close(4, "%dist_restart", failed=False)
@@ -387,7 +387,7 @@ def test_a_file_is_overwritten_only_when_asked(tmp_path: Path) -> None:
         export(PageHistory(), path, with_locals=False, overwrite=True)
 
 
-def test_what_would_be_no_python_is_not_written(
+def test_export_refuses_to_write_invalid_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "train.py"

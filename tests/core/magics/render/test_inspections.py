@@ -144,14 +144,14 @@ def test_long_nests_say_how_much_is_left_out() -> None:
     assert len(static.html) < 200_000
 
 
-def test_an_empty_nest_is_told_of() -> None:
+def test_empty_nest_is_described() -> None:
     assert "dict {}" in static_of(Inspection("w", {0: ValueSummary("dict", "{}", ())})).text
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
 
 
-def test_nothing_of_the_users_is_html() -> None:
+def test_values_of_users_are_escaped() -> None:
     plain = TensorSummary(kind=HOSTILE, text=HOSTILE, digest="a")
     odd = tensor(note=HOSTILE, device=HOSTILE, placements=HOSTILE)
     found = ValueSummary(HOSTILE, HOSTILE, (odd.at(HOSTILE), plain.at("p")))

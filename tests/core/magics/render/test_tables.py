@@ -58,7 +58,7 @@ def test_html_escapes_what_users_wrote() -> None:
     assert "a &amp; b" in html
 
 
-def test_notes_stand_below_as_they_are() -> None:
+def test_notes_stand_unchanged_below_the_table() -> None:
     table = Table(["a"], [["1"]], "caption", ["one:", "    <two>"])
     assert repr(table).splitlines()[2:] == ["caption", "one:", "    <two>"]
     assert "one:\n    &lt;two&gt;</pre>" in table._repr_html_()
@@ -91,7 +91,7 @@ def row_of(table: Table, rank: int) -> dict[str, str]:
     return dict(zip(table.headers, row, strict=True))
 
 
-def test_the_status_tells_what_each_rank_does() -> None:
+def test_status_table_shows_what_each_rank_does() -> None:
     table = status_table(
         "a mesh",
         [
@@ -236,6 +236,6 @@ def test_replicas_are_compared_in_words(facts: dict[int, TensorSummary], words: 
     assert str(compare(facts)) == words
 
 
-def test_what_has_no_digest_is_not_called_equal() -> None:
+def test_values_without_a_digest_are_not_called_equal() -> None:
     # A meta or sparse tensor has values that were not looked at.
     assert "equal" not in str(compare(facts_with(((), ""), ((), ""))))

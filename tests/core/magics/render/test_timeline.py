@@ -73,7 +73,7 @@ def page_of(timeline: Timeline) -> ET.Element:
     return ET.fromstring(draw_html(timeline))
 
 
-def test_a_picture_has_a_row_for_each_rank_and_says_who_waits() -> None:
+def test_timeline_picture_has_a_row_for_each_rank_and_marks_waits() -> None:
     timeline = timeline_of(profile_of_two())
     root, _ = svg_of(timeline)
     texts = [element.text for element in root.iter(f"{SVG}text")]
@@ -140,7 +140,7 @@ def test_a_terminal_gets_letters_small_where_a_rank_waits() -> None:
     )
 
 
-def test_nothing_is_drawn_of_nothing() -> None:
+def test_empty_timeline_draws_nothing() -> None:
     svg_of(timeline_of(Profile({})))
     assert draw_text(timeline_of(Profile({}))).strip() == "0 to 1 ns; # operators"
 
@@ -214,7 +214,7 @@ def memory_state(rank: int, run: int, **fields: int) -> RankState:
     return RankState(1, run, 7 if run >= 0 else 0, 0, "", "", "cpu", 0, memory=MemoryUse(**fields))
 
 
-def test_the_memory_table_tells_what_the_last_cell_changed() -> None:
+def test_memory_table_shows_the_change_of_the_last_cell() -> None:
     infos = [RankInfo(rank, 10 + rank, "node", "idle", "cpu") for rank in range(3)]
     infos.append(RankInfo(3, 0, "node", "dead", ending="was killed by SIGKILL"))
     states = {
@@ -281,7 +281,7 @@ def history_of(num_ranks: int) -> History:
     return History(tuple(range(num_ranks)), cells, operations, matches)
 
 
-def test_the_last_cells_are_drawn_without_what_lay_between_them() -> None:
+def test_last_cells_are_drawn_without_the_pauses_between() -> None:
     timeline = timeline_of_history(history_of(2))
     assert timeline.length_ns == 300 * MS
     assert timeline.marks == [(0, "In[3]"), (200 * MS, "<b>train</b>()")]
@@ -301,7 +301,7 @@ def test_many_ranks_have_lower_rows() -> None:
     assert heights[64] < 2.2 * heights[16]
 
 
-def test_what_is_left_of_a_timeline_without_a_widget() -> None:
+def test_timeline_without_a_widget_is_a_picture_and_text() -> None:
     shown = static_of(history_of(2), ["trace: <i>t.json</i>"])
     assert "<i>" not in shown.html
     assert "<b>" not in shown.html
@@ -314,7 +314,7 @@ def test_what_is_left_of_a_timeline_without_a_widget() -> None:
     assert "img" not in nothing.html
 
 
-def test_the_tables_tell_where_time_went() -> None:
+def test_profile_tables_show_where_time_went() -> None:
     history = history_of(2)
     rows = [list(row) for row in cell_table(history).rows]
     assert rows[0] == ["In[3]", "100 ms", "60 ms", "40 ms", "30 ms", "rank 1, waited for 60 ms"]
@@ -324,7 +324,7 @@ def test_the_tables_tell_where_time_went() -> None:
     ]
 
 
-def test_the_widget_has_all_of_it_on_the_clock_that_is_drawn() -> None:
+def test_widget_data_uses_the_drawn_clock() -> None:
     forms = pack(history_of(2), ["a note"])
     about, numbers = forms["about"], array("d", forms["operations"])
     assert len(numbers) == 4 * 10

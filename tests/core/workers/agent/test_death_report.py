@@ -60,14 +60,14 @@ def test_a_kill_that_the_group_counts_is_one_for_want_of_memory(kernel: Kernel) 
     assert watch.was_killed(PID) == (True, 6000)
 
 
-def test_a_kill_that_nobody_counts_is_somebodys(kernel: Kernel) -> None:
+def test_uncounted_oom_kill_is_attributed(kernel: Kernel) -> None:
     kernel.set_group("/job/7", 2, "6000")
     watch = kernel.watch()
     watch.watch(PID)
     assert watch.was_killed(PID) == (False, 6000)
 
 
-def test_two_ranks_that_were_killed_are_both_told(kernel: Kernel) -> None:
+def test_two_oom_killed_ranks_are_both_reported(kernel: Kernel) -> None:
     kernel.set_group("/job", 0, "6000")
     watch = kernel.watch()
     watch.watch(PID)
@@ -88,7 +88,7 @@ def test_a_group_that_is_forgotten_at_the_end_was_noted_at_the_beginning(kernel:
     assert watch.was_killed(PID) == (True, 6000)
 
 
-def test_without_groups_the_hosts_count_tells(tmp_path: Path) -> None:
+def test_host_counter_decides_without_control_groups(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, 2)
     watch = kernel.watch()
     watch.watch(PID)
@@ -98,14 +98,14 @@ def test_without_groups_the_hosts_count_tells(tmp_path: Path) -> None:
     assert watch.was_killed(PID) == (False, None)
 
 
-def test_a_host_that_tells_nothing_is_borne(tmp_path: Path) -> None:
+def test_host_without_counters_is_tolerated(tmp_path: Path) -> None:
     watch = OomWatch(tmp_path / "none", tmp_path / "none")
     watch.watch(PID)
     assert watch.was_killed(PID) == (False, None)
 
 
 @pytest.mark.parametrize("text", ["", "oom_kill\n", "oom_kill x", "oom 5", "nothing\n"])
-def test_what_is_no_count_counts_nothing(text: str) -> None:
+def test_unreadable_counter_counts_nothing(text: str) -> None:
     assert parse_count(text) == 0
 
 
@@ -117,7 +117,7 @@ def test_the_limit_on_addresses_is_read_where_there_is_one() -> None:
     assert parse_address_limit("") is None
 
 
-def test_what_is_told_says_how_much_and_what_to_do() -> None:
+def test_oom_report_names_the_size_and_the_remedy() -> None:
     assert explain_kill(5_200_000_000, 6_000_000_000) == (
         ": out of memory (it held 5.2 GB, and its control group may use 6.0 GB; "
         "use smaller batches, fewer ranks or a host with more memory)"
@@ -136,7 +136,7 @@ def test_what_is_told_says_how_much_and_what_to_do() -> None:
         "memory",
     ],
 )
-def test_memory_that_was_refused_is_told_by_the_last_words(words: str) -> None:
+def test_refused_allocation_is_recognized_by_the_last_output(words: str) -> None:
     assert "refused more memory" in explain_refusal(words, 10**9, None)
     assert "`ulimit -v`, is 4.0 GB" in explain_refusal(words, 10**9, 4 * 10**9)
 

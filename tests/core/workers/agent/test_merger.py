@@ -74,7 +74,7 @@ def test_equal_values_travel_as_one_and_buffers_apart() -> None:
 # ---- when
 
 
-def test_what_is_said_waits_a_moment_for_its_like() -> None:
+def test_message_waits_briefly_for_equal_ones_of_other_ranks() -> None:
     merger = Merger()
     assert merger.deadline() is None
     say(merger, 0, out("x\n"), now=5.0)
@@ -130,7 +130,7 @@ def test_forgetting_before_anything_was_said_hurries_nothing_unknown() -> None:
 @pytest.mark.parametrize(
     "verb", [out("x"), Skipped(1, 2, 3), RankState(1, -1, 0, 0, "", "", "cpu", 0), Done(99)]
 )
-def test_what_nobody_counts_waits_its_moment(verb: Any) -> None:
+def test_uncounted_message_waits_for_its_deadline(verb: Any) -> None:
     merger = Merger()
     merger.expect(1, 1)
     say(merger, 0, verb)
@@ -185,7 +185,7 @@ def test_each_rank_is_heard_in_full_and_in_order(said: Sequence[Any]) -> None:
 
 
 @given(SAID)
-def test_what_is_due_is_taken_and_nothing_is_due_for_ever(said: Sequence[Any]) -> None:
+def test_messages_are_taken_at_their_deadline_and_none_later(said: Sequence[Any]) -> None:
     merger, now = Merger(), 0.0
     for rank, verb, _, pause in said:
         say(merger, rank, verb, now)
@@ -265,7 +265,7 @@ def test_of_a_bar_the_last_word_travels() -> None:
 
 
 @pytest.mark.parametrize("other", [out("below"), Done(1), failed()])
-def test_how_far_bars_are_goes_before_what_their_rank_says_next(other: Any) -> None:
+def test_progress_of_bars_precedes_the_next_message_of_their_rank(other: Any) -> None:
     merger = Merger()
     say(merger, 0, bar(5))
     say(merger, 1, bar(7))

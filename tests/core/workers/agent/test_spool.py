@@ -58,7 +58,7 @@ def take_all(spool: Spool) -> list[Parcel[Any]]:
     return taken
 
 
-def test_what_waits_comes_in_order() -> None:
+def test_waiting_messages_are_sent_in_order() -> None:
     spool = attended()
     said = [printed("a\n"), say((0, 1), Done(1)), printed("b\n")]
     begin(spool, 1, 0, 1)
@@ -68,14 +68,14 @@ def test_what_waits_comes_in_order() -> None:
     assert not spool
 
 
-def test_what_waits_is_sent_in_parts() -> None:
+def test_waiting_messages_are_sent_in_parts() -> None:
     spool = attended()
     for _ in range(10):
         spool.add([printed("x" * 100)])
     assert len(spool.take(250)) == 3
 
 
-def test_the_oldest_output_is_dropped_and_its_place_is_told() -> None:
+def test_oldest_output_is_dropped_and_its_place_is_marked() -> None:
     spool = Spool(max_output_bytes=30)
     spool.attend(STATE, [])
     begin(spool, 1, 0, 1)
@@ -107,7 +107,7 @@ def test_displays_are_dropped_like_text_and_what_was_skipped_before_stays_counte
     assert take_all(spool) == [say((0,), Skipped(1, 6, 560))]
 
 
-def test_while_nobody_listens_answers_to_questions_and_progress_are_not_kept() -> None:
+def test_answers_to_questions_and_progress_are_not_kept_while_detached() -> None:
     spool = attended()
     begin(spool, 1, 0)
     spool.leave([])
@@ -119,7 +119,7 @@ def test_while_nobody_listens_answers_to_questions_and_progress_are_not_kept() -
     assert take_all(spool) == lasting
 
 
-def test_what_was_sent_and_not_taken_in_is_said_again_first() -> None:
+def test_unacknowledged_messages_are_repeated_first() -> None:
     spool = attended()
     begin(spool, 1, 0, 1)
     spool.add([printed("third\n")])
@@ -144,7 +144,7 @@ def test_a_run_is_in_flight_until_every_answer_has_been_taken_in() -> None:
     assert spool.next_run == 5
 
 
-def test_who_attaches_has_a_run_whole() -> None:
+def test_attaching_controller_gets_a_run_whole() -> None:
     spool = attended()
     begin(spool, 4, 0, 1, 2)
     value = say((0,), Done(4, Pickled(b"v", 1)), b"buffer")
@@ -163,7 +163,7 @@ def test_who_attaches_has_a_run_whole() -> None:
     assert spool.runs() == ()
 
 
-def test_a_rank_that_died_is_told_after_what_it_answered() -> None:
+def test_death_follows_the_answers_of_its_rank() -> None:
     spool = attended()
     begin(spool, 4, 0, 1)
     begin(spool, 5, 0, 1)
@@ -174,7 +174,7 @@ def test_a_rank_that_died_is_told_after_what_it_answered() -> None:
     assert take_all(spool) == [say((1,), Done(4)), STATE, Parcel(died)]
 
 
-def test_a_death_that_is_still_to_be_told_is_told_once() -> None:
+def test_unreported_death_is_reported_once() -> None:
     spool = attended()
     begin(spool, 4, 0, 1)
     died = Died(1, "was killed", "words")
@@ -248,7 +248,7 @@ def large(run: int, num_bytes: int) -> Parcel[Any]:
     return say((0,), Done(run, Pickled(b"v", 1)), b"x" * num_bytes)
 
 
-def test_values_that_are_too_large_to_keep_say_so_when_they_are_loaded() -> None:
+def test_values_too_large_to_keep_raise_when_loaded() -> None:
     spool = Spool(max_answer_bytes=10_000)
     begin(spool, 1, 0)
     begin(spool, 2, 0)
@@ -263,7 +263,7 @@ def test_values_that_are_too_large_to_keep_say_so_when_they_are_loaded() -> None
         payload.loads(lost.verb.verb.payload, ())
 
 
-def test_what_may_not_be_dropped_is_counted_as_long_as_it_waits() -> None:
+def test_undroppable_messages_are_counted_while_they_wait() -> None:
     spool = attended()
     assert spool.num_bytes == 0
     begin(spool, 1, 0)
@@ -351,7 +351,7 @@ def test_an_exception_that_is_too_large_keeps_its_text() -> None:
     assert kept.verb.verb.text == "no"
 
 
-def test_a_death_whose_rank_has_been_replaced_is_not_told() -> None:
+def test_death_of_a_replaced_rank_is_not_reported() -> None:
     spool = Spool()
     spool.add([Parcel(Died(0, "was killed by SIGKILL", ""))])
     spool.forget_runs()
@@ -386,7 +386,7 @@ def test_bars_that_wait_are_bounded() -> None:
     assert kept == [bar(100, "done", number) for number in range(9 * MAX_BARS, 10 * MAX_BARS)]
 
 
-def test_another_controller_is_told_of_bars_that_go_on() -> None:
+def test_another_controller_gets_running_bars() -> None:
     spool = attended()
     begin(spool, 1, 0, 1)
     both = say((0, 1), bar(0).verb.verb)

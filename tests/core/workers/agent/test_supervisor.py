@@ -17,7 +17,7 @@ from ....support.supervisor_decisions import FRAMES, LATER, done, phases, starte
 # ---- running
 
 
-def test_work_goes_to_its_ranks_as_it_came() -> None:
+def test_work_is_passed_to_its_ranks_unchanged() -> None:
     supervisor = started()
     assert work(supervisor, 7, (0, 2)) == [ToRanks((0, 2), "work", FRAMES)]
     assert phases(supervisor) == ["running", "idle", "running"]
@@ -70,7 +70,7 @@ def test_equal_answers_go_up_as_one_as_soon_as_all_are_there() -> None:
         RankState(5, 1, 1, 2, "f", "", "cpu", 0),
     ],
 )
-def test_what_ranks_say_goes_up_in_a_moment(verb: Any) -> None:
+def test_messages_of_ranks_go_up_within_a_moment(verb: Any) -> None:
     supervisor = started()
     work(supervisor, 1, (0,))
     assert supervisor.from_rank(0, Parcel(verb), 1.0) == []
@@ -80,7 +80,7 @@ def test_what_ranks_say_goes_up_in_a_moment(verb: Any) -> None:
     assert up(supervisor.tick(due)) == [Ranked((0,), verb)]
 
 
-def test_what_comes_through_a_descriptor_belongs_to_the_run_in_progress() -> None:
+def test_descriptor_output_belongs_to_the_run_in_progress() -> None:
     supervisor = started()
     supervisor.from_pipe(0, "stdout", "early\n", 0.0)
     for run in (4, 5):
@@ -99,7 +99,7 @@ def test_what_comes_through_a_descriptor_belongs_to_the_run_in_progress() -> Non
     ]
 
 
-def test_a_flood_through_a_descriptor_is_bounded_and_told() -> None:
+def test_descriptor_flood_is_bounded_and_reported() -> None:
     supervisor = started()
     work(supervisor, 1, (0,))
     for _ in range(200):
@@ -152,7 +152,7 @@ def test_answers_do_not_wait_for_a_dead_rank() -> None:
     assert up(supervisor.tick(0.0)) == [Ranked((0,), Done(1))]
 
 
-def test_what_a_dying_ranks_flood_hid_is_told() -> None:
+def test_output_hidden_by_the_flood_of_a_dying_rank_is_reported() -> None:
     supervisor = started()
     work(supervisor, 1, (0,))
     for _ in range(20):

@@ -35,7 +35,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_happens_ranks_are_forked_into_an_empty_place_and_the_end_comes_once(
+def test_ranks_are_forked_into_empty_places_and_the_mesh_ends_once_for_any_events(
     events: Sequence[Any],
 ) -> None:
     supervisor, now, num_forks = make(), 0.0, 0

@@ -75,7 +75,7 @@ def test_a_mesh_is_ready_when_every_rank_has_answered() -> None:
     assert {(info.device, info.backend) for info in ready.ranks} == {("cpu", "gloo")}
 
 
-def test_who_comes_later_is_told_how_far_it_is() -> None:
+def test_later_controller_gets_the_progress_of_the_start() -> None:
     assert isinstance(make().progress().verb, Progress)
     supervisor = started()
     assert supervisor.progress().verb == MeshReady(supervisor.report({}))
@@ -98,7 +98,7 @@ def test_nccl_needs_a_gpu_for_each_rank(num_gpus: int, remedy: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "num_gpus"), [("nccl", 3), ("nccl", 8), ("auto", 0), ("gloo", 0)]
 )
-def test_what_can_work_is_started(backend: str, num_gpus: int) -> None:
+def test_valid_start_is_begun(backend: str, num_gpus: int) -> None:
     assert of(Fork, make(3, backend).zygote_ready(num_gpus))
 
 
@@ -161,7 +161,7 @@ def test_ranks_forked_too_late_are_killed() -> None:
     assert supervisor.zygote_ready(0) == []
 
 
-def test_a_store_that_dies_is_told_while_it_matters() -> None:
+def test_store_death_is_reported_while_ranks_live() -> None:
     assert up(started().store_ended("killed")) == [StoreDied("killed")]
     supervisor = started()
     supervisor.stop("stopped", 0.0)
@@ -201,7 +201,7 @@ def test_a_restart_without_living_ranks_forks_at_once() -> None:
     assert supervisor.restart() == [Fork((0, 1), 2)]
 
 
-def test_a_death_just_before_a_restart_is_not_told_of_the_new_rank() -> None:
+def test_death_just_before_a_restart_is_not_reported_for_the_new_rank() -> None:
     supervisor = started(1)
     supervisor.rank_ended(0, "killed", "", 5.0)
     supervisor.restart()
@@ -286,7 +286,7 @@ def test_a_stop_while_restarting_forks_nothing() -> None:
     assert supervisor.state == "ended"
 
 
-def test_what_ranks_said_last_goes_up_before_the_end() -> None:
+def test_last_messages_of_ranks_go_up_before_the_end() -> None:
     supervisor = started(1)
     work(supervisor, 1, (0,))
     supervisor.stop("stopped", 0.0)

@@ -38,7 +38,7 @@ def reborn(*dead: int) -> Supervisor:
     return supervisor
 
 
-def test_dead_ranks_are_forked_and_told_when_all_are_ready() -> None:
+def test_dead_ranks_are_forked_and_reported_when_all_are_ready() -> None:
     supervisor = bereft(0, 2)
     assert supervisor.respawn((0, 1, 2), 0.0) == [Fork((0, 2), 1, rejoin=True)]
     assert phases(supervisor) == ["starting", "idle", "starting"]
@@ -69,7 +69,7 @@ def test_a_mesh_that_is_not_ready_forks_no_single_rank(verb: str) -> None:
     assert failed == RespawnFailed((2,), f"the mesh is {supervisor.state}")
 
 
-def test_a_death_that_was_not_told_yet_is_told_before_the_rank_is_forked() -> None:
+def test_unreported_death_is_reported_before_the_fork() -> None:
     supervisor = started(2)
     supervisor.rank_ended(1, "was killed by SIGSEGV", "words", 0.0)
     actions = supervisor.respawn((1,), LAST_WORDS_S / 2)
@@ -101,7 +101,7 @@ def test_a_new_rank_that_cannot_start_fails_the_respawn_only() -> None:
     assert supervisor.state == "ready"
 
 
-def test_a_living_rank_that_dies_meanwhile_is_told_and_the_new_ones_come() -> None:
+def test_death_of_a_living_rank_during_a_fork_is_reported_and_the_fork_goes_on() -> None:
     supervisor = reborn(2)
     supervisor.rank_ended(0, "was killed by SIGKILL", "", 0.0)
     assert up(supervisor.tick(1.0)) == [Died(0, "was killed by SIGKILL", "")]
@@ -109,7 +109,7 @@ def test_a_living_rank_that_dies_meanwhile_is_told_and_the_new_ones_come() -> No
     assert [info.rank for info in respawned.ranks] == [2]
 
 
-def test_more_ranks_can_be_asked_for_while_some_come_up() -> None:
+def test_more_ranks_can_be_requested_during_a_fork() -> None:
     supervisor = reborn(2)
     supervisor.rank_ended(0, "was killed by SIGKILL", "", 0.0)
     supervisor.tick(1.0)
@@ -131,7 +131,7 @@ def test_a_zygote_that_ends_before_it_has_forked_is_replaced_but_not_for_ever() 
     assert supervisor.zygote_ready(0) == []
 
 
-def test_a_new_zygote_forks_what_is_missing_and_nothing_else() -> None:
+def test_new_zygote_forks_missing_ranks_only() -> None:
     supervisor = bereft(1)
     assert supervisor.zygote_ready(0) == []
     supervisor.respawn((1,), 0.0)
@@ -141,7 +141,7 @@ def test_a_new_zygote_forks_what_is_missing_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("fault", ["user", "host"])
-def test_what_cannot_be_forked_leaves_the_living(fault: Literal["user", "host"]) -> None:
+def test_failed_fork_leaves_living_ranks_alone(fault: Literal["user", "host"]) -> None:
     supervisor = bereft(0, 1)
     supervisor.respawn((0, 1), 0.0)
     [failed] = up(supervisor.fail("too many open files", fault))
@@ -158,7 +158,7 @@ def test_ranks_that_hang_while_they_start_are_given_up() -> None:
     assert "not ready after 60 s" in failed.text
 
 
-def test_even_one_that_cannot_be_killed_is_told_of() -> None:
+def test_rank_that_cannot_be_killed_is_reported() -> None:
     supervisor = reborn(1)
     supervisor.tick(RESPAWN_S)
     due = supervisor.deadline()

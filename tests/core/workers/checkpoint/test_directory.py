@@ -63,7 +63,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
 @pytest.mark.parametrize("can_exchange", [True, False])
 @pytest.mark.parametrize("has_old", [True, False])
 @pytest.mark.parametrize("nth", range(1, 8))
-def test_wherever_it_is_killed_what_is_there_is_whole(
+def test_checkpoint_is_whole_wherever_the_save_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, has_old: bool, can_exchange: bool
 ) -> None:
     target = tmp_path / "runs" / "latest"
@@ -144,7 +144,7 @@ def test_of_a_link_the_directory_behind_it_is_replaced(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "disk").iterdir()] == ["runs"]
 
 
-def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path) -> None:
+def test_directory_that_is_no_checkpoint_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")

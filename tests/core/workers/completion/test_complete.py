@@ -165,7 +165,7 @@ def ask(shell: Any, code: str) -> Completions:
         ("%timeit model.la", "layers", "instance"),
     ],
 )
-def test_what_is_there_is_offered(shell: Any, code: str, text: str, kind: str) -> None:
+def test_existing_names_are_offered(shell: Any, code: str, text: str, kind: str) -> None:
     found = ask(shell, code)
     assert (text, kind) in zip(found.texts, found.kinds, strict=True)
     assert found.end == len(code)
@@ -177,25 +177,25 @@ def test_what_is_there_is_offered(shell: Any, code: str, text: str, kind: str) -
      "never_bound.x.",
      "model.state_dict().", "import nothing.here.", "slotted.empty."],
 )  # fmt: skip
-def test_what_is_not_known_is_left_to_the_notebook(shell: Any, code: str) -> None:
+def test_unknown_completions_are_left_to_the_notebook(shell: Any, code: str) -> None:
     found = ask(shell, code)
     assert (found.texts, found.is_whole) == ((), False)
 
 
-def test_nothing_else_stands_after_a_dot_or_in_a_key(shell: Any) -> None:
+def test_only_attributes_follow_a_dot_and_only_keys_fill_a_subscript(shell: Any) -> None:
     assert ask(shell, "model.la").is_whole
     assert ask(shell, "state['").is_whole
     assert not ask(shell, "mod").is_whole
     assert not ask(shell, "nested[").is_whole
 
 
-def test_private_names_come_where_they_are_begun(shell: Any) -> None:
+def test_private_names_are_offered_after_an_underscore(shell: Any) -> None:
     assert not [text for text in ask(shell, "model.").texts if text.startswith("_")]
     assert "_modules" in ask(shell, "model._m").texts
     assert "_hidden" not in ask(shell, "").texts
 
 
-def test_arguments_come_first_then_the_users_names(shell: Any) -> None:
+def test_arguments_precede_names_of_the_user(shell: Any) -> None:
     texts = ask(shell, "step(").texts
     assert texts[:2] == ("batch=", "lr=")
     assert texts.index("model") < texts.index("ArithmeticError")
@@ -228,7 +228,7 @@ def test_keys_keep_their_order(shell: Any) -> None:
         ("x: list[int] = [1]\nx.app|", "append"),
     ],
 )
-def test_what_the_cell_binds_is_offered(shell: Any, code: str, text: str) -> None:
+def test_names_bound_by_the_cell_are_offered(shell: Any, code: str, text: str) -> None:
     assert text in ask(shell, code).texts
 
 
@@ -240,7 +240,7 @@ def test_a_name_bound_by_itself_is_the_ranks(shell: Any) -> None:
     assert "layers" in ask(shell, "model = model\nmodel.la|").texts
 
 
-def test_what_stands_below_binds_no_values(shell: Any) -> None:
+def test_names_bound_below_the_cursor_have_no_values(shell: Any) -> None:
     assert "layers" in ask(shell, "model.la|\nmodel = [1]").texts
 
 

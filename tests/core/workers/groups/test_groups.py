@@ -21,7 +21,7 @@ def test_the_installed_torch_has_all() -> None:
          "torch.distributed.distributed_c10d._new_process_group_helper(rnks)"),
     ],
 )  # fmt: skip
-def test_what_a_torch_has_lost_is_named(module: str, part: str, named: str) -> None:
+def test_missing_internals_of_a_torch_are_named(module: str, part: str, named: str) -> None:
     assert list(find_missing({module: (part,)})) == [named]
     with pytest.raises(
         ImportError, match=r"torch \S+ has no torch.*: cellmesh is tried with torch 2\.11"

@@ -135,7 +135,7 @@ def test_nccl_is_aborted_once_and_gloo_beside_it_is_not(group: HealableGroup) ->
     assert not abort.abort_nccl(FakeGroup(cpu="gloo", cuda="gloo"))
 
 
-def test_nccls_watchdog_is_told_to_leave_the_process_alone() -> None:
+def test_nccl_watchdog_leaves_the_process_alone() -> None:
     environment = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
     abort.prepare_nccl(environment, torch.device("cpu"))
     assert environment == {"TORCH_NCCL_ENABLE_MONITORING": "1"}

@@ -188,7 +188,7 @@ def test_a_scaler_that_was_left_unscaled_is_ready_when_the_next_loss_is_scaled()
 
 
 @pytest.mark.parametrize("begins", ["optimizer", "model"])
-def test_what_fsdp_has_accumulated_is_forgotten_with_its_gradients_after_a_failure(
+def test_fsdp_forgets_accumulated_gradients_after_a_failure(
     begins: str,
 ) -> None:
     model = fully_shard(Breaks(), mesh=init_device_mesh("cpu", (1,)))

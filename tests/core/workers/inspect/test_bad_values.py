@@ -44,7 +44,7 @@ MORE["infinite"] = lambda: torch.full((4, 3), math.inf)
 
 @pytest.mark.parametrize("make", [*(odd[0] for odd in ODD), *MORE.values()], ids=[*NAMES, *MORE])
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_what_is_said_to_be_drawable_can_be_drawn(make: Callable[[], Any]) -> None:
+def test_values_marked_drawable_can_be_drawn(make: Callable[[], Any]) -> None:
     value = make()
     facts = facts_of(value)
     if not is_drawable(facts):
@@ -64,7 +64,7 @@ def test_what_is_said_to_be_drawable_can_be_drawn(make: Callable[[], Any]) -> No
     assert isinstance(ask(value, Element("x", "", (0,) * len(facts.local_shape))), str)
 
 
-def test_what_has_no_numbers_is_not_drawable_and_what_has_none_that_are_finite_is() -> None:
+def test_values_without_numbers_are_not_drawable_and_values_without_finite_numbers_are() -> None:
     for name, make in MORE.items():
         assert is_drawable(facts_of(make())) == (name == "infinite")
 
@@ -84,7 +84,7 @@ def test_the_widest_range_has_a_histogram() -> None:
     assert ask(value, Histogram("x", "", -1.7e308, 1.7e308, 4)) == (1, 0, 1, 2)
 
 
-def test_what_is_masked_is_told_as_nan() -> None:
+def test_masked_elements_are_nan() -> None:
     floats = facts_of(np.ma.masked_array([1.0, 2.0, 5.0], mask=[0, 0, 1], dtype=np.float32))
     assert (floats.dtype, floats.shape, floats.max, floats.num_nan) == ("float32", (3,), 2.0, 1)
     whole = facts_of(np.ma.masked_array([[1, 2], [3, 4]], mask=[[0, 1], [0, 0]]))
@@ -92,7 +92,7 @@ def test_what_is_masked_is_told_as_nan() -> None:
     assert facts_of(np.ma.masked_array(["a", "b"], mask=[0, 1])).shape is None
 
 
-def test_a_tensor_whose_class_raises_is_told_by_what_it_holds() -> None:
+def test_tensor_whose_class_raises_is_described_by_its_storage() -> None:
     found = ask(
         [torch.ones(2), torch.full((3,), 2.0).as_subclass(Raising), torch.zeros(1)], Overview("x")
     )
@@ -111,7 +111,7 @@ def test_half_of_a_character_is_not_sent() -> None:
     assert ask(fail, Overview("x()", runs=True)).text == "?"
 
 
-def test_nothing_of_this_warns() -> None:
+def test_inspection_of_bad_values_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         facts_of([np.ma.masked_array([1.0], mask=[1]), torch.ones(2).as_subclass(Raising)])

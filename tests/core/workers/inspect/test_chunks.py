@@ -118,7 +118,7 @@ def test_histograms_are_those_of_numpy(value: torch.Tensor, num_bins: int) -> No
     assert sum(histogram_of(value, low, high, num_bins)) == value.numel()
 
 
-def test_a_histogram_leaves_out_what_is_beyond_its_scale_and_what_is_no_number() -> None:
+def test_histogram_leaves_out_values_beyond_its_scale_and_nan() -> None:
     value = torch.tensor([-1.0, 0.0, 0.4, 1.0, 2.0, math.nan, math.inf])
     assert histogram_of(value, 0.0, 1.0, 2) == [2, 1]
     assert histogram_of(value, 1.0, 1.0, 3) == [0, 1, 0]
@@ -165,7 +165,7 @@ def test_the_digest_of_a_large_tensor_does_not_depend_on_strides(seed: int, dtyp
     assert found == tuple(digest_of(flat[begin:end]) for begin, end in parts)
 
 
-def test_the_digest_of_a_large_tensor_tells_every_change() -> None:
+def test_digest_of_a_large_tensor_changes_with_every_change() -> None:
     value = torch.randn(400_000, generator=torch.Generator().manual_seed(1))
     changed = []
     for change in range(8):
@@ -315,7 +315,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("make", "shape", "most", "note"), ODD, ids=NAMES)
-def test_odd_tensors_are_described_and_say_what_cannot_be_told(
+def test_odd_tensors_are_described_with_their_missing_parts(
     make: Any, shape: tuple[int, ...] | None, most: float | None, note: str
 ) -> None:
     value = make()
@@ -328,7 +328,7 @@ def test_odd_tensors_are_described_and_say_what_cannot_be_told(
         assert facts.note == ""
 
 
-def test_what_a_function_transform_holds_is_not_read() -> None:
+def test_tensor_inside_a_function_transform_is_not_read() -> None:
     seen = []
 
     def look(value: torch.Tensor) -> torch.Tensor:
@@ -340,7 +340,7 @@ def test_what_a_function_transform_holds_is_not_read() -> None:
     assert "transform" in seen[0].note
 
 
-def test_nothing_is_read_where_it_is_not_wanted() -> None:
+def test_unwanted_parts_are_not_read() -> None:
     facts = describe(torch.ones(3, 2), is_read=False)
     assert (facts.max, facts.digest, facts.num_bytes) == (None, "", 24)
     assert describe(torch.ones(3), has_digest=False).max == 1.0

@@ -121,7 +121,7 @@ def test_bands_do_not_change_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("size", [40, 41])
 @pytest.mark.parametrize("reduction", ["mean", "absmax"])
-def test_what_is_not_finite_shows(size: int, reduction: str) -> None:
+def test_picture_shows_non_finite_elements(size: int, reduction: str) -> None:
     value = torch.ones(size, size)
     value[0, 0], value[size - 1, 0], value[0, size - 1] = math.nan, math.inf, -math.inf
     found = look(value, height=10, width=10, reduction=reduction)
@@ -216,7 +216,7 @@ def test_elements_of_all_types_are_drawn(value: Any, reduction: str) -> None:
         np.testing.assert_allclose(found, [[1 / 3] * 3] if reduction == "mean" else [[1.0] * 3])
 
 
-def test_what_is_finite_stays_so() -> None:
+def test_finite_elements_stay_finite() -> None:
     value = torch.tensor([[1e300, -1e300], [math.inf, 0.0]], dtype=torch.float64)
     found = look(value)
     assert np.isfinite(found.values[0]).all()
@@ -237,7 +237,7 @@ def test_what_is_finite_stays_so() -> None:
         (torch.ones(4, 4, device="meta"), {}, "meta"),
     ],
 )
-def test_what_cannot_be_drawn_says_why(
+def test_undrawable_value_gives_its_reason(
     value: torch.Tensor, changes: dict[str, Any], words: str
 ) -> None:
     shape = value.shape
@@ -275,7 +275,7 @@ def test_empty_slices_are_empty() -> None:
         ({"a": [torch.tensor([7])]}, (0,), "7"),
     ],
 )
-def test_elements_are_told_exactly(value: Any, index: tuple[int, ...], text: str) -> None:
+def test_elements_are_exact(value: Any, index: tuple[int, ...], text: str) -> None:
     path = "['a'][0]" if isinstance(value, dict) else ""
     assert element(value, Element("x", path, index), DIRECT) == text
 

@@ -77,7 +77,7 @@ def test_an_expression_is_run_once_and_asked_about_often() -> None:
     assert next(numbers) == 1
 
 
-def test_without_being_told_to_no_expression_is_run() -> None:
+def test_expression_is_not_run_without_consent() -> None:
     looker = looker_of(take=lambda: RAN.append("take"), x=torch.ones(2, 2))
     RAN.clear()
     for subject in questions("take()"):
@@ -90,14 +90,14 @@ def test_without_being_told_to_no_expression_is_run() -> None:
     assert RAN == []
 
 
-def test_a_path_is_found_anew_each_time() -> None:
+def test_path_is_resolved_each_time() -> None:
     looker = looker_of(x=torch.zeros(2, 2))
     looker.answer(Overview("x[0]", token="a", runs=True), False)
     looker._shell.user_ns["x"] = torch.ones(2, 2)
     assert looker.answer(Element("x[0]", "", (1,), "a"), False) == "1.0"
 
 
-def test_what_is_kept_is_let_go_of() -> None:
+def test_pinned_value_is_released() -> None:
     class Value:
         def __init__(self) -> None:
             made.add(self)
@@ -262,7 +262,7 @@ def test_no_code_of_the_users_runs(name: str, is_beside: bool) -> None:
     assert isinstance(answers[0], ValueSummary)
 
 
-def test_a_value_of_the_users_is_told_by_its_type_at_any_time() -> None:
+def test_value_of_the_user_is_described_by_its_type_at_any_time() -> None:
     looker = looker_of(
         object=object(), loud=[{"a": Loud()}], number=3, text="abc", model=nn.Linear(1, 1)
     )
@@ -318,7 +318,7 @@ def raise_(error: BaseException) -> None:
     raise error
 
 
-def test_whatever_is_raised_is_an_answer() -> None:
+def test_any_exception_is_an_answer() -> None:
     looker = looker_of(
         ends=Ends(), interrupts=Interrupts(), own=OwnText(), raise_=raise_, E=EndsWhenTold
     )
@@ -363,9 +363,7 @@ def test_the_control_thread_answers_always_and_as_beside(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("running", "begun", "is_torn"), [(-1, 0, False), (-1, 1, True), (4, 0, True), (4, 1, True)]
 )
-def test_only_what_was_looked_at_while_something_ran_is_torn(
-    running: int, begun: int, is_torn: bool
-) -> None:
+def test_only_values_read_during_a_run_are_torn(running: int, begun: int, is_torn: bool) -> None:
     class Slow(InspectHandler):
         def answer(self, subject: Any, is_beside: bool) -> Any:
             assert is_beside
@@ -393,7 +391,7 @@ def test_an_expression_that_raises_in_the_middle_of_a_step_leaves_groups_to_be_h
     assert broken == [True] * (runs and is_dirty)
 
 
-def test_an_error_that_ends_the_process_when_it_is_told_is_told_all_the_same() -> None:
+def test_exception_whose_text_ends_the_process_is_reported() -> None:
     groups = SimpleNamespace(is_broken=False)
     shell = SimpleNamespace(
         line_in_cell=lambda traceback: 0, render_traceback=lambda error: str(error)

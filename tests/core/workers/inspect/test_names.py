@@ -108,7 +108,7 @@ def test_an_optimizers_state_has_a_size() -> None:
         [torch.ones(2)], 1 << 999, "x" * 80, [[[[0]]]],
     ],
 )  # fmt: skip
-def test_what_is_not_told_whole_is_not_compared(value: Any) -> None:
+def test_shortened_descriptions_are_not_compared(value: Any) -> None:
     assert describe_shortly(value).digest == ""
 
 
@@ -124,7 +124,7 @@ def test_a_subclass_of_tensor_runs_no_code() -> None:
     assert (facts.shape, facts.num_bytes, facts.digest) == ((2,), 8, "")
 
 
-def test_only_the_users_names_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_names_of_the_user_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     hidden = {"exit": object(), "quit": object()}
@@ -207,7 +207,7 @@ def test_a_row_a_name_in_alphabetical_order() -> None:
     }  # fmt: skip
 
 
-def test_what_differs_is_told_by_rank() -> None:
+def test_differing_names_are_listed_by_rank() -> None:
     told = {rank: tell(x=torch.full((2 + rank // 2,), 1.0), y=rank, same=1) for rank in range(4)}
     same, x, y = rows(told)
     assert same["between ranks"] == "alike"
@@ -234,7 +234,7 @@ def test_a_pattern_chooses_names() -> None:
     assert "ranks 0-1: no names" in repr(fold_names(none, "*", ["rank 2: RankDied: killed"]))
 
 
-def test_where_names_were_left_out_none_is_called_absent_that_may_be_there() -> None:
+def test_name_is_not_absent_on_a_rank_with_a_shortened_list() -> None:
     told = {
         0: ask({"a": 1, "b": 1, "c": 1}, Names(max_names=2)),
         1: ask({"b": 1, "c": 1, "d": 1}, Names()),
@@ -245,7 +245,7 @@ def test_where_names_were_left_out_none_is_called_absent_that_may_be_there() -> 
     assert "the first 2 names are shown" in repr(fold_names(told, "*", []))
 
 
-def test_what_is_not_compared_is_not_called_alike() -> None:
+def test_uncompared_values_are_not_called_equal() -> None:
     (row,) = rows({0: tell(x=Odd()), 1: tell(x=Odd())})
     assert row.get("between ranks", "") == ""
 

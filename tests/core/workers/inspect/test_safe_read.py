@@ -98,7 +98,7 @@ def subjects(path: str, rows: int, cols: int) -> list[AnyRequest]:
     ]
 
 
-def test_what_is_read_beside_a_cell_is_what_is_read_without_one() -> None:
+def test_read_during_a_cell_equals_read_without_a_cell() -> None:
     value = [
         torch.randn(61, 47, generator=torch.Generator().manual_seed(1), requires_grad=True),
         torch.randn(700, 900, generator=torch.Generator().manual_seed(2)).t(),
@@ -129,7 +129,7 @@ def test_a_huge_slice_is_sampled_beside_a_cell_as_well() -> None:
     np.testing.assert_allclose(pixels.values[:, 0], np.arange(30) * 100 + 50, atol=20)
 
 
-def test_what_is_copied_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_chunk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "_MAX_BYTES", 1 << 12)
     monkeypatch.setattr(reading_module, "_MIN_BYTES", 1)
     sizes: list[int] = []
@@ -219,7 +219,7 @@ def test_a_quantised_tensor_waits_for_the_end_of_the_cell() -> None:
     assert found.items[0].max is None
 
 
-def test_what_the_kernel_does_not_copy_waits_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_without_the_kernels_copy_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "_COPIED", ())  # as if all tensors lay on a GPU
     model = torch.nn.Linear(47, 61)
     model(torch.ones(47)).sum().backward()

@@ -137,7 +137,7 @@ def test_terms_of_a_sum_are_no_replicas(world: None) -> None:
     assert facts.max == 1.0
 
 
-def test_a_part_that_is_not_what_its_placements_say(world: None) -> None:
+def test_part_that_contradicts_its_placements_is_reported(world: None) -> None:
     facts = describe(make(torch.ones(4), [Shard(0), Replicate()], (5,)))
     assert "not the shape (2,)" in facts.note
 

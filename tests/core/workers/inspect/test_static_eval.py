@@ -175,7 +175,7 @@ def test_a_path_leads_to_the_value_that_python_gives(expression: str) -> None:
         "x" + "[0]" * 5000,
     ],
 )  # fmt: skip
-def test_what_takes_code_is_told_and_not_run(expression: str) -> None:
+def test_expression_that_needs_code_is_reported_and_not_run(expression: str) -> None:
     space = names()
     RAN.clear()
     with pytest.raises(NeedsCode) as caught:
@@ -195,7 +195,7 @@ def test_what_takes_code_is_told_and_not_run(expression: str) -> None:
         ("model[1]['gone']", KeyError),
     ],
 )  # fmt: skip
-def test_where_nothing_is_the_error_is_pythons(expression: str, error: type[Exception]) -> None:
+def test_missing_name_gives_pythons_error(expression: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         follow(expression, names())
 
@@ -215,7 +215,7 @@ def test_a_gradient_that_is_not_kept_is_said_to_be_none_and_torch_does_not_warn(
     assert [one.grad for one in gradients(model, DIRECT)] == [None, None]
 
 
-def test_a_property_comes_before_what_an_object_holds() -> None:
+def test_property_precedes_an_instance_attribute() -> None:
     loud = Loud()
     loud.__dict__["weight"] = 9
     with pytest.raises(NeedsCode, match="'weight' of Loud is a property"):

@@ -32,7 +32,7 @@ PICTURES: list[AnyRequest] = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8], ids=str)
 @pytest.mark.parametrize("is_beside", [False, True], ids=["idle", "beside"])
-def test_what_was_looked_at_can_still_be_resized(dtype: torch.dtype, is_beside: bool) -> None:
+def test_inspected_storage_can_still_be_resized(dtype: torch.dtype, is_beside: bool) -> None:
     value = torch.arange(6).reshape(2, 3).to(dtype)
     one = torch.tensor(3).to(dtype)
     model = torch.nn.Linear(3, 2)

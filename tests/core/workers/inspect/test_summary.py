@@ -35,7 +35,7 @@ def test_a_tensor_is_described_by_its_numbers() -> None:
     assert facts.text == ""
 
 
-def test_what_is_not_finite_is_counted_and_left_out() -> None:
+def test_non_finite_elements_are_counted_and_left_out() -> None:
     facts = describe(torch.tensor([1.0, math.nan, math.inf, -math.inf, 3.0]))
     assert (facts.num_nan, facts.num_inf) == (1, 2)
     assert (facts.min, facts.max, facts.mean) == (1.0, 3.0, 2.0)
@@ -101,7 +101,7 @@ def test_unusual_tensors_are_described(tensor: torch.Tensor) -> None:
     assert facts.device == str(tensor.device)
 
 
-def test_the_digest_tells_values_apart_bit_for_bit() -> None:
+def test_digest_differs_for_every_bit() -> None:
     value = torch.randn(100, generator=torch.Generator().manual_seed(1))
     other = value.clone()
     assert describe(value).digest == describe(other).digest
@@ -257,7 +257,7 @@ def test_only_dtensors_are_dtensors() -> None:
     assert not is_dtensor(3)
 
 
-def test_what_was_looked_at_can_still_be_resized() -> None:
+def test_inspected_storage_can_still_be_resized() -> None:
     tensor = torch.arange(6.0)
     describe(tensor)
     tensor.untyped_storage().resize_(0)

@@ -92,7 +92,7 @@ def test_every_path_leads_to_what_it_names() -> None:
         find(value, "gone")
 
 
-def test_what_is_in_itself_is_seen_once() -> None:
+def test_value_that_contains_itself_is_visited_once() -> None:
     value: dict[str, Any] = {"x": torch.ones(1)}
     value["self"] = value
     value["again"] = value["x"]
@@ -129,7 +129,7 @@ def test_an_optimizer_has_its_groups_and_its_state() -> None:
     assert found.text == "SGD, 1 parameter group"
 
 
-def test_an_optimizer_of_named_parameters_tells_their_names() -> None:
+def test_optimizer_of_named_parameters_shows_their_names() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.5, momentum=0.9)
     model(torch.ones(2)).sum().backward()
@@ -263,7 +263,7 @@ def test_gradients_of_optimizers_and_nests() -> None:
         gradients([1, 2], DIRECT)
 
 
-def test_sparse_gradients_are_told() -> None:
+def test_sparse_gradients_are_described() -> None:
     model = nn.Embedding(5, 2, sparse=True)
     model(torch.tensor([1, 3])).sum().backward()
     (found,) = gradients(model, DIRECT)

@@ -91,7 +91,7 @@ def test_a_bar_that_has_not_been_closed_ends_with_its_object(tqdm_rank: TqdmRank
     assert rank.states()[-1] == (1, 3.0, "done")
 
 
-def test_delayed_bars_that_were_never_due_are_never_shown(tqdm_rank: TqdmRank) -> None:
+def test_delayed_bar_that_ends_early_is_never_shown(tqdm_rank: TqdmRank) -> None:
     rank, pump, file = tqdm_rank
     for _ in std.tqdm(range(3), delay=60, file=file):
         pass
@@ -110,7 +110,7 @@ def test_a_file_of_the_users_own_is_written(tqdm_rank: TqdmRank) -> None:
     assert not is_ours(file)
 
 
-def test_with_tells_a_failure(tqdm_rank: TqdmRank) -> None:
+def test_bar_closed_by_an_exception_has_failed(tqdm_rank: TqdmRank) -> None:
     rank, _, file = tqdm_rank
     bar = std.tqdm(total=9, file=file)
     bar.update(2)

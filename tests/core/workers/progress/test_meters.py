@@ -38,7 +38,7 @@ def test_the_last_word_is_that_of_the_end() -> None:
     assert rank.states()[1:] == [(1, 10.0, "done")]
 
 
-def test_bars_that_come_and_go_at_once_are_few_messages() -> None:
+def test_short_bars_make_few_messages() -> None:
     rank = Rank()
     for _ in range(1000):
         meter, _ = rank.open()
@@ -60,7 +60,7 @@ def test_transient_bars_that_were_never_shown_are_not_sent() -> None:
     assert {bar.bar for bar in rank.sent if bar.state == "removed"} == shown
 
 
-def test_bars_of_several_threads_come_in_their_order() -> None:
+def test_bars_of_several_threads_keep_their_order() -> None:
     rank = Rank()
     readings = [Bar(0, 0, "first", 1.0, 10.0, 1.0)]
 
@@ -125,7 +125,7 @@ def test_a_run_does_not_end_while_a_bar_of_its_is_on_its_way() -> None:
     assert order == ["bar", "answer"]
 
 
-def test_what_is_open_when_a_run_fails_has_failed() -> None:
+def test_open_bar_of_a_failed_run_has_failed() -> None:
     rank = Rank()
     _, done = rank.open()
     done[0] = 4.0
@@ -136,7 +136,7 @@ def test_what_is_open_when_a_run_fails_has_failed() -> None:
     assert rank.states()[-1] == (2, 0.0, "stopped")
 
 
-def test_what_is_open_when_a_run_ends_well_says_how_far_it_is() -> None:
+def test_open_bar_of_a_run_that_ended_well_shows_its_count() -> None:
     rank = Rank()
     _, done = rank.open()
     done[0] = 4.0
@@ -181,7 +181,7 @@ def test_a_bar_that_cannot_be_read_says_what_it_said_last_and_keeps_no_other_fro
     rank.meters.close(odd, "done")
 
 
-def test_nothing_is_read_under_the_lock() -> None:
+def test_bars_are_not_read_under_the_lock() -> None:
     """What is read may take a lock under which another thread, by the collector, ends a bar."""
     rank = Rank()
 

@@ -39,7 +39,7 @@ class Clocked:
         return waited.waited_s
 
 
-def test_who_makes_a_group_waits_as_long_as_nothing_changes(
+def test_rank_that_makes_a_group_waits_as_long_as_nothing_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clocked = Clocked(monkeypatch)

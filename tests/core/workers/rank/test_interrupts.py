@@ -112,7 +112,7 @@ def test_a_run_that_waits_is_cancelled(interrupts: Interrupts) -> None:
     interrupts.end()
 
 
-def test_runs_that_never_come_are_forgotten(interrupts: Interrupts) -> None:
+def test_runs_that_never_arrive_are_forgotten(interrupts: Interrupts) -> None:
     from_beside(lambda: [interrupts.request(run) for run in range(2 * MAX_RUNS)])
     interrupts.begin(0)
     interrupts.end()
@@ -120,7 +120,7 @@ def test_runs_that_never_come_are_forgotten(interrupts: Interrupts) -> None:
         interrupts.begin(2 * MAX_RUNS - 1)
 
 
-def test_a_signal_that_nobody_asked_for_interrupts_nothing(interrupts: Interrupts) -> None:
+def test_unrequested_signal_interrupts_nothing(interrupts: Interrupts) -> None:
     signal.raise_signal(signal.SIGINT)
     do_something()
     interrupts.begin(5)
@@ -131,7 +131,7 @@ def test_a_signal_that_nobody_asked_for_interrupts_nothing(interrupts: Interrupt
     do_something()
 
 
-def test_a_request_that_came_too_late_interrupts_nothing(interrupts: Interrupts) -> None:
+def test_late_request_interrupts_nothing(interrupts: Interrupts) -> None:
     interrupts.begin(5)
     interrupts.end()
     assert from_beside(lambda: interrupts.request(5)) is False
@@ -288,7 +288,7 @@ def request_in(
     return request
 
 
-def test_a_run_is_interrupted_at_whatever_moment_of_its_beginning_the_request_comes(
+def test_run_is_interrupted_at_every_instant_of_its_beginning(
     interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
 ) -> None:
     lost = []
@@ -306,7 +306,7 @@ def test_a_run_is_interrupted_at_whatever_moment_of_its_beginning_the_request_co
     assert lost == [], f"requests at these lines of `begin` had no effect: {lost}"
 
 
-def test_a_run_has_ended_at_whatever_moment_of_its_end_the_request_comes(
+def test_run_has_ended_for_a_request_at_every_instant_of_its_end(
     interrupts: Interrupts, request_in: Callable[[int, types.FrameType], None]
 ) -> None:
     still_running = []
@@ -380,7 +380,7 @@ def insist(interrupts: Interrupts) -> Iterator[Callable[[], None]]:
     ],
     ids=["ignored", "handled", "blocked", "all blocked"],
 )
-def test_insisting_interrupts_whatever_sigint_does(
+def test_insisting_interrupts_for_any_sigint_handler(
     take: Callable[[], Any], interrupts: Interrupts, insist: Callable[[], None]
 ) -> None:
     interrupts.begin(5)
@@ -399,7 +399,7 @@ def test_insisting_interrupts_whatever_sigint_does(
         be_interrupted(interrupts, 6)
 
 
-def test_where_sigint_would_end_the_process_none_is_sent(interrupts: Interrupts) -> None:
+def test_sigint_is_not_sent_where_it_would_end_the_process(interrupts: Interrupts) -> None:
     interrupts.begin(5)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with pytest.raises(KeyboardInterrupt):

@@ -190,7 +190,7 @@ class Spot:
 STOP = "arrive(), leave()"
 
 
-def test_the_innermost_call_is_told_and_the_line_of_the_cell() -> None:
+def test_innermost_call_and_the_line_of_the_cell_are_named() -> None:
     spot = Spot()
     library = define(f"def compute():\n    {STOP}\n", "/lib/numbers.py", "numbers", **spot.names)
     activity = spot.look(
@@ -216,7 +216,7 @@ def collectives(spot: Spot) -> dict[str, Any]:
     return define(source, C10D, "torch.distributed.distributed_c10d", **spot.names)
 
 
-def test_the_collective_that_the_user_called_is_told() -> None:
+def test_collective_called_by_the_user_is_named() -> None:
     spot = Spot()
     wrapper = collectives(spot)["wrapper"]
     activity = spot.look(
@@ -297,7 +297,7 @@ def test_our_own_functions_are_not_named() -> None:
         ("x = Gate() + 1", ""),
     ],
 )
-def test_a_call_is_told_as_written(source: str, words: str) -> None:
+def test_call_is_shown_as_written(source: str, words: str) -> None:
     spot = Spot()
     library = define(
         "class Gate:\n"

@@ -41,13 +41,13 @@ def skipped_in(shown: Sequence[Any]) -> list[Skipped]:
     return [verb for verb in shown if isinstance(verb, Skipped)]
 
 
-def test_what_is_little_passes_as_it_is() -> None:
+def test_short_output_passes_unchanged() -> None:
     gate = Gate(0.0)
     assert gate.admit(3, "stderr", "hello\n", 0.0) == [Output(3, "stderr", "hello\n")]
     assert gate.close() == []
 
 
-def test_what_is_too_much_is_cut_at_a_line_and_counted() -> None:
+def test_long_output_is_cut_at_a_line_and_counted() -> None:
     gate = Gate(0.0, burst_bytes=1000, bytes_per_s=0)
     text = "".join(f"line {n:4}\n" for n in range(2000))
     shown = gate.admit(1, "stdout", text, 0.0)
@@ -78,7 +78,7 @@ def test_with_time_more_passes() -> None:
     assert text_of(gate.admit(1, "stdout", "y" * 400, 5.0)) == "y" * 400
 
 
-def test_what_was_unused_is_not_saved_beyond_a_burst() -> None:
+def test_unused_allowance_is_not_saved_beyond_a_burst() -> None:
     gate = Gate(0.0, burst_bytes=1000, bytes_per_s=100)
     shown = gate.admit(1, "stdout", "x\n" * 5000, 1e6)
     assert len(text_of(shown)) <= 1000
@@ -122,7 +122,7 @@ CHUNKS = st.lists(
 
 
 @given(CHUNKS)
-def test_what_is_shown_and_what_is_skipped_are_all_there_was(chunks: Sequence[Any]) -> None:
+def test_shown_and_skipped_output_add_up(chunks: Sequence[Any]) -> None:
     gate, now = Gate(0.0, burst_bytes=2000, bytes_per_s=500), 0.0
     shown: list[Any] = []
     for run, stream, text, pause in chunks:
@@ -156,7 +156,7 @@ def test_a_flood_of_stdout_hides_no_line_of_stderr() -> None:
 
 
 @given(CHUNKS)
-def test_the_end_of_what_was_written_is_always_shown(chunks: Sequence[Any]) -> None:
+def test_end_of_the_output_is_always_shown(chunks: Sequence[Any]) -> None:
     gate, shown = Gate(0.0, burst_bytes=1000, bytes_per_s=0), []
     for _, _, text, _ in chunks:
         shown += gate.admit(1, "stdout", text, 0.0)
@@ -218,7 +218,7 @@ def test_a_full_log_is_turned_over(tmp_path: Path) -> None:
     assert (tmp_path / "rank0.log.1").read_text() == "a" * 60 + "b" * 60
 
 
-def test_what_a_log_drops_is_said(tmp_path: Path) -> None:
+def test_log_notes_what_it_drops(tmp_path: Path) -> None:
     path = tmp_path / "rank0.log"
     log = Log(path, limit_bytes=10_000)
     for letter in "abcd":
@@ -277,7 +277,7 @@ def test_a_log_that_cannot_be_written_loses_text_and_nothing_else(path: str) -> 
     Log(Path(path)).append("lost\n")
 
 
-def test_text_that_is_no_unicode_is_logged_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_invalid_unicode_is_logged_with_replacements(tmp_path: Path) -> None:
     log = Log(tmp_path / "rank0.log")
     log.append("before \udc80 after\n")
     assert (tmp_path / "rank0.log").read_text() == "before ? after\n"

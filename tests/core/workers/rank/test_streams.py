@@ -76,7 +76,7 @@ def test_the_first_line_goes_out_at_once(rank: Rank) -> None:
     assert rank.text(1).startswith("hello")
 
 
-def test_an_answer_comes_after_all_that_was_printed(rank: Rank) -> None:
+def test_answer_follows_all_printed_output(rank: Rank) -> None:
     for number in range(100):
         print(number, file=rank.out)
     print("warning", file=rank.err)
@@ -231,7 +231,7 @@ def test_between_runs_text_belongs_to_none(rank: Rank) -> None:
 # ---- a stream as others see it
 
 
-def test_it_is_a_text_stream(rank: Rank) -> None:
+def test_stdout_is_a_text_stream(rank: Rank) -> None:
     assert isinstance(rank.out, io.TextIOBase)
     assert rank.out.writable()
     assert not rank.out.isatty()
@@ -250,7 +250,7 @@ def test_only_text_can_be_written(rank: Rank, value: Any) -> None:
         rank.out.write(value)
 
 
-def test_bytes_go_through_its_buffer(rank: Rank) -> None:
+def test_bytes_go_through_the_buffer_of_stdout(rank: Rank) -> None:
     data = "größe 語\n".encode()
     for byte in data:  # a character may come in pieces
         assert rank.out.buffer.write(bytes((byte,))) == 1

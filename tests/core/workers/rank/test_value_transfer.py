@@ -44,13 +44,13 @@ def local_functions() -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("name", local_functions())
-def test_a_name_that_did_not_come_along_is_the_ranks(name: str) -> None:
+def test_name_that_was_not_sent_is_the_ranks(name: str) -> None:
     function = travel(local_functions()[name])
     bind_missing_names([(function, {"key": 1})], NAMESPACE)
     assert function() == 3
 
 
-def test_names_that_came_along_and_builtins_stay_what_they_were() -> None:
+def test_sent_names_and_builtins_keep_their_values() -> None:
     function = travel(lambda: (math.pi, len("ab")))
     bind_missing_names(function, NAMESPACE)
     assert function() == (math.pi, 2)
@@ -61,7 +61,7 @@ def test_importable_functions_are_left_alone() -> None:
     assert "rank" not in helper.__globals__
 
 
-def test_a_value_that_holds_itself_comes_to_an_end() -> None:
+def test_value_that_contains_itself_is_handled_once() -> None:
     value: list[Any] = [travel(lambda: rank)]  # type: ignore[name-defined]  # noqa: F821
     value.append(value)
     bind_missing_names(value, NAMESPACE)

@@ -52,7 +52,7 @@ def test_equal_values_have_equal_digests_and_others_do_not() -> None:
     assert first[0].digest != other[0].digest
 
 
-def test_tied_parameters_are_told_once() -> None:
+def test_tied_parameters_are_listed_once() -> None:
     tied = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
     tied[1].weight = tied[0].weight
     assert [e.path for e in check({"tied": tied}, "tied")] == ["tied.0.weight"]
@@ -112,12 +112,12 @@ def test_a_number_can_be_checked_by_itself() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), [object()], print, nn.ReLU()])
-def test_what_holds_nothing_is_refused(value: Any) -> None:
+def test_value_without_tensors_is_refused(value: Any) -> None:
     with pytest.raises(MeshUsageError, match="without tensors or numbers"):
         check({"value": value}, "value")
 
 
-def test_everything_means_what_is_wrapped() -> None:
+def test_default_check_covers_wrapped_models() -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     found = check(
@@ -164,7 +164,7 @@ def test_a_tensor_is_found_and_compared() -> None:
     assert sent.data_ptr() != theirs[0].weight.data_ptr()
 
 
-def test_what_cannot_be_compared_is_said() -> None:
+def test_incomparable_values_are_reported() -> None:
     namespace = {"x": torch.ones(2)}
     with pytest.raises(MeshUsageError, match=r"no tensor x\.y"):
         find_tensor(namespace, "x", "x.y")

@@ -87,7 +87,7 @@ CANNOT = {
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_what_cannot_be_copied_is_named_with_why(case: str, namespace: dict[str, Any]) -> None:
+def test_uncopyable_value_is_named_with_its_reason(case: str, namespace: dict[str, Any]) -> None:
     source, why = CANNOT[case]
     run(source, namespace)
     try:
@@ -119,7 +119,7 @@ def test_a_survey_does_not_copy_what_tensors_hold(namespace: dict[str, Any]) -> 
     assert peak < 1 << 20
 
 
-def test_what_is_gathered_is_the_memory_of_the_tensors(namespace: dict[str, Any]) -> None:
+def test_gathered_buffers_are_the_memory_of_the_tensors(namespace: dict[str, Any]) -> None:
     tensor = torch.zeros(1 << 20)
     namespace.update(tensor=tensor)
     _, buffers = gather(namespace, ["tensor"])

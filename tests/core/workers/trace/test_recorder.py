@@ -38,7 +38,7 @@ def names(told: Past) -> list[str]:
     return [told.operations.whats[index].name for index in told.operations.what]
 
 
-def test_a_cell_and_its_collectives_are_told_with_begin_and_end() -> None:
+def test_cell_and_its_collectives_are_recorded_with_begin_and_end() -> None:
     spans = Spans()
     begin_cell(spans, 7, "", 3)
     spans.end(begin(spans, 1))
@@ -60,7 +60,7 @@ def test_a_cell_and_its_collectives_are_told_with_begin_and_end() -> None:
     assert told.since_s <= cell.begin_s
 
 
-def test_what_goes_on_has_no_end_and_an_end_counts_once() -> None:
+def test_open_operation_has_no_end_and_an_end_counts_once() -> None:
     spans = Spans()
     begin_cell(spans, 1, "", 1)
     number = begin(spans, is_sync=False)
@@ -78,7 +78,7 @@ def test_what_goes_on_has_no_end_and_an_end_counts_once() -> None:
     assert first.begin_s[0] <= first.wait_s[0] <= first.end_s[0]
 
 
-def test_a_wait_may_have_begun_before_it_was_known() -> None:
+def test_wait_may_begin_before_its_record() -> None:
     spans = Spans()
     begin_cell(spans, 1, "", 1)
     at_s = time.monotonic()
@@ -86,7 +86,7 @@ def test_a_wait_may_have_begun_before_it_was_known() -> None:
     assert past(spans).operations.wait_s[0] == at_s
 
 
-def test_what_was_cut_ends_with_the_healing() -> None:
+def test_aborted_operation_ends_with_the_heal() -> None:
     spans = Spans()
     begin_cell(spans, 1, "", 1)
     begin(spans)
@@ -94,7 +94,7 @@ def test_what_was_cut_ends_with_the_healing() -> None:
     assert not math.isnan(past(spans).operations.end_s[0])
 
 
-def test_an_end_is_that_of_the_work_whoever_waits() -> None:
+def test_end_is_that_of_the_work_for_any_waiting_thread() -> None:
     class OnlyAWork:
         def __init__(self) -> None:
             self.future: Future[None] = Future()
@@ -137,7 +137,7 @@ def test_the_ring_keeps_the_newest_and_says_how_many_are_gone() -> None:
     assert few.num_left_out == CAPACITY + 95
 
 
-def test_what_is_older_than_the_cells_is_not_missed() -> None:
+def test_operations_older_than_the_cells_are_not_missing() -> None:
     spans = Spans()
     begin_cell(spans, 1, "", 1)
     for sequence in range(1, CAPACITY + 1):
@@ -150,7 +150,7 @@ def test_what_is_older_than_the_cells_is_not_missed() -> None:
     assert told.num_left_out == 0
 
 
-def test_only_the_last_cells_are_told_and_what_ran_between_them_is_not() -> None:
+def test_only_the_last_cells_are_returned_without_the_work_between() -> None:
     spans = Spans(RunTracker().records)
     for run in range(MAX_RUNS + 5):
         begin_cell(spans, run, f"call{run}", 0)
@@ -165,13 +165,13 @@ def test_only_the_last_cells_are_told_and_what_ran_between_them_is_not() -> None
     assert len(past(spans, num_cells=10**6).cells) == MAX_RUNS
 
 
-def test_nothing_has_run() -> None:
+def test_trace_of_no_run_is_empty() -> None:
     told = past(Spans())
     assert told.cells == ()
     assert len(told.operations.what) == 0
 
 
-def test_it_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_is_read_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPACITY", 50)
     monkeypatch.setattr(module, "_CHUNK", 7)
     spans = Spans()

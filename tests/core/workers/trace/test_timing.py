@@ -58,5 +58,5 @@ def test_collectives_that_were_overwritten_count(monkeypatch: pytest.MonkeyPatch
     assert spans.before_overwriting is None
 
 
-def test_nothing_is_added_up_outside_of_timed_cells() -> None:
+def test_timing_adds_up_only_in_timed_cells() -> None:
     assert Spans().before_overwriting is None

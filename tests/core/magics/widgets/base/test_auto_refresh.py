@@ -68,7 +68,7 @@ class Looks:
         return len(self._looks)
 
 
-def test_while_a_rank_runs_what_was_seen_stays() -> None:
+def test_values_stay_shown_while_a_rank_runs() -> None:
     answers = LocalAnswers("w.sum()", {0: {"w": torch.ones(3)}})
     inspector = Inspector(answers)
     before = inspector.widget.detail
@@ -77,7 +77,7 @@ def test_while_a_rank_runs_what_was_seen_stays() -> None:
     assert "the rank is busy" in inspector.widget.summary["notices"][0]
 
 
-def test_what_looks_by_itself_is_in_no_cells_way() -> None:
+def test_automatic_refresh_delays_no_cell() -> None:
     """Ranks answer it beside their main threads, which may begin the next cell meanwhile."""
     names = {"model": torch.nn.Linear(2, 2), "w": torch.zeros(2)}
     for expression, options in (("model", {"grads": True}), ("w", {})):
@@ -95,7 +95,7 @@ def test_what_looks_by_itself_is_in_no_cells_way() -> None:
 
 
 @pytest.mark.parametrize("took_s", [0.1, 3.0])
-def test_what_has_to_run_code_is_looked_at_by_itself_only_if_that_is_short(took_s: float) -> None:
+def test_values_that_run_code_refresh_automatically_only_if_fast(took_s: float) -> None:
     class TimedAnswers(LocalAnswers):
         def inspect(self, is_beside: bool) -> Inspection:
             return dataclasses.replace(super().inspect(is_beside), took_s=took_s)
@@ -176,7 +176,7 @@ def test_a_page_that_was_reloaded_is_no_view_any_more() -> None:
     assert events.callbacks["post_run_cell"]
 
 
-def test_watching_looks_after_each_cell_but_the_one_that_shows_it() -> None:
+def test_watch_refreshes_after_each_cell_except_its_own() -> None:
     looks = Looks()
     looks.refresher.set(watches=True, follows=False)
     looks.events.trigger("post_run_cell")
@@ -187,7 +187,7 @@ def test_watching_looks_after_each_cell_but_the_one_that_shows_it() -> None:
         looks.wait_for("after", num)
 
 
-def test_what_nobody_sees_is_looked_at_when_somebody_does() -> None:
+def test_hidden_view_refreshes_when_it_is_shown() -> None:
     looks = Looks()
     looks.refresher.set(watches=True, follows=False)
     looks.seen = False
@@ -203,7 +203,7 @@ def test_what_nobody_sees_is_looked_at_when_somebody_does() -> None:
     looks.wait_for("asked")
 
 
-def test_following_looks_while_ranks_are_busy_and_once_more_when_they_are_not() -> None:
+def test_follow_refreshes_while_ranks_are_busy_and_once_after() -> None:
     looks = Looks()
     looks.refresher.set(watches=False, follows=True)
     looks.busy = True
@@ -219,7 +219,7 @@ def test_following_looks_while_ranks_are_busy_and_once_more_when_they_are_not() 
     assert looks.refresher._follower is None
 
 
-def test_closed_it_hears_of_no_cell() -> None:
+def test_closed_view_is_not_refreshed() -> None:
     looks = Looks()
     looks.refresher.set(watches=True, follows=True)
     assert all(looks.events.callbacks.values())
@@ -229,7 +229,7 @@ def test_closed_it_hears_of_no_cell() -> None:
     assert not any(looks.events.callbacks.values())
 
 
-def test_a_worker_goes_on_after_what_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_goes_on_after_a_failed_task(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: queue.SimpleQueue[type[BaseException]] = queue.SimpleQueue()
     monkeypatch.setattr(threading, "excepthook", lambda args: failed.put(args.exc_type))
     worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
@@ -247,7 +247,7 @@ def test_a_worker_goes_on_after_what_has_failed(monkeypatch: pytest.MonkeyPatch)
     assert failed.get(timeout=10) is KeyError
 
 
-def test_a_worker_does_the_last_of_what_waits() -> None:
+def test_worker_does_only_the_newest_waiting_task() -> None:
     worker, begun, go, done = Worker(), threading.Event(), threading.Event(), threading.Event()
     did: list[str] = []
 

@@ -54,7 +54,7 @@ def log(metrics: Metrics, step: float, value: float) -> None:
     metrics.take(1, (0,), Parcel(Logged(1, ("loss",), (step,), ((value,),))))
 
 
-def test_a_plot_is_not_drawn_on_the_thread_that_reads_what_ranks_say(cell: Cell) -> None:
+def test_plot_is_not_drawn_on_the_links_thread(cell: Cell) -> None:
     plot = Plot(Metrics(), ("loss",), (0,))
     log(plot.metrics, 0, 3.0)
     LivePlot(plot).view._ipython_display_()
@@ -101,7 +101,7 @@ def test_a_plot_that_takes_long_to_draw_is_drawn_less_often(
     assert waited == [REFRESH_S, REFRESH_S, 5.0]
 
 
-def test_what_can_be_drawn_no_more_stands_still_as_it_was(cell: Cell) -> None:
+def test_view_that_cannot_be_drawn_freezes_as_it_was(cell: Cell) -> None:
     texts = iter(["seen"])
     view = LiveView(widget := Widget(), lambda: Static(next(texts), "<b>seen</b>"))
     view._ipython_display_()

@@ -85,7 +85,7 @@ def rig() -> Iterator[Rig]:
     rig.wait_for_end()
 
 
-def test_nobody_looks_at_first(rig: Rig) -> None:
+def test_dashboard_without_a_view_takes_no_snapshot(rig: Rig) -> None:
     assert not rig.dashboard.is_looking
     rig.see(False)
     rig.dashboard.hear({"kind": "nonsense"})
@@ -96,7 +96,7 @@ def test_nobody_looks_at_first(rig: Rig) -> None:
     assert rig.told.empty()
 
 
-def test_a_view_is_told_all_and_then_each_snapshot(rig: Rig) -> None:
+def test_view_gets_the_whole_state_and_then_each_snapshot(rig: Rig) -> None:
     rig.see()
     everything = rig.wait_for("all")
     assert everything["name"] == "fake"
@@ -111,7 +111,7 @@ def test_a_view_is_told_all_and_then_each_snapshot(rig: Rig) -> None:
     assert len(again["history"]) >= 2
 
 
-def test_it_looks_no_more_when_nobody_does_and_again_when_somebody_does(rig: Rig) -> None:
+def test_dashboard_pauses_without_views_and_resumes_with_one(rig: Rig) -> None:
     rig.see()
     rig.wait_for("look")
     rig.see(False)
@@ -121,7 +121,7 @@ def test_it_looks_no_more_when_nobody_does_and_again_when_somebody_does(rig: Rig
     rig.wait_for("look", sample={"at_s": num_looks + 1.0, "cpu": [0.0, 0.0], "rss": [0, 0]})
 
 
-def test_it_goes_on_while_a_cell_keeps_views_from_being_heard(rig: Rig) -> None:
+def test_dashboard_goes_on_while_a_cell_blocks_the_views_messages(rig: Rig) -> None:
     async def run_a_cell() -> None:
         rig.see()  # heard on this loop, which is busy from here
         for _ in range(3):
@@ -131,7 +131,7 @@ def test_it_goes_on_while_a_cell_keeps_views_from_being_heard(rig: Rig) -> None:
     asyncio.run(run_a_cell())
 
 
-def test_where_nobody_has_been_heard_for_long_nobody_looks(
+def test_dashboard_pauses_after_a_long_silence_of_its_views(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cellmesh.controller.status.UNHEARD_S", 0.1)
@@ -150,7 +150,7 @@ def test_where_nobody_has_been_heard_for_long_nobody_looks(
     asyncio.run(look_again())
 
 
-def test_trouble_is_told_and_passes(rig: Rig) -> None:
+def test_failed_snapshot_is_shown_and_the_next_replaces_it(rig: Rig) -> None:
     def fail() -> Snapshot | None:
         raise TimeoutError
 
@@ -163,7 +163,7 @@ def test_trouble_is_told_and_passes(rig: Rig) -> None:
     rig.wait_for("look")
 
 
-def test_buttons_tell_what_came_of_them(rig: Rig) -> None:
+def test_buttons_report_their_result(rig: Rig) -> None:
     rig.dashboard.hear({"kind": "do", "action": "restart"})
     assert rig.wait_for("told", action="restart")["is_busy"]
     told = rig.wait_for("told", action="restart")
@@ -177,7 +177,7 @@ def test_buttons_tell_what_came_of_them(rig: Rig) -> None:
     assert rig.wait_for("told", failed=True)["text"] == "ValueError: <b>cannot</b>"
 
 
-def test_it_ends_with_its_mesh(rig: Rig) -> None:
+def test_dashboard_ends_with_its_mesh(rig: Rig) -> None:
     rig.see()
     rig.wait_for("look")
     rig.take = lambda: None
@@ -187,7 +187,7 @@ def test_it_ends_with_its_mesh(rig: Rig) -> None:
     assert not rig.dashboard.is_looking
 
 
-def test_what_ranks_did_last_is_left_and_not_that_they_do_not_answer(rig: Rig) -> None:
+def test_last_activity_stays_shown_for_ranks_without_an_answer(rig: Rig) -> None:
     rig.dashboard.look()
     before = rig.snapshot()
     rig.take = lambda: Snapshot(before.at_s, "ready", before.dims, before.infos, {})

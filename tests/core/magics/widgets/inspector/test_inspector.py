@@ -97,13 +97,13 @@ def test_a_nest_of_many_is_summarised_in_little() -> None:
     assert len(json.dumps(summary)) < 50_000
 
 
-def test_where_it_is_nowhere_the_errors_are_told() -> None:
+def test_expression_that_fails_everywhere_shows_its_errors() -> None:
     refusal = Refusal("NameError", "name 'x' is not defined")
     summary = summarise(Inspection("x", {}, {0: refusal, 1: refusal}), [], 1, "")
     assert summary["notices"] == ["ranks 0-1: NameError: name 'x' is not defined"]
 
 
-def test_torn_values_are_told() -> None:
+def test_torn_values_are_marked() -> None:
     torn = ValueSummary("Tensor", "", (TensorSummary(kind="Tensor").at(""),), is_torn=True)
     summary = summarise(
         Inspection("x", {0: torn, 1: found(TensorSummary(kind="Tensor").at(""))}), [], 1, ""
@@ -247,7 +247,7 @@ def test_the_still_picture_is_of_the_last_two_dims() -> None:
     assert small_picture(answers, "", {}) is None
 
 
-def test_what_is_saved_is_small() -> None:
+def test_saved_widget_state_is_small() -> None:
     answers = LocalAnswers("w", {rank: {"w": torch.rand(2000, 1000)} for rank in range(4)})
     inspector = Inspector(answers)
     state = {
@@ -271,7 +271,7 @@ def test_a_nest_is_looked_at_closer_by_path() -> None:
     assert inspector.widget.detail["label"] == "nest['a']"
 
 
-def test_what_has_ended_is_looked_at_no_more() -> None:
+def test_inspector_of_an_ended_mesh_asks_nothing() -> None:
     answers = LocalAnswers("w", {0: {"w": torch.ones(3)}})
     inspector = Inspector(answers)
     inspector.view.freeze("the mesh has ended")
@@ -296,7 +296,7 @@ def test_a_still_picture_is_never_of_other_values() -> None:
     assert "<img" not in inspector.static().html
 
 
-def test_questions_that_nobody_knows() -> None:
+def test_unknown_requests_of_a_page_are_ignored() -> None:
     inspector = Inspector(LocalAnswers("w", {0: {"w": torch.ones(3)}}))
     assert inspector.answer({"ask": "odd"}) == ({"error": "no such question: odd"}, [])
     assert inspector.answer({"ask": "hello"}) == ({}, [])

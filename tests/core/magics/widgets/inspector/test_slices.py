@@ -39,7 +39,7 @@ def answers_of(name: str) -> LocalAnswers:
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("reduction", ["mean", "stride"])
-def test_pictures_are_subtracted_as_they_are(name: str, reduction: str) -> None:
+def test_pictures_of_two_ranks_are_subtracted(name: str, reduction: str) -> None:
     found = ask_picture(answers_of(name), {**CONTENT, "reduction": reduction})
     assert isinstance(found, Pixels)
     assert found.values.dtype == np.float32
@@ -70,12 +70,12 @@ def test_a_mean_shows_one_element_that_differs_a_little() -> None:
         ("bool", "not equal (True − False)"),
     ],
 )
-def test_elements_are_subtracted_as_they_are(name: str, difference: str) -> None:
+def test_elements_of_two_ranks_are_subtracted(name: str, difference: str) -> None:
     assert ask_element(answers_of(name), CONTENT) == {"text": difference}
     assert "−" not in ask_element(answers_of(name), {**CONTENT, "minus": None})["text"]
 
 
-def test_one_element_is_told_shortly() -> None:
+def test_single_element_is_described_shortly() -> None:
     text = ask_element(answers_of("float32"), {**CONTENT, "minus": None})["text"]
     assert text == "1.0000001"
 
