@@ -32,7 +32,7 @@ PUBLIC = {
     "cellmesh.controller.inspect.query": ("Inspection", "Spread"),
     "cellmesh.controller.metrics": ("Plot",),
     "cellmesh.controller.replicas": ("CheckReport", "Difference", "SyncSummary"),
-    "cellmesh.controller.trace.match": ("History",),
+    "cellmesh.controller.trace.history": ("History",),
     "cellmesh.controller.trace.profile": ("Lateness", "OperatorByRank", "Profile"),
     "cellmesh.wire.inspect": ("TensorSummary",),
 }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .inspect.query import Inspection
     from .metrics import Plot
     from .replicas import CheckReport, SyncSummary
-    from .trace.match import History
+    from .trace.history import History
     from .trace.profile import Profile
     from .values.gather import Reduction
 

@@ -19,7 +19,7 @@ MANY_RANKS = """
 from array import array
 from cellmesh.magics.widgets.base.widget import LiveView
 from cellmesh.magics.widgets.timeline.timeline import TimelineWidget, pack, static_of
-from cellmesh.controller.trace.model import merge
+from cellmesh.controller.trace.timeline import merge
 from cellmesh.wire.trace import CellSpan, Operations, Past, What
 whats = tuple(What(name, "0", (), 0) for name in ("all_reduce", "all_gather_into_tensor"))
 def past(rank):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.trace.match import History, Operation
+from cellmesh.controller.trace.history import History
+from cellmesh.controller.trace.operations import Operation
 from cellmesh.errors import MeshUsageError, NoMeshError
 from cellmesh.magics.widgets.timeline.timeline import static_of
 from tests.conftest import check_nothing_left, own_runtime_dir

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from .match import History, Operation, TimelineCell, lanes_of
+from .history import History, TimelineCell
+from .operations import Operation, lanes_of
 
 # Rows that torch adds about itself.
 _PSEUDO = frozenset({"Spans", "Traces", ""})

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from ...wire.trace import Collective
-
-_MESSAGES = frozenset({"send", "recv"})
-# A collective on several ranks: rank -> index in that rank's, and the members that have not begun
-# it.
-Match = tuple[dict[int, int], set[int]]
+from .operations import Match, Operation
 
 
 @dataclass(frozen=True)
@@ -70,112 +64,35 @@ def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
     )
 
 
-class Timed(Protocol):
-    """An operation with a begin and a length."""
-
-    @property
-    def start_ns(self) -> int: ...
-
-    @property
-    def duration_ns(self) -> int: ...
-
-
-def find_lateness(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, Lateness]:
-    """Find out which rank began collectives last, and how long others waited for it.
+def add_up_lateness(
+    operations: Mapping[int, Sequence[Operation]], matched: Iterable[Match]
+) -> dict[int, Lateness]:
+    """Return how late each rank began collectives; messages do not count, because one side always
+    waits.
 
     Args:
-        collectives: rank -> its collectives, in order.
+        operations: rank -> its own, in order.
+        matched: which of them are one (`match`).
     """
-    return add_up_lateness(collectives, match_collectives(collectives))
-
-
-def add_up_lateness(
-    collectives: Mapping[int, Sequence[Timed]], matched: Iterable[Match]
-) -> dict[int, Lateness]:
-    """As `find_lateness`, for collectives that are matched already."""
-    totals = {rank: [0, 0, 0, 0] for rank in collectives}
+    totals = {rank: [0, 0, 0, 0] for rank in operations}
     for of_ranks, missing in matched:
+        begun = {rank: operations[rank][index] for rank, index in of_ranks.items()}
+        if any(one.is_message for one in begun.values()):
+            continue
         if missing:
-            waited_ns = sum(
-                collectives[rank][index].duration_ns for rank, index in of_ranks.items()
-            )
             for rank in missing:
                 totals[rank][3] += 1
-                totals[rank][1] += waited_ns
-            for rank, index in of_ranks.items():
-                totals[rank][2] += collectives[rank][index].duration_ns
+                totals[rank][1] += sum(one.duration_ns for one in begun.values())
+            for rank, one in begun.items():
+                totals[rank][2] += one.duration_ns
             continue
-        last = max(of_ranks, key=lambda rank: collectives[rank][of_ranks[rank]].start_ns)
-        last_ns = collectives[last][of_ranks[last]].start_ns
+        last = max(begun, key=lambda rank: begun[rank].start_ns)
         totals[last][0] += 1
-        for rank, index in of_ranks.items():
-            waited_ns = _waited_ns(collectives[rank][index], last_ns)
+        for rank, one in begun.items():
+            waited_ns = one.waited_for_ns(begun[last].start_ns)
             totals[last][1] += waited_ns
             totals[rank][2] += waited_ns
     return {
         rank: Lateness(rank, num_last, num_missed, awaited_ns / 1e9, waited_ns / 1e9)
         for rank, (num_last, awaited_ns, waited_ns, num_missed) in totals.items()
     }
-
-
-def find_waits(collectives: Mapping[int, Sequence[Collective]]) -> dict[int, list[int]]:
-    """Return how long each collective waited for the last of its ranks, in nanoseconds.
-
-    Args:
-        collectives: rank -> its collectives, in order.
-
-    Returns:
-        rank -> a number for each of its collectives; 0 for those without a counterpart on others.
-    """
-    return add_up_waits(collectives, match_collectives(collectives))
-
-
-def add_up_waits(
-    collectives: Mapping[int, Sequence[Timed]], matched: Iterable[Match]
-) -> dict[int, list[int]]:
-    """As `find_waits`, for collectives that are matched already."""
-    waits = {rank: [0] * len(of_rank) for rank, of_rank in collectives.items()}
-    for of_ranks, missing in matched:
-        if missing:
-            for rank, index in of_ranks.items():
-                waits[rank][index] = collectives[rank][index].duration_ns
-            continue
-        last_ns = max(collectives[rank][index].start_ns for rank, index in of_ranks.items())
-        for rank, index in of_ranks.items():
-            waits[rank][index] = _waited_ns(collectives[rank][index], last_ns)
-    return waits
-
-
-def _waited_ns(one: Timed, last_ns: int) -> int:
-    return max(0, min(last_ns, one.start_ns + one.duration_ns) - one.start_ns)
-
-
-def match_collectives(
-    collectives: Mapping[int, Sequence[Collective]],
-) -> list[Match]:
-    """Match the collectives of ranks: the n-th of a name on a process group is one collective on
-    all members.
-
-    Messages are left out. Members that never came to one are named where its group is known.
-
-    Args:
-        collectives: rank -> its collectives, in order.
-
-    Returns:
-        For each of them, rank -> index in that rank's, and the members that have not begun it.
-    """
-    begun: dict[tuple[str, tuple[int, ...], str, int], dict[int, int]] = {}
-    for rank, of_rank in collectives.items():
-        counts: dict[tuple[str, tuple[int, ...], str], int] = {}
-        for index, one in enumerate(of_rank):
-            kind = (one.name, one.ranks, one.group)
-            counts[kind] = counts.get(kind, 0) + 1
-            if one.name not in _MESSAGES:
-                begun.setdefault((*kind, counts[kind]), {})[rank] = index
-    matched = []
-    for (_, members, group, _), of_ranks in begun.items():
-        expected = set(members or collectives) & set(collectives)
-        missing = expected - set(of_ranks)
-        if len(expected) > 1 and (not missing or group):
-            matched.append((of_ranks, missing))
-    return matched

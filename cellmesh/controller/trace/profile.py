@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,8 @@ from ...wire.ranks import describe_groups, format_ranks
 from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile
 from ..run import Run
 from .chrome import merge_traces
-from .lateness import Lateness, describe_lateness, find_lateness
+from .lateness import Lateness, add_up_lateness, describe_lateness
+from .operations import MESSAGES, Operation, match, with_waits
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -73,10 +76,31 @@ class Profile:
         """All operators, those that took longest on average first."""
         return compare_operators(self.by_rank)
 
+    @cached_property
+    def operations(self) -> dict[int, list[Operation]]:
+        """Each rank's collectives and messages, and how long each waited; times count from
+        `start_ns`.
+        """
+        found = {rank: self._read(one) for rank, one in sorted(self.by_rank.items())}
+        return with_waits(found, match(found))
+
+    def _read(self, one: RankProfile) -> list[Operation]:
+        counts: Counter[tuple[object, ...]] = Counter()
+        found = []
+        for c in one.collectives:
+            # The n-th on a group, or of a name, is one collective on all members. The other end
+            # of a message is not known.
+            kind = (c.group or c.name, c.ranks)
+            counts[kind] += 1
+            sequence = 0 if c.name in MESSAGES else counts[kind]
+            start_ns = c.start_ns - self.start_ns
+            found.append(Operation(c.name, c.group, c.ranks, start_ns, c.duration_ns, 0, sequence))
+        return found
+
     @property
     def lateness(self) -> dict[int, Lateness]:
         """How late each rank began collectives, and how long others waited for it."""
-        return find_lateness({rank: one.collectives for rank, one in self.by_rank.items()})
+        return add_up_lateness(self.operations, match(self.operations))
 
     def describe_trace(self) -> str:
         """Say where the traces were written."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ...controller.trace.lateness import find_waits
 from ...controller.trace.profile import OperatorByRank, Profile
 from ...wire.messages import Timing
 from ...wire.ranks import format_ranks, group_ranks
@@ -152,23 +151,18 @@ def operator_tables(operators: Sequence[OperatorByRank], num_rows: int) -> list[
 def rank_table(profile: Profile) -> Table:
     """Return a table of where each rank's time went."""
     lateness = profile.lateness
-    waits = find_waits({rank: one.collectives for rank, one in profile.by_rank.items()})
     rows = []
-    for rank, one in sorted(profile.by_rank.items()):
-        spans = [(c.start_ns, c.start_ns + c.duration_ns) for c in one.collectives]
-        waiting = [
-            (c.start_ns, c.start_ns + waited)
-            for c, waited in zip(one.collectives, waits[rank], strict=True)
-        ]
+    for rank, found in sorted(profile.by_rank.items()):
+        ours = profile.operations[rank]
         rows.append(
             (
                 str(rank),
-                format_time(one.end_ns - one.start_ns),
-                format_time(covered(((start, start + took) for start, took in one.busy))),
-                format_time(covered(spans)),
-                format_time(covered(waiting)),
+                format_time(found.end_ns - found.start_ns),
+                format_time(covered(((start, start + took) for start, took in found.busy))),
+                format_time(covered((one.start_ns, one.end_ns) for one in ours)),
+                format_time(covered((one.start_ns, one.start_ns + one.waited_ns) for one in ours)),
                 str(lateness[rank].num_last),
-                str(one.num_collectives),
+                str(found.num_collectives),
             )
         )
     headers = (

@@ -7,10 +7,10 @@ import hashlib
 import html
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...controller.trace.lateness import find_waits
-from ...controller.trace.match import History
+from ...controller.trace.history import History
+from ...controller.trace.operations import Operation
 from ...controller.trace.profile import Profile
 from ...wire.ranks import format_ranks
 
@@ -27,30 +27,14 @@ _TEXT_COLUMNS = 72
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A collective on one rank, in nanoseconds from the begin of the cell.
-
-    Attributes:
-        name: as ``torch.distributed`` calls it.
-        start_ns, end_ns: from its begin to its end.
-        waited_ns: how long of it the last of its ranks had not come.
-        members: the ranks of its group; () for all or unknown.
-    """
-
-    name: str
-    start_ns: int
-    end_ns: int
-    waited_ns: int
-    members: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Row:
-    """One rank's row; the note stands below its name."""
+    """One rank's row, in nanoseconds from the begin of the drawing; the note stands below its
+    name.
+    """
 
     rank: int
     busy: Sequence[tuple[int, int]]
-    bars: Sequence[Bar]
+    bars: Sequence[Operation]
     note: str = ""
 
 
@@ -89,16 +73,11 @@ class Timeline:
 def timeline_of(profile: Profile) -> Timeline:
     """Return the timeline of a profile."""
     start = profile.start_ns
-    waits = find_waits({rank: one.collectives for rank, one in profile.by_rank.items()})
     rows = []
-    for rank, one in sorted(profile.by_rank.items()):
-        bars = [
-            Bar(c.name, c.start_ns - start, c.start_ns - start + c.duration_ns, waited_ns, c.ranks)
-            for c, waited_ns in zip(one.collectives, waits[rank], strict=True)
-        ]
-        rows.append(
-            Row(rank, [(begin - start, begin - start + took) for begin, took in one.busy], bars)
-        )
+    for rank, ours in profile.operations.items():
+        busy = profile.by_rank[rank].busy
+        spans = [(begin - start, begin - start + took) for begin, took in busy]
+        rows.append(Row(rank, spans, ours))
     return Timeline(rows, max(1, round(profile.took_s * 1e9)))
 
 
@@ -114,9 +93,8 @@ def timeline_of_history(history: History) -> Timeline:
             for begin, end in history.computing(rank, cell)
         ]
         bars = [
-            Bar(one.name, start, start + one.duration_ns, one.waited_ns, one.members)
+            replace(one, start_ns=one.start_ns - shifts[one.run])
             for one in history.operations.get(rank, ())
-            for start in (one.start_ns - shifts[one.run],)
         ]
         rows.append(Row(rank, busy, bars, "straggler" if rank == straggler else ""))
     marks = [(cell.begin_ns - cell.shift_ns, cell.title) for cell in history.cells]
@@ -280,7 +258,7 @@ def _areas(timeline: Timeline) -> Iterable[str]:
             )
 
 
-def _describe(row: Row, bar: Bar) -> str:
+def _describe(row: Row, bar: Operation) -> str:
     members = f" of ranks {format_ranks(list(bar.members))}" if bar.members else ""
     waiting = (
         f", {format_time(bar.waited_ns)} of it waiting for another rank" if bar.waited_ns else ""

@@ -13,7 +13,8 @@ import traitlets
 
 from ....controller.ranks import Ranks
 from ....controller.trace.chrome import trace_of
-from ....controller.trace.match import History, lanes_of
+from ....controller.trace.history import History
+from ....controller.trace.operations import lanes_of
 from ....errors import CellmeshError
 from ....wire.ranks import describe_ranks
 from ....wire.trace import covered

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from cellmesh.controller.trace.lateness import find_lateness, find_waits
 from cellmesh.controller.trace.profile import Profile
 from cellmesh.wire.trace import Collective, RankProfile
+
+
+def profile_of(collectives: dict[int, list[Collective]]) -> Profile:
+    return Profile(
+        {
+            rank: RankProfile(start_ns=0, end_ns=1000, collectives=tuple(ours))
+            for rank, ours in collectives.items()
+        }
+    )
+
+
+def waits_of(profile: Profile) -> dict[int, list[int]]:
+    return {rank: [one.waited_ns for one in ours] for rank, ours in profile.operations.items()}
 
 
 def all_reduce(start: int, end: int, ranks: tuple[int, ...] = (), group: str = "0") -> Collective:
@@ -17,7 +29,7 @@ def test_last_rank_to_arrive_is_the_one_waited_for() -> None:
         1: [all_reduce(100, 112), all_reduce(201, 205)],
         2: [all_reduce(40, 111), all_reduce(202, 206)],
     }
-    lateness = find_lateness(collectives)
+    lateness = profile_of(collectives).lateness
     assert [
         (one.num_last, round(one.awaited_s * 1e9), round(one.waited_s * 1e9))
         for one in lateness.values()
@@ -26,7 +38,7 @@ def test_last_rank_to_arrive_is_the_one_waited_for() -> None:
         (1, 160, 1),
         (1, 3, 60),
     ]
-    assert find_waits(collectives) == {0: [100, 2], 1: [0, 1], 2: [60, 0]}
+    assert waits_of(profile_of(collectives)) == {0: [100, 2], 1: [0, 1], 2: [60, 0]}
 
 
 def test_collectives_are_matched_within_their_group() -> None:
@@ -36,20 +48,15 @@ def test_collectives_are_matched_within_their_group() -> None:
         2: [all_reduce(500, 510, (2, 3), "2")],
         3: [all_reduce(505, 510, (2, 3), "2")],
     }
-    assert find_waits(collectives) == {0: [40], 1: [0], 2: [5], 3: [0]}
+    assert waits_of(profile_of(collectives)) == {0: [40], 1: [0], 2: [5], 3: [0]}
 
 
 def test_missing_rank_of_a_collective_is_named() -> None:
     collectives = {0: [all_reduce(0, 1000)], 1: [], 2: [all_reduce(10, 1000)]}
-    lateness = find_lateness(collectives)
+    lateness = profile_of(collectives).lateness
     assert (lateness[1].num_missed, lateness[1].num_last) == (1, 0)
-    assert find_waits(collectives) == {0: [1000], 1: [], 2: [990]}
-    profile = Profile(
-        {
-            rank: RankProfile(start_ns=0, end_ns=1000, collectives=tuple(c))
-            for rank, c in collectives.items()
-        }
-    )
+    assert waits_of(profile_of(collectives)) == {0: [1000], 1: [], 2: [990]}
+    profile = profile_of(collectives)
     assert profile.describe_lateness() == "rank 1 never came to 1 collective that others waited in"
 
 
@@ -58,5 +65,7 @@ def test_messages_and_unknown_groups_that_some_lack_are_matched_with_nothing() -
         0: [Collective("send", 0, 10, (), "0"), Collective("all_reduce", 0, 10)],
         1: [Collective("recv", 5, 10, (), "0")],
     }
-    assert find_waits(collectives) == {0: [0, 0], 1: [0]}
-    assert all(one.num_last == one.num_missed == 0 for one in find_lateness(collectives).values())
+    assert waits_of(profile_of(collectives)) == {0: [0, 0], 1: [0]}
+    assert all(
+        one.num_last == one.num_missed == 0 for one in profile_of(collectives).lateness.values()
+    )

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellmesh.controller.trace.match import History, Operation, TimelineCell
+from cellmesh.controller.trace.history import History, TimelineCell
+from cellmesh.controller.trace.operations import Operation
 from cellmesh.controller.trace.profile import MAX_TRACE_BYTES, Profile
 from cellmesh.magics.render.profiles import ProfileView
 from cellmesh.magics.render.tables import memory_table
 from cellmesh.magics.render.timeline import (
-    Bar,
     Row,
     Timeline,
     draw_html,
@@ -73,6 +73,12 @@ def page_of(timeline: Timeline) -> ET.Element:
     return ET.fromstring(draw_html(timeline))
 
 
+def bar(
+    name: str, start_ns: int, duration_ns: int, waited_ns: int = 0, members: tuple[int, ...] = ()
+) -> Operation:
+    return Operation(name, "0", members, start_ns, duration_ns, 0, waited_ns=waited_ns)
+
+
 def test_timeline_picture_has_a_row_for_each_rank_and_marks_waits() -> None:
     timeline = timeline_of(profile_of_two())
     root, _ = svg_of(timeline)
@@ -106,14 +112,14 @@ def test_a_picture_brings_all_its_colours_with_it() -> None:
 
 
 def test_many_collectives_become_one_path_a_colour() -> None:
-    bars = [Bar("all_reduce", at * MS, at * MS + MS // 2, MS // 4, (0, 1)) for at in range(3000)]
+    bars = [bar("all_reduce", at * MS, MS // 2, MS // 4, (0, 1)) for at in range(3000)]
     page = page_of(Timeline([Row(0, [], bars)], 3000 * MS))
     assert not list(page.iter("area"))
     assert len(ET.tostring(page)) < 100_000
 
 
 def test_a_long_legend_has_more_lines() -> None:
-    bars = [Bar(f"collective_number_{number}", number, number + 1, 0) for number in range(12)]
+    bars = [bar(f"collective_number_{number}", number, 1) for number in range(12)]
     root, _ = svg_of(Timeline([Row(0, [], bars)], 12))
     entries = [e for e in root.iter(f"{SVG}text") if (e.text or "").startswith("collective")]
     assert len({entry.attrib["y"] for entry in entries}) == 3
@@ -121,7 +127,7 @@ def test_a_long_legend_has_more_lines() -> None:
 
 
 def test_names_are_escaped() -> None:
-    timeline = Timeline([Row(0, [], [Bar('<b>&"', 0, 5, 0)])], 10)
+    timeline = Timeline([Row(0, [], [bar('<b>&"', 0, 5)])], 10)
     _, page = svg_of(timeline)
     assert "<b>" not in page
     assert [area.attrib["title"] for area in page_of(timeline).iter("area")] == [
@@ -150,11 +156,11 @@ _TIMES = st.integers(0, 10**10)
 
 @given(
     busy=st.lists(st.tuples(_TIMES, _TIMES), max_size=5),
-    bars=st.lists(st.builds(Bar, st.sampled_from(["a", "b&"]), _TIMES, _TIMES, _TIMES), max_size=5),
+    bars=st.lists(st.builds(bar, st.sampled_from(["a", "b&"]), _TIMES, _TIMES, _TIMES), max_size=5),
     length=st.integers(1, 10**10),
 )
 def test_any_timeline_can_be_drawn(
-    busy: list[tuple[int, int]], bars: list[Bar], length: int
+    busy: list[tuple[int, int]], bars: list[Operation], length: int
 ) -> None:
     timeline = Timeline([Row(0, busy, bars)], length)
     svg_of(timeline)

@@ -14,7 +14,7 @@ import pytest
 
 from cellmesh.controller.live_views import LiveViews
 from cellmesh.controller.metrics import Metrics, Plot
-from cellmesh.controller.trace.match import History
+from cellmesh.controller.trace.history import History
 from cellmesh.magics.widgets.base import widget as base
 from cellmesh.magics.widgets.base.widget import LiveView, Static, Widget
 from cellmesh.magics.widgets.plot import plot as plots

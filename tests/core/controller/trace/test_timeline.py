@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellmesh.controller.trace.chrome import trace_of
-from cellmesh.controller.trace.match import History, Operation, lanes_of
-from cellmesh.controller.trace.model import match, merge
+from cellmesh.controller.trace.history import History
+from cellmesh.controller.trace.operations import Operation, lanes_of, match
+from cellmesh.controller.trace.timeline import merge
 from cellmesh.wire.inspect import Refusal
 from cellmesh.wire.trace import CellSpan, Operations, Past, What
 

@@ -4,13 +4,14 @@ rank. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import mean
 
 from ...wire.trace import covered, cut_out
-from .lateness import Lateness, Match, add_up_lateness, describe_lateness, find_straggler
+from .lateness import Lateness, add_up_lateness, describe_lateness, find_straggler
+from .operations import Match, Operation
 
 
 @dataclass(frozen=True)
@@ -40,64 +41,6 @@ class TimelineCell:
     def end_ns(self) -> int:
         """When the last rank ended."""
         return max(end for _, end in self.by_rank.values())
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A collective or a message on one rank.
-
-    Attributes:
-        name: as ``torch.distributed`` calls it.
-        group: torch's name of its process group.
-        members: the group's ranks; () for all.
-        start_ns, duration_ns: from the first cell's begin; one that goes on lasts until now.
-        run: of its cell.
-        sequence, peer, generation: see `looks`.
-        wait_ns: since when the rank's main thread waited for it, as far as that is known; None if
-            it did not.
-        is_open: it goes on.
-        is_launch: on a GPU, of which only the launch is known.
-        waited_ns: how long of it the last of its ranks had not come.
-        last: the rank that came last; -1 where that is not known.
-    """
-
-    name: str
-    group: str
-    members: tuple[int, ...]
-    start_ns: int
-    duration_ns: int
-    run: int
-    sequence: int = 0
-    peer: int = -1
-    generation: int = 0
-    wait_ns: int | None = None
-    is_open: bool = False
-    is_launch: bool = False
-    waited_ns: int = 0
-    last: int = -1
-
-    @property
-    def end_ns(self) -> int:
-        """When it ended."""
-        return self.start_ns + self.duration_ns
-
-    @property
-    def is_message(self) -> bool:
-        """Whether it is a send or receive between two ranks."""
-        return self.name in ("send", "recv")
-
-
-def lanes_of(operations: Iterable[Operation]) -> list[int]:
-    """Return a lane for each operation, so that operations in one lane do not overlap."""
-    ends: list[int] = []
-    lanes = []
-    for one in operations:
-        lane = next((lane for lane, end in enumerate(ends) if end <= one.start_ns), len(ends))
-        if lane == len(ends):
-            ends.append(0)
-        ends[lane] = one.end_ns
-        lanes.append(lane)
-    return lanes
 
 
 @dataclass(frozen=True)
@@ -193,8 +136,7 @@ class History:
         )
 
     def lateness(self, run: int | None = None) -> dict[int, Lateness]:
-        """How late ranks began collectives; messages do not count, because one side always
-        waits.
+        """Return how late ranks began collectives (see `add_up_lateness`).
 
         Args:
             run: of the cell that is asked about; None for all.
@@ -205,8 +147,7 @@ class History:
 
     def _is_of(self, one: Match, run: int | None) -> bool:
         rank, index = next(iter(one[0].items()))
-        operation = self.operations[rank][index]
-        return not operation.is_message and run in (None, operation.run)
+        return run in (None, self.operations[rank][index].run)
 
     @property
     def straggler(self) -> int | None:
