@@ -27,7 +27,7 @@ _WORD = re.compile(r"""(?:[^\s'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|['"])+""")
 
 
 def words_of(line: str) -> list[str]:
-    """A magic's line in words, as they stand there."""
+    """Split a magic's line into words, with quotes and escapes left as they stand."""
     return _WORD.findall(line)
 
 

@@ -90,8 +90,8 @@ class Reliable(Generic[M]):
         return True
 
     def add_bytes(self, num_bytes: int, now: float) -> None:
-        """Count these bytes of a segment, which the other side keeps, to the message received
-        last.
+        """Count the bytes of a shared segment as part of the message received last, so that it
+        is acknowledged earlier.
         """
         self._unacked_bytes += num_bytes
         if self._unacked_bytes >= ACK_BYTES:

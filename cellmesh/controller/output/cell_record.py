@@ -92,7 +92,7 @@ class Record:
         self._entries, self._size = [], 0
 
     def empty(self) -> None:
-        """Note that the area was cleared."""
+        """Note that the cell's output area was cleared."""
         self._entries, self._size, self._dropped = [], 0, {}
 
     def add(self, entry: RecordEntry) -> None:

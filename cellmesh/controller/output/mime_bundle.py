@@ -39,7 +39,7 @@ _CELL = '<div style="flex:1 1 240px;max-width:max-content">'
 
 
 def label(ranks: Ranks) -> str:
-    """Ranks as a label: ``[0-3,5]``."""
+    """Return ranks as a label: ``[0-3,5]``."""
     return f"[{format_ranks(ranks)}]"
 
 

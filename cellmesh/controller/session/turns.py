@@ -263,8 +263,8 @@ class Turns:
     # ---- inside
 
     def _may_go_on(self) -> bool:
-        """Whether no other thread has the loop; if one has, wait a little, or until it leaves
-        the loop.
+        """Return whether the link's thread may run the loop; where another thread runs it, first
+        wait for that thread.
         """
         with self._lock:
             is_free = not self._is_taken and time.monotonic() >= self._left_at + _STAY_S

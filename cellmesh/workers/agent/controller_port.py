@@ -53,7 +53,9 @@ Dims = tuple[tuple[str, ...], tuple[int, ...]]
 
 @dataclass(eq=False)
 class Attachment:
-    """The controllers of one agent."""
+    """The agent's end of the connection to controllers: which one holds the mesh, and what it
+    has not received.
+    """
 
     _ticket: Ticket
     _events: Events

@@ -291,7 +291,9 @@ class Spool:
     # ---- inside
 
     def _note_bar(self, parcel: Parcel[Any]) -> None:
-        """Note the last state of a bar that a controller has received, for the next controller."""
+        """Keep the last state of a progress bar that a controller has received, for the next
+        controller.
+        """
         bar: Bar = parcel.verb.verb
         flight = self._flights.get(bar.run)
         if flight is None:

@@ -80,7 +80,9 @@ class Books:
 
     @contextlib.contextmanager
     def having(self, group: Any) -> Iterator[None]:
-        """A context in which torch has this group, whether it is the mesh's or a program's."""
+        """A context in which torch's registries contain this group of the mesh, also while a
+        program's own groups stand in them instead.
+        """
         aside = self.aside
         if aside is None or group not in aside.entries[1]:
             yield

@@ -32,7 +32,9 @@ _LEFT = "the wait for other ranks was ended: they will not come"
 
 @dataclass(frozen=True, eq=False)
 class _Guarded:
-    """A future that C++ waits for, through `gate`, and the number of `Patience.end` before it."""
+    """A future that a C++ call waits for by way of `gate`; `num_ends` calls of `Patience.end`
+    were made before it.
+    """
 
     gate: Future[None]
     num_ends: int

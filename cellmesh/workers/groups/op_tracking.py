@@ -75,7 +75,9 @@ Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
 
 @dataclass
 class Ledger:
-    """The operations of one process's groups; updated by each operation, so kept small."""
+    """The collectives and messages that this process has begun, by group. Every operation
+    updates it, so it is small.
+    """
 
     patience: Patience
     drain: Drain = field(default_factory=Drain)

@@ -96,7 +96,9 @@ def _patch(module: types.ModuleType) -> None:
 
 
 def restore(state: dict[str, Any]) -> Any:
-    """Unpickle a C++ builder in a rank's compile worker, with the rank's patch."""
+    """Unpickle a `CppBuilder` of torch.compile in a rank's compile worker process, where
+    `_patch` has to be applied first.
+    """
     from torch._inductor import cpp_builder
 
     _patch(cpp_builder)

@@ -115,7 +115,7 @@ class RankShell(InteractiveShell):
         self._stop_here()
 
     def getoutput(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``lines = !command``; as `system`."""
+        """Run the command of ``lines = !command`` and return its output; see `system`."""
         output = super().getoutput(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._stop_here()
         return output

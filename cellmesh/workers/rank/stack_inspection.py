@@ -146,7 +146,9 @@ def call_of(code: types.CodeType, instruction: int) -> str:
 
 
 def _of_with(manager: ast.expr, code: types.CodeType, instruction: int) -> str:
-    """The method of a context manager that an instruction of its ``with`` calls."""
+    """Return the text of the call, of ``__enter__`` or ``__exit__``, that an instruction of a
+    ``with`` statement makes.
+    """
     exits = dis.opname[code.co_code[instruction]] in ("CALL", "WITH_EXCEPT_START")
     return _shorten(f"{ast.unparse(manager)}.{'__exit__' if exits else '__enter__'}")
 

@@ -36,11 +36,13 @@ class Kind:
         return False
 
     def progress(self, found: Any) -> tuple[int, ...]:
-        """One-time steps and counters, equal on all ranks between two steps."""
+        """Return counters and flags of the object that are equal on all ranks between two steps."""
         return ()
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
-        """Bring ranks that differ in `progress`, which holds each rank's, to the same state."""
+        """Bring the object to the same state on all ranks; `progress` holds each rank's
+        counters, which differ.
+        """
 
     def arm(self, found: Any) -> None:
         """After a failed cell, make the object's next step first drop the state of the failed one;
