@@ -136,7 +136,8 @@ class History:
         )
 
     def lateness(self, run: int | None = None) -> dict[int, Lateness]:
-        """Return how late ranks began collectives (see `add_up_lateness`).
+        """Return how late ranks began collectives; messages do not count, because one side always
+        waits.
 
         Args:
             run: of the cell that is asked about; None for all.
