@@ -87,7 +87,8 @@ def test_every_wait_is_ended_and_everything_works_again() -> None:
             for group in (None, rank.mesh.get_group("dp"), rank.mesh.get_group("tp")):
                 dist.all_reduce(total, group=group)
             assert total.item() == 16, name
-            # The name is the same on all ranks, whoever has made one before.
+            # torch gives the new group one name on all ranks, also where only some ranks
+            # have made a group before.
             group = dist.new_group([1, 3])
             if rank.rank in (1, 3):
                 dist.all_reduce(total, group=group)

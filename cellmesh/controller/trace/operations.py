@@ -93,8 +93,8 @@ def match(
     found: dict[tuple[object, ...], dict[int, int]] = {}
     for rank, ours in operations.items():
         seen: dict[tuple[object, ...], int] = {}
-        # From the end: a script that makes its groups anew has the same names and counts in them
-        # again.
+        # From the end: a script that makes its groups a second time gives them the same names, and
+        # their counts begin at one again.
         for index in reversed(range(len(ours))):
             one = ours[index]
             if not one.sequence or one.is_launch:

@@ -15,7 +15,7 @@ from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile
 from ..run import Run
 from .chrome import merge_traces
 from .lateness import Lateness, add_up_lateness, describe_lateness
-from .operations import MESSAGES, Operation, match, with_waits
+from .operations import MESSAGES, Match, Operation, match, with_waits
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -81,8 +81,12 @@ class Profile:
         """Each rank's collectives and messages, and how long each waited; times count from
         `start_ns`.
         """
+        return with_waits(*self._matched)
+
+    @cached_property
+    def _matched(self) -> tuple[dict[int, list[Operation]], list[Match]]:
         found = {rank: self._read(one) for rank, one in sorted(self.by_rank.items())}
-        return with_waits(found, match(found))
+        return found, match(found)
 
     def _read(self, one: RankProfile) -> list[Operation]:
         counts: Counter[tuple[object, ...]] = Counter()
@@ -100,7 +104,7 @@ class Profile:
     @property
     def lateness(self) -> dict[int, Lateness]:
         """How late each rank began collectives, and how long others waited for it."""
-        return add_up_lateness(self.operations, match(self.operations))
+        return add_up_lateness(*self._matched)
 
     def describe_trace(self) -> str:
         """Say where the traces were written."""
