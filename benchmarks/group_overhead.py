@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import FakeWork
 from benchmarks.machine import describe_machine
 from cellmesh.workers.groups.group_factory import choose_placement
 from cellmesh.workers.groups.groups import Groups
-from cellmesh.workers.groups.healing import HealableGroup
+from cellmesh.workers.groups.healable_group import HealableGroup
 
 NUM_RANKS = 4
 # Bytes of the tensor, calls in a batch, batches of each kind.

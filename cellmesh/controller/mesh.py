@@ -95,7 +95,7 @@ class Mesh(Ranks):
         """The runs that have not ended, oldest first; after an attach, also those that were in
         flight then.
         """
-        return self.rank_set.session.catalog.all()
+        return self.rank_set.session.runs.all()
 
     @property
     def start_s(self) -> float:

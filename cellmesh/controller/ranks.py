@@ -169,7 +169,7 @@ class Ranks:
         """
         cell, words = read_cell(source, execution_count), read_argv(argv)
         session = self.rank_set.session
-        count = execution_count or session.catalog.count_cell()
+        count = execution_count or session.runs.count_cell()
         sink = sink or current_sink(session.features.displays, has_tabs)
         code = cell.source, cell.transformed, cell.is_async
         verb = RunCell(0, *code, count, quiet, timed, *self._shown, words)
@@ -402,7 +402,7 @@ class Ranks:
 
     def interrupt(self) -> None:
         """Interrupt the runs of these ranks, also those that are queued. Does not wait."""
-        self.rank_set.session.orders.interrupt(self.rank_set.session.catalog.on(self.ranks))
+        self.rank_set.session.orders.interrupt(self.rank_set.session.runs.on(self.ranks))
 
     def __repr__(self) -> str:
         return f"<ranks {self.ranks} of {self.rank_set.session!r}>"

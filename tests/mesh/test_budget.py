@@ -145,7 +145,7 @@ def test_python_calls(what: str, counted: tuple[cm.Mesh, Path, Path]) -> None:
     counts.write_bytes(bytes(8))
     before = sys.getprofile()
     try:
-        sys.setprofile(Counter("Session.start_run", shared))
+        sys.setprofile(Counter("Submission.start_run", shared))
         for _ in range(NUM_ROUNDS):
             for _ in range(NUM_CALLS):
                 work()

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.session import run_registry, session
+from cellmesh.controller.session import run_registry, submission
 from cellmesh.errors import MeshUsageError, NoMeshError
 from cellmesh.wire.limits import MAX_ANSWER_BYTES, MAX_RUN_BYTES, MAX_RUNS
 from cellmesh.workers.rank.stack_inspection import stacks_of_threads
@@ -145,7 +145,7 @@ def test_stop_and_heal_wait_for_no_full_queue(
     way: str, slow: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all queues full; each is to be done before the ranks have done any of what waits."""
-    for module in (run_registry, session):  # so many are submitted in a second
+    for module in (run_registry, submission):  # so many are submitted in a second
         monkeypatch.setattr(module, "MAX_RUNS", FEW_RUNS)
     if way == "signal":
         for _ in range(FEW_RUNS - 2):
@@ -158,7 +158,7 @@ def test_stop_and_heal_wait_for_no_full_queue(
         with pytest.raises(KeyboardInterrupt):
             submit_two(slow)
         waiter.join()
-        assert len(slow.rank_set.session.catalog.living) == FEW_RUNS
+        assert len(slow.rank_set.session.runs.living) == FEW_RUNS
         slow.interrupt()
         assert slow.run(abs, -2).list == [2, 2]
         return
@@ -210,7 +210,7 @@ def test_a_callback_of_the_link_may_submit_when_there_is_no_room(
     ended = threading.Event()
 
     def again() -> None:
-        for module in (run_registry, session):
+        for module in (run_registry, submission):
             monkeypatch.setattr(module, "MAX_RUNS", 0)
         made.append(quick.submit(abs, -3))
         made[0].on_end(ended.set)
@@ -293,14 +293,14 @@ def test_unsent_run_is_lent_no_memory(
     quick.run(len, np.ones(MB))  # whatever is opened once is open
     wait_until(lambda: segments._loans.keys() == lent, WAIT_S, "the segment has come back")
     num_fds = psutil.Process().num_fds()
-    session = quick.rank_set.session
-    for target in (session, session._link) if where == "start_run" else (session,):
+    submitting = quick.rank_set.session.submission
+    for target in (submitting, submitting._link) if where == "start_run" else (submitting,):
         with monkeypatch.context() as patch:
             patch.setattr(target, where, raiser(error))
             for _ in range(3):
                 with pytest.raises(error):
                     quick.push(x=np.ones(8 * MB))
-    wait_until(lambda: not quick.rank_set.session.catalog.living, WAIT_S, "no rank counts as busy")
+    wait_until(lambda: not quick.rank_set.session.runs.living, WAIT_S, "no rank counts as busy")
     assert segments._loans.keys() == lent
     assert psutil.Process().num_fds() <= num_fds
     assert quick.run(len, np.ones(MB)).list == [MB, MB]
@@ -343,7 +343,7 @@ def test_a_rank_ahead_of_one_that_waits_for_it_is_read(runtime_dir: Path) -> Non
 def test_a_coroutine_submits_more_than_there_is_room_for(
     quick: cm.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (run_registry, session):
+    for module in (run_registry, submission):
         monkeypatch.setattr(module, "MAX_RUNS", 10)
 
     async def submit() -> list[Any]:
@@ -365,7 +365,7 @@ def test_dropped_results_are_not_kept(quick: cm.Mesh) -> None:
         run = quick.submit(np.ones, 10 * MB // 8)
     run.result(WAIT_S)
     del run
-    wait_until(lambda: not quick.rank_set.session.catalog.living, WAIT_S, "all have ended")
+    wait_until(lambda: not quick.rank_set.session.runs.living, WAIT_S, "all have ended")
     grown = (held(os.getpid()) - before) >> 20
     print("MB more:", grown)
     assert grown < 100

@@ -122,5 +122,5 @@ def test_a_stop_at_any_instant_of_a_call_leaves_the_mesh_whole(part: int, quick:
         again = quick.submit(answer, at)
         assert again.wait(30), f"after a stop at {place} ({how}) the mesh answers no more"
         assert set(again.result().values()) == {at + 1}, place
-    assert not quick.rank_set.session.catalog.living
+    assert not quick.rank_set.session.runs.living
     assert len(outcomes) > 1, outcomes

@@ -180,7 +180,7 @@ def look(
 
     session = ranks.session
     dead = session.dead_ranks & set(ranks.ranks)
-    busy = set(ranks.ranks) if is_beside else set() if takes_turn else session.catalog.busy_ranks()
+    busy = set(ranks.ranks) if is_beside else set() if takes_turn else session.runs.busy_ranks()
     looked = QueryResult(
         {}, {rank: Refusal("RankDied", session.why_dead(rank)) for rank in sorted(dead)}
     )
@@ -235,7 +235,7 @@ def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
     """
 
     session = ranks.session
-    dead, busy = session.dead_ranks, session.catalog.busy_ranks()
+    dead, busy = session.dead_ranks, session.runs.busy_ranks()
     living = sorted((rank in busy, rank) for rank in ranks.ranks if rank not in dead)
     if not living:
         return None

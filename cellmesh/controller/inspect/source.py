@@ -174,7 +174,7 @@ class InspectionSource:
 
     def is_busy(self) -> bool:
         """Whether any of the ranks runs something."""
-        return bool(self._ranks.session.catalog.busy_ranks() & set(self.ranks))
+        return bool(self._ranks.session.runs.busy_ranks() & set(self.ranks))
 
     def close(self) -> None:
         """Have the ranks drop the value; does not wait."""
@@ -215,7 +215,7 @@ def _overview(context: _Context) -> tuple[QueryResult, PinnedValue | None]:
     wanted = [rank for rank, refusal in result.refusals.items() if refusal.needs_code]
     if not wanted or context.is_beside:
         return result, None
-    busy = session.catalog.busy_ranks() & set(context.ranks.ranks)
+    busy = session.runs.busy_ranks() & set(context.ranks.ranks)
     if busy:
         why = f"{describe_ranks(busy)} {'is' if len(busy) == 1 else 'are'} busy"
         text = f"{expression!r} has to run code, on all ranks or on none, and {why}"

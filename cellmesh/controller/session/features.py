@@ -39,7 +39,7 @@ def send_to_widget(
     ranks = (rank,)
     printer = Printer(ranks, CellSink(publish, session.features.displays))
     item = WorkItem(verb, FromFrontEnd, ranks, buffers, "a widget's callback")
-    run = session.start_run(item, printer)
+    run = session.submission.start_run(item, printer)
     # A callback that waits for ranks which have nothing to do is to be released.
     session.orders.wait_for(run.number)
     return run

@@ -1,4 +1,4 @@
-"""One mesh in this process: starts work, asks questions, leaves and stops the mesh."""
+"""One mesh in this process: asks its ranks and agent, heals, leaves and stops the mesh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 from ...errors import CellmeshError, HostError, MeshUsageError, NoMeshError
 from ...stdlib import time
 from ...wire.attach import Detached, Refused, Welcome
-from ...wire.limits import COUNTED_BYTES, MAX_RUNS
 from ...wire.messages import LogText
 from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
@@ -22,9 +21,6 @@ from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
 from ..kernel import AtExit
 from ..output.console import ConsoleSink, Sink
-from ..output.printer import Printer
-from ..run import Run
-from ..work_item import WorkItem
 from .features import Features
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
@@ -33,6 +29,7 @@ from .life import StartProgress as StartProgress
 from .link import Link
 from .run_orders import RunOrders
 from .run_registry import Adopted, RunRegistry
+from .submission import Submission
 
 # The agent gives ranks a second to leave; then everything is killed.
 _STOP_S = 5.0
@@ -101,7 +98,15 @@ class Session:
             steal,
         )
         self.orders = RunOrders(self._link, ticket.num_ranks, self._beside_runs)
-        self.catalog = RunRegistry(ticket.num_ranks, self.orders)
+        self.runs = RunRegistry(ticket.num_ranks, self.orders)
+        self.submission = Submission(
+            self._link,
+            self.runs,
+            self.features.follow,
+            self._check_usable,
+            self._is_over,
+            self.states,
+        )
         self._at_exit = AtExit(self._is_kept, self._end, self._order_end, self._leave_alive)
         self._link.start()  # last, as the agent's first message may need all of the above
 
@@ -151,57 +156,7 @@ class Session:
         """How long the mesh lives on without a controller, in seconds."""
         return self._ticket.lease_s
 
-    # ---- runs and questions
-
-    def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
-        """Send work to ranks; waits while too much work is in flight (`make_room`).
-
-        Args:
-            item: the work.
-            printer: shows its output.
-
-        Raises:
-            NoMeshError: the mesh has ended.
-            RankDied: one of the ranks is dead.
-        """
-        is_full = len(self.catalog.living) >= MAX_RUNS or item.num_bytes >= COUNTED_BYTES
-        if is_full and item.kind.needs_room:
-            self.make_room(item.ranks, item.num_bytes)
-        self._check_usable(item.ranks)
-        run = self.catalog.new_run(item, printer)
-        parcel = item.relay(run.number)
-        try:
-            self.catalog.add(run, item.num_bytes)
-            self.features.follow(run, parcel.verb.fills)
-            self._link.start_run(run, lambda core, now: core.submit(parcel, now))
-        except BaseException:  # Ctrl-C, before or after it was sent
-            self.orders.post_if_open(lambda core, now: self._forget_unsent(run.number))
-            raise
-        return run
-
-    def _forget_unsent(self, number: int) -> Sequence[Effect]:
-        """Forget a run that may not have been sent, and would keep its ranks busy forever."""
-        if not self._link.has(number):
-            self.catalog.forget(number)
-        return ()
-
-    def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
-        """Wait until there is room for a run with so many bytes (`RunRegistry.make_room`).
-
-        Ctrl-C ends the wait. A callback in the link's loop does not wait: nobody else would bring
-        the news.
-
-        Raises:
-            NoMeshError, RankDied: as `start_run`.
-        """
-        self._check_usable(ranks)
-        if self._link.is_in_loop():
-            return
-
-        def is_over() -> bool:
-            return self.life.end is not None or self._has_left
-
-        self.catalog.make_room(ranks, num_bytes, self._link.serve, is_over, self.states)
+    # ---- questions
 
     def ask(
         self,
@@ -310,7 +265,7 @@ class Session:
     def finish_save(self) -> None:
         """Wait for a save that idle ranks may still be writing."""
         finish, self.finish_saving = self.finish_saving, None
-        if finish is not None and self.life.state == "ready" and not self.catalog.all():
+        if finish is not None and self.life.state == "ready" and not self.runs.all():
             finish()
 
     def detach(self) -> None:
@@ -362,7 +317,7 @@ class Session:
         return self._leave_alive() if is_left else self.stop()
 
     def _is_kept(self) -> bool:
-        return self._ticket.is_lease_chosen or bool(self.catalog.busy_ranks())
+        return self._ticket.is_lease_chosen or bool(self.runs.busy_ranks())
 
     def _end(self) -> None:
         with contextlib.suppress(CellmeshError):
@@ -385,12 +340,15 @@ class Session:
         """Take over the runs in flight; called in the link's loop."""
         if welcome.mesh_dim_names:
             self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
-        return self.catalog.adopt(welcome, self._sink or ConsoleSink())
+        return self.runs.adopt(welcome, self._sink or ConsoleSink())
 
     def _beside_runs(self, ranks: Sequence[int]) -> list[int]:
         """Return the widgets' callbacks and the queries in flight on some ranks."""
-        queries = [run.number for run in self.catalog.on(ranks) if run.is_query]
+        queries = [run.number for run in self.runs.on(ranks) if run.is_query]
         return [*self.features.comms.running(ranks), *queries]
+
+    def _is_over(self) -> bool:
+        return self.life.end is not None or self._has_left
 
     def _check_usable(self, ranks: Sequence[int]) -> None:
         if self.state != "ready":

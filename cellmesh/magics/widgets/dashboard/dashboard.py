@@ -277,7 +277,7 @@ Say = Callable[[str], None]
 
 
 def _interrupt(mesh: Mesh, say: Say) -> str:
-    runs = mesh.rank_set.session.catalog.on(mesh.ranks)
+    runs = mesh.rank_set.session.runs.on(mesh.ranks)
     ranks = sorted({rank for run in runs for rank in run.waiting_ranks()})
     if not ranks:
         return "nothing runs that could be interrupted"

@@ -41,8 +41,8 @@ class Asking:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
         self.interrupted = threading.Event()
         self._answer = answer
-        catalog = SimpleNamespace(busy_ranks=lambda: {0})
-        session: Any = SimpleNamespace(dead_ranks=set(), catalog=catalog)
+        runs = SimpleNamespace(busy_ranks=lambda: {0})
+        session: Any = SimpleNamespace(dead_ranks=set(), runs=runs)
         self.ranks = RankSet(session, [0, 1])
         monkeypatch.setattr(
             RankSet, "start", lambda part, verb, title, channel: self._start(part.ranks, channel)

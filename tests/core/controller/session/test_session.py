@@ -44,5 +44,5 @@ def test_an_agent_may_answer_as_soon_as_the_link_starts(monkeypatch: pytest.Monk
         TICKET, LocalAgent(lambda: found(TICKET)), os.pidfd_open(os.getpid()), is_found=True
     )
     session._at_exit.forget()
-    (run,) = session.catalog.all()
+    (run,) = session.runs.all()
     assert (run.number, run.title) == (7, "cell 2")

@@ -1,0 +1,92 @@
+"""Submits cells and calls to ranks, and waits before that while too much work is in flight."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...errors import NoMeshError
+from ...wire.limits import COUNTED_BYTES, MAX_RUNS
+from ...wire.status import RankState
+from ..core.core import Effect
+from ..output.printer import Printer
+from ..run import Run
+from ..work_item import WorkItem
+from .link import Link
+from .run_registry import RunRegistry
+
+
+class Submission:
+    """Submits the work of one session; usable on any thread.
+
+    Args:
+        link: sends the work.
+        runs: keeps the runs in flight.
+        follow: prepares the session's features for a run, given `Relay.fills`.
+        check_usable: raises if the mesh has ended or one of some ranks is dead.
+        is_over: returns whether the mesh has ended or the session has left it.
+        states: asks ranks what they are doing.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        runs: RunRegistry,
+        follow: Callable[[Run[Any], bool], None],
+        check_usable: Callable[[Sequence[int]], None],
+        is_over: Callable[[], bool],
+        states: Callable[[Sequence[int]], Mapping[int, RankState]],
+    ) -> None:
+        self._link = link
+        self._runs = runs
+        self._follow = follow
+        self._check_usable = check_usable
+        self._is_over = is_over
+        self._states = states
+
+    def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
+        """Send work to ranks; waits while too much work is in flight (`make_room`).
+
+        Args:
+            item: the work.
+            printer: shows its output.
+
+        Raises:
+            NoMeshError: the mesh has ended.
+            RankDied: one of the ranks is dead.
+        """
+        is_full = len(self._runs.living) >= MAX_RUNS or item.num_bytes >= COUNTED_BYTES
+        if is_full and item.kind.needs_room:
+            self.make_room(item.ranks, item.num_bytes)
+        self._check_usable(item.ranks)
+        run = self._runs.new_run(item, printer)
+        parcel = item.relay(run.number)
+        try:
+            self._runs.add(run, item.num_bytes)
+            self._follow(run, parcel.verb.fills)
+            self._link.start_run(run, lambda core, now: core.submit(parcel, now))
+        except BaseException:  # Ctrl-C, before or after it was sent
+            with contextlib.suppress(NoMeshError):
+                self._link.post(lambda core, now: self._forget_unsent(run.number))
+            raise
+        return run
+
+    def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
+        """Wait until there is room for a run with so many bytes (`RunRegistry.make_room`).
+
+        Ctrl-C ends the wait. A callback in the link's loop does not wait, as only that loop
+        receives the answers that make room.
+
+        Raises:
+            NoMeshError, RankDied: as `start_run`.
+        """
+        self._check_usable(ranks)
+        if not self._link.is_in_loop():
+            self._runs.make_room(ranks, num_bytes, self._link.serve, self._is_over, self._states)
+
+    def _forget_unsent(self, number: int) -> Sequence[Effect]:
+        """Forget a run that may not have been sent, and would keep its ranks busy forever."""
+        if not self._link.has(number):
+            self._runs.forget(number)
+        return ()
