@@ -344,7 +344,9 @@ def _mix(words: torch.Tensor, out: torch.Tensor, beside: torch.Tensor) -> None:
 
 
 def _weights(seed: int, device: torch.device) -> torch.Tensor:
-    """Return odd numbers without a pattern."""
+    """Return a block of odd pseudo-random 32-bit integers, derived from a seed, by which a
+    digest multiplies the words of a tensor.
+    """
     counted = (
         torch.arange(_BLOCK, dtype=torch.int32, device=device).mul_(-1640531527).add_(seed * 40503)
     )

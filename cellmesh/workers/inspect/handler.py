@@ -34,7 +34,7 @@ from .chunks import digests_of_parts, sample_of_parts
 from .names import names
 from .safe_read import reading
 from .static_eval import NeedsCode, follow
-from .summary import histogram_of
+from .statistics import histogram_of
 
 if TYPE_CHECKING:
     from ..rank.features import RankContext

@@ -24,7 +24,8 @@ from cellmesh.workers.inspect.chunks import (
     readable,
     sample_of_parts,
 )
-from cellmesh.workers.inspect.summary import describe, histogram_of, statistics
+from cellmesh.workers.inspect.statistics import histogram_of, statistics
+from cellmesh.workers.inspect.summary import describe
 
 
 @st.composite
