@@ -43,7 +43,8 @@ _HEADERS_BYTES = 1000
 
 
 class _Kernel:
-    """What an `Output` widget asks its comm's kernel for: the message whose output it takes.
+    """The stand-in for the kernel that an ``Output`` widget looks for on its comm; its fixed
+    message id marks in `Comms` that the widget begins to capture output.
 
     It then sets its `msg_id` to this one's, by which `Comms` knows that it begins to take output.
     """
@@ -329,7 +330,7 @@ class Comms:
 
 
 class WidgetHandler:
-    """Answers for the widgets of one rank, on any thread."""
+    """Answers requests for the states of one rank's widgets, on any thread."""
 
     def handle(self, request: WidgetStates, buffers: tuple[Frame, ...]) -> Any:
         """See `rank.features.Handler`."""
@@ -379,7 +380,8 @@ def _describe(widget: Any) -> tuple[dict[str, Any], Sequence[Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether only the newest of several such values is of interest.
+    """Return whether a value in a widget's state is a text or a finite number, so that a newer
+    value may replace it before it is sent.
 
     Lists and objects are not: some widgets give orders by way of their state, as plotly does, a
     list and None right behind it.

@@ -28,7 +28,9 @@ class _Slot:
 
 @dataclass
 class Merger:
-    """Gathers messages of ranks, and keeps each rank's order; `expect` says what need not wait."""
+    """Collects ranks' messages, merges equal ones and keeps each rank's order; releases them
+    when a run's last expected answer or a failure arrives, else after a short delay.
+    """
 
     _slots: list[_Slot] = field(default_factory=list)
     _latest_slot: dict[Any, int] = field(default_factory=dict)
@@ -98,7 +100,9 @@ class Merger:
         return self._oldest + HOLD_S
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
-        """The messages to send now: all that wait, or none."""
+        """Remove and return the collected messages if one is urgent or has waited long enough,
+        else an empty list; progress bars may wait longer.
+        """
         if self._bars_due is not None and now >= self._bars_due:
             for rank in list(self._bars):  # behind what their ranks have said before
                 self._let_bars_go(rank)

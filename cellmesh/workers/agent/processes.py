@@ -70,7 +70,9 @@ class _Replacements:
 
 @dataclass(eq=False)
 class Family:
-    """One host's processes."""
+    """The processes of a mesh on this host (zygote, store and ranks): forks, watches, kills and
+    reaps them as a `Supervisor` decides.
+    """
 
     _ticket: Ticket
     _events: Events

@@ -28,8 +28,8 @@ _MAX_NEWS_BYTES = 8 * 1024
 
 
 class RankLink:
-    """Two pipes (the rank's descriptors 1 and 2) and three socketpairs (work, control, large
-    values).
+    """The agent's end of its connection to one rank: two pipes (the rank's descriptors 1 and 2)
+    and three socketpairs (work, control, large values).
 
     Made before the rank is forked; `theirs` go to it, then `start` begins to listen.
 
@@ -90,7 +90,9 @@ class RankLink:
             self._want(queued, True)
 
     def hear(self, is_heard: bool) -> None:
-        """Choose whether to read answers and displays; else the rank blocks at some point."""
+        """Start or stop reading the rank's work and large-value sockets; while they are not
+        read, the rank blocks once their buffers are full.
+        """
         if is_heard != self._is_heard:
             self._is_heard = is_heard
             for queued in self._channels.values():
@@ -187,8 +189,8 @@ class RankLink:
 
 
 class Lending:
-    """The segments on their way to or from ranks: the agent opens each, so that none is lost when
-    its writer dies.
+    """The shared memory segments of values on their way to or from ranks: the agent keeps each
+    open, so that a value is not lost when its writer dies.
 
     What a controller lends to ranks stays open until the run has ended on all of them; what a rank
     gives to the controller until that has acknowledged the message, as the frame is kept until
@@ -201,8 +203,8 @@ class Lending:
     def lend(
         self, order: Relay, frames: Sequence[Frame], living: Container[int]
     ) -> tuple[Frame, ...]:
-        """Open the segment that a piece of work refers to; its last frame then names what is open
-        here. If the controller has ended, the work stays as it is: the ranks will say so.
+        """Open the shared memory segment that a work message's last frame names, and return the
+        frames with that one replaced; return them unchanged if it cannot be opened.
         """
         try:
             frame = open_segment(frames[-1])
@@ -214,8 +216,8 @@ class Lending:
         return (*frames[:-1], frame)
 
     def note(self, rank: int, parcel: Parcel[Any], link: RankLink | None) -> Parcel[Any]:
-        """Note a message of a rank, which may end a run or have a value in a segment; a value's
-        frame then names the segment as it is open here.
+        """Drop a rank's use of a lent segment when it answers a run, and replace the frame of a
+        result in shared memory by the segment that the agent has received.
         """
         verb = parcel.verb
         if type(verb) not in (Done, Failed):

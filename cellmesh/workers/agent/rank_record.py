@@ -11,7 +11,9 @@ from ..rank.stdout import Gate
 
 @dataclass
 class RankRecord:
-    """One rank."""
+    """What an agent knows of one rank: its process, phase, device, backend, unanswered runs, and
+    how it ended.
+    """
 
     gate: Gate  # bounds the text of its descriptors 1 and 2
     pid: int = 0

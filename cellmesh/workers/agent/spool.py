@@ -125,7 +125,8 @@ class _Flight:
 
 
 class Spool:
-    """Keeps messages of ranks in order, and the runs in flight.
+    """The queue of ranks' messages that cannot be sent to a controller yet, and the answers to
+    unfinished runs, which the next controller receives again.
 
     Attributes:
         num_bytes: of what waits and may not be dropped.
@@ -255,7 +256,9 @@ class Spool:
     # ---- who attends
 
     def leave(self, unacked: Iterable[Sequence[Parcel[Any]]]) -> None:
-        """Switch to the bounds without a controller; what it has not acknowledged waits again."""
+        """Note that the controller has left: queue again the messages that it has not
+        acknowledged, within the memory limits that apply without a controller.
+        """
         waiting = [*(parcel for message in unacked for parcel in message), *self._entries.values()]
         self._clear_entries()
         self._is_attended, self.num_dropped_bytes = False, 0

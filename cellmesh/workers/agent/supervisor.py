@@ -95,7 +95,8 @@ Action = Fork | KillRanks | AskToLeave | ToRanks | Up
 
 
 class Supervisor:
-    """Decides for one agent; times are seconds of any clock that does not run backwards.
+    """The state machine of a mesh's life: its methods take events and monotonic times in
+    seconds, and return the actions that the agent carries out.
 
     Attributes:
         state: of the mesh; "ended" once every process has: the agent then exits.
@@ -155,7 +156,7 @@ class Supervisor:
         return self.fail(text)
 
     def fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
-        """Give up ranks that cannot be forked: respawned ones of a ready mesh, else the start."""
+        """Give up forking ranks: fail the respawn if the mesh is ready, else fail its start."""
         return self._fail_respawn(text) if self.state == "ready" else self._fail_start(fault, text)
 
     def store_ended(self, reason: str) -> list[Action]:
@@ -353,7 +354,9 @@ class Supervisor:
         return self._fork_missing()
 
     def _start_over(self, text: str) -> list[Action]:
-        """Replace all ranks: a process that starting ranks need has died. The first start fails."""
+        """Restart all ranks after a process that starting ranks need has died; fail the start if
+        it is the mesh's first, or if too many starts in a row ended so.
+        """
         # They meet under keys of their incarnation, which one that is forked later cannot join.
         self._num_starts_lost += 1
         is_last = self._num_starts_lost > MAX_STARTS_LOST

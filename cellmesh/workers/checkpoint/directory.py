@@ -24,7 +24,8 @@ _UNABLE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV})
 
 
 class CheckpointDirectory:
-    """The place of a checkpoint.
+    """The directory of a checkpoint, and the one beside it in which a save writes the next
+    checkpoint before it takes the first one's place.
 
     Args:
         target: the checkpoint's directory.
@@ -44,8 +45,8 @@ class CheckpointDirectory:
                 self._aside.rename(self.target)
 
     def why_not(self) -> str:
-        """Return why nothing can be saved here; "" if it can. Only a checkpoint is ever
-        replaced.
+        """Return why a save must not replace what is at the target; "" if nothing is there, or
+        only files of a checkpoint.
         """
         self.recover()
         if not self.target.exists():
@@ -131,7 +132,7 @@ class CheckpointDirectory:
         return sorted(self._marks(_WRITTEN))
 
     def read_written(self, rank: int) -> bytes:
-        """Read the mark of a rank."""
+        """Read the data that a rank has stored with `mark_written`."""
         return (self.beside / f"{_WRITTEN}{rank}").read_bytes()
 
     def failures(self) -> dict[int, str]:
@@ -172,7 +173,9 @@ class CheckpointDirectory:
             shutil.rmtree(before, ignore_errors=True)
 
     def is_there(self) -> bool:
-        """Whether what was written is the checkpoint now."""
+        """Return whether the directory that this save has written is the checkpoint at the
+        target now.
+        """
         try:
             return os.path.samestat(self.target.stat(), os.fstat(self._directory))
         except OSError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointHandler:
-    """Answers for one rank.
+    """Answers requests to check, save and load checkpoints on one rank.
 
     Args:
         context: the rank's.
@@ -44,7 +44,9 @@ class CheckpointHandler:
                 return self._checkpoints.finish()
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """Nothing of this is answered beside the main thread."""
+        """Raise NotImplementedError: requests about checkpoints are answered on the main thread
+        only.
+        """
         raise NotImplementedError(request)
 
 

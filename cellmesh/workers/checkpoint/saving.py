@@ -109,7 +109,9 @@ class Checkpoints:
 
 
 class _StagedPlanner(DefaultSavePlanner):
-    """Copies only what the plan has this rank write."""
+    """A DCP save planner that copies what this rank is to write into host memory, from which
+    another thread writes it later.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -94,7 +94,8 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
-    """Give an optimizer without state one for a while, by a step that changes nothing.
+    """Take away, within the context, the gradients of an optimizer without state, so that torch
+    can give it one by a step without effect; then clear that state again.
 
     Gradients would keep torch from it, so they are out of the way meanwhile. Yields whether there
     was none.
@@ -143,8 +144,8 @@ def owner_of(
 
 
 def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None]:
-    """Return, for each name, digests by path of values that may differ by rank; None if none are
-    needed.
+    """Return, by name and path, digests of values that ranks may hold differently; None for a
+    DTensor, and for a DDP, FSDP or tensor parallel model or its optimizer.
     """
     return {
         name: {path: _digest(leaf) for path, leaf in leaves(one.tree, name).items()}
@@ -187,7 +188,9 @@ def _digest(leaf: Any) -> str:
 
 
 def _is_text(leaf: Any) -> bool:
-    """Whether a value's text describes all of it."""
+    """Return whether a value consists of plain Python values only, also in lists, tuples and
+    dicts, so that its ``repr`` describes it completely.
+    """
     if type(leaf) in (list, tuple):
         return all(map(_is_text, leaf))
     if type(leaf) is dict:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompletionHandler:
-    """Answers for one rank, on any thread.
+    """Answers requests for completions and help on one rank, on any thread.
 
     Args:
         context: the rank's.
@@ -31,7 +31,7 @@ class CompletionHandler:
         return self.handle_beside(request)
 
     def handle_beside(self, request: AnyRequest) -> Completions | str:
-        """See `rank.features.Handler`; nothing of the user's runs, wherever it is asked."""
+        """Answer a request for completions or help, on any thread, without running user code."""
         with torch._C.DisableTorchFunctionSubclass():
             if isinstance(request, Complete):
                 return complete(self.context.shell, request)

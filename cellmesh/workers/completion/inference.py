@@ -125,7 +125,7 @@ def is_property(kind: type, name: str) -> bool:
 
 
 def _of_class(kind: type, name: str) -> Known:
-    """Infer what an instance of a class has from the class."""
+    """Infer the value or type of an instance's attribute from the instance's class alone."""
     if issubclass(kind, torch.Tensor) and name in static_eval.OF_TENSORS:
         return InstanceOf(static_eval.OF_TENSORS[name])
     return _plain(in_classes(kind, name))

@@ -37,7 +37,9 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
 
 
 def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Names of the listed parts that the installed torch lacks, or has with other parameters."""
+    """Yield the names of expected functions, attributes and parameters that the installed torch
+    lacks.
+    """
     for module, parts in expected.items():
         for part in parts:
             path, _, parameters = part.rstrip(")").partition("(")

@@ -73,7 +73,7 @@ def open_sockets() -> dict[int, int]:
 
 
 def new_sockets(before: Sockets) -> dict[int, int]:
-    """The sockets that have been opened since."""
+    """Return the TCP sockets of this process that were opened after `before` was recorded."""
     return {fd: inode for fd, inode in open_sockets().items() if before.get(fd) != inode}
 
 
@@ -243,7 +243,9 @@ def prepare_nccl(environment: MutableMapping[str, str], device: torch.device) ->
 
 @contextlib.contextmanager
 def _opened(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """A second descriptor for a socket; None if its number stands for something else now."""
+    """Yield a socket object for a descriptor, on a duplicate if possible; None if the descriptor
+    is closed or belongs to another inode now.
+    """
     try:
         if os.fstat(descriptor).st_ino != inode:
             raise OSError
@@ -285,7 +287,8 @@ def lost_its_peers(error: BaseException) -> bool:
 
 
 def raise_as_stops(kind: Callable[[], type[KeyboardInterrupt] | None]) -> None:
-    """From now on, raise in a collective the interrupt or release that cut connections (`kind()`).
+    """Patch torch so that a collective that fails on the main thread by a closed connection
+    raises the interrupt or release that `kind` returns, if there is one.
 
     gloo and NCCL raise a RuntimeError then, which ``except Exception`` in a training loop would
     take for an error of the step. torch passes every error of a collective for which Python waits

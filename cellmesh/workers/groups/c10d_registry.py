@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 
-from .healing import HealableGroup
+from .healable_group import HealableGroup
 
 
 @dataclass
@@ -23,7 +23,9 @@ class World:
 
 
 class Books:
-    """torch's registries of process groups."""
+    """Reads and edits torch's registries of process groups, and keeps the mesh's groups while a
+    program uses others or none.
+    """
 
     def __init__(self) -> None:
         # The mesh's groups while a program has others, or none.
@@ -68,13 +70,15 @@ class Books:
         self.aside = self.take_out()
 
     def put_back(self) -> None:
-        """Give torch the mesh's groups again, which were set aside."""
+        """Move the mesh's groups from `aside` back into torch's registries."""
         assert self.aside is not None
         self.put_in(self.aside)
         self.aside = None
 
     def register_aside(self) -> None:
-        """Register the names of the groups set aside again in C++, where torch has dropped all."""
+        """Register the names of the groups in `aside` in torch's C++ registry again, after torch
+        has dropped all names there.
+        """
         for group, name in self.aside.entries[1].items() if self.aside else ():
             _register_process_group(name, group)
 
@@ -124,7 +128,9 @@ class Books:
             groups[:] = [other for other in groups if other is not group]
 
     def enter(self, group: HealableGroup, backend: str, store: Any, tag: str | None) -> None:
-        """Register, as ``_new_process_group_helper`` does, a group that it has not made."""
+        """Add a group that torch has not made itself to torch's registries, as
+        ``_new_process_group_helper`` would.
+        """
         world = c10d._world
         world.pg_map[group] = (c10d.Backend(backend), store)
         world.pg_names[group] = c10d.GroupName(group.group_name)
@@ -139,7 +145,9 @@ class Books:
         world.pg_to_tag[group] = full_tag
 
     def rebuild(self, group: HealableGroup, make: Callable[[], tuple[Any, Any]]) -> Any:
-        """Let torch make a group under the name of another, which keeps it; returns the new one."""
+        """Let torch make a new group under the name of an existing one, whose entries in torch's
+        registries stay; return the new group.
+        """
         names = c10d._world.pg_names
         before = set(names)
         name = names.pop(group)

@@ -1,16 +1,14 @@
-"""The process groups of a rank: made, shaped into a DeviceMesh, cut after a failure, and healed in
-place.
+"""The process groups of a rank: made, shaped into a DeviceMesh, and cut after a failure; `healing`
+rebuilds them.
 
 torch makes every group through ``_new_process_group_helper``. That is wrapped here: torch makes its
-group as ever, and a `HealableGroup` takes its place in torch's books, so that all above sees what
-it would see under torchrun. To heal, torch makes a fresh group with the same arguments, and the
-`HealableGroup` works through that one from then on.
+group as ever, and a `HealableGroup` takes its place in torch's registries, so that all above sees
+what it would see under torchrun.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ...stdlib import os
 from ...wire.groups import GroupCount
 from ..trace.recorder import Spans
-from . import abort, rpc
+from . import abort
 from .c10d_registry import Books
 from .group_factory import (
     TIMEOUT,
@@ -34,22 +32,18 @@ from .group_factory import (
     MeshPlan,
     Placement,
     call_for,
-    find_lack,
     plan_of,
     plan_of_split,
-    set_timeouts,
-    timeouts_of,
 )
-from .healing import HealableGroup
+from .healable_group import HealableGroup
+from .healing import Healer
 from .init_process_group import DefaultGroup, torch_init_process_group
 from .interruptible_wait import Patience
-from .model_reset import Survey, note_comm_hooks
+from .model_reset import note_comm_hooks
 from .op_tracking import Ledger
-from .rendezvous import Meeting, Presence, Rendezvous, Session
+from .rendezvous import Rendezvous, Session
 from .store import MeshStore
 
-# How long members of a group may take to connect when all of them take part in a heal.
-_CONNECT_S = 30.0
 # Names of a program's groups are numbers; those of the next program begin this much higher.
 _GROUPS_A_PROGRAM = 1000
 
@@ -85,8 +79,19 @@ class Groups:
         self.mesh: DeviceMesh | None = None
         self._maker = Maker(self._store, self._patience)
         self._is_broken = self._is_replaying = False
-        self._keys: list[str] = []
-        self._half_done: tuple[str, ...] = ()  # as a heal that failed has found
+        self._healer = Healer(
+            rank,
+            world_size,
+            self._prefix,
+            self._store,
+            self.ledger,
+            self._books,
+            self.rendezvous,
+            self._default,
+            self._maker,
+            self._living,
+            self._cut,
+        )
 
     def initialize(self) -> None:
         """Make the default process group. Every rank must call it; blocks until all have."""
@@ -148,7 +153,9 @@ class Groups:
         return group, store
 
     def _session(self) -> Session | None:
-        """What the ranks of a program's default group have agreed on, if it is in use."""
+        """Return the session of the program's default group; None while the mesh's groups are in
+        use, or if there is no session.
+        """
         return None if self._default.is_the_meshs else self.rendezvous.session
 
     def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
@@ -233,7 +240,9 @@ class Groups:
         return [group for group in found if group is not None and not group.is_destroyed]
 
     def rejoin(self, blueprint: bytes, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """Make, in a new rank, a living rank's groups (b"": none), which a heal connects."""
+        """Make the groups of a living rank's `blueprint` in a new rank, without connections,
+        which a later `heal` makes; return the rank's DeviceMesh.
+        """
         data = BlueprintData((), 0)
         if blueprint:
             data = msgspec.msgpack.decode(blueprint, type=BlueprintData)
@@ -273,7 +282,7 @@ class Groups:
         if store_port is not None:
             self._store.move(store_port)
         try:
-            notes = self._heal(generation, participants)
+            notes = self._healer.heal(generation, participants)
         except BaseException:
             self._is_broken = True
             self._cut()
@@ -282,87 +291,6 @@ class Groups:
             raise
         self._is_broken = self._patience.has_left = False
         return notes
-
-    def _heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
-        rpc.forget_gatherings()
-        self.ledger.generation = generation
-        self.rendezvous.begin_generation(generation)
-        self.ledger.spans.end_all()  # what was cut has no other end
-        prefix = f"{self._prefix}/{generation:x}"
-        gc.collect()  # ranks would differ in models without references
-        models = Survey(self._half_done)
-        self._half_done = models.half_done
-        self._cut()
-        for group in self._living():
-            if group.inner is not None:
-                group.timeouts = timeouts_of(group.inner)
-            group.take_down("it is being healed")
-        self.ledger.forget_operations()
-        self.ledger.mark()
-        c10d._world.pg_coalesce_state.clear()  # else an interrupted batch takes the next ones
-        meeting = Meeting(self._store, prefix, self.rank, participants)
-        old_keys, self._keys = self._keys, meeting.keys
-        meeting.exchange_presence(self._presence(models))
-        self.ledger.drain.let_go()  # all who are here have cut their side
-        self._agree(list(meeting.present.values()))
-        with self._rebuilding(meeting.keys):
-            for group in sorted(self._living(), key=_order):
-                why = meeting.why_not(group.plan, self.world_size)
-                if why:
-                    group.take_down(why)
-                else:
-                    self._rebuild(group, f"{prefix}/groups/{','.join(map(str, group.plan.ranks))}")
-        notes = meeting.reset(models)
-        self._half_done = ()
-        meeting.exchange("healed", b"")
-        self._store.forget_keys(old_keys)
-        return notes
-
-    def _presence(self, models: Survey) -> Presence:
-        return Presence(
-            tuple(group.plan for group in self._living()),
-            self._books.group_count,
-            models.half_done,
-            models.progress,
-            self._default.is_the_meshs,
-            {program: c10d._world.group_count} if (program := self._default.program) else {},
-            find_lack((group.size() for group in self._living()), self.ledger.drain.num_held),
-        )
-
-    def _agree(self, present: Sequence[Presence]) -> None:
-        """Set the counters behind group names alike on all ranks, wherever each has stopped."""
-        program = self._default.program
-        if not program and any(other.uses_meshs for other in present):
-            self._default.restore()
-        self._books.group_count = max(other.group_count for other in present)
-        if program:
-            c10d._world.group_count = max(other.program.get(program, 0) for other in present)
-
-    @contextlib.contextmanager
-    def _rebuilding(self, keys: list[str]) -> Iterator[None]:
-        """A context in which groups are connected again, and `keys` notes the keys of the store."""
-        self._store.note_keys(keys)
-        self.ledger.is_rebuilding = True
-        try:
-            yield
-        finally:
-            self._store.note_keys(None)
-            self.ledger.is_rebuilding = False
-
-    def _rebuild(self, group: HealableGroup, prefix: str) -> None:
-        store = PrefixStore(prefix, self._store)
-        asked = group.recipe | {"store": store, "pg_tag": None, "group_desc": group.group_desc}
-        sockets: dict[int, int] = {}
-
-        def make() -> tuple[Any, Any]:
-            made, its_store, found = self._maker.make(asked, _CONNECT_S)
-            sockets.update(found)
-            return made, its_store
-
-        with self._books.having(group):
-            inner = self._books.rebuild(group, make)
-        set_timeouts(inner, group.timeouts)
-        group.connect(inner, sockets)
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:
@@ -390,8 +318,3 @@ class Groups:
         store = PrefixStore(f"{name}/", asked["store"])
         self._books.enter(group, asked["backend"], store, asked["pg_tag"])
         return group, store
-
-
-def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
-    """Members connect their groups in one order, so that none waits for another elsewhere."""
-    return bool(group.plan.ranks), group.plan.name, group.plan.ranks

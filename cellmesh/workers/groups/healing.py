@@ -1,250 +1,162 @@
-"""A process group that can be reconnected while the user's models keep holding it.
+"""Rebuilds the process groups of a rank in place, after a failure has cut their connections.
 
-``HealableGroup`` is what ``torch.distributed`` and everything above it see; the work is done by an
-inner, plain ``ProcessGroup``, which is replaced when the group is healed; `op_tracking` forwards
-to it.
+For each group, torch makes a fresh group with the same arguments, and the `HealableGroup` that
+models hold works through that one from then on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
-import torch._C._distributed_c10d as _c10d
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import ProcessGroup, Work
-from torch.futures import Future
+from torch._C._distributed_c10d import PrefixStore
 
-from ...errors import GroupDown
-from ...wire.groups import GroupCount
-from ...wire.trace import What
-from ..linux_process import start_thread
-from . import abort
-from .group_factory import GroupPlan
-from .op_tracking import Ledger, has_ended_well, pass_on_everything
+from . import rpc
+from .c10d_registry import Books
+from .group_factory import Maker, find_lack, set_timeouts, timeouts_of
+from .healable_group import HealableGroup
+from .init_process_group import DefaultGroup
+from .model_reset import Survey
+from .op_tracking import Ledger
+from .rendezvous import Meeting, Presence, Rendezvous
+from .store import MeshStore
 
-# Groups that were taken down where there was no thread to end them in.
-_kept: list[Any] = []
-
-
-class _Down:
-    """Replaces the inner group while the group is down; every operation raises."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise GroupDown(self._text)
+# How long members of a group may take to connect when all of them take part in a heal.
+_CONNECT_S = 30.0
 
 
-def ended_work() -> Work:
-    """An operation that has ended already."""
-    done: Future[None] = Future()
-    done.set_result(None)
-    work: Work = _c10d._create_work_from_future(done)  # type: ignore[attr-defined]
-    return work
+class Healer:
+    """Rebuilds the groups of one rank.
 
-
-class _Silent:
-    """Replaces the inner group during broadcasts that must not overwrite this rank's values."""
-
-    def broadcast(self, *args: Any, **kwargs: Any) -> Work:
-        return ended_work()
-
-
-class HealableGroup(ProcessGroup):
-    """A process group that forwards every method to an inner group, which `connect` gives it.
-
-    Its name and description are torch's, its ranks the mesh's (() for all); `rank` counts in it.
+    Args:
+        rank, world_size: of the mesh.
+        prefix: begins the keys of this start of the mesh in the store.
+        store: the mesh's c10d store.
+        ledger: the operations of all groups.
+        books: torch's registries of groups.
+        rendezvous: of programs that call ``init_process_group``.
+        default: the default group, the mesh's or a program's.
+        maker: makes plain groups.
+        living: returns the groups that have been made and not been destroyed.
+        cut: closes the connections of all groups.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
-        name: str,
-        description: str,
-        ranks: tuple[int, ...],
         rank: int,
-        size: int,
+        world_size: int,
+        prefix: str,
+        store: MeshStore,
+        ledger: Ledger,
+        books: Books,
+        rendezvous: Rendezvous,
+        default: DefaultGroup,
+        maker: Maker,
+        living: Callable[[], list[HealableGroup]],
+        cut: Callable[[], int],
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
-        self._ledger = ledger
-        self._name, self._description = c10d.GroupName(name), description
-        super()._set_group_name(c10d.GroupName(name))
-        super()._set_group_desc(description)
-        self._ranks = ranks
-        self._device_id: Any = None
-        self._inner: Any = None
-        self.sockets: dict[int, int] = {}
-        self.is_up = self.is_gloo = self.is_destroyed = False
-        self.recipe: dict[str, Any] = {}
-        self.plan: GroupPlan
-        self.timeouts: dict[str, timedelta] = {}
-        self.adopt_split: Callable[[Any, Sequence[int]], HealableGroup] | None = None
-        self.take_down("it has not been connected yet")
+        self._rank, self._world_size, self._prefix = rank, world_size, prefix
+        self._store, self._ledger, self._books = store, ledger, books
+        self._rendezvous, self._default, self._maker = rendezvous, default, maker
+        self._living, self._cut = living, cut
+        self._keys: list[str] = []
+        self._half_done: tuple[str, ...] = ()  # as a heal that failed has found
 
-    # Its connections.
+    def heal(self, generation: int, participants: frozenset[int]) -> tuple[str, ...]:
+        """Reconnect every group whose members all take part (`Groups.heal`).
 
-    def connect(self, inner: Any, sockets: dict[int, int]) -> None:
-        """Use `inner` from now on; all counts start at zero."""
-        self._inner = inner
-        self.is_gloo = {backend.name() for backend in abort.backends_of(inner)} == {"gloo"}
-        self.sockets = sockets
-        self._reset_counts()
-        self.is_up = True
+        Collective among the participants; blocks.
+        """
+        rpc.forget_gatherings()
+        self._ledger.generation = generation
+        self._rendezvous.begin_generation(generation)
+        self._ledger.spans.end_all()  # what was cut has no other end
+        prefix = f"{self._prefix}/{generation:x}"
+        gc.collect()  # ranks would differ in models without references
+        models = Survey(self._half_done)
+        self._half_done = models.half_done
+        self._cut()
+        for group in self._living():
+            if group.inner is not None:
+                group.timeouts = timeouts_of(group.inner)
+            group.take_down("it is being healed")
+        self._ledger.forget_operations()
+        self._ledger.mark()
+        c10d._world.pg_coalesce_state.clear()  # else an interrupted batch takes the next ones
+        meeting = Meeting(self._store, prefix, self._rank, participants)
+        old_keys, self._keys = self._keys, meeting.keys
+        meeting.exchange_presence(self._presence(models))
+        self._ledger.drain.let_go()  # all who are here have cut their side
+        self._agree(list(meeting.present.values()))
+        with self._rebuilding(meeting.keys):
+            for group in sorted(self._living(), key=_order):
+                why = meeting.why_not(group.plan, self._world_size)
+                if why:
+                    group.take_down(why)
+                else:
+                    self._rebuild(group, f"{prefix}/groups/{','.join(map(str, group.plan.ranks))}")
+        notes = meeting.reset(models)
+        self._half_done = ()
+        meeting.exchange("healed", b"")
+        self._store.forget_keys(old_keys)
+        return notes
 
-    def take_down(self, why: str) -> None:
-        """Let operations raise `GroupDown` until the next `connect`."""
-        members = f"of ranks {', '.join(map(str, self._ranks))}" if self._ranks else "of all ranks"
-        text = (
-            f"the process group {self._name!r} {members} is down: "
-            f"{why}. %dist_heal connects it again"
+    def _presence(self, models: Survey) -> Presence:
+        return Presence(
+            tuple(group.plan for group in self._living()),
+            self._books.group_count,
+            models.half_done,
+            models.progress,
+            self._default.is_the_meshs,
+            {program: c10d._world.group_count} if (program := self._default.program) else {},
+            find_lack((group.size() for group in self._living()), self._ledger.drain.num_held),
         )
-        self.is_up = False
-        # Its end waits for gloo's threads, and one of them may wait without end for a rank that
-        # died.
-        retired, self._inner = [self._inner], _Down(text)
-        has_ended = type(retired[0]) is _Down or retired[0] is None or start_thread(retired.clear)
-        if not has_ended:
-            _kept.append(retired)
-        self.sockets = {}
-        self._reset_counts()
 
-    def cut(self) -> int:
-        """Make blocked operations raise until a heal, from any thread; returns how many it cut."""
-        sockets, self.sockets = self.sockets, {}
-        inner = self.inner
-        if inner is None:
-            return 0
-        return abort.cut_gloo(inner, sockets, self._ledger.drain) + abort.abort_nccl(inner)
-
-    @property
-    def inner(self) -> Any:
-        """The plain group that does the work; None while the group is down."""
-        inner = self._inner
-        return None if type(inner) is _Down else inner
+    def _agree(self, present: Sequence[Presence]) -> None:
+        """Set torch's group counters to their maximum over all ranks; return to the mesh's
+        groups if another rank uses them and no program's group is in use here.
+        """
+        program = self._default.program
+        if not program and any(other.uses_meshs for other in present):
+            self._default.restore()
+        self._books.group_count = max(other.group_count for other in present)
+        if program:
+            c10d._world.group_count = max(other.program.get(program, 0) for other in present)
 
     @contextlib.contextmanager
-    def silenced(self) -> Iterator[None]:
-        """A context in which broadcasts leave each rank's tensors unchanged."""
-        inner, self._inner = self._inner, _Silent()
+    def _rebuilding(self, keys: list[str]) -> Iterator[None]:
+        """Mark groups as being reconnected within the context, and append the store keys that
+        this rank sets in it to `keys`.
+        """
+        self._store.note_keys(keys)
+        self._ledger.is_rebuilding = True
         try:
             yield
         finally:
-            self._inner = inner
+            self._store.note_keys(None)
+            self._ledger.is_rebuilding = False
 
-    # What it has begun.
+    def _rebuild(self, group: HealableGroup, prefix: str) -> None:
+        store = PrefixStore(prefix, self._store)
+        asked = group.recipe | {"store": store, "pg_tag": None, "group_desc": group.group_desc}
+        sockets: dict[int, int] = {}
 
-    def _reset_counts(self) -> None:
-        self.num_collectives = 0
-        self.whats: dict[str, What] = {}
-        self.is_touched = False
-        self._num_sent: dict[int, int] = {}
-        self._num_received: dict[int, int] = {}
-        self._from_anyone: list[Work] = []
-        self._backward_work: Work | None = None
+        def make() -> tuple[Any, Any]:
+            made, its_store, found = self._maker.make(asked, _CONNECT_S)
+            sockets.update(found)
+            return made, its_store
 
-    @property
-    def has_failed_in_backward(self) -> bool:
-        """Whether the last operation of DDP's backward pass failed to reduce gradients."""
-        work = self._backward_work
-        return work is not None and not has_ended_well(work)
-
-    def forget_backward(self) -> None:
-        """Drop the last backward pass if it succeeded, as its Work holds gradients."""
-        if not self.has_failed_in_backward:
-            self._backward_work = None
-
-    def count(self, with_messages: bool = True) -> GroupCount:
-        """The operations that the group has begun since it was made or healed."""
-        if not with_messages:
-            return GroupCount(self._name, self._ranks, self.num_collectives)
-        self._settle_from_anyone()
-        return GroupCount(
-            self._name,
-            self._ranks,
-            self.num_collectives,
-            tuple(sorted(self._num_sent.items())),
-            tuple(sorted(self._num_received.items())),
-        )
-
-    def global_rank(self, rank: int) -> int:
-        """The mesh's rank of a member of the group."""
-        return self._ranks[rank] if self._ranks else rank
-
-    def what(self, label: str) -> What:
-        """The fields that the group's operations of one kind share until it is reconnected."""
-        name, generation = str(self._name), self._ledger.generation
-        return self.whats.setdefault(
-            label, What(label, name, self._ranks, generation, not self.is_gloo)
-        )
-
-    def _settle_from_anyone(self) -> None:
-        """Count received messages by sender where a receive accepted any sender."""
-        pending, self._from_anyone = self._from_anyone, []
-        for work in pending:
-            if not work.is_completed():
-                self._from_anyone.append(work)
-            elif (source := work._source_rank()) >= 0:
-                source = self.global_rank(source)
-                self._num_received[source] = self._num_received.get(source, 0) + 1
-
-    # What is not simply passed on.
-
-    @property
-    def group_name(self) -> c10d.GroupName:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = c10d.GroupName(name)
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    @property
-    def bound_device_id(self) -> Any:
-        # With a device, torch would split new communicators off the default group's: not when
-        # rebuilding, which is not done by all ranks and finds the default group's aborted.
-        return None if self._ledger.is_rebuilding else self._device_id
-
-    @bound_device_id.setter
-    def bound_device_id(self, device: Any) -> None:
-        self._device_id = device
-        if self.is_up:
-            self._inner.bound_device_id = device
-
-    def getBackendName(self) -> str:
-        # For C++ only: where DDP's logger reads "gloo" it looks for gloo's own object, in this one.
-        return "healable"
-
-    def shutdown(self) -> None:
-        self.is_destroyed = True
-        self._ledger.forget(self)
-        if self.is_up:
-            self._inner.shutdown()
-
-    def abort(self) -> None:
-        if self.is_up:
-            self._inner.abort()
-
-    def split_group(
-        self, new_ranks: Sequence[int], *args: Any, **kwargs: Any
-    ) -> ProcessGroup | None:
-        inner = self._inner.split_group(new_ranks, *args, **kwargs)
-        if inner is None or self.adopt_split is None:
-            return None
-        return self.adopt_split(inner, [self.global_rank(rank) for rank in new_ranks])
-
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot pickle 'torch._C._distributed_c10d.ProcessGroup' object")
+        with self._books.having(group):
+            inner = self._books.rebuild(group, make)
+        set_timeouts(inner, group.timeouts)
+        group.connect(inner, sockets)
 
 
-pass_on_everything(HealableGroup)
+def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
+    """Return the key by which every rank sorts its groups before it reconnects them, so that
+    ranks do not wait for each other in different groups.
+    """
+    return bool(group.plan.ranks), group.plan.name, group.plan.ranks

@@ -29,7 +29,9 @@ _inherited: list[Any] = []  # what a forked process has of its parent's groups, 
 
 
 def install() -> None:
-    """Replace torch's functions, before the zygote preloads modules."""
+    """Replace torch's ``init_process_group`` and ``destroy_process_group`` by those of this
+    module; the zygote calls this before it preloads modules.
+    """
     for module in (dist, c10d, device_mesh):
         if hasattr(module, "init_process_group"):
             vars(module)["init_process_group"] = init_process_group
@@ -81,7 +83,9 @@ class DefaultGroup:
         self.own: set[str] = set()
 
     def take_over(self) -> None:
-        """Handle calls of programs in this process from now on."""
+        """Make ``init_process_group`` and ``destroy_process_group`` in this process call this
+        object, and replace torch's rendezvous handlers.
+        """
         global _of_rank
         install()
         self._rendezvous.install()
@@ -89,7 +93,9 @@ class DefaultGroup:
 
     @property
     def is_the_meshs(self) -> bool:
-        """Whether the mesh's groups are in use, and not set aside."""
+        """Return whether torch's registries hold the mesh's groups, rather than a program's
+        groups or none.
+        """
         return self.books.aside is None
 
     @property

@@ -32,8 +32,8 @@ _LEFT = "the wait for other ranks was ended: they will not come"
 
 @dataclass(frozen=True, eq=False)
 class _Guarded:
-    """A future that a C++ call waits for by way of `gate`; `num_ends` calls of `Patience.end`
-    were made before it.
+    """The future `gate`, whose completion ends a wait of C++ for a collective, and the number of
+    `Patience.end` calls made before it was created.
     """
 
     gate: Future[None]
@@ -45,7 +45,9 @@ class _Guarded:
 
 
 class Patience:
-    """Waits for C++ calls of a rank, which may wait in stores; `end` ends all, from any thread."""
+    """Waits for C++ calls and gloo collectives of a rank in a way that signals can interrupt and
+    `end`, called on any thread, can end.
+    """
 
     def __init__(self, waits: StoreWaits) -> None:
         self._waits = waits
@@ -57,7 +59,9 @@ class Patience:
         self.has_left = False  # whether a collective was left behind that had not ended
 
     def end(self) -> int:
-        """End every `run`, and futures of `guard` pending at the last `end`; returns how many."""
+        """End every `run`, and complete the futures of `guard` that were already pending at the
+        previous call of `end`; return how many waits this ends.
+        """
         self._num_ends += 1
         left = [one for one in self._guarded.copy() if one.num_ends < self._num_ends - 1]
         for one in left:
@@ -91,7 +95,9 @@ class Patience:
         return given
 
     def follow(self, work: Work) -> bool:
-        """Wait for a collective; raises `GroupDown` if it does not notice that `end` was called."""
+        """Wait for a collective; raise `GroupDown` if it is still running shortly after a call
+        of `end`.
+        """
         num_ends, deadline = self._num_ends, math.inf
         try:
             while True:
@@ -152,7 +158,8 @@ class Patience:
 
 
 class _Helper:
-    """A thread that executes calls until None, as starting one is slower than most calls.
+    """A reusable thread that executes queued calls until it gets None, because starting a thread
+    takes longer than most calls.
 
     Its identity is 0 where a limit on threads is reached.
     """

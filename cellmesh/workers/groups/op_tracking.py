@@ -27,7 +27,7 @@ from .abort import Drain
 from .interruptible_wait import Patience, PatientCollective, PatientMessage, PatientReceive
 
 if TYPE_CHECKING:
-    from .healing import HealableGroup
+    from .healable_group import HealableGroup
 
 # What users call the methods of ProcessGroup; a `_coalesced` or unknown one keeps its own name.
 _LABELS = {
@@ -177,7 +177,9 @@ def _begin(
     sequence: int,
     peer: int = -1,
 ) -> Any:
-    """Run a method of the inner group, recorded as the last operation while in flight."""
+    """Call a method of the plain ``ProcessGroup`` under a `HealableGroup`, and record the
+    operation as the ledger's last one while it is in flight.
+    """
     ledger = group._ledger
     ident = threading.get_ident()
     # The engine's threads, unknown to Python, run backward on behalf of the main thread.

@@ -42,7 +42,9 @@ _HEAL_PATIENCE = timedelta(seconds=60)
 
 @dataclass
 class Session:
-    """What the ranks of one call have agreed on."""
+    """The result on which the ranks of one ``init_process_group`` or ``init_rpc`` call have
+    agreed: a number, the mesh ranks of the members, and a store.
+    """
 
     number: int  # greater than that of every session which one of them had before
     # The mesh's rank of each rank of the call; () for a call of unknown size.
@@ -53,7 +55,9 @@ class Session:
 
 @dataclass(frozen=True)
 class Call:
-    """The address, rank and world size that a program's call specifies; None for others."""
+    """The address, rank and world size of a program's ``init_process_group`` or ``init_rpc``
+    call; None for each that the call does not specify.
+    """
 
     address: str | None
     rank: int | None
@@ -122,7 +126,9 @@ class Rendezvous:
         self.session: Session | None = None
 
     def begin_generation(self, generation: int) -> None:
-        """Let no rank meet from now on what ranks left behind before a heal."""
+        """Use other store keys from now on, so that no rank meets entries that ranks left in the
+        store before a heal.
+        """
         self._generation = generation
         self._num_open.clear()
 
@@ -302,7 +308,9 @@ class Presence(msgspec.Struct, frozen=True):
 
 
 class Meeting:
-    """The exchange of ranks at a heal, through the mesh's store: their states, and what to do."""
+    """The exchange of data through the mesh's store between the ranks that take part in a heal:
+    their states, and which models to reset.
+    """
 
     def __init__(
         self, store: MeshStore, prefix: str, rank: int, participants: frozenset[int]
@@ -313,7 +321,9 @@ class Meeting:
         self.present: dict[int, Presence] = {}  # by rank, once they are exchanged
 
     def exchange_presence(self, ours: Presence) -> None:
-        """Exchange what ranks have; raises `GroupDown` if one does not answer or cannot connect."""
+        """Exchange the states that ranks report at the start of a heal; raise `GroupDown` if one
+        does not answer or cannot connect its groups.
+        """
         received = self.exchange("present", msgspec.msgpack.encode(ours))
         self.present = {
             rank: msgspec.msgpack.decode(data, type=Presence) for rank, data in received.items()
@@ -325,7 +335,9 @@ class Meeting:
             )
 
     def exchange(self, topic: str, ours: bytes) -> dict[int, bytes]:
-        """Send all a value, and receive theirs; raises `GroupDown` if one does not take part."""
+        """Send a value to all ranks that take part in the heal, and return theirs by rank; raise
+        `GroupDown` if one does not take part.
+        """
         keys = {rank: f"{self._prefix}/{topic}/{rank}" for rank in self._participants}
         self.keys.append(keys[self._rank])
         self._store.set(keys[self._rank], ours)

@@ -64,7 +64,9 @@ def begin(number: int) -> None:
 
 
 def forget_gatherings() -> None:
-    """Reset RPC's counters of gatherings, as on a new rank, and drop unfinished ones."""
+    """Reset the counters of RPC's internal all-gathers, as on a new rank, and drop unfinished
+    ones.
+    """
     if rpc.is_available():
         with rpc.api._all_gather_dict_lock:
             rpc.api._all_gather_sequence_id.clear()

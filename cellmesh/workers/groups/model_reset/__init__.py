@@ -33,7 +33,9 @@ def look_after_failure() -> bool:
 
 
 class Survey:
-    """The live models of this process, with signatures that earlier ones found half done."""
+    """The live models of this process, and the signatures of those that a failed step has left
+    half done, including signatures that an earlier survey found.
+    """
 
     def __init__(self, half_done: Collection[str] = ()) -> None:
         self._found: list[tuple[str, Kind, Any]] = []
@@ -111,7 +113,9 @@ class Survey:
 
 
 def with_unsettled_buckets(progress: Mapping[str, Sequence[Progress]]) -> set[str]:
-    """Of the signatures in which ranks differ, those of DDP models whose buckets differ."""
+    """Return the signatures of DDP models whose buckets have their final order on some ranks and
+    not yet on others.
+    """
     return {
         signature
         for signature, found in progress.items()
@@ -122,7 +126,9 @@ def with_unsettled_buckets(progress: Mapping[str, Sequence[Progress]]) -> set[st
 
 
 def _all() -> list[tuple[Kind, Any]]:
-    """The live objects of all kinds, found in one pass, without importing their modules."""
+    """Return the live objects that some `Kind` handles (DDP and FSDP models, pipelines, ...),
+    found in one pass over the garbage collector's objects, without imports.
+    """
     kinds: dict[int, Kind] = {}  # by id: a class's own hash, a metaclass's, may raise
     for kind in (Ddp(), Fsdp2(), Fsdp1(), Pipeline(), Zero(), Scaler()):
         module, name = kind.where

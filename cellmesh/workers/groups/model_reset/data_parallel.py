@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ...static_lookup import held_by
-from ..healing import ended_work
+from ..healable_group import ended_work
 from .kinds import (
     MAY_HAVE_UPDATED,
     Kind,
@@ -75,7 +75,9 @@ _builtin_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary(
 
 
 def note_comm_hooks(on_builtin: Callable[[], None]) -> None:
-    """Wrap DDP's hooks from now on in `NotedHook`; calls `on_builtin` before one that is C++."""
+    """Wrap communication hooks that DDP registers from now on in `NotedHook`; call `on_builtin`
+    before a built-in C++ hook is registered.
+    """
 
     def register_builtin(reducer: Any, hook_type: Any) -> None:
         on_builtin()
@@ -223,7 +225,9 @@ def _is_of_torch(kind: type) -> bool:
 
 
 class Fsdp2(Kind):
-    """FSDP2, by the state of a model's root module, with the data that all its states share."""
+    """Finds and resets FSDP2 models through the state object of the root module, from which
+    those of all its other modules are reached.
+    """
 
     where = "torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState"
     label = "FSDP2"
@@ -305,7 +309,9 @@ def _optimizers_of(parameters: Container[int]) -> list[Any]:
 
 
 class Fsdp1(Kind):
-    """FSDP1, as far as possible: the next step gathers and shards like the first one."""
+    """Finds and resets FSDP1 models, as far as possible: the next step gathers and shards
+    parameters like the first one.
+    """
 
     where = "torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"
     label = "FSDP1"

@@ -17,14 +17,18 @@ MAY_HAVE_UPDATED = (
 
 
 class Kind:
-    """A kind of object that keeps state between operations."""
+    """The base class for finding, examining and resetting one kind of object (such as DDP models
+    or pipelines) that a failed step may leave half finished.
+    """
 
     where: tuple[str, str]  # module and name of its class
     label: str  # what users know it as
     drops_grads = True  # when a dirty one is reset
 
     def concerns(self, found: Any) -> bool:
-        """Whether a live instance is examined by itself; runs none of the instance's code."""
+        """Return whether a live instance has state to examine, and is not examined as part of
+        another object (a nested FSDP module); runs none of the instance's code.
+        """
         raise NotImplementedError
 
     def names(self, found: Any) -> Iterable[str]:
@@ -201,7 +205,9 @@ class Pipeline(Kind):
 
 
 def _forget_shapes(schedule: Any) -> None:
-    """Make the next step exchange shapes and connect, like the first one."""
+    """Make the next step of a pipeline schedule exchange tensor shapes and connect its stages,
+    as the first step does.
+    """
     set_all(schedule, False, *_PIPELINE_SETUP)
     for stage in _stages(schedule):
         if hasattr(stage, "inputs_meta"):  # until torch 2.12; it does not send shapes that it knows
@@ -220,7 +226,9 @@ def _stages(schedule: Any) -> list[Any]:
 
 
 class Zero(Kind):
-    """ZeroRedundancyOptimizer overlapped with DDP; otherwise this optimizer keeps no such state."""
+    """Finds and resets instances of ZeroRedundancyOptimizer, which keep the state of an
+    unfinished step only if they are overlapped with DDP.
+    """
 
     where = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
     label = "ZeRO"
@@ -261,7 +269,9 @@ def _overlap(found: Any) -> Any:
 
 
 def _forget_buckets(info: Any) -> None:
-    """Drop DDP's buckets, so that the next passes record them as the first ones did."""
+    """Drop a ZeroRedundancyOptimizer's record of DDP's buckets, so that the next passes record
+    them as the first ones did.
+    """
     info.status = type(info.status).UNINITIALIZED
     clear(info, "params_per_bucket", "offsets", "assigned_ranks_per_bucket")
     for parameters in info.params_per_rank:
@@ -271,7 +281,9 @@ def _forget_buckets(info: Any) -> None:
 
 
 class Scaler(Kind):
-    """A `GradScaler` that a failed cell has left between ``unscale_`` and ``update``."""
+    """Clears the per-optimizer states of a `GradScaler` that a failed cell has left between
+    ``unscale_`` and ``update``, right before its next ``scale``.
+    """
 
     where = "torch.amp.grad_scaler", "GradScaler"
     label = "GradScaler"

@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from cellmesh.errors import GroupDown
 from cellmesh.workers.groups import abort
-from cellmesh.workers.groups.healing import HealableGroup
+from cellmesh.workers.groups.healable_group import HealableGroup
 from cellmesh.workers.groups.interruptible_wait import Patience, PatientCollective
 from cellmesh.workers.groups.op_tracking import Ledger
 from cellmesh.workers.groups.store import MeshStore
