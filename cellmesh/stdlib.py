@@ -1,4 +1,5 @@
-"""Modules of the standard library as they are when cellmesh is imported.
+"""References to functions of the standard library, taken when cellmesh is imported, so that user
+code which patches `time` or `os` does not change them.
 
 User code replaces their functions, for a test or for good: freezegun stops `time.monotonic`,
 ``mock.patch`` exchanges `os.kill` or `socket.socket`. What interrupts, releases and heals calls

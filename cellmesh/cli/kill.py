@@ -82,8 +82,8 @@ def _end_waiting(found: Found, patience_s: float) -> bool:
 
 
 def sweep(found: Found) -> bool:
-    """End what is left of a dead mesh and remove its directory; return whether it was dead and
-    is removed.
+    """Kill the remaining processes of a mesh whose agent is dead, and remove its directory; return
+    False, and do nothing, for a mesh that is alive.
 
     Raises:
         HostError: something of it is still there.
@@ -112,7 +112,7 @@ def _end_processes(agent: int, pidfds: Mapping[int, int], patience_s: float) -> 
 
 @contextlib.contextmanager
 def _watched(ticket: Ticket) -> Iterator[dict[int, int]]:
-    """The mesh's processes, pid -> pidfd."""
+    """Open a pidfd for each process of the mesh: pid -> pidfd."""
     pidfds: dict[int, int] = {}
     try:
         for pid in processes_of(ticket):

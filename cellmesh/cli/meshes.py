@@ -51,7 +51,7 @@ State = Literal["running", "detached", "starting", "stale", "leftover", "elsewhe
 
 @dataclass(frozen=True)
 class Found:
-    """A mesh whose ticket was found.
+    """What `cellmesh ps` knows of one mesh: its ticket, and whether its processes run.
 
     Attributes:
         ticket: its ticket.
@@ -73,7 +73,7 @@ class Found:
 
     @property
     def living(self) -> bool:
-        """Whether the mesh runs, or is about to."""
+        """Whether processes of the mesh run, or are about to start."""
         return self.state in ("running", "starting", "detached")
 
     def lease_left_s(self, now: float) -> float | None:
@@ -154,7 +154,8 @@ def find_waiting(root: Path) -> list[Found]:
 
 
 def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
-    """Tell a mesh's state from what is seen of it here.
+    """Decide from the processes and sockets visible on this host whether a mesh runs, is starting,
+    or is dead.
 
     Args:
         ticket: its ticket.
@@ -207,8 +208,8 @@ def processes_of(ticket: Ticket) -> set[int]:
 
 
 def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
-    """Return this user's processes by ticket: those with its path among their arguments, or its
-    mark in their environment.
+    """Return this user's processes that belong to a mesh, by the mesh's ticket: processes with the
+    ticket's path in their arguments, or with its mark in their environment.
     """
     wanted = {str(ticket.path) for ticket in tickets}
     carriers: dict[str, list[int]] = {
@@ -230,7 +231,7 @@ def _carriers(tickets: Sequence[Ticket]) -> dict[str, list[int]]:
 
 
 def _is_of_here(ticket: Ticket) -> bool:
-    """Whether a ticket was written on this host, since its boot or before."""
+    """Whether a ticket was written on this host, in this boot or an earlier one."""
     here = this_place()
     if ticket.place.host != here.host:
         return False
@@ -238,8 +239,8 @@ def _is_of_here(ticket: Ticket) -> bool:
 
 
 def _is_moved(ticket: Ticket, root: Path) -> bool:
-    """Whether a ticket under this root names another directory, as one that a container wrote
-    does.
+    """Whether a ticket found under this root names another directory as its own; a container that
+    mounts the directory elsewhere writes such tickets.
     """
     return os.path.realpath(root) != os.path.realpath(Path(ticket.directory).parent)
 

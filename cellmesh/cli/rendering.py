@@ -94,7 +94,9 @@ def _row(mesh: Found, memory: int, held: int) -> tuple[str, ...]:
 
 
 def _holder(mesh: Found) -> str:
-    """Return the process that holds a mesh or, if none does, how long the mesh still lives."""
+    """Return the process of the controller that holds a mesh or, without a controller, for how long
+    the mesh still lives.
+    """
     left_s = mesh.lease_left_s(time.time())
     if left_s is not None:
         return f"none, {format_seconds(left_s)} left"

@@ -58,7 +58,9 @@ def _check(ranks: RankSet, request: CheckSave | CheckLoad) -> None:
 
 
 def tell(problems: Mapping[int, str]) -> str:
-    """Join the problems that ranks report, equal ones once; "" if there is none."""
+    """Join the problems that ranks report into one text, equal problems once; "" if there is
+    none.
+    """
     texts = set(problems.values())
     return texts.pop() if len(texts) == 1 else "; ".join(describe_groups(problems))
 

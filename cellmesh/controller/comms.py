@@ -119,13 +119,15 @@ class RankComms:
 
     @property
     def audience(self) -> int:
-        """The number of this controller in messages of ranks' widgets; 0 where no widget can be
-        shown.
+        """The number that names this controller in messages of ranks' widgets; 0 if no front end
+        can show widgets.
         """
         return self._number if "ipykernel" in sys.modules else 0
 
     def began(self, run: int) -> None:
-        """Note the calling cell, whose run may make widgets."""
+        """Note the cell that starts a run, because widgets of the run are displayed in that
+        cell.
+        """
         cell = self._last_cell = _calling_cell(self._last_cell)
         if cell is not None:
             with self._lock:
@@ -153,13 +155,15 @@ class RankComms:
         return model_id in self._open
 
     def running(self, ranks: Container[int]) -> tuple[int, ...]:
-        """Return the runs of callbacks that have not ended on these ranks, newest first."""
+        """Return the runs in which ranks execute widget callbacks that have not ended, newest
+        first.
+        """
         with self._lock:
             return tuple(run for run, rank in reversed(self._callbacks.items()) if rank in ranks)
 
     def close(self, ranks: Container[int] | None, why: str) -> None:
-        """Leave the widgets of ranks (None: all) as they look, and say in their cells why: the
-        ranks have ended or belong to another controller.
+        """Disconnect the widgets of ranks (None: of all ranks) and leave their last picture, with a
+        note in their cells: the ranks have ended or belong to another controller.
         """
         with self._lock:
             gone = [comm for comm in self._open.values() if ranks is None or comm.rank in ranks]
@@ -273,7 +277,9 @@ def _echoes() -> bool:
 
 
 def _calling_cell(last: _Cell | None) -> _Cell | None:
-    """Return the calling cell, which is often the previous caller; None outside of a kernel."""
+    """Return the notebook cell that is running, cached from the previous call where possible; None
+    outside of a kernel.
+    """
     if last is not None and last.kernel.get_parent() is last.parent:
         return last
     publish = cell_publisher()

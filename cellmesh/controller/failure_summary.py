@@ -81,7 +81,7 @@ def _describe_failure(verb: Any, exc: BaseException) -> str:
 
 
 def describe_state(state: RankState) -> str:
-    """What a rank is doing, in words."""
+    """Describe in words what a rank is doing."""
     if state.run < 0:
         return "idle"
     if state.run >= FIRST_HEAL:
@@ -113,8 +113,8 @@ def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState
 
 
 def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:
-    """Return a rank's place in the list, a verb in the plural for what it does, and the rest of the
-    phrase.
+    """Return a rank's sort key in the list, the verb in the plural for what the rank does, and the
+    rest of the phrase.
     """
     if state is None:
         return 4, "do", " not answer"

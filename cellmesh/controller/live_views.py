@@ -21,7 +21,7 @@ class View(Protocol):
     """A picture in a notebook that is updated; its methods are called on any thread."""
 
     def freeze(self, why: str) -> None:
-        """Leave the view as it looks, with a note why it is not updated any more."""
+        """Stop updating the view; what it shows stays, with a note why."""
 
     def close(self) -> None:
         """Drop the view, which is frozen."""

@@ -106,7 +106,7 @@ class Metrics:
         return end
 
     def settle(self) -> None:
-        """Tell watchers that a cell has ended and all of its points have arrived; called in the
+        """Call watchers because a cell has ended and all of its points have arrived; called in the
         link's loop.
         """
         with self._lock:

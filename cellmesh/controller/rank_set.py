@@ -92,7 +92,8 @@ class RankSet:
     def lend(
         self, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, Sequence[Frame], int]:
-        """Wait until there is room for arguments, and write large ones into a segment.
+        """Wait until there is room for more work, and write large arguments into a shared memory
+        segment.
 
         Returns:
             The pickle and the buffers to send, and how many bytes they count.

@@ -412,7 +412,9 @@ class Ranks:
 
     @property
     def _shown(self) -> tuple[int, int]:
-        """The rank whose widgets are shown, and the number of this controller (see `RunCall`)."""
+        """The rank whose widgets are shown, and the number that names this controller in their
+        messages (see `RunCall`).
+        """
         return min(self.ranks), self.rank_set.session.features.comms.audience
 
     def __reduce__(self) -> Any:

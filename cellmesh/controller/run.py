@@ -263,7 +263,7 @@ class Run(Generic[T]):
         self.printer.settle(ranks, parcel.verb, now, has_begun or self.is_cell)
 
     def ask(self, ranks: tuple[int, ...], verb: InputRequest | InputCancelled, now: float) -> None:
-        """Note that some ranks ask the user something, or do not ask any longer."""
+        """Note that some ranks wait for the user's input, or do not wait for it any longer."""
         if type(verb) is InputRequest:
             self.clear_live()
             self.printer.feed(ranks, verb, now)

@@ -31,14 +31,18 @@ Serve = Callable[[Callable[[], bool], float, Callable[[], object]], None]
 
 
 class RunControl(Protocol):
-    """The methods of a session that a waiting run needs."""
+    """What a run's waiter may do through the session: receive messages, interrupt the run, answer
+    questions.
+    """
 
     @property
     def serve(self) -> Serve | None:
-        """Receive news on the waiting thread; None where another thread receives them."""
+        """Receive messages of ranks on the waiting thread; None if another thread receives them."""
 
     def hand_over(self) -> None:
-        """Have another thread receive news."""
+        """Have another thread receive messages of ranks while this one waits for the user to answer
+        a question.
+        """
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
         """Interrupt a run on its ranks; a second call soon after kills those that go on."""
@@ -325,8 +329,8 @@ class RunWaiter:
             self._control.reply(waiting, text, is_end)
 
     def _describe_rest(self) -> str:
-        """Describe what the ranks that have not stopped will do once the user does not wait any
-        longer.
+        """Describe what happens to the ranks that have not stopped, once the user stops waiting for
+        them.
         """
         running, condemned = self._running(), set(self._control.condemned())
         parts = [

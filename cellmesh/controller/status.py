@@ -253,7 +253,7 @@ class StatusHistory:
 
 
 class ViewHeartbeat:
-    """The views that users can see: a visible view sends heartbeats.
+    """Knows which views a page shows: a visible view sends heartbeats.
 
     Silence counts only where a view could be heard: the messages of front ends without subshells
     wait for the cell that runs. True while any view is seen; used on any thread.

@@ -23,7 +23,7 @@ _HELP = re.compile(
 
 @dataclass(frozen=True)
 class CellForRanks:
-    """A cell that runs on ranks, and the ranks.
+    """The source of a cell that runs on ranks, and on which ranks.
 
     Attributes:
         source: what they run.

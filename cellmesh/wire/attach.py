@@ -33,7 +33,7 @@ class Detach(Verb, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A run in flight, for a controller that attaches."""
+    """What an agent says of a run in flight to a controller that attaches."""
 
     run: int
     ranks: tuple[int, ...]

@@ -8,7 +8,7 @@ from .verb import FeatureRequest
 
 
 class CheckSave(FeatureRequest, frozen=True):
-    """Ask why this rank cannot save names at a path, "" if it can; runs no collective."""
+    """Ask a rank why it cannot save names at a path ("": it can); runs no collective."""
 
     names: tuple[str, ...]
     path: str
@@ -23,7 +23,7 @@ class SaveNames(FeatureRequest, frozen=True):
 
 
 class CheckLoad(FeatureRequest, frozen=True):
-    """Ask why this rank cannot load names from a path, "" if it can; runs no collective."""
+    """Ask a rank why it cannot load names from a path ("": it can); runs no collective."""
 
     names: tuple[str, ...]
     path: str
@@ -41,7 +41,7 @@ class LoadNames(FeatureRequest, frozen=True):
 
 
 class FinishSave(FeatureRequest, frozen=True):
-    """Answer once this rank's background save, if any, has ended."""
+    """Ask a rank to answer once the save that it writes in the background, if any, has ended."""
 
 
 AnyRequest = CheckSave | SaveNames | CheckLoad | LoadNames | FinishSave

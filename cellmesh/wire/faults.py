@@ -49,7 +49,7 @@ class Faults:
             self.take(error)
 
     def take(self, error: BaseException) -> None:
-        """Report an exception, unless exceptions of the same line have been reported often
+        """Report an exception, unless exceptions raised at the same line have been reported often
         enough.
         """
         path = tuple(

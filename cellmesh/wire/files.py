@@ -48,8 +48,8 @@ class FileValue:
 
 
 class MappedFiles:
-    """Reports the files that this process maps, because reading a truncated one kills the
-    process.
+    """Tells the agent which files this process maps, because a file that is truncated while mapped
+    kills the process.
     """
 
     listener: Callable[[str, int], object] | None = None

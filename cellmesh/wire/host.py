@@ -17,7 +17,8 @@ import msgspec
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Host, boot and PID namespace, which processes must share to address each other by number.
+    """What must be equal in two processes so that one can address the other by its process number:
+    host, boot, PID namespace.
 
     Attributes:
         host: the host's name.
@@ -104,7 +105,7 @@ def own_python() -> str:
 
 
 def fits(python: str, other: str) -> bool:
-    """Whether values and code of one version of Python can be loaded by another."""
+    """Whether pickles and code objects of one version of Python can be loaded by another."""
     return python.split(".")[:2] == other.split(".")[:2]
 
 

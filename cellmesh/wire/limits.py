@@ -83,7 +83,9 @@ def read_quota(root: Path, membership: Path) -> Quota:
 
 
 def _each(root: Path, membership: Path, controller: str, read: Callable[[Path], T]) -> list[T]:
-    """Return the limits that `read` finds in the group's directory and in those above it."""
+    """Return the limits that `read` finds in the directory of a control group and in those of its
+    parents.
+    """
     found = []
     for directory in _directories(root, membership, controller):
         try:

@@ -1,5 +1,5 @@
-"""The mark in the environment of a mesh's processes, which processes started by user code
-inherit.
+"""The environment variable that marks the processes of a mesh, and is inherited by processes that
+user code starts.
 
 A process that leaves its session and loses its parents can be found by nothing else. The mark of a
 mesh is a random word of its own, and its owner's number follows it:
@@ -33,8 +33,8 @@ def value_of(mark: str, owner: int | None = None) -> str:
 
 
 def claim(mark: str = "", owner: int | None = None) -> None:
-    """Mark the processes that this one starts as its own, unless a preloaded module has removed the
-    mark.
+    """Mark the processes that this process will start as descendants of this one, unless a
+    preloaded module has removed the mark.
 
     Args:
         mark: of the mesh; "" where the process has it already.

@@ -163,7 +163,7 @@ class RunCall(WorkVerb, frozen=True):
 
 
 class Resume(Verb, frozen=True):
-    """Continue with the runs held back since a run failed. Not answered."""
+    """Execute the runs that the rank held back after a failed run. Not answered."""
 
 
 class PostMortem(WorkVerb, frozen=True):
@@ -198,7 +198,7 @@ class Request(WorkVerb, frozen=True):
 
 
 class Leave(Verb, frozen=True):
-    """Ask a rank to run its exit handlers, and to exit with code 0."""
+    """Ask a rank to run its atexit handlers, and to exit with code 0."""
 
 
 Work = (
@@ -280,7 +280,7 @@ class Failed(Verb, frozen=True):
 
 
 def interrupted_unbegun(run: int) -> Failed:
-    """The end of a run that was interrupted before it began."""
+    """Return the answer for a run that was interrupted before the rank began to execute it."""
     return Failed(
         run, "KeyboardInterrupt", "before it began", "KeyboardInterrupt: before it began", 0
     )
@@ -368,7 +368,7 @@ class AgentFault(Verb, frozen=True):
 
 
 class Ranked(Verb, frozen=True):
-    """One message that all these ranks have sent."""
+    """One message that all these ranks have sent alike; the agent joins equal messages."""
 
     ranks: tuple[int, ...]
     verb: FromRank

@@ -36,7 +36,9 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class _Table(msgspec.Struct, array_like=True):
-    """The versions of modules that the notebook has loaded, and its import path."""
+    """Which modules the notebook has loaded, from which version of their files, and its import
+    path.
+    """
 
     stamps: dict[str, Stamp]
     path: list[str]
@@ -116,7 +118,9 @@ class LoadedModules:
         return reduce
 
     def _by_name(self, value: Any, name: str, names: str) -> Any:
-        """Reduce a value to its name in a module; None if it must be sent by value."""
+        """Reduce a function or class to its module and name; None if it must be pickled by
+        value.
+        """
         module = sys.modules.get(name)
         if module is None or _follow(module, names) is not value:
             return None
@@ -235,7 +239,9 @@ def find(name: str, names: str, table: bytes) -> Any:
 
 
 def cached_again(function: Any, parameters: dict[str, Any]) -> Any:
-    """Rebuild a cached function that was sent by value, with an empty cache."""
+    """Rebuild a function wrapped by `functools.cache` that was sent by value, with an empty
+    cache.
+    """
     return functools.lru_cache(**parameters)(function)
 
 

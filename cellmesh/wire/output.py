@@ -21,7 +21,9 @@ class Output(Verb, frozen=True):
 
 
 class Skipped(Verb, frozen=True):
-    """Lines and bytes of output that exceeded the bound; the rank's log has them."""
+    """How many lines and bytes of output were not sent, as they exceeded the bound; the rank's log
+    has them.
+    """
 
     run: int
     num_lines: int

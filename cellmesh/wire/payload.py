@@ -27,7 +27,8 @@ _MAX_TEXT = 1 << 18
 
 
 class _Lines(tuple[Any, ...]):
-    """An entry of `linecache`: size, no time of a file's, lines, name.
+    """An entry of `linecache` (size, None for the modification time, lines, file name) with the
+    source of a function that was sent.
 
     Attributes:
         cell: the ``In[n]`` that they are, 0 if that is not known.
@@ -37,7 +38,7 @@ class _Lines(tuple[Any, ...]):
 
 
 class Sources:
-    """The sources already written into one pickle, so that each text is in it once."""
+    """Which source texts a pickle contains already, so that each is in it once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, int] | None] = {}
@@ -96,7 +97,7 @@ class _Lost:
 
 
 def complain(text: str) -> NoReturn:
-    """Raise `HostError`; unpickling a stand-in calls this."""
+    """Raise `HostError`; a pickle made by `stand_in` calls this function when it is loaded."""
     raise HostError(text)
 
 
@@ -121,7 +122,7 @@ Reducer = Callable[[Any], Any]
 
 
 class BufferHolder(Protocol):
-    """Notes which segments this process still uses."""
+    """Notes which shared memory segments this process still uses."""
 
     def hold(self, loan: int) -> Callable[[], object]:
         """Note a segment that is used from now on; call the returned function, on any thread, after
@@ -154,7 +155,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Nowhere(io.RawIOBase):
-    """A binary file that discards what is written to it."""
+    """A binary file that drops everything written to it."""
 
     def writable(self) -> bool:
         return True

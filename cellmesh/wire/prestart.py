@@ -16,7 +16,8 @@ _NAME = "zygote-of-"
 
 
 class StartMesh(msgspec.Struct, frozen=True):
-    """Ask the waiting zygote to fork a mesh's guardian; with a pipe for descriptor 1, a log for 2.
+    """Ask the waiting zygote to fork a mesh's guardian; two descriptors come along: a pipe for its
+    stdout, a log file for its stderr.
 
     The request itself is in a third file, as an environment may be larger than a message.
     """

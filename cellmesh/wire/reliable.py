@@ -57,7 +57,9 @@ class Reliable(Generic[M]):
         return self._preamble(self._num_sent)
 
     def wrap_aside(self) -> bytes:
-        """The preamble of a message without a number: a greeting or an acknowledgement."""
+        """Return the preamble of a message that is not numbered and not sent again: a greeting or
+        an acknowledgement.
+        """
         return self._preamble(0)
 
     def unwrap(self, preamble: bytes, num_bytes: int, now: float) -> bool:

@@ -200,8 +200,8 @@ def span(sizes: Sequence[int]) -> int:
 
 
 def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
-    """Move a long pickle stream into the segment; returns the stream to send and the segment's
-    buffers.
+    """Move a long pickle stream into the segment as another buffer; return the short stream to send
+    instead, and the segment's buffers.
     """
     if len(pickled.stream) < MIN_BYTES:
         return Pickled(pickled.stream, 1, True), list(buffers)
@@ -313,7 +313,8 @@ def memfd_name(mesh: str) -> str:
 
 
 def held_bytes(pid: int, mesh: str) -> list[int]:
-    """Memory of each segment that a mesh's controller has open, as seen from any process.
+    """Return how much memory each segment takes that a mesh's controller has open, read from
+    ``/proc`` by any process.
 
     Args:
         pid: the controller.

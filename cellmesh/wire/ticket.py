@@ -128,7 +128,9 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The fields that tickets of all versions have."""
+    """The fields that tickets of every version have, read first to decide whether the rest can be
+    read.
+    """
 
     version: str = ""
     agent_pid: int = 0
@@ -255,7 +257,7 @@ def read_ticket(path: Path) -> Ticket:
 
 
 def find_strange(root: Path) -> list[tuple[Path, str]]:
-    """Directories under a root without a usable ticket, and the problem of each.
+    """Return the directories under a root that have no usable ticket, and what is wrong with each.
 
     Args:
         root: as `runtime_root` gives.

@@ -165,7 +165,8 @@ class CellSpan:
 
 @dataclass(frozen=True)
 class What:
-    """The common fields of all operations of one kind on one process group.
+    """The fields (kind, group, dtype, ...) that all operations of one kind on one process group
+    share.
 
     Attributes:
         name: as ``torch.distributed`` calls it.
@@ -211,7 +212,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Past:
-    """The answer to `inspect.HistoryQuery`.
+    """The last cells of one rank and the operations in them: the answer to `inspect.HistoryQuery`.
 
     Attributes:
         cells: oldest first.

@@ -36,7 +36,7 @@ class Part:
     runs: tuple[Box, ...] = ()
 
     def pieces(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """For each box of the part, its place in the whole tensor and in the part."""
+        """Return, for each box of the part, its slices in the whole tensor and in the part."""
         dims = []
         for runs in self.runs or [(each,) for each in self.box]:
             ends = itertools.accumulate(length for _, length in runs)
@@ -180,7 +180,7 @@ class PullNames(WorkVerb, frozen=True):
 
 
 class Freed(Verb, frozen=True):
-    """The rank's last reference to the memory of a segment has gone (`loan`: see
+    """Says that the rank holds no reference to the memory of a segment any more (`loan`: see
     `wire.segments.Ref`).
 
     `is_shared`: the rank has forked in between, so that another process may read it still.
@@ -192,8 +192,8 @@ class Freed(Verb, frozen=True):
 
 
 class Mapped(Verb, frozen=True):
-    """The rank maps a file of this length, so a truncation of the file kills the rank. For the
-    agent.
+    """Says that the rank maps a file of this length, so that the agent can explain a death by a
+    truncation of the file.
     """
 
     path: str

@@ -86,7 +86,7 @@ def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
 
 
 def live_on() -> None:
-    """Undo `die_with`."""
+    """Undo `die_with`: this process outlives its parent."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 

@@ -39,7 +39,7 @@ class Reporter:
         self._timer: threading.Timer | None = None
 
     def log(self, step: float | None, values: Mapping[str, Any]) -> None:
-        """Take in a point for each name.
+        """Queue one point for each name, to be sent with others.
 
         Args:
             step: where; None for one more than the name's last.

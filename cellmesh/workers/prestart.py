@@ -48,7 +48,9 @@ _IDLE_S = 0.5
 
 
 def main(descriptor: str, kernel_pid: str, keep_ms: str, *_: str) -> None:
-    """Import everything, and serve a kernel, as the process that `wire.interpreter` runs."""
+    """Run the process that waits in the background of a notebook: import torch, then fork meshes
+    for the kernel (started by `wire.interpreter`).
+    """
     _serve_kernel(int(descriptor), int(kernel_pid), int(keep_ms))
 
 
@@ -78,7 +80,9 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
 
 @contextlib.contextmanager
 def _in_the_background() -> Iterator[None]:
-    """Give way to the kernel, which runs cells. (The ranks could not take back a nice value.)"""
+    """Lower this thread's priority while it imports, because the kernel runs cells. (Ranks could
+    not undo a nice value.)
+    """
     is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
     if is_usual:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -133,7 +137,9 @@ def _import_when_idle() -> None:
 def _fork_guardian(
     kernel: socket.socket, descriptors: Sequence[int], pidfds: Sequence[int], shell: RankShell
 ) -> int:
-    """Fork what a kernel asks for; 0 where that fails: the kernel sees that its pipe is closed."""
+    """Fork a mesh's guardian for the kernel; return 0 if that fails, which the kernel sees by its
+    closed pipe.
+    """
     try:
         pid = os.fork()
         if pid == 0:

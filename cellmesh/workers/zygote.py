@@ -219,7 +219,9 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
 
 
 def _fork_orphans(starts: Sequence[Callable[[], None]], agent: socket.socket) -> Forked:
-    """Run each start in a process whose parent is gone, without the connection to the agent."""
+    """Run each function in a process forked twice, so that no process waits for it here, and
+    without the connection to the agent.
+    """
     read_end, write_end = os.pipe()
     middle = os.fork()
     if middle == 0:

@@ -178,7 +178,9 @@ def check_gpus(facts: Facts) -> Answer:
 
 
 def check_calls(facts: Facts) -> Answer:
-    """System calls by which processes are watched and memory is shared."""
+    """Check that the kernel allows the system calls by which cellmesh watches processes (pidfd) and
+    shares memory (memfd).
+    """
     missing = facts.missing_calls
     if not missing:
         return _ok("pidfd_open and memfd_create work")
@@ -194,7 +196,9 @@ def check_calls(facts: Facts) -> Answer:
 
 
 def check_cores(facts: Facts) -> Answer:
-    """Processor cores, and what will compete for them."""
+    """Count processor cores against what competes for them: ranks, their threads, other
+    processes.
+    """
     usable = float(facts.num_usable_cores)
     text = plural(facts.num_cores, "core")
     if facts.num_usable_cores < facts.num_cores:

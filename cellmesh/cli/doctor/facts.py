@@ -202,7 +202,9 @@ def _find_unmet() -> dict[str, str]:
 
 
 def _find_missing_calls() -> dict[str, str]:
-    """Return system calls that this kernel, or a sandbox around this process, refuses."""
+    """Return the names of required system calls that this kernel, or a sandbox around this process,
+    refuses.
+    """
     calls: dict[str, Callable[[], None]] = {
         "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
         "memfd_create": lambda: os.close(os.memfd_create("cellmesh-doctor")),

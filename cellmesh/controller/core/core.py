@@ -112,12 +112,14 @@ class Core:
 
     @property
     def lost(self) -> set[int]:
-        """The dead ranks that no recovery is about to replace."""
+        """The dead ranks that no recovery in progress will replace."""
         return self._mesh.dead.keys() - set(self._recovery.to_replace.missing())
 
     @property
     def condemned(self) -> set[int]:
-        """The ranks that are killed unless they stop before."""
+        """The ranks that the agent kills with SIGKILL soon unless they end their interrupted run
+        before.
+        """
         return self._runs.condemned()
 
     @property
@@ -165,8 +167,8 @@ class Core:
         return effects
 
     def wait_for(self, run: int) -> list[Effect]:
-        """Note that the user waits for a run and does nothing else: ranks without work will not
-        join it.
+        """Note that the user waits for this run and will submit nothing else, so that ranks without
+        work cannot join its collectives.
         """
         if run in self._mesh.pending:
             self._mesh.pending[run].is_waited_for = True
@@ -246,7 +248,7 @@ class Core:
         ]
 
     def detach(self) -> list[Effect]:
-        """Leave the mesh to its lease."""
+        """Leave the mesh to its lease: the mesh lives on without a controller for that time."""
         return [] if self.state == "ended" else [Send(Parcel(Detach()))]
 
     def stop(self) -> list[Effect]:

@@ -74,7 +74,9 @@ def _summed_up(
 
 
 def must_be_healed(states: Mapping[int, RankState], num_ranks: int) -> bool:
-    """Whether the next collectives of these idle ranks would not match."""
+    """Whether idle ranks have begun different numbers of collectives on a group, so that their next
+    ones would not match.
+    """
     counts = {rank: state.counts for rank, state in states.items()}
     is_broken = any(state.is_broken for state in states.values())
     return is_broken or bool(find_disagreements(counts, num_ranks, with_messages=True))
@@ -98,7 +100,7 @@ class Tally:
         self.is_new = True
 
     def replace(self, rank: int, counts: Sequence[GroupCount]) -> None:
-        """Set all that a rank has begun."""
+        """Replace everything that is noted of one rank by these counts."""
         self._counts[rank] = {count.name: count for count in counts}
 
     def forget(self, ranks: Iterable[int]) -> None:
@@ -112,7 +114,9 @@ class Tally:
         self.is_new = False
 
     def find_new_disagreements(self, ranks: Iterable[int], num_ranks: int) -> list[tuple[int, ...]]:
-        """As `find_disagreements` among idle ranks; cheap if nothing was added since."""
+        """Return what `find_disagreements` finds among idle ranks; costs little if no count was
+        added since the last call.
+        """
         if not self.is_new:
             return []
         counts = {rank: tuple(self._counts.get(rank, {}).values()) for rank in ranks}
@@ -181,7 +185,7 @@ def _waits_for(
 
 
 def _message_is_missing(own: GroupCount, theirs: GroupCount | None, rank: int, peer: int) -> bool:
-    """Whether one of two ranks has begun a message that the other has not."""
+    """Whether only one of the two ranks of a send and receive has begun it."""
     their_sent = dict(theirs.num_sent).get(rank, 0) if theirs is not None else 0
     their_received = dict(theirs.num_received) if theirs is not None else {}
     if dict(own.num_received).get(peer, 0) > their_sent:
@@ -191,7 +195,7 @@ def _message_is_missing(own: GroupCount, theirs: GroupCount | None, rank: int, p
 
 
 def _is_owed_by_anyone(own: GroupCount, others: Iterable[GroupCount | None], rank: int) -> bool:
-    """Whether a rank receives from any rank a message that no rank has sent."""
+    """Whether a rank waits in a receive from any rank for a message that no rank has sent."""
     if dict(own.num_received).get(-1, 0) == 0:
         return False
     num_sent = sum(dict(theirs.num_sent).get(rank, 0) for theirs in others if theirs is not None)

@@ -22,7 +22,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Give a run what some of its ranks sent or, with `Died`, how they ended.
+    """Pass a run the messages that some of its ranks sent or, with `Died`, how these ranks ended.
 
     `has_begun`: False where these ranks end a run that they have not begun, as thousands may at
     once.
@@ -62,7 +62,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Answer a question, with as many ranks' answers as there are."""
+    """Answer a question of the session with the answers of those ranks that replied in time."""
 
     request: int
     value: Any
@@ -153,8 +153,8 @@ def _does(num_ranks: int, title: str) -> str:
 
 
 def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
-    """Say that ranks are new and empty, and what fills them; without a subject, for ranks named
-    before.
+    """Say that replaced ranks have an empty namespace, and which commands fill it; without a
+    subject, for ranks named before.
     """
     new = set(ranks)
     source = next(rank for rank in range(len(new) + 1) if rank not in new)

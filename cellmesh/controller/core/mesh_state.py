@@ -1,4 +1,6 @@
-"""What the core knows of its mesh: which ranks live, what they run, which hold back work."""
+"""What the core knows of its mesh: which ranks live, what they run, and which refuse new runs until
+a failed run has ended everywhere.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class Pending:
 
 
 class News:
-    """New and empty ranks that the user has not been shown.
+    """Replaced ranks, whose namespace is empty, that the user has not been shown.
 
     Attributes:
         endings: rank -> how its predecessor ended.
@@ -89,7 +91,9 @@ class News:
         )
 
     def forget(self, ranks: Iterable[int] | None = None) -> None:
-        """Drop these ranks, or all: the user has seen them, or they are filled or dead."""
+        """Drop these ranks, or all: the user has been shown them, their namespace was filled, or
+        they died.
+        """
         for rank in list(self.endings if ranks is None else ranks):
             self.endings.pop(rank, None)
 
@@ -142,11 +146,13 @@ class MeshState:
         return tuple(rank for rank in ranks if rank not in self.dead)
 
     def with_work(self) -> set[int]:
-        """The ranks that have work, including work that they hold back or that is not sent yet."""
+        """The ranks that have work: they execute it, have it queued, or will be sent it."""
         return {rank for run in self.pending.values() if run.is_work for rank in run.ranks}
 
     def busy(self, with_heals: bool = True) -> set[int]:
-        """The ranks that have been sent work and do not hold it back."""
+        """The ranks that have been sent work and are allowed to execute it, as no failed run makes
+        them hold it back.
+        """
         runs = [
             pending
             for run, pending in self.pending.items()
@@ -179,7 +185,8 @@ class MeshState:
         return idle - self.busy() - unsure - (self.held.keys() - resumable)
 
     def find_absent(self, pending: Pending, with_work: set[int]) -> set[int]:
-        """Return the living ranks that will begin nothing that a run could wait for.
+        """Return the living ranks that have nothing to run, and so cannot join a collective that a
+        run waits in.
 
         A rank that has ended it may come in another run, unless it holds that back until this one
         has ended.
@@ -232,7 +239,9 @@ class MeshState:
         return titles
 
     def may_go_on(self, rank: int) -> bool:
-        """Whether a rank that holds back work may resume: the failed run has ended everywhere."""
+        """Whether a rank that holds back its queued runs may execute them: the run that failed has
+        ended on all of its ranks.
+        """
         if any(
             run >= FIRST_HEAL and rank in pending.ranks for run, pending in self.pending.items()
         ):
@@ -241,7 +250,9 @@ class MeshState:
         return run >= FIRST_HEAL or run not in self.pending
 
     def let_go(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Note that those of some ranks that may resume hold back work no longer; return them."""
+        """Note that those ranks that `may_go_on` do not hold back their queued runs any longer;
+        return them.
+        """
         freed = tuple(rank for rank in sorted(ranks) if rank in self.held and self.may_go_on(rank))
         for rank in freed:
             del self.held[rank]
@@ -254,8 +265,8 @@ class MeshState:
         self.transitions.add(at, subject, before, event, after if pending.ranks else "ended")
 
     def begin(self, ready: MeshReady) -> None:
-        """Forget what ranks held: the mesh is ready with new ranks, or ranks that are not known
-        yet.
+        """Forget what ranks hold back and run: the mesh is ready with new ranks, or with ranks that
+        this controller does not know yet.
         """
         self.state, self.ranks, self.store_port = "ready", ready.ranks, ready.store_port
         self.held, self.asking, self.news = {}, {}, News()

@@ -166,7 +166,9 @@ class Recovery:
         return self.begin(now)
 
     def rank_left_heal(self, run: int, ranks: tuple[int, ...], verb: Any) -> list[Effect]:
-        """Handle that ranks have ended a run of this recovery."""
+        """Handle the answers of ranks to a request that this recovery sent (describe groups,
+        heal).
+        """
         if type(verb) is Done:
             self._newcomers.difference_update(ranks)
             self._attempt.notes.update(dict.fromkeys(verb.notes))
@@ -212,7 +214,9 @@ class Recovery:
         return self._on("abandoned", now)
 
     def resume_all(self, now: float) -> list[Effect]:
-        """Resume all ranks, as a controller that has just attached knows of none."""
+        """Let all ranks execute the runs that they may hold back: a controller that has just
+        attached does not know which ranks do.
+        """
         self._mesh.held = dict.fromkeys(self._mesh.living(), -1)
         self._must_heal, self._is_new_here = bool(self._mesh.dead), True
         self.to_replace.add(self._mesh.dead if self._auto_heal else ())
@@ -403,7 +407,7 @@ class Recovery:
         return self._on("looked too early" if self._again else event, now)
 
     def _calm_down(self, now: float) -> list[Effect]:
-        """End the recovery and send the runs that waited for it."""
+        """End the recovery, and send the runs that were submitted during it."""
         effects: list[Effect] = []
         if resumed := self._mesh.let_go(self._resumable):
             effects.append(work(resumed, Resume(), -1))

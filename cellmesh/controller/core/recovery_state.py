@@ -26,7 +26,7 @@ Settle = Callable[[int, tuple[int, ...], Parcel[Any], float], list[Effect]]
 
 @dataclass
 class Attempt:
-    """One recovery, from its begin to the calm phase.
+    """The record of one recovery: what was tried, what failed, which ranks were replaced.
 
     Attributes:
         began_at: when, in seconds.
@@ -119,7 +119,8 @@ class Deferred:
 
 
 class Replacements:
-    """Ranks to replace once they are dead, and those that only the user asked to replace.
+    """The dead ranks to replace, and the living ones that the user's ``heal`` names, which are
+    replaced only for that request.
 
     Args:
         mesh: the mesh.
@@ -135,7 +136,7 @@ class Replacements:
         return tuple(sorted(self._ranks & self._mesh.dead.keys()))
 
     def add(self, ranks: Collection[int]) -> None:
-        """Replace these ranks, even if the user does not ask for it."""
+        """Replace these ranks at the next recovery, also without a request of the user."""
         self._ranks.update(ranks)
         self._asked.difference_update(ranks)
 

@@ -117,7 +117,7 @@ def control(ranks: Iterable[int], *verbs: Control) -> Send:
 
 
 def work(ranks: Iterable[int], verb: Heal | Resume, run: int) -> Send:
-    """Make a message of the core's own for ranks' main threads."""
+    """Make a message of the core itself (not of a user's run) for ranks' main threads."""
     frames = encode([Parcel(verb)])
     title = "heal" if run >= 0 else ""
     return Send(Parcel(Relay(tuple(sorted(ranks)), "work", run, len(frames), title), tuple(frames)))

@@ -94,7 +94,9 @@ class Runs:
         is_work: bool = True,
         fills: bool = False,
     ) -> list[Effect]:
-        """Add a run on these ranks; its output begins with news that the user has not seen."""
+        """Register a run as in flight on these ranks; its output begins with a note on replaced
+        ranks that the user has not been shown.
+        """
         if not self._mesh.pending:
             self._sweep_at = now + SWEEP_S
         self._mesh.pending[run] = Pending(
@@ -167,8 +169,8 @@ class Runs:
     def _settle_queued(
         self, unclear: Mapping[int, set[int]], states: dict[int, RankState], now: float
     ) -> list[Effect]:
-        """End a run on ranks that execute an older run and so have not begun it; other ranks
-        answer by themselves.
+        """End a run on those ranks that still execute an older run and so have not begun this one;
+        ranks that have begun it answer by themselves.
         """
         effects: list[Effect] = []
         for run, ranks in unclear.items():
@@ -235,7 +237,9 @@ class Runs:
         now: float,
         has_begun: bool = True,
     ) -> list[Effect]:
-        """Note that these ranks have ended the run (`has_begun`: see `Deliver`)."""
+        """Note that these ranks have ended the run; `has_begun` is false for ranks that ended it
+        before they began to execute it.
+        """
         pending = self._mesh.pending.get(run)
         if pending is None:
             return []

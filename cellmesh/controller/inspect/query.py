@@ -89,7 +89,9 @@ class Inspection(Mapping[int, TensorSummary]):
 
     @property
     def torn(self) -> tuple[int, ...]:
-        """The ranks that ran while they were inspected: their values may be torn."""
+        """The ranks that were computing while they were inspected, so that their values may be half
+        old and half new.
+        """
         return tuple(rank for rank, found in self.found.items() if found.is_torn)
 
     def facts_of(self, path: str) -> dict[int, TensorSummary]:
@@ -245,8 +247,8 @@ def look_at_one(ranks: RankSet, subject: Query, timeout_s: float) -> Any | None:
 
 
 class PinnedValue:
-    """A value that ranks keep while this object lives, is not released, and no four newer ones
-    exist.
+    """A value that ranks keep for an open inspector; ranks keep it until it is released or four
+    newer ones exist.
 
     Whoever shows it lets go of it once it is shown anew or stands still.
 
@@ -274,12 +276,14 @@ class PinnedValue:
 
 
 def about(subject: Subject, pinned: PinnedValue | None) -> Subject:
-    """Return the query, directed at the pinned value."""
+    """Return the query with the pinned value as its subject, in place of the expression."""
     return subject if pinned is None else msgspec.structs.replace(subject, token=pinned.token)
 
 
 def forget_what_is_gone(session: Session) -> None:
-    """Have ranks drop the values of inspections that no longer exist; does not wait."""
+    """Have ranks drop the values that they keep for inspections which were garbage-collected here;
+    does not wait.
+    """
     gone = session.features.gone_holds
     while gone:
         _forget(session, *gone.popleft())

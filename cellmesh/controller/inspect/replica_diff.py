@@ -137,7 +137,7 @@ def compare(facts: Mapping[int, TensorSummary]) -> Comparison:
 
 
 def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
-    """Cut runs of elements into about so many pieces of about equal size."""
+    """Divide ranges of elements into about so many pieces of about equal size."""
     total = sum(end - begin for begin, end in parts)
     size = max(1, -(-total // num_parts))
     return tuple(

@@ -208,7 +208,9 @@ class _Context:
 
 
 def _overview(context: _Context) -> tuple[QueryResult, PinnedValue | None]:
-    """Follow a path; evaluate any other expression on all ranks or none: it may be a collective."""
+    """Ask ranks for a summary of the expression's value; a path of names is looked up, any other
+    expression runs on all ranks or none, as it may contain a collective.
+    """
     expression, session = context.expression, context.ranks.session
     forget_what_is_gone(session)
     result = context.look(context.ranks.ranks, Overview(expression, _MAX_ITEMS))

@@ -246,7 +246,9 @@ class CellSink:
     # ---- clearing
 
     def _clear(self, ranks: Ranks, wait: bool) -> None:
-        """Remove the output of these ranks, now or when they show more; keep that of others."""
+        """Handle ``clear_output`` of these ranks: remove their output, now or when they show more;
+        keep that of others.
+        """
         others = self._record.cost_of_others(ranks)
         if not others and all(set(each) <= set(ranks) for each, _ in self._live_lines()):
             self._forget_places()
@@ -263,7 +265,9 @@ class CellSink:
         return self._live.lines if self._live is not None else ()
 
     def _clear_for(self, block: Block | Live) -> None:
-        """Clear for those ranks of a block that asked to clear before their next output."""
+        """Clear the earlier output of those ranks of a block that called
+        ``clear_output(wait=True)`` before it.
+        """
         if isinstance(block, Live):
             ranks = {rank for each, _ in block.lines for rank in each}
         elif isinstance(block.item, Rich) and block.item.kind in ("clear", "update"):

@@ -86,7 +86,9 @@ class Record:
         return self._entries
 
     def switch_off(self) -> None:
-        """Forget the items, and note from now on only which ranks have output here."""
+        """Forget the items; from now on note only which ranks have output in the area, because it
+        is too much to remember.
+        """
         self._is_off = True
         self._dropped = {rank: 1 for entry in self._entries for rank in entry.ranks} | self._dropped
         self._entries, self._size = [], 0
@@ -126,8 +128,8 @@ class Record:
         )
 
     def cost_of_others(self, ranks: Iterable[int]) -> float:
-        """How many bytes stay if these ranks clear; infinite where not all of that is
-        remembered.
+        """Return how many bytes must be shown again if these ranks clear their output; infinite if
+        not all of it is remembered.
         """
         these = set(ranks)
         if not these.issuperset(self._dropped):
@@ -200,7 +202,9 @@ class Record:
 
 
 def share(costs: Iterable[float], budget: float) -> float:
-    """Return the largest share of a budget into which all sizes, cut to that share, fit."""
+    """Return the size at which items must be cut so that all together fit into the budget (max-min
+    fair).
+    """
     waiting = sorted(costs)
     while waiting:
         each = budget / len(waiting)

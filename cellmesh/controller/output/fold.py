@@ -270,7 +270,9 @@ class Folder:
             self._end_line(key, text, now)
 
     def _may_open(self, key: tuple[int, StreamName]) -> bool:
-        """Whether an unfinished line may be shown: not before what its rank printed earlier."""
+        """Whether an unfinished line may be shown now: not before everything that its rank printed
+        earlier.
+        """
         return key not in self._open and key[0] not in self._queues
 
     def _update_live(self, now: float, everything: bool) -> None:
@@ -308,14 +310,16 @@ class Folder:
             self._live_changed = self._is_buried = False
 
     def _make_way(self, key: tuple[int, StreamName], now: float) -> None:
-        """Show a rank's finished line above the block before the rank begins a new line."""
+        """Show a rank's finished line above the block of unfinished lines before the rank begins a
+        new line there.
+        """
         if key in self._live and key not in self._open:
             self._close_finished_live()
             self._vacate([key] if key in self._live else [], now)
 
     def _vacate(self, keys: Sequence[tuple[int, StreamName]], now: float) -> None:
-        """Show a rank's finished lines above the block while lines of other ranks in it are
-        unfinished.
+        """Show a rank's finished lines above the block of unfinished lines, in which other ranks'
+        lines are still unfinished.
         """
         for key in reversed(keys):
             queue = self._queues.setdefault(key[0], collections.deque())

@@ -60,7 +60,9 @@ def heading(ranks: Ranks, text: str) -> dict[str, Any]:
 
 
 def has_room(content: Mapping[str, Any]) -> bool:
-    """Whether `labelled` can write the label into every MIME type that a front end may choose."""
+    """Whether `labelled` can write the ranks' label into every MIME type of a bundle that a front
+    end may choose to show.
+    """
     isolated = content.get("metadata", {}).get("text/html", {})
     if isinstance(isolated, Mapping) and isolated.get("isolated"):
         return False  # a page of its own
@@ -113,7 +115,7 @@ def picture(content: Mapping[str, Any], kind: str, style: str = "") -> str:
 
 
 def still(content: Mapping[str, Any]) -> str:
-    """Return what a bundle shows as closed HTML without scripts."""
+    """Return what a bundle shows as static HTML: all elements closed, and no scripts."""
     data = content["data"]
     written = str(data.get("text/html", ""))
     if written and not any(mark in written.lower() for mark in _RUNNING):
@@ -160,7 +162,7 @@ def _as_drawing(svg: str) -> str:
 
 
 def _written(attributes: Sequence[tuple[str, str | None]]) -> str:
-    """Return an element's attributes, without those that run scripts."""
+    """Return an HTML element's attributes as text, without those that run scripts."""
     return "".join(
         f" {name}" if value is None else f' {name}="{html.escape(value)}"'
         for name, value in attributes

@@ -34,7 +34,9 @@ _MAX_BLOCKS = 50
 
 @dataclass(frozen=True)
 class Mark:
-    """The place of the bar `group` in the output of a rank that began it before it was shown."""
+    """The place of a progress bar in the queued output of a rank: the bar is drawn there once the
+    output before it is shown.
+    """
 
     group: int
 
@@ -99,7 +101,9 @@ class BarBoard:
     # ---- what happens
 
     def take(self, rank: int, bar: Bar) -> Mark | None:
-        """Note how far a rank's bar is; return its place if it does not stand anywhere yet."""
+        """Note a rank's progress report; return the bar's `Mark` if the bar has no place in the
+        output yet.
+        """
         mark = None
         bar = _with_finite_numbers(bar)
         member = (bar.run, rank, bar.bar)
@@ -130,11 +134,13 @@ class BarBoard:
         return True
 
     def bury(self) -> None:
-        """Note that other output was shown below all blocks."""
+        """Note that other output was shown below all blocks of bars, so that new bars need a new
+        block.
+        """
         self._is_buried = True
 
     def lose(self, ranks: Iterable[int], reason: str) -> None:
-        """Note that these ranks have died."""
+        """Note that these ranks have died, so that their bars will not move any more."""
         for rank in ranks:
             self._died[rank] = reason
             for group in self._groups.values():

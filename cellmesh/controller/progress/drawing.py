@@ -63,7 +63,7 @@ def as_html(bars: Bars) -> str:
 
 
 def _head(row: ProgressRow) -> str:
-    """Label and title of a bar, indented below the bar that it is nested in."""
+    """Return a bar's label and title, indented below the bar that it is nested in."""
     return f"{label_of(row)} {'  ' * row.num_outer}{row.title}".rstrip()
 
 

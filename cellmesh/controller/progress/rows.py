@@ -26,7 +26,7 @@ _MAX_WHO = 30
 
 @dataclass(frozen=True)
 class Member:
-    """One rank's part of a row; `fraction` is None where the total is not known."""
+    """One rank's progress within a row; `fraction` is None if the bar's total is unknown."""
 
     rank: int
     fraction: float | None
@@ -126,7 +126,9 @@ def _mark(
     slow: int,
     fast: int,
 ) -> tuple[str, tuple[int, ...]]:
-    """Describe the ranks that stand out, and return them."""
+    """Return the ranks that stand out (slow, failed, ended early), and a text that describes
+    them.
+    """
     lost = sorted(rank for rank in bars if states[rank] == "failed" and rank in died)
     failed = sorted(rank for rank in bars if states[rank] == "failed" and rank not in died)
     stopped = sorted(rank for rank in bars if states[rank] == "stopped")
@@ -193,7 +195,9 @@ def _member_text(bar: Bar, state: RowState, death: str | None) -> str:
 
 
 def _common(titles: list[str]) -> str:
-    """Return the common part of titles, in which each rank may write its number."""
+    """Return the part that the titles of all ranks share, as each rank may write its own number
+    into its title.
+    """
     first = titles[0]
     if all(title == first for title in titles):
         return first

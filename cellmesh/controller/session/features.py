@@ -94,7 +94,9 @@ class Features:
             self.comms.take(run, ranks, parcel)
 
     def follow(self, run: Run[Any], fills: bool) -> None:
-        """Prepare for a run that is about to begin (`fills`: see `Relay`)."""
+        """Prepare widgets, displays and lent memory for a run that is about to be sent (`fills`:
+        see `Relay`).
+        """
         if fills:
             self.comms.began(run.number)
         if run.is_cell:

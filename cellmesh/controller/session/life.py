@@ -121,7 +121,9 @@ class Life:
         self._started_at = time.monotonic()
 
     def note(self, change: Change) -> None:
-        """Note a change of the mesh's state; called in the link's loop."""
+        """Note a new state of the mesh, and wake the threads that wait for it; called in the link's
+        loop.
+        """
         cause = change.cause
         elapsed_s = time.monotonic() - self._started_at
         if isinstance(cause, MeshReady):

@@ -118,7 +118,8 @@ class Link:
         self._turns.hand_over()
 
     def hand_over(self) -> None:
-        """Have the link's thread run the loop while the caller waits.
+        """Have the link's thread run the loop, because the calling thread is going to wait for
+        something else.
 
         Raises:
             MeshUsageError: as `serve`.

@@ -1,5 +1,5 @@
-"""Orders about runs in flight: wait for them, answer their questions, interrupt them, give them
-up.
+"""What users and waits do to runs in flight: wait for them, answer their questions, interrupt them,
+give them up.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _ANSWER_S = 5.0
 
 
 class RunOrders:
-    """The orders about the runs of one session, which runs use as `RunControl`; usable on any
-    thread.
+    """Waits for, interrupts and answers the runs of one session; runs call it as their
+    `RunControl`; usable on any thread.
 
     Args:
         link: carries the orders out.

@@ -132,7 +132,7 @@ class RunRegistry:
         return Run(number, item, printer, self._control)
 
     def add(self, run: Run[Any], num_bytes: int = 0) -> None:
-        """Note that a run with so many bytes of arguments is in flight until it ends."""
+        """Register a run as in flight until it ends, with the bytes of its arguments."""
         self.living[run.number] = run
         if num_bytes >= COUNTED_BYTES:
             self._num_bytes[run.number] = num_bytes

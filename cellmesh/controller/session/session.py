@@ -312,7 +312,7 @@ class Session:
             self._at_exit.forget()
 
     def _give_up(self) -> None:
-        """End a mesh that is not ready in time."""
+        """End a mesh that did not become ready within the start's time-out."""
         is_left = self._is_found and self.life.end is None
         return self._leave_alive() if is_left else self.stop()
 
@@ -343,7 +343,9 @@ class Session:
         return self.runs.adopt(welcome, self._sink or ConsoleSink())
 
     def _beside_runs(self, ranks: Sequence[int]) -> list[int]:
-        """Return the widgets' callbacks and the queries in flight on some ranks."""
+        """Return the runs in flight on some ranks that are no cells or calls: widgets' callbacks
+        and queries.
+        """
         queries = [run.number for run in self.runs.on(ranks) if run.is_query]
         return [*self.features.comms.running(ranks), *queries]
 

@@ -207,7 +207,7 @@ class Turns:
             )
 
     def rouse(self) -> None:
-        """Wake the thread that polls."""
+        """Wake the thread that runs the loop and polls its sockets."""
         try:
             os.eventfd_write(self._wake, 1)
         except OSError:  # the loop has ended
@@ -226,7 +226,9 @@ class Turns:
             self._go_on.set()
 
     def call_off(self) -> None:
-        """Have each thread see that the loop ends."""
+        """Make every thread that runs the loop, or waits for its turn, see that the loop has
+        ended.
+        """
         self.rouse()
         self._go_on.set()
 
@@ -306,7 +308,7 @@ class Turns:
             self._go_on.set()
 
     def _poll(self, poll: select.poll, until: float) -> None:
-        """Wait until something happens, or until a time by `time.monotonic`."""
+        """Poll the loop's descriptors until one is ready, or until a time by `time.monotonic`."""
         left_s = until - time.monotonic()
         for number, _ in poll.poll(None if left_s == math.inf else max(0, int(left_s * 1000 + 1))):
             if number == self._wake:

@@ -63,7 +63,9 @@ class CellTimes:
 
     @property
     def straggler(self) -> int | None:
-        """The rank that others waited for noticeably; None if there is none."""
+        """The rank that began collectives noticeably later than the others; None if there is
+        none.
+        """
         return find_straggler(self.lateness, self.wall_ns / 1e9)
 
 
@@ -152,7 +154,9 @@ class History:
 
     @property
     def straggler(self) -> int | None:
-        """The rank that others waited for noticeably; None if there is none."""
+        """The rank that began collectives noticeably later than the others; None if there is
+        none.
+        """
         return find_straggler(self.lateness(), self._took_s())
 
     def describe(self) -> str:

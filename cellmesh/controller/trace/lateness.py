@@ -28,7 +28,8 @@ class Lateness:
 
 
 def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | None:
-    """Return the rank that others waited for noticeably; None if there is none.
+    """Return the rank that began collectives noticeably later than the others; None if there is
+    none.
 
     Args:
         lateness: of all ranks.

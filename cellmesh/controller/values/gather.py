@@ -118,7 +118,9 @@ def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
 def _place(
     parts: Mapping[int, Part], dim: int, name: str
 ) -> tuple[dict[int, Part], tuple[int, ...]]:
-    """Return plain parts, each with its box in the whole, and the shape of the whole."""
+    """Return the parts as plain tensors, the offsets and sizes of each in the whole, and the
+    whole's shape.
+    """
     values = {rank: part.value for rank, part in parts.items()}
     odd = next(
         (value for value in values.values() if not _is_array(value) or _is_subclass(value)), None
@@ -158,8 +160,8 @@ def _place(
 def _join(
     parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], first: Any, shape: Sequence[int]
 ) -> Any:
-    """Map the parts' segments one behind the other as the whole; return None where the parts do not
-    fit together so.
+    """Map the memory of all parts one behind the other, as one tensor without a copy; return None
+    if the parts do not follow each other in memory.
     """
     if not shape or any(part.runs for part in parts.values()):
         return None

@@ -107,8 +107,8 @@ def _copy(target: memoryview, source: Frame) -> None:
 
 
 class _LentFrame(SegmentFrame):
-    """The frame of a segment; if it is dropped before a run is sent with it, the segment is dropped
-    too.
+    """The message frame of a segment; if a frame is dropped before its run is sent, its segment is
+    not used again.
     """
 
     segment: _Segment

@@ -153,7 +153,7 @@ def meshes(typed: str, sources: NameSources) -> Choices:
 
 
 def numbers(typed: str, sources: NameSources) -> Choices:
-    """Complete a name that ranks have logged."""
+    """Complete a name under which ranks have logged a metric."""
     return _starting(typed, sources.numbers())
 
 

@@ -17,7 +17,7 @@ from .rewriting import MAIN, free_name, under
 
 @dataclass
 class Draft:
-    """The helpers and imports that parts of the script need, collected while the parts are
+    """The helper functions and imports that the script needs, collected while its parts are
     written.
 
     Attributes:
@@ -44,8 +44,8 @@ class Draft:
     awaits: bool = False
 
     def own(self, name: str) -> str:
-        """Return a name of the script's own (`rank`, `device`), or of its copy if cells bind
-        that name.
+        """Return the name of a variable of the script itself (`rank`, `device`), or of a copy of it
+        if cells bind that name.
         """
         return free_name(f"own_{name}", self.names) if name in self.bound else name
 
@@ -67,7 +67,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class PagePart:
-    """A piece of the script.
+    """A piece of the script, with the numbers of the notebook cells that it is written from.
 
     Attributes:
         counts: the cells that it comes from.

@@ -13,7 +13,9 @@ _MAX_LITERAL = 10_000
 
 
 class Outcome(Protocol):
-    """How a run ended; `controller.run.Run` has these attributes."""
+    """What the history needs of a run: whether it ended, and which ranks failed
+    (`controller.run.Run` has it).
+    """
 
     def done(self) -> bool: ...
 
@@ -50,7 +52,7 @@ class RankCell:
 
 @dataclass(frozen=True)
 class PageValue:
-    """A value of the notebook.
+    """A value of the notebook's own process that was sent to ranks.
 
     Attributes:
         literal: Python that makes it, "" where there is none.
@@ -88,7 +90,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Held:
-    """What a name stood for when it was saved or loaded.
+    """What kind of object a name was bound to when it was saved or loaded.
 
     Attributes:
         name: of the ranks.
@@ -114,7 +116,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Aside:
-    """Another magic, which has no counterpart in a script.
+    """A magic that the script leaves out, because it has no counterpart there.
 
     Attributes:
         line: as typed.

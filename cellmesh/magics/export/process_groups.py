@@ -15,7 +15,7 @@ _NAMES_A_STORE = re.compile(
 
 @dataclass(frozen=True)
 class GroupUse:
-    """What cells do with process groups.
+    """Whether cells make process groups of their own, choose their rendezvous, or spawn processes.
 
     Attributes:
         makes: they make or destroy the default group.

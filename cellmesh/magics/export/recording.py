@@ -42,8 +42,8 @@ def look_at_checkpoint(mesh: Mesh, action: str, words: Sequence[str]) -> Checkpo
 
     # A nested function travels as what it is: ranks import nothing of the notebook's.
     def look(names: list[str], path: str) -> list[tuple[str, str, str, str]]:
-        """Return a value's name, kind, the model of an optimizer, and a digest of what may
-        differ by rank.
+        """Return, on a rank, a value's name and kind, the model of an optimizer, and a digest of
+        what may differ by rank.
         """
         import hashlib
         import pickle

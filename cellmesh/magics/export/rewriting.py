@@ -18,8 +18,8 @@ IMPORT = "from types import SimpleNamespace"
 
 
 def without_cellmesh(source: str) -> str:
-    """Return a cell in which imports of cellmesh's `log` are replaced by a function that does
-    nothing.
+    """Return a cell in which imports of cellmesh's `log` are replaced by a definition of a `log`
+    that does nothing.
 
     Imports of anything else of cellmesh stay as they are.
     """
@@ -151,7 +151,7 @@ def without_globals(source: str) -> str:
 
 
 def _passing(source: str, statement: ast.stmt) -> str:
-    """Replace a statement by ``pass``, or remove its lines if nothing else is on them."""
+    """Replace a statement by ``pass``, or remove its lines if they contain nothing else."""
     begin = offset(source, statement.lineno, statement.col_offset)
     end = offset(source, statement.end_lineno, statement.end_col_offset)
     is_alone = statement.col_offset == 0 and source[end : end + 1] in ("", "\n")

@@ -226,7 +226,7 @@ def _left_out(count: int, why: str, source: str, draft: Draft) -> PagePart:
 
 
 def _fold(parts: Iterable[PagePart], draft: Draft) -> Iterator[PagePart]:
-    """Write cells that were run again and again as a loop."""
+    """Write cells that were run several times in the same order as one loop."""
     for (text, title, can_repeat), alike in itertools.groupby(
         parts, lambda part: (part.text, part.title, part.can_repeat)
     ):

@@ -117,7 +117,7 @@ def _item_cells(facts: Mapping[int, TensorSummary], one: TensorSummary) -> tuple
 
 
 def _short(comparison: Comparison) -> str:
-    """Say in a word or two whether replicas are equal."""
+    """Return a word or two on whether replicas are equal."""
     if comparison.unequal:
         return "differ: " + "; ".join(map(str, comparison.unequal))
     if comparison.unread:
@@ -126,7 +126,7 @@ def _short(comparison: Comparison) -> str:
 
 
 class _One:
-    """One tensor, or plain value, on all ranks."""
+    """The static view of one tensor, or plain value, on all ranks."""
 
     def __init__(
         self, inspection: Inspection, path: str, facts: Mapping[int, TensorSummary]

@@ -30,8 +30,8 @@ def colour_of(rank: int, num_ranks: int) -> str:
 
 
 def heat_colours(values: npt.NDArray[Any], low: float, high: float) -> npt.NDArray[np.uint8]:
-    """Return the colours of numbers, [height, width, 3]; centred on zero if there are both
-    signs.
+    """Map numbers to colours, as [height, width, 3] of red, green, blue; zero is the middle colour
+    if there are both signs.
     """
     import numpy as np
 

@@ -177,7 +177,7 @@ def _height(timeline: Timeline) -> float:
 
 
 def _row(timeline: Timeline) -> float:
-    """Return the height of a row, less for many ranks."""
+    """Return the height of a rank's row; less if there are many ranks."""
     return _ROW if len(timeline.rows) <= _MANY else _ROW / 2
 
 
@@ -239,8 +239,8 @@ def _draw_row(
 
 
 def _areas(timeline: Timeline) -> Iterable[str]:
-    """Draw areas that show a collective's name on hover; none for a rank with very many
-    collectives.
+    """Return invisible SVG areas that show a collective's name on hover; none for a rank with very
+    many collectives.
     """
     for index, row in enumerate(timeline.rows):
         if len(row.bars) > _MAX_TITLES:
@@ -269,7 +269,9 @@ def _describe(row: Row, bar: Operation) -> str:
 
 
 def _spans(timeline: Timeline, intervals: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Return intervals as (x, width), widened to be visible and joined where they touch."""
+    """Return intervals as (x, width) in pixels, widened to be visible and joined where they
+    touch.
+    """
     joined: list[list[float]] = []
     for start_ns, end_ns in intervals:
         if end_ns <= start_ns:

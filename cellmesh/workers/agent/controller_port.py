@@ -120,7 +120,9 @@ class Attachment:
             self._transmit(parcels)
 
     def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
-        """Note a run that the controller sends to ranks."""
+        """Note a run that the controller sends to ranks, because a controller that attaches later
+        is sent its answers.
+        """
         self.spool.begin(order)
         if order.channel == "work" or order.run >= 0 or not self.spool.has_asks():
             return
@@ -298,7 +300,9 @@ class Attachment:
             self._transmit(self.spool.take())
 
     def _bound_ranks(self) -> None:
-        """Stop reading ranks: all if the controller does not read, else those far ahead."""
+        """Stop reading from ranks while too much waits for the controller: from all if it reads
+        nothing, else from ranks with the most.
+        """
         unheard: Collection[int] = ()
         if self._identity is not None:
             is_full = self.spool.num_bytes > MAX_ANSWER_BYTES

@@ -199,7 +199,9 @@ def without_own_frames(lines: Sequence[str], package: str = _PACKAGE) -> list[st
 
 
 def _num_users(frames: Sequence[str], package: str) -> int:
-    """Number of frames, from the innermost up to the outermost one of user code."""
+    """Return how many frames there are from the innermost up to the outermost frame of user
+    code.
+    """
     num = len(frames)
     while num and _is_runtimes(frames[num - 1], package):
         num -= 1

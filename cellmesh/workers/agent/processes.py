@@ -55,7 +55,9 @@ _MAX_ZYGOTES, _ZYGOTES_S = 3, 60.0
 
 
 class _Replacements:
-    """Limits how often the agent replaces a process without being asked."""
+    """Limits how often the agent replaces a process that ended (zygote, store) on its own
+    initiative.
+    """
 
     def __init__(self, most: int, within_s: float) -> None:
         self._times: collections.deque[float] = collections.deque(maxlen=most)
@@ -257,7 +259,9 @@ class Family:
             marks.end_carriers(marks.value_of(self._ticket.mark, pid))
 
     def _bury(self, rank: int, pid: int) -> tuple[str, str]:
-        """Read a dead rank's last messages and reap it; returns how it ended, and its last lines"""
+        """Read a dead rank's last messages and reap it; return how the rank ended, and the last
+        lines that it printed.
+        """
         link = self._links.get(rank)
         if link is not None:
             self._faults.guard(link.finish)
@@ -376,5 +380,5 @@ class Family:
 
 
 def _new_process(rank: int, pid: int) -> str:
-    """The line in a log that marks the start of another process."""
+    """Return the line that separates the output of two processes of one rank in its log."""
     return f"cellmesh: rank {rank} is process {pid} from here"

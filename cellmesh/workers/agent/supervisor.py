@@ -86,7 +86,7 @@ class ToRanks(msgspec.Struct, frozen=True):
 
 
 class Up(msgspec.Struct, frozen=True):
-    """Send a verb to the controller."""
+    """Send a message to the controller."""
 
     parcels: Sequence[Parcel[Any]]
 

@@ -52,7 +52,7 @@ class _Target:
 
 
 class _Contents:
-    """What a checkpoint contains.
+    """What a checkpoint contains: its keys, shapes and dtypes, read from its metadata.
 
     Args:
         path: of it.
@@ -104,7 +104,9 @@ class _Contents:
         return {fqn: at for fqn, at in self.paths.items() if at[: len(path)] == path}
 
     def skeleton(self, *path: str) -> Any:
-        """Return a tree like the one at a path, of empty tensors and None."""
+        """Return the tree of values below a path of the checkpoint, with empty tensors and None in
+        place of the values.
+        """
         root: dict[str, Any] = {}
         for fqn, at in self.below(*path).items():
             set_element(root, ("", *at[len(path) :]), self._empty(fqn))

@@ -133,7 +133,7 @@ class _StagedPlanner(DefaultSavePlanner):
 
 @dataclass
 class _Saving:
-    """A save whose state has been copied.
+    """A save in progress, whose tensors were copied to host memory and are written by a thread.
 
     Attributes:
         rank: this one.

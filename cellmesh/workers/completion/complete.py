@@ -99,7 +99,7 @@ def parameters(owner: Known) -> list[str]:
 
 
 def called(value: Any) -> types.FunctionType | None:
-    """Return the Python function that a call of something runs, without wrappers."""
+    """Return the Python function that calling a class, an instance or a wrapper executes."""
     kind = type(value)
     if issubclass(kind, type):
         makers = (_in_classes(value, name) for name in ("__init__", "__new__"))

@@ -178,7 +178,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Spot:
-    """What surrounds the cursor.
+    """What surrounds the cursor: the expression before it, the prefix typed so far, the call or
+    index that it is in.
 
     Attributes:
         kind: what could stand there: a ``name``; an ``attribute`` or a ``key`` of `expression`; a

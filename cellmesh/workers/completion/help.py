@@ -160,7 +160,7 @@ def _subclasses_of(kind: type) -> str:
 
 
 class _Shown(str):
-    """A text that stands for a value in a signature."""
+    """A text that stands for a value in a signature; its repr is the text."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -184,8 +184,8 @@ def _signature_of(found: Any, name: str) -> str | None:
 
 
 def _shown(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter whose default and annotation are replaced by texts that run no user
-    code.
+    """Return a signature's parameter with texts in place of its default and annotation, so that
+    showing it runs no user code.
     """
     default = parameter.default
     if default is not inspect.Parameter.empty:
@@ -204,7 +204,7 @@ def _annotation(annotation: Any) -> Any:
 
 
 def _is_quiet(annotation: Any) -> bool:
-    """Whether writing an annotation runs no user code; `Annotated` may contain anything."""
+    """Whether the repr of an annotation runs no user code; `Annotated` may contain anything."""
     kind = type(annotation)
     module = full_name_of(kind).rpartition(".")[0].partition(".")[0]  # "" of the builtins
     if issubclass(kind, type):

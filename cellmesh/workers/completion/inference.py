@@ -132,7 +132,9 @@ def _of_class(kind: type, name: str) -> Known:
 
 
 def _plain(found: Any) -> Known:
-    """Infer the value of a class's attribute."""
+    """Infer the value that an attribute of a class has, without running descriptors of user
+    code.
+    """
     kind = type(found)
     if kind in (staticmethod, classmethod):
         return InferredValue(found.__func__)

@@ -142,7 +142,8 @@ def _time_out(group: Any) -> None:
 
 
 class Drain:
-    """Keeps connections open that gloo has closed, and reads them until the peers close them too.
+    """Keeps sockets of connections that gloo has closed open, and reads them until the peers close
+    them too, as unread data would reset the connection.
 
     Its thread is there from the beginning: when it is needed there may be none left.
     """

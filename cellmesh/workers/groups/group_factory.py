@@ -143,7 +143,9 @@ class Maker:
             self._sockets_before = None
 
     def cut(self) -> None:
-        """Shut down the connections of a group that is being made now, from any thread."""
+        """Shut down the connections of a group whose construction has not ended, from any
+        thread.
+        """
         before = self._sockets_before
         if before is not None:
             with contextlib.suppress(OSError):  # no descriptor is left to list them
@@ -233,7 +235,8 @@ def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
 
 
 def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
-    """Why this rank has too few descriptors to connect groups of so many members; "" if enough.
+    """Return why this rank has too few file descriptors to connect groups of so many members; "" if
+    it has enough.
 
     Counted before gloo connects, as gloo aborts the process when there are too few.
     """
@@ -252,7 +255,7 @@ def find_lack(sizes: Iterable[int], num_coming: int = 0) -> str:
 
 
 def count_free() -> int:
-    """How many descriptors this process may still open."""
+    """Return how many file descriptors this process may still open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize

@@ -159,7 +159,9 @@ class Groups:
         return None if self._default.is_the_meshs else self.rendezvous.session
 
     def _members(self, asked: dict[str, Any]) -> tuple[int, ...]:
-        """The mesh's ranks of a group's members; () for the mesh's default group."""
+        """Return the mesh's ranks of the members of a group that a program makes; () for the mesh's
+        own default group.
+        """
         ranks = tuple(asked["global_ranks_in_group"])
         session = self._session()
         if session is None:
@@ -171,7 +173,9 @@ class Groups:
             self._plans.append(plan_of(asked, self._members(asked)))
 
     def _enlist(self, asked: dict[str, Any]) -> HealableGroup:
-        """A `HealableGroup` for a call of torch's helper, not connected yet."""
+        """Make a `HealableGroup`, not connected yet, for a call of torch's
+        ``_new_process_group_helper``.
+        """
         ranks = self._members(asked)
         group = HealableGroup(
             self.ledger,

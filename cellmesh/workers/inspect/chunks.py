@@ -128,7 +128,9 @@ def pieces(data: torch.Tensor, size: int = 0) -> Iterator[torch.Tensor]:
 
 
 def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the elements in an order that is fast to read, and how often each counts."""
+    """Return a tensor's elements in the order of its memory, which is fast to read, and how often
+    each element counts.
+    """
     if data.is_quantized:
         return data, 1
     repeated = 1
@@ -305,7 +307,7 @@ def _words(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -> bytes:
-    """Return two sums of each block of words."""
+    """Return two checksums of each block of words."""
     ones, others = _weights(1, device), _weights(2, device)
     mixed, beside = (torch.empty(_BLOCK, dtype=torch.int32, device=device) for _ in range(2))
     # One tensor: many small ones that are kept would lie between pieces that are freed, in whose

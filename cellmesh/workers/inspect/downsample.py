@@ -153,7 +153,7 @@ def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
 
 
 def _edges(num_pixels: int, size: int) -> torch.Tensor:
-    """Return where each pixel begins, and where the last ends."""
+    """Return the indices at which each pixel begins, and at which the last one ends."""
     return (
         torch.arange(num_pixels + 1, dtype=torch.int64, device="cpu") * size // max(num_pixels, 1)
     )
@@ -178,7 +178,9 @@ def _first_of_each(
 
 
 def _plain(part: torch.Tensor, subject: Picture) -> torch.Tensor:
-    """Convert to real numbers that torch computes with: float64 where float32 is too short."""
+    """Convert a tensor to a dtype that torch computes with: float64 where float32 would lose
+    digits.
+    """
     if part.is_quantized:
         part = part.dequantize()
     if part.is_complex():

@@ -80,7 +80,7 @@ class PinnedValues:
 
 
 class InspectHandler:
-    """Answers for one rank.
+    """Answers the queries about values and names on one rank.
 
     Args:
         context: the rank's.
@@ -111,7 +111,7 @@ class InspectHandler:
         return answer
 
     def answer(self, subject: AnyRequest, is_beside: bool) -> Any:
-        """Answer a query.
+        """Answer one query.
 
         Args:
             subject: the query.

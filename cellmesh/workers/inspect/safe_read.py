@@ -243,7 +243,7 @@ def check_beside(view: torch.Tensor) -> None:
 
 
 def _as(view: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Apply the conjugate and negative bits of a tensor to a copy of its bytes."""
+    """Apply the conjugate and negative bits of a tensor to a plain copy of its elements."""
     if view.is_conj():
         raw = raw.conj()
     return torch._neg_view(raw) if view.is_neg() else raw

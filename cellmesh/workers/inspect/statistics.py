@@ -99,7 +99,9 @@ def _extremes(numbers: torch.Tensor) -> tuple[float, float]:
 
 
 def _without_odd(totals: Totals, piece: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return the finite numbers, and count the others; a complex number counts once."""
+    """Return the finite numbers of a piece, and count NaN and infinities; a complex number counts
+    once.
+    """
     elements = torch.complex(*numbers.view(-1, 2).unbind(1)) if piece.is_complex() else numbers
     totals.num_nan += int(torch.isnan(elements).sum())
     totals.num_inf += int(torch.isinf(elements).sum())

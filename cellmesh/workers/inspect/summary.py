@@ -170,7 +170,9 @@ def _sizes(sizes: Any) -> tuple[int, ...]:
 
 
 def _told(ask: Callable[[], T]) -> T | None:
-    """Return a tensor's property; None if its kind does not have it."""
+    """Return a property that a tensor reports (device, dtype, ...); None if its kind of tensor does
+    not have it.
+    """
     try:
         return ask()
     except Exception:

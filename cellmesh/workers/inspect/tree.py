@@ -287,7 +287,9 @@ def _held_as(value: Any, name: str) -> tuple[Any, ...]:
 
 
 def as_known(value: Any) -> bool:
-    """Whether a value is a tensor or an array of numbers."""
+    """Return whether a value is a tensor or an array of numbers, which are shown without a look
+    inside.
+    """
     if issubclass(type(value), torch.Tensor):
         return True
     return (

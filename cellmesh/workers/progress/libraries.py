@@ -43,7 +43,7 @@ def _patch(
 
 
 def is_ours(file: Any) -> bool:
-    """Whether a file is the rank's stdout or stderr, maybe wrapped."""
+    """Whether a file object is the rank's stdout or stderr, or a wrapper of it."""
     for _ in range(4):
         if isinstance(file, RankStream):
             return True
@@ -61,7 +61,7 @@ def _state_after(failure: type[BaseException] | None) -> BarState:
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
+    """A text file that drops everything written to it."""
 
     def write(self, text: str) -> None: ...
 
@@ -305,7 +305,8 @@ def _without_markup(description: str) -> str:
 
 
 def _rich_state(task: Any) -> object:
-    """Return what differs once a task has changed; None where the user's values do not tell.
+    """Return the values of a rich task that decide whether the bar has changed; None where the
+    user's objects cannot be compared.
 
     The values themselves do not: two tensors cannot be compared in a word.
     """
@@ -317,7 +318,7 @@ def _rich_state(task: Any) -> object:
 
 
 def _note(fields: Mapping[str, Any]) -> str:
-    """Return what a task says besides how far it is."""
+    """Return the text that a task shows beside its progress."""
     if fields.keys() >= {"unit_scale", "bar_format", "postfix"}:  # tqdm.rich gives all of tqdm's
         return str(fields["postfix"] or "")
     shown = [

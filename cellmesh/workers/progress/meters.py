@@ -1,4 +1,4 @@
-"""The progress bars of a rank, of any library: what is sent of them, and when.
+"""Tracks the progress bars of a rank, of any library, and decides which numbers are sent when.
 
 Bars change as often as their own rules let them (tqdm's `mininterval`); a rank sends the numbers of
 its bars ten times a second at most. A bar's first numbers are sent at once, as long as bars are not
@@ -41,7 +41,8 @@ Spot = tuple[int, int]
 
 @dataclass
 class Meter:
-    """One bar.
+    """One progress bar on this rank: how to read its numbers, and by which run and thread it was
+    begun.
 
     Attributes:
         read: its numbers now, as a `Bar` without number and run; None once it is gone.

@@ -36,7 +36,9 @@ _GRACE_S = 0.4
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles functions by value, and queues, locks and shared tensors as multiprocessing does."""
+    """A pickler for multiprocessing that pickles functions of cells by value, and queues, locks and
+    shared tensors as multiprocessing does.
+    """
 
     @property
     def dispatch_table(self) -> Any:

@@ -161,7 +161,9 @@ class ControlThread:
             self._stops.put((run, kind, None))
 
     def _see_to_stops(self) -> None:
-        """Signal runs that go on after their collective has raised; free those that ignore it."""
+        """Raise the signal of an interrupt or release in runs that go on after their collective has
+        raised, and free runs that ignore the signal.
+        """
         while True:
             try:
                 run, kind, after_s = self._stops.get()
@@ -207,7 +209,7 @@ class ControlThread:
                     return
 
     def _waits(self, seen: Activity) -> Waited | None:
-        """The collective that the main thread waits in; None if it waits in none."""
+        """Return the collective that the main thread waits in; None if it does not wait in one."""
         operation = self._groups.ledger.current()
         if operation is not None and (seen.collective or (seen.may_wait and main_thread_sleeps())):
             name = operation.name if seen.collective in ("", "wait") else seen.collective
@@ -218,7 +220,7 @@ class ControlThread:
         return None
 
     def _since_seen(self, seen: Activity) -> float:
-        """How long the main thread has been at this place without beginning an operation.
+        """Return for how long the main thread has been at this line without beginning an operation.
 
         Between two operations of a loop it is in the same call, and has waited for nothing.
         """

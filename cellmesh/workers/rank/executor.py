@@ -155,7 +155,7 @@ class Executor:
             self._bars.end_run(run, error)
 
     def rescue(self, run: int, error: BaseException, more_follows: bool) -> bool:
-        """Answer a run whose exception has escaped from `execute`.
+        """Send the answer of a run in whose place `execute` raised an exception.
 
         User code can have any line of ours raise: by a profile function, a recursion limit that is
         too low, a signal's handler, an exception for this thread. The first two are taken back.

@@ -71,8 +71,8 @@ def load(module: str) -> Any:
 
 
 def load_or_say(module: str, libraries: Iterable[str]) -> Any:
-    """Import a feature that acts when user code imports a library; None if the feature cannot be
-    imported.
+    """Import a feature that patches a library of the user; print a remark and return None if the
+    feature cannot be imported.
 
     The cell that imports one of the libraries then shows why; a library that torch has imported
     before works by itself, without the feature.

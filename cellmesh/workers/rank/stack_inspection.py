@@ -292,7 +292,9 @@ def describe_release(tb: types.TracebackType | None, handled: BaseException | No
 
 
 def _places(tb: types.TracebackType | None) -> tuple[str, str]:
-    """The collective in a traceback, and its innermost frame of user code."""
+    """Return the collective that a traceback passes through, and the innermost frame of user
+    code.
+    """
     collective = where = ""
     while tb is not None:
         code = tb.tb_frame.f_code

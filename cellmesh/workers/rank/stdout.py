@@ -41,7 +41,8 @@ class _Hidden:
 
 
 class Gate:
-    """A token bucket for each stream; excess text is counted, and its last lines are kept.
+    """Limits how much printed text a rank sends: a token bucket for each stream; excess text is
+    counted, and its last lines are kept.
 
     A line costs its length and `LINE_BYTES`: to a front end, many short lines are as bad as few
     long ones. The streams have a bucket each, so that a flood of stdout hides no traceback that a

@@ -127,7 +127,7 @@ class Pump:
                 self._due.set()
 
     def has_answered(self, run: int) -> bool:
-        """Whether the answer to a run has not been sent yet."""
+        """Whether the answer to a run is queued and has not been sent yet."""
         return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
 
     def flush(self) -> None:

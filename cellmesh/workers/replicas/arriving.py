@@ -1,4 +1,5 @@
-"""Rebuilds, on the new rank, objects that `copying` pickles by reference.
+"""Rebuilds, on a replaced rank, the objects that `copying` has pickled by reference on another
+rank.
 
 The names of these functions stand in the pickles. The rank's namespace is that of ``__main__``.
 """
@@ -25,8 +26,8 @@ Buckets = list[list[int]]  # positions of parameters, a list a bucket
 
 
 def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
-    """Take over the source rank's import path and working directory; return the dict for the
-    names, which are loaded later.
+    """Take over the source rank's import path and working directory; return the dict that names are
+    loaded into later.
     """
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
     with contextlib.suppress(OSError):
@@ -132,7 +133,9 @@ def non_member() -> Any:
 
 
 def make_sampler(kind: type[DistributedSampler[Any]], dim: int) -> DistributedSampler[Any]:
-    """Make a sampler without state, for this rank's part of the data (`set_sampler`)."""
+    """Make a distributed sampler without its state, for this rank's part of the data (see
+    `set_sampler`).
+    """
     sampler = kind.__new__(kind)
     sampler.rank = dist.get_rank() if dim < 0 else find_mesh(()).get_local_rank(dim)
     return sampler
@@ -228,7 +231,9 @@ def buckets_of(module: DistributedDataParallel) -> Buckets | None:
 
 @contextlib.contextmanager
 def _use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
-    """Make the next reducer use these buckets: another layout adds gradients in another order."""
+    """Make the DDP reducer that is built next use these buckets, because another layout adds
+    gradients in another order.
+    """
     if buckets is None:
         yield
         return

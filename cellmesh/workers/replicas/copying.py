@@ -124,7 +124,7 @@ def _why_not(namespace: Mapping[str, Any], name: str) -> str:
 
 
 class _Values:
-    """Names and their values; pickled as a dict that the new rank makes after `move_in`."""
+    """A dict of names and values, pickled so that the new rank loads the values after `move_in`."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -138,7 +138,8 @@ class _Storage:
 
 
 class _Reducer:
-    """Reduces values for pickling (see `payload.dumps`).
+    """Pickles what cannot be pickled plainly: tensors' storages, functions of cells, meshes,
+    groups, samplers (see `payload.dumps`).
 
     Args:
         namespace: the rank's.

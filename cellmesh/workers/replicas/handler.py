@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaHandler:
-    """Answers for one rank.
+    """Answers the requests about replicas on one rank.
 
     Args:
         context: the rank's.
@@ -52,7 +52,9 @@ class ReplicaHandler:
                 return Packed(*copying.gather(namespace, request.names))
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """Nothing of this is answered beside the main thread."""
+        """Raise NotImplementedError: requests about replicas are answered on the main thread
+        only.
+        """
         raise NotImplementedError(request)
 
 

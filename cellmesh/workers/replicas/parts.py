@@ -36,7 +36,8 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Holders:
-    """Ranks that should hold equal values.
+    """The ranks that should hold equal values of one tensor, as its mesh or the model's wrapper
+    says.
 
     Args:
         ranks: global ranks; those of two sets of replicas stand in the same order. () for all
@@ -58,7 +59,8 @@ def _only_here() -> Holders:
 
 @dataclass(frozen=True)
 class ModelPart:
-    """A tensor, or a plain value.
+    """One tensor or plain value of a model, optimizer or container, with its path and the ranks
+    that should hold the same.
 
     Args:
         path: where it is.
@@ -102,7 +104,7 @@ def is_wrapped(module: nn.Module) -> bool:
 
 
 class Walk:
-    """Finds the parts of values.
+    """Finds the tensors and plain values in models, optimizers and containers, each once.
 
     Args:
         namespace: the rank's; its models give optimizer state its names.
@@ -128,7 +130,8 @@ class Walk:
         return is_dtensor(parameter) or (known is not None and known.holders is not EVERYONE)
 
     def parts(self, value: Any, path: str, replace: Callable[[Any], None]) -> Iterator[ModelPart]:
-        """Return the parts of a value, each once.
+        """Yield each tensor, plain value and random generator found in a value as a `ModelPart`,
+        each object once.
 
         Args:
             value: a tensor, model, optimizer, generator, number, or what holds them.
@@ -344,7 +347,9 @@ def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
 
 
 def _on_mesh(mesh: Any, dims: list[int] | None = None) -> Holders:
-    """Return the ranks that differ from this one only in these dims of a mesh (None: in any)."""
+    """Return the ranks whose mesh coordinates are equal to this rank's in all dims but these (None:
+    but any).
+    """
     wanted = list(range(mesh.ndim)) if dims is None else dims
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -112,14 +112,16 @@ def _expand(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _leader(ranks: tuple[int, ...], ranks_of_source: tuple[int, ...], source: int) -> int:
-    """Return the rank whose position among these ranks is that of `source` among its own."""
+    """Return the rank that broadcasts to these ranks: the one at the position that `source` has in
+    its own group.
+    """
     return _expand(ranks)[_expand(ranks_of_source).index(source)]
 
 
 def _agree(
     namespace: Mapping[str, Any], expression: str, source: int
 ) -> tuple[list[StateSlot], list[dict[str, _SlotView]]]:
-    """Check that all ranks have the value; return each rank's optimizer state slots."""
+    """Check that every rank has the value; return each rank's optimizer state slots."""
     slots: list[StateSlot] = []
     parts: dict[str, _PartView] = {}
     states: dict[str, _SlotView] = {}

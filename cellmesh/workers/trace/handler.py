@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ProfileHandler:
-    """Answers for one rank.
+    """Begins and ends profiles on one rank.
 
     Args:
         context: the rank's.
@@ -34,7 +34,7 @@ class ProfileHandler:
         return profiler.collect(request.trace_path, request.max_trace_bytes)
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """Nothing of this is answered beside the main thread."""
+        """Raise NotImplementedError: profiles begin and end on the main thread only."""
         raise NotImplementedError(request)
 
 

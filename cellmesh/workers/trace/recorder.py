@@ -34,7 +34,8 @@ _write, _write_time, _read_time = _RECORD.pack_into, _TIME.pack_into, _TIME.unpa
 
 
 class Spans:
-    """The rings. The main thread writes them, other threads note ends; any thread reads.
+    """Ring buffers of a rank's last cells and collectives; the main thread writes begins, any
+    thread writes ends and reads.
 
     Operations are begun by one thread at a time: the main thread, or autograd's while that waits.
 
@@ -123,8 +124,8 @@ class Spans:
     # Reading them.
 
     def begun_since(self, first: int) -> list[tuple[What, float, float]]:
-        """Return operations from a number on, as far as they are kept: kind, begin and end (NaN:
-        none).
+        """Return the operations from a number on that the ring still holds: kind, begin and end
+        (NaN: not ended).
 
         For the thread that begins operations.
         """

@@ -55,7 +55,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Begun:
-    """Notes that a collective was begun on a process group."""
+    """A collective that was begun on a process group during the profile: its name, time, group and
+    ranks.
+    """
 
     name: str
     at_ns: int
@@ -223,7 +225,7 @@ def find_collectives(events: Sequence[Event], begun: Sequence[Begun]) -> list[Co
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether a collective called by one name may run under another.
+    """Whether a collective that was called by one name may appear in a trace under the other.
 
     ``all_gather_into_tensor`` is ``all_gather`` below; gloo makes a ``reduce_scatter`` of an
     ``all_reduce``.

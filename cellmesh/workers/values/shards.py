@@ -1,4 +1,4 @@
-"""What a rank keeps of a pushed value, and what it returns for a gathered one."""
+"""Cuts a rank's part out of a pushed value, and returns a rank's part of a gathered one."""
 
 from __future__ import annotations
 

@@ -118,7 +118,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Started:
-    """The processes that a start has made.
+    """The agent of a mesh that was started on this machine, and how to wait for its parent, the
+    guardian.
 
     Attributes:
         agent: its process.

@@ -66,7 +66,8 @@ State = Literal["none", "importing", "ready", "failed", "ended"]
 
 
 def conditions(environment: Mapping[str, str], sys_path: Iterable[str]) -> Conditions:
-    """Return what a process reads when it starts and imports torch, and does not read again.
+    """Return what a process reads only when it starts and imports torch (environment, packages,
+    limits), so that a waiting zygote fits a mesh only if these are equal.
 
     Args:
         environment: the process's variables.
@@ -244,7 +245,7 @@ class Prestart:
         threading.Thread(target=self._child.wait, name="cellmesh-reaper", daemon=True).start()
 
     def _look(self, timeout_s: float) -> None:
-        """Read the zygote's messages; while it imports, wait for them this long."""
+        """Read the messages of the zygote; wait for them up to this time while it imports."""
         if self._socket is None or self._state not in ("importing", "ready"):
             return
         wait_s = timeout_s if self._state == "importing" else 0

@@ -67,7 +67,8 @@ def coordinates_of(dims: Mapping[str, int], ranks: Sequence[int]) -> dict[int, s
 
 
 class Printed:
-    """Prints `%dist_inspect` in a terminal.
+    """Prints an inspection as text in a terminal: once, or after each cell until something else is
+    inspected.
 
     Args:
         inspector: knows the text.
@@ -103,7 +104,9 @@ class Printed:
         self._events.unregister("post_run_cell", self.after_cell)
 
     def after_cell(self, *_: Any) -> None:
-        """Handle the end of a cell; the first one is the cell that shows the inspection."""
+        """Print the inspection again after a cell; the first cell that ends is the one with
+        `%dist_inspect` itself, which has printed it.
+        """
         if self._is_over():
             self.stop()
         elif self._was_shown:

@@ -58,7 +58,7 @@ def list_items(inspection: Inspection) -> list[dict[str, Any]]:
 def summarise(
     inspection: Inspection, items: Sequence[dict[str, Any]], stamp: int, at: str
 ) -> dict[str, Any]:
-    """Return what a value is: its tensors, and the ranks that lack it.
+    """Return the overview of an inspected value as JSON: its tensors, and the ranks that lack it.
 
     Args:
         inspection: of it.
@@ -95,7 +95,7 @@ def detail(
     comparison: Comparison,
     spread: Spread | None = None,
 ) -> dict[str, Any]:
-    """Return one tensor on all ranks.
+    """Return everything that the inspector shows of one tensor, by groups of ranks, as JSON.
 
     Args:
         expression, path: which.
@@ -170,7 +170,7 @@ def blocks(facts: Mapping[int, TensorSummary]) -> list[dict[str, Any]]:
 
 
 def tabulate(looked: QueryResult, max_rows: int | None = None) -> dict[str, Any]:
-    """Return a model's gradients, a row for each parameter, over all ranks.
+    """Return the gradients of a model as JSON, a row for each parameter, joined over all ranks.
 
     Args:
         looked: a tuple of `Gradient` of each rank.
@@ -315,6 +315,6 @@ def _shown(fact: TensorSummary) -> dict[str, Any]:
 
 
 def _said(texts: Mapping[int, Any]) -> list[dict[str, str]]:
-    """Join the ranks' texts, equal ones once."""
+    """Join the texts that ranks report (such as why a value cannot be read), equal ones once."""
     groups = group_ranks({rank: str(text)[:_MAX_TEXT] for rank, text in sorted(texts.items())})
     return [{"ranks": format_ranks(ranks), "text": text} for text, ranks in groups.items()]

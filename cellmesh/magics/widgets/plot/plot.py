@@ -95,7 +95,7 @@ class LivePlot:
         self._draw()
 
     def _settle(self) -> None:
-        """Update the static form at the end of a cell."""
+        """Update the static form of the plot at the end of a cell."""
         if not self._is_stale:
             return
         self._is_stale = False

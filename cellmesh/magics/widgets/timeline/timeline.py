@@ -171,7 +171,7 @@ def rank_table(history: History) -> Table:
 
 
 def static_of(history: History, notes: list[str]) -> Static:
-    """Return a history as text, and as a picture with its tables."""
+    """Draw a history of cells without a widget: as text, and as a picture with tables."""
     sentences = [text for text in (history.describe(), *history.notes, *notes) if text]
     if not history.cells:
         words = "".join(f"<div>{html.escape(text)}</div>" for text in sentences)
