@@ -47,7 +47,7 @@ AnyRequest = (
     | comms.AnyRequest
 )
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 Channel = Literal["work", "control"]
 
@@ -114,7 +114,26 @@ class ReadLog(Verb, frozen=True):
     num_bytes: int
 
 
-ToAgent = Hello | Detach | Relay | Restart | Respawn | Kill | SetDims | Stop | ReadLog | ReadHost
+class UseStore(Verb, frozen=True):
+    """Have ranks that are forked from now on use the c10d store of another host."""
+
+    address: str
+    port: int
+
+
+ToAgent = (
+    Hello
+    | Detach
+    | Relay
+    | Restart
+    | Respawn
+    | Kill
+    | SetDims
+    | Stop
+    | ReadLog
+    | ReadHost
+    | UseStore
+)
 
 
 # ---------------------------------------------------------------- controller -> rank
@@ -324,6 +343,12 @@ class MeshReady(Verb, frozen=True):
     store_port: int = 0
 
 
+class StoreUp(Verb, frozen=True):
+    """The c10d store of a mesh on many hosts listens on this port of the agent's address."""
+
+    port: int
+
+
 class StartFailed(Verb, frozen=True):
     """The start failed; `fault` names the side that caused it."""
 
@@ -399,6 +424,7 @@ ToController = (
     | RespawnFailed
     | Died
     | StoreDied
+    | StoreUp
     | AgentFault
     | Ranked
     | LogText

@@ -232,6 +232,19 @@ def map_private(
     return tuple(view[at : at + size] for at, size in zip(offsets(sizes), sizes, strict=True))
 
 
+def inlined(value: Pickled, frame: SegmentFrame) -> tuple[Pickled, Sequence[Frame]]:
+    """Return a value whose buffers are in a segment as one whose buffers are frames of a message,
+    which map the segment.
+
+    Raises:
+        HostError: as `map_private`.
+    """
+    *buffers, last = mapped = map_private(frame)
+    if value.stream:
+        return Pickled(value.stream, len(mapped)), mapped
+    return Pickled(bytes(last), len(buffers)), buffers
+
+
 def map_range(descriptor: int, start: int, num_bytes: int) -> memoryview:
     """Map a part of a file copy-on-write, which may begin anywhere.
 

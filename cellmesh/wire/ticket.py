@@ -26,6 +26,7 @@ import msgspec
 
 from ..errors import HostError
 from .host import Place, own_python, own_torch, own_version, this_place
+from .hosts import AgentAddress, HostPart
 
 # sun_path holds 108 bytes; "/agent.sock" and a NUL must still fit.
 _MAX_DIRECTORY_BYTES = 108 - len("/agent.sock") - 1
@@ -65,6 +66,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         mark: by which processes of the mesh are known (`marks`).
         agent_pid: the agent's process, 0 until it runs.
         agent_ticks: when that started (`place.started_ticks`).
+        host: what the agent runs of a mesh on many hosts; None for all ranks, on one host.
+        agents: where the agents of a mesh on many hosts are reached; () on one host.
+        curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
     """
 
     name: str
@@ -91,11 +95,21 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mark: str = msgspec.field(default_factory=lambda: os.urandom(8).hex())
     agent_pid: int = 0
     agent_ticks: int = 0
+    host: HostPart | None = None
+    agents: tuple[AgentAddress, ...] = ()
+    curve_secret: str = ""
 
     @property
     def agent_endpoint(self) -> str:
-        """The endpoint that controllers connect to."""
+        """The endpoint on which a mesh's only agent serves controllers."""
         return f"ipc://{self.directory}/agent.sock"
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that the ticket's agent runs."""
+        if self.host is None:
+            return range(self.num_ranks)
+        return range(self.host.first_rank, self.host.first_rank + self.host.num_ranks)
 
     @property
     def path(self) -> Path:
@@ -230,7 +244,7 @@ def write_holder(ticket: Ticket, holder: Holder) -> None:
 def read_holder(ticket: Ticket) -> Holder | None:
     """Read which controller holds a mesh; None if the agent has not written it yet."""
     try:
-        return msgspec.json.decode(_read(ticket.holder_path), type=Holder)
+        return msgspec.json.decode(read_own_file(ticket.holder_path), type=Holder)
     except (HostError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -241,7 +255,7 @@ def read_ticket(path: Path) -> Ticket:
     Raises:
         HostError: it cannot be read, is no ticket, is of another version, or others may read it.
     """
-    text = _read(path)
+    text = read_own_file(path)
     try:
         content = json.loads(text)
         head = msgspec.convert(content, _Head)
@@ -279,14 +293,14 @@ def find_strange(root: Path) -> list[tuple[Path, str]]:
 
 def find_tickets(root: Path) -> list[Ticket]:
     """The usable tickets under a root, oldest first; `find_strange` lists the other directories."""
-    by_key = {}  # a mesh may be found twice, by a link
+    by_mark = {}  # a mesh may be found twice, by a link
     for path in root.glob(f"*/{_FILE}"):
         try:
             ticket = read_ticket(path)
         except HostError:
             continue
-        by_key[ticket.key] = ticket
-    return sorted(by_key.values(), key=lambda ticket: ticket.created_at)
+        by_mark[ticket.mark] = ticket
+    return sorted(by_mark.values(), key=lambda ticket: ticket.created_at)
 
 
 def remove_directory(directory: Path) -> None:
@@ -303,7 +317,7 @@ def remove_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _read(path: Path) -> bytes:
+def read_own_file(path: Path) -> bytes:
     """Read a small regular file that only its owner may read; never blocks on a pipe."""
     try:
         descriptor = os.open(

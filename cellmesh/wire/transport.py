@@ -16,6 +16,8 @@ import zmq
 
 from ..errors import HostError
 from .codec import MAX_FRAME_BYTES, Frame
+from .curve import KeyPair, serve_curve, use_curve
+from .hosts import SILENT_S
 
 # Larger buffers are handed to ZeroMQ without a copy; smaller ones are cheaper copied.
 ZERO_COPY_BYTES = 256 * 1024
@@ -37,12 +39,21 @@ def _configure(socket: Socket) -> Socket:
     return socket
 
 
-def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
+def _watch_peers(socket: Socket) -> Socket:
+    """Have ZeroMQ close TCP connections on which nothing was heard for a while."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 500)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000))
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
+    return socket
+
+
+def bind_router(context: zmq.Context[Socket], endpoint: str, keys: KeyPair | None = None) -> Socket:
     """A bound ROUTER.
 
     Args:
         context: the process's ZeroMQ context.
         endpoint: ``ipc://...`` or ``tcp://...``.
+        keys: CURVE's, of a TCP endpoint.
 
     Raises:
         HostError: the endpoint cannot be bound.
@@ -51,6 +62,8 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
     # A controller whose connection broke reconnects under its name, maybe before the old one is
     # known dead.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    if keys is not None:
+        serve_curve(_watch_peers(socket), keys)
     try:
         socket.bind(endpoint)
         if endpoint.startswith("ipc://"):
@@ -62,7 +75,10 @@ def bind_router(context: zmq.Context[Socket], endpoint: str) -> Socket:
 
 
 def connect_dealer(
-    context: zmq.Context[Socket], endpoint: str, identity: bytes
+    context: zmq.Context[Socket],
+    endpoint: str,
+    identity: bytes,
+    keys: tuple[str, str] | None = None,
 ) -> tuple[Socket, Socket]:
     """A DEALER connected to an agent's ROUTER; the endpoint need not exist yet.
 
@@ -70,12 +86,15 @@ def connect_dealer(
         context: the process's ZeroMQ context.
         endpoint: the agent's.
         identity: the name under which the ROUTER knows it, also after a reconnect.
+        keys: of a TCP endpoint: CURVE's own secret key, and the agent's public key.
 
     Returns:
         The socket, and one on which `hear_connection` hears of its connections.
     """
     socket = _configure(context.socket(zmq.DEALER))
     socket.setsockopt(zmq.ROUTING_ID, identity)
+    if keys is not None:
+        use_curve(_watch_peers(socket), *keys)
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
     # The agent binds some milliseconds after its launcher returns; the default of 100 ms would
     # show.

@@ -1,0 +1,87 @@
+"""Meshes on many hosts: what each host's agent runs, where controllers reach it, and what it
+announces when it has started.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .host import Place
+
+# An agent's announcement is the line of its output that begins so; what login scripts print comes
+# before it.
+ANNOUNCEMENT = "cellmesh-agent: "
+# What the launcher writes to an agent's standard input once every host has announced itself.
+GO = b"go\n"
+# A peer that is not heard this long is reported, and one that is not heard for the lease is lost.
+SILENT_S = 2.5
+HOST_LEASE_S = 10.0
+
+
+class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one agent of a mesh on many hosts runs.
+
+    Attributes:
+        index: the host's place among the mesh's hosts.
+        num_hosts: of the mesh.
+        name: the host, as the user named it.
+        first_rank: the lowest of its ranks, which are consecutive.
+        num_ranks: on this host.
+        controller_key: CURVE's public key of the controllers that the agent accepts (Z85).
+        notebook: addresses of the notebook's host, to which a route is chosen.
+        address: the agent's own, for controllers and other ranks; "" until the agent has chosen it.
+        interface: the network interface that has the address.
+    """
+
+    index: int
+    num_hosts: int
+    name: str
+    first_rank: int
+    num_ranks: int
+    controller_key: str
+    notebook: tuple[str, ...] = ()
+    address: str = ""
+    interface: str = ""
+
+
+class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a controller reaches the agent of one host.
+
+    Attributes:
+        host: as the user named it.
+        endpoint: ``tcp://address:port``.
+        public_key: CURVE's, of the agent (Z85).
+        first_rank, num_ranks: the ranks that it runs.
+    """
+
+    host: str
+    endpoint: str
+    public_key: str
+    first_rank: int
+    num_ranks: int
+
+    @property
+    def address(self) -> str:
+        """The address, without the port."""
+        return self.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that the agent runs."""
+        return tuple(range(self.first_rank, self.first_rank + self.num_ranks))
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """What an agent says of its host when it has started, or why it cannot.
+
+    Attributes:
+        problem: why there is no agent; "" if it runs.
+        address: where it is reached; None with a problem.
+        place: host, boot and PID namespace.
+        pid: the agent's process.
+    """
+
+    problem: str = ""
+    address: AgentAddress | None = None
+    place: Place | None = None
+    pid: int = 0
