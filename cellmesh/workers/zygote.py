@@ -31,7 +31,6 @@ from ..wire import marks
 from ..wire.host import same_release
 from ..wire.ticket import Ticket, read_ticket
 from .linux_process import (
-    LOOPBACK,
     PROGRAM,
     die_with,
     name_process,
@@ -70,6 +69,7 @@ class ForkRanks(msgspec.Struct, frozen=True, tag=True):
 class ForkStore(msgspec.Struct, frozen=True, tag=True):
     """Fork the c10d store's process; its listening socket comes along."""
 
+    address: str
     port: int
     agent_pid: int
 
@@ -199,7 +199,7 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
         if not data:
             return
         try:
-            match decoder.decode(data):
+            match request := decoder.decode(data):
                 case ForkRanks(options):
                     own = [
                         descriptors[i : i + DESCRIPTORS_A_RANK]
@@ -207,8 +207,8 @@ def _serve(agent: socket.socket, shell: RankShell) -> None:
                     ]
                     pairs = zip(options, own, strict=True)
                     starts = [functools.partial(_start_rank, *pair, shell) for pair in pairs]
-                case ForkStore(port, agent_pid):
-                    starts = [functools.partial(_start_store, port, descriptors[0], agent_pid)]
+                case ForkStore():
+                    starts = [functools.partial(_start_store, request, descriptors[0])]
             forked = _fork_orphans(starts, agent)
         except Exception as error:  # no process or memory left: the next request may find some
             traceback.print_exc(file=sys.__stderr__)
@@ -268,15 +268,15 @@ def _start_rank(raw: msgspec.Raw, descriptors: Sequence[int], shell: RankShell) 
     run_rank(options, shell, *(socket.socket(fileno=number) for number in (3, 4, 5)))
 
 
-def _start_store(port: int, listener: int, agent_pid: int) -> None:
+def _start_store(order: ForkStore, listener: int) -> None:
     from torch._C._distributed_c10d import TCPStore
 
-    die_with(agent_pid)
+    die_with(order.agent_pid)
     name_process("cellmesh-store")
     # With a listening socket of ours it is bound to one interface; by itself it binds all.
     store = TCPStore(
-        LOOPBACK,
-        port,
+        order.address,
+        order.port,
         None,
         is_master=True,
         wait_for_workers=False,

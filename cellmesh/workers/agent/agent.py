@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ import msgspec
 from ...errors import HostError
 from ...wire.attach import Detach
 from ...wire.codec import Parcel, encode
+from ...wire.curve import public_of
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
+from ...wire.hosts import AgentAddress
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -38,6 +40,7 @@ from ...wire.messages import (
     SetDims,
     Stop,
     Stopped,
+    UseStore,
 )
 from ...wire.status import HostReport, ReadHost
 from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
@@ -59,7 +62,12 @@ class Agent:
     def __init__(self, ticket: Ticket, zygote: ZygoteClient) -> None:
         self._ticket = ticket
         self._supervisor = Supervisor(
-            ticket.num_ranks, ticket.backend, host_name(), time.monotonic()
+            ticket.ranks,
+            ticket.backend,
+            host_name() if ticket.host is None else ticket.host.name,
+            time.monotonic(),
+            is_whole=ticket.host is None,
+            owns_store=ticket.host is None or ticket.host.index == 0,
         )
         self._num_faults = 0
         linux_process.become_subreaper()
@@ -78,6 +86,15 @@ class Agent:
         )
         self._events.watch_signals((signal.SIGCHLD,), self._family.reap_orphans)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    @property
+    def address(self) -> AgentAddress | None:
+        """Where controllers on other hosts reach the agent; None on one host."""
+        part, port = self._ticket.host, self._attachment.port
+        if part is None or port is None:
+            return None
+        key = public_of(self._ticket.curve_secret)
+        return AgentAddress(part.name, port.endpoint, key, part.first_rank, part.num_ranks)
 
     def serve(self) -> None:
         """Supervise until the mesh has ended."""
@@ -181,6 +198,9 @@ class Agent:
                 self._act(self._supervisor.kill(ranks))
             case SetDims(names, shape):
                 self._set_dims(names, shape)
+            case UseStore(address, port):
+                self._family.store_address = address
+                self._act(self._supervisor.use_store(port))
             case ReadLog(request, rank, num_bytes):
                 text, before = read_log(self._family.log_path(rank), num_bytes)
                 self._attachment.send([Parcel(LogText(request, text, before))])
@@ -221,8 +241,14 @@ def _join_relays(actions: Sequence[Action]) -> list[Action]:
     return joined
 
 
-def main(ticket_path: str, zygote: ZygoteClient) -> int:
-    """Run an agent; returns its exit code."""
+def main(ticket_path: str, zygote: ZygoteClient, announce: Callable[[], None] | None = None) -> int:
+    """Run an agent; returns its exit code.
+
+    Args:
+        ticket_path: of the mesh's ticket.
+        zygote: the agent's first.
+        announce: called once the ticket says where a mesh on many hosts reaches the agent.
+    """
     ticket = msgspec.structs.replace(
         read_ticket(Path(ticket_path)),
         agent_pid=os.getpid(),
@@ -234,7 +260,11 @@ def main(ticket_path: str, zygote: ZygoteClient) -> int:
         print(error, file=sys.stderr)
         return 1
     try:
+        if (address := agent.address) is not None:
+            ticket = msgspec.structs.replace(ticket, agents=(address,))
         write_ticket(ticket)
+        if announce is not None:
+            announce()
         agent.serve()
     except Exception as error:
         agent.tell_failure(error)

@@ -19,6 +19,7 @@ from ...errors import HostError, ProtocolError
 from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
+from ...wire.curve import KeyPair, public_of
 from ...wire.host import (
     fits,
     format_span,
@@ -28,6 +29,7 @@ from ...wire.host import (
     own_version,
     same_release,
 )
+from ...wire.hosts import HOST_LEASE_S
 from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
@@ -35,6 +37,7 @@ from ...wire.stdin import InputReply
 from ...wire.ticket import Holder, Ticket, write_holder
 from .events import Events, Order
 from .spool import Spool, size_of
+from .tcp_port import TcpPort
 
 # So much is under way to a controller; what it is too slow to take waits, and output is then
 # bounded.
@@ -44,6 +47,8 @@ _MAX_MESSAGES = 1000
 # How long a mesh that has ended, its start having failed at once, waits for its controller to tell
 # it so.
 _HELLO_S = 5.0
+# How long an agent waits for the first controller of a mesh on many hosts.
+_FIRST_S = 120.0
 # Controllers that were sent away may ask why.
 _MAX_DISMISSED = 100
 
@@ -84,11 +89,23 @@ class Attachment:
         self._why_left = ""
         self._dismissed: collections.OrderedDict[bytes, str] = collections.OrderedDict()
         self._watched: set[int] = set()
+        self._lost_at: float | None = None  # when a controller that is not heard counts as gone
         context: zmq.Context[transport.Socket] = zmq.Context()
-        self._socket = transport.bind_router(context, self._ticket.agent_endpoint)
+        self.port: TcpPort | None = None
+        if self._ticket.host is None:
+            self._socket = transport.bind_router(context, self._ticket.agent_endpoint)
+        else:
+            secret = self._ticket.curve_secret
+            keys = KeyPair(public_of(secret), secret)
+            self.port = TcpPort(
+                context, self._ticket.host, keys, self._events, self._connection_changed
+            )
+            self._socket = self.port.socket
+            self._lost_at = time.monotonic() + _FIRST_S
         self.may_be_readable = True
         self._events.add(int(self._socket.getsockopt(zmq.FD)), Order.SOCKET, self._note_readable)
-        self._watch(self._ticket.controller_pid)
+        if self.port is None:
+            self._watch(self._ticket.controller_pid)
 
     # ---- for the agent
 
@@ -133,13 +150,20 @@ class Attachment:
         """Act on time-outs that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
+        if self._lost_at is not None and now >= self._lost_at:
+            self._lost_at = None
+            if self._is_attached:
+                self._leave("the notebook's host is not heard any longer")
         if self._lease_ends is not None and now >= self._lease_ends:
             self._lease_ends = None
             self._abandon(self._why_left)
 
     def deadline(self) -> float | None:
         """The time at which `tick` must be called; None if no time-out runs."""
-        return self._lease_ends if self._identity is None else self._reliable.ack_at
+        due = self._lease_ends if self._identity is None else self._reliable.ack_at
+        if self._lost_at is None:
+            return due
+        return self._lost_at if due is None else min(due, self._lost_at)
 
     def is_awaiting_first(self, now: float) -> bool:
         """Whether the process that starts the mesh lives and has sent no message yet."""
@@ -148,6 +172,8 @@ class Attachment:
     def close(self) -> None:
         """Send the queued messages, and close the socket."""
         self._flush(everything=True)
+        if self.port is not None:
+            self.port.close()
         self._socket.close(linger=500)
         self._socket.context.term()
 
@@ -198,7 +224,7 @@ class Attachment:
             return f"the mesh runs cellmesh {version}, and this is {hello.version}"
         if not fits(hello.python, python):
             return f"the mesh runs Python {python}, and this is {hello.python}"
-        if hello.package != own_package():
+        if hello.package != own_package() and self.port is None:
             return (
                 f"the mesh runs cellmesh {version} of {own_package()}, and this is "
                 f"{hello.version} of {hello.package}: use the environment that started it"
@@ -221,7 +247,7 @@ class Attachment:
         self._reliable = Reliable(self.spool.acked)
         self._welcome(identity, 0, away_s, dims)
         self.spool.attend(state, deaths)
-        if hello.pid != self._pid or not self._is_attached:
+        if self.port is None and (hello.pid != self._pid or not self._is_attached):
             self._watch(hello.pid)
         self._note_holder(hello.pid, True)
         self._flush()
@@ -269,6 +295,9 @@ class Attachment:
             f"{reason}, and its lease of {format_span(lease_s)} is over" if lease_s else reason
         )
 
+    def _connection_changed(self, is_connected: bool) -> None:
+        self._lost_at = None if is_connected else time.monotonic() + HOST_LEASE_S
+
     def _watch(self, pid: int) -> None:
         if pid not in self._watched:  # it may have left and attached again
             self._watched.add(pid)
@@ -306,9 +335,7 @@ class Attachment:
         unheard: Collection[int] = ()
         if self._identity is not None:
             is_full = self.spool.num_bytes > MAX_ANSWER_BYTES
-            unheard = (
-                range(self._ticket.num_ranks) if is_full else frozenset(self.spool.given.ahead)
-            )
+            unheard = self._ticket.ranks if is_full else frozenset(self.spool.given.ahead)
         if unheard != self._unheard:
             self._unheard = unheard
             self._bound(unheard)

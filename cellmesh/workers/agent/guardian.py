@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ...wire.ticket import read_ticket, remove_own_directory
 from .. import linux_process
@@ -23,6 +23,9 @@ from .zygote_client import ZygoteClient
 if TYPE_CHECKING:
     from ..rank.shell import RankShell
 
+# What is written to descriptor 1 once controllers on other hosts can reach the agent.
+READY = b"ready\n"
+
 
 def main(ticket_path: str, shell: RankShell | None = None) -> int:
     """Fork the agent, write both process numbers to descriptor 1, and wait for the agent's end."""
@@ -30,6 +33,7 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
     linux_process.become_subreaper()
     agent = os.fork()
     if agent == 0:
+        announcement = os.dup(1) if ticket.host is not None else -1
         os.dup2(2, 1)
         linux_process.allow_many_descriptors()
         try:
@@ -42,7 +46,10 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
         gc.enable()  # off in what imports torch
         from .agent import main as run_agent
 
-        return run_agent(ticket_path, zygote)
+        if announcement < 0:
+            return run_agent(ticket_path, zygote)
+        with open(announcement, "wb", buffering=0) as pipe:
+            return run_agent(ticket_path, zygote, lambda: _announce(pipe))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they mean the agent
         signal.signal(number, signal.SIG_IGN)
     os.write(1, b"%d %d\n" % (os.getpid(), agent))
@@ -53,3 +60,9 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
     linux_process.end_descendants()
     remove_own_directory(ticket)
     return 0
+
+
+def _announce(pipe: BinaryIO) -> None:
+    """Write to the process that starts a host's agent that controllers can reach the agent."""
+    with pipe:
+        pipe.write(READY)

@@ -20,6 +20,7 @@ from typing import Any
 from ...wire import marks
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
 from ...wire.faults import Faults
+from ...wire.hosts import HostPart
 from ...wire.messages import Channel, Failed, RankUnready
 from ...wire.output import StreamName
 from ...wire.stream import pack
@@ -88,15 +89,17 @@ class Family:
         # The header that a rank has sent last, alone, and what it says: others' answers are mostly
         # the same.
         self._last_said: tuple[Frame | None, Sequence[Parcel[Any]]] = None, ()
-        self._logs = {rank: Log(self.log_path(rank)) for rank in range(self._ticket.num_ranks)}
+        self._logs = {rank: Log(self.log_path(rank)) for rank in self._ticket.ranks}
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
-        self.lending = Lending()
+        self.lending = Lending(is_local=self._ticket.host is None)
         self._mapped: dict[int, dict[str, int]] = {}  # rank -> path -> its length
         self._children: set[int] = set()  # those whose end has a handler of its own
         self._num_gpus = 0
         self._store_pid = 0
         self._oom_watch = OomWatch()
+        part = self._ticket.host
+        self.store_address = part.address if part is not None else linux_process.LOOPBACK
         self._store_end = ""  # how the last one ended, as long as there is none
         self._new_stores = _Replacements(_MAX_STORES, _STORES_S)
         self._new_zygotes = _Replacements(_MAX_ZYGOTES, _ZYGOTES_S)
@@ -124,15 +127,21 @@ class Family:
         except OSError as error:
             self._act(self._supervisor.fail(f"cannot fork {len(order.ranks)} ranks: {error}"))
             return
-        if not self._supervisor.store_port:
+        if not self._supervisor.store_port and self._supervisor.owns_store:
             self._fork_store(self._zygote)
         if not order.rejoin:  # all are new: what the old ones have started ends, wherever it went
             linux_process.end_descendants({self._zygote.pid, self._store_pid})
-        num_ranks = len(self._logs)
+        part = self._ticket.host or HostPart(0, 1, "", 0, len(self._logs), "")
         common = {
-            "world_size": num_ranks,
+            "world_size": self._ticket.num_ranks,
+            "first_local_rank": part.first_rank,
+            "local_world_size": part.num_ranks,
+            "group_rank": part.index,
+            "group_world_size": part.num_hosts,
+            "interface": part.interface or "lo",
+            "master_addr": self.store_address,
             "num_gpus": self._num_gpus,
-            "num_threads": linux_process.num_threads_for(num_ranks),
+            "num_threads": linux_process.num_threads_for(part.num_ranks),
             "backend": self._ticket.backend,
             "mesh_dim_names": self.dims[0],
             "mesh_shape": self.dims[1],
@@ -358,11 +367,12 @@ class Family:
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
     def _fork_store(self, zygote: ZygoteClient) -> None:
-        with socket.create_server((linux_process.LOOPBACK, 0), backlog=1024) as listener:
+        with socket.create_server((self.store_address, 0), backlog=1024) as listener:
             port = listener.getsockname()[1]
-            pids = zygote.fork_store(port, listener.fileno())
+            pids = zygote.fork_store(self.store_address, port, listener.fileno())
         for pid in pids:
-            self._supervisor.store_port, self._store_pid = port, pid
+            self._store_pid = pid
+            self._act(self._supervisor.store_started(port))
             self._watch_child(pid, functools.partial(self._store_ended, pid))
         if pids and self._store_end:
             reason, self._store_end = self._store_end, ""

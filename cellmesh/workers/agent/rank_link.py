@@ -18,7 +18,7 @@ from ...wire.codec import Frame, Parcel
 from ...wire.messages import Channel, Done, Failed, Relay
 from ...wire.output import StreamName
 from ...wire.payload import stand_in
-from ...wire.segments import Memfd, SegmentFrame, open_segment, read_ref
+from ...wire.segments import Memfd, SegmentFrame, inlined, open_segment, read_ref
 from ...wire.stream import QueuedChannel
 from ..linux_process import receive_descriptors
 from .events import Events, Order
@@ -197,7 +197,8 @@ class Lending:
     then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_local: bool = True) -> None:
+        self._is_local = is_local
         self.lent: dict[int, tuple[SegmentFrame, set[int]]] = {}
 
     def lend(
@@ -233,7 +234,11 @@ class Lending:
         try:
             ref = read_ref(parcel.buffers[0])
             if memfd is not None:
-                return Parcel(verb, (SegmentFrame.of(memfd, ref.loan, ref.sizes),))
+                frame = SegmentFrame.of(memfd, ref.loan, ref.sizes)
+                if self._is_local:
+                    return Parcel(verb, (frame,))
+                value, buffers = inlined(verb.payload, frame)
+                return Parcel(msgspec.structs.replace(verb, payload=value), tuple(buffers))
         except CellmeshError:
             pass
         lost = stand_in("the value has not arrived: ask for it again (mesh.pull)")

@@ -36,6 +36,7 @@ from ...wire.messages import (
     StartFailed,
     Stopped,
     StoreDied,
+    StoreUp,
 )
 from ...wire.output import StreamName
 from ...wire.status import RankInfo
@@ -98,17 +99,35 @@ class Supervisor:
     """The state machine of a mesh's life: its methods take events and monotonic times in
     seconds, and return the actions that the agent carries out.
 
+    Args:
+        ranks: the ranks of this host.
+        backend: as of the ticket.
+        host: the host's name.
+        now: seconds.
+        is_whole: the mesh has no other host; else only controllers restart all ranks.
+        owns_store: the c10d store runs on this host; else ranks wait for `use_store`.
+
     Attributes:
         state: of the mesh; "ended" once every process has: the agent then exits.
         store_port: where the c10d store listens, 0 if there is none; to be kept up to date.
         unforked: the ranks whose process the zygote has not reported yet.
     """
 
-    def __init__(self, num_ranks: int, backend: str, host: str, now: float) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        backend: str,
+        host: str,
+        now: float,
+        is_whole: bool = True,
+        owns_store: bool = True,
+    ) -> None:
         self.store_port = 0
+        self._is_whole, self.owns_store = is_whole, owns_store
+        self._num_gpus = -1  # until the zygote has counted them
         self._backend = backend
         self._host = host
-        self._ranks = {rank: RankRecord(Gate(now)) for rank in range(num_ranks)}
+        self._ranks = {rank: RankRecord(Gate(now)) for rank in ranks}
         self._merger = Merger()
         self.state: State = "starting"
         self._incarnation = 0
@@ -138,8 +157,21 @@ class Supervisor:
             return self._fail_start("user", text)
         if self._incarnation and not self.unforked:
             return []
+        self._num_gpus = num_gpus
+        if not (self.store_port or self.owns_store):
+            return []  # until the store's host has said where it is
         fork = self._fork_missing() if self.unforked else self._fork_all()
         return [Up([Parcel(Progress("forking ranks", 0))]), fork]
+
+    def use_store(self, port: int) -> list[Action]:
+        """Use another host's store, which listens on this port; ranks that waited are forked."""
+        was_waiting, self.store_port = not self.store_port and self._num_gpus >= 0, port
+        return self.zygote_ready(self._num_gpus) if was_waiting else []
+
+    def store_started(self, port: int) -> list[Action]:
+        """Note the port of this host's store, for ranks of other hosts too."""
+        self.store_port = port
+        return [] if self._is_whole else [Up([Parcel(StoreUp(port))])]
 
     def zygote_ended(self, reason: str, last_output: str) -> list[Action]:
         """Handle the zygote's death: living ranks continue, and a new zygote forks missing ones."""
@@ -359,7 +391,7 @@ class Supervisor:
         """
         # They meet under keys of their incarnation, which one that is forked later cannot join.
         self._num_starts_lost += 1
-        is_last = self._num_starts_lost > MAX_STARTS_LOST
+        is_last = self._num_starts_lost > MAX_STARTS_LOST or not self._is_whole
         return self._fail_start("host", text) if is_last else self.restart()
 
     def _fork_missing(self) -> Fork:

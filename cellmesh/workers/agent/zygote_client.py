@@ -70,9 +70,9 @@ class ZygoteClient:
             return None
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
-    def fork_store(self, port: int, listener: int) -> list[int]:
+    def fork_store(self, address: str, port: int, listener: int) -> list[int]:
         """Fork the c10d store with its listening socket; returns its pid, if the zygote lives."""
-        return self._ask(ForkStore(port, os.getpid()), [listener])
+        return self._ask(ForkStore(address, port, os.getpid()), [listener])
 
     def fork_ranks(
         self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]

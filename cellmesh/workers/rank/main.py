@@ -53,7 +53,7 @@ from .value_transfer import SegmentLink
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options with which a rank is forked; all ranks of a mesh are on one host."""
+    """The options with which a rank is forked."""
 
     rank: int
     world_size: int
@@ -67,7 +67,18 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
     agent_pid: int
     log_path: str
     mesh_name: str
+    master_addr: str = LOOPBACK
+    interface: str = "lo"  # that other ranks are reached through
+    first_local_rank: int = 0  # the lowest rank of this host
+    local_world_size: int = 0
+    group_rank: int = 0  # the host's, among the mesh's hosts
+    group_world_size: int = 1
     rejoin: bool = False  # replaces a rank that died: a `Heal` makes the groups
+
+    @property
+    def local_rank(self) -> int:
+        """The rank's place among those of its host."""
+        return self.rank - self.first_local_rank
 
 
 def run_rank(
@@ -121,7 +132,7 @@ def run_rank(
     pump.start()
 
     placement = choose_placement(
-        options.backend, options.rank, options.world_size, options.num_gpus
+        options.backend, options.local_rank, options.local_world_size, options.num_gpus
     )
     groups = Groups(
         options.rank,
@@ -137,7 +148,7 @@ def run_rank(
     control_thread.start()
     shell.user_ns.update(
         rank=options.rank,
-        local_rank=options.rank,
+        local_rank=options.local_rank,
         world_size=options.world_size,
         device=placement.device,
         torch=torch,
@@ -244,15 +255,15 @@ def _set_environment(options: RankOptions) -> None:
     """
     os.environ.update(
         RANK=str(options.rank),
-        LOCAL_RANK=str(options.rank),
+        LOCAL_RANK=str(options.local_rank),
         WORLD_SIZE=str(options.world_size),
-        LOCAL_WORLD_SIZE=str(options.world_size),
-        GROUP_RANK="0",
-        GROUP_WORLD_SIZE="1",
+        LOCAL_WORLD_SIZE=str(options.local_world_size),
+        GROUP_RANK=str(options.group_rank),
+        GROUP_WORLD_SIZE=str(options.group_world_size),
         ROLE_NAME="default",
         ROLE_RANK=str(options.rank),
         ROLE_WORLD_SIZE=str(options.world_size),
-        MASTER_ADDR=LOOPBACK,
+        MASTER_ADDR=options.master_addr,
         MASTER_PORT=str(options.master_port),
         TORCHELASTIC_RESTART_COUNT=str(options.incarnation),
         TORCHELASTIC_MAX_RESTARTS="0",
@@ -262,8 +273,11 @@ def _set_environment(options: RankOptions) -> None:
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     # What it chooses in a kernel. Here, it would send its JavaScript, 5 MB, from each rank.
     os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # TensorPipe, of torch.distributed.rpc
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", options.interface)
+    # TensorPipe, of torch.distributed.rpc.
+    os.environ.setdefault("TP_SOCKET_IFNAME", options.interface)
+    if options.group_world_size > 1:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
 
 
 def _reseed() -> None:

@@ -1,0 +1,82 @@
+"""The agent's TCP socket for controllers: encrypted, for allowed keys only, and watched, as no
+process number tells whether a controller on another host lives.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import zmq
+
+from ...wire import transport
+from ...wire.curve import AllowList, KeyPair
+from ...wire.hosts import HostPart
+from .events import Events, Order
+
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class TcpPort:
+    """A bound ROUTER on TCP.
+
+    Args:
+        context: the agent's ZeroMQ context.
+        part: what the agent runs, with its address and the controllers' key.
+        keys: the agent's.
+        events: the agent's loop.
+        changed: called with whether any controller is connected, when that changes.
+
+    Attributes:
+        socket: the ROUTER.
+        endpoint: where it is bound.
+        num_refused: how many peers were refused: without a key, with a wrong one, or with none of
+            this mesh.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[transport.Socket],
+        part: HostPart,
+        keys: KeyPair,
+        events: Events,
+        changed: Callable[[bool], None],
+    ) -> None:
+        self._changed = changed
+        self._connections: set[int] = set()
+        self.num_refused = 0
+        self._allowed = AllowList(context, [part.controller_key])
+        host = f"[{part.address}]" if ":" in part.address else part.address
+        self.socket = transport.bind_router(context, f"tcp://{host}:*", keys)
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        watched = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
+        self._monitor = self.socket.get_monitor_socket(watched)
+        events.add(self._allowed.fileno(), Order.SOCKET, lambda event: self._allowed.serve())
+        events.add(
+            int(self._monitor.getsockopt(zmq.FD)), Order.SOCKET, lambda event: self._hear_monitor()
+        )
+
+    def _hear_monitor(self) -> None:
+        was_connected = bool(self._connections)
+        while transport.readable(self._monitor):
+            event = self._monitor.recv_multipart()[0]
+            number = int.from_bytes(event[:2], sys.byteorder)
+            descriptor = int.from_bytes(event[2:6], sys.byteorder)
+            if number == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connections.add(descriptor)
+            elif number == zmq.EVENT_DISCONNECTED:
+                self._connections.discard(descriptor)
+            else:
+                self.num_refused += 1
+        if bool(self._connections) != was_connected:
+            self._changed(bool(self._connections))
+
+    def close(self) -> None:
+        """Close what belongs to the ROUTER beside itself."""
+        self.socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._allowed.close()
