@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from ..controller.options import MAX_RANKS, did_you_mean
 from ..errors import CellmeshError
 from ..wire.marks import end_dead_meshes
 from ..wire.segments import held_bytes
-from ..wire.ticket import find_strange, runtime_root
+from ..wire.ticket import find_strange, read_own_file, runtime_root
 from .doctor.checks import examine
 from .kill import PATIENCE_S, end, sweep
 from .meshes import Found, find_meshes, find_waiting, memory_bytes
@@ -177,14 +178,16 @@ def stop(names: tuple[str, ...], wants_all: bool, timeout_s: float) -> None:
 
 
 def _choose(names: tuple[str, ...], found: list[Found]) -> list[Found]:
-    by_name = {mesh.ticket.name: mesh for mesh in found}
+    by_name: dict[str, list[Found]] = {}
+    for mesh in found:  # of a mesh on many hosts, this one may have several agents
+        by_name.setdefault(mesh.ticket.name, []).append(mesh)
     for name in names:
         if name not in by_name:
             there = f"running: {', '.join(by_name)}" if by_name else "no mesh is running"
             raise click.ClickException(
                 f"there is no mesh {name!r}{did_you_mean(name, by_name)} ({there})"
             )
-    return [by_name[name] for name in dict.fromkeys(names)]
+    return [mesh for name in dict.fromkeys(names) for mesh in by_name[name]]
 
 
 def _stop(mesh: Found, timeout_s: float) -> None:
@@ -198,6 +201,34 @@ def _stop(mesh: Found, timeout_s: float) -> None:
     memory = format_bytes(memory_bytes(mesh.pids))
     how = "stopped" if end(mesh, timeout_s) else "killed"
     click.echo(f"{how} {name}: {what}, {memory}")
+
+
+@main.command()
+@click.option(
+    "--ticket",
+    "ticket",
+    default=None,
+    metavar="FILE",
+    help="The ticket that %dist_start has written, mode 0600; - for standard input. By default "
+    "the file that $CELLMESH_TICKET names.",
+)
+@click.option("--address", default="", help="This host's address for the notebook and other hosts.")
+@click.option("--interface", default="", help="The network interface, in place of an address.")
+@click.pass_context
+def agent(ctx: click.Context, ticket: str | None, address: str, interface: str) -> None:
+    """Run this host's part of a mesh on many hosts, until the mesh ends.
+
+    An engine (ssh, srun, kubectl exec) runs this command once on each host.
+    """
+    from ..workers.agent.on_host import run
+
+    ticket = ticket or os.environ.pop("CELLMESH_TICKET", None)
+    if ticket is None:
+        raise click.UsageError("name the ticket: --ticket FILE, or --ticket - for standard input")
+    if ticket == "-":
+        with open(0, "rb", buffering=0, closefd=False) as stdin:
+            ctx.exit(run(stdin.readline(), stdin, address, interface))
+    ctx.exit(run(read_own_file(Path(ticket)), None, address, interface))
 
 
 @main.command()

@@ -163,6 +163,8 @@ def classify(ticket: Ticket, pids: Iterable[int], age_s: float) -> State:
         age_s: seconds since the ticket was made.
     """
     pids = set(pids)
+    if ticket.agents and ticket.host is None:  # its processes are on other hosts
+        return "elsewhere"
     if ticket.agent_pid in pids:
         return "running"
     if ticket.agent_pid == 0 and (pids or age_s < STARTING_S):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import MeshUsageError
+from .host_list import HostEntry, command_for, parse_hosts
 
 BACKENDS = ("auto", "gloo", "nccl")
 MAX_RANKS = 1024
@@ -41,6 +42,9 @@ class Options:
         auto_heal: whether dead ranks are replaced without being asked.
         prestart: whether a notebook has a zygote import torch in the background before the mesh is
             started.
+        hosts: on which it runs, with their numbers of ranks; () for this host.
+        launch: the command line that starts an agent on a host; "" for ssh.
+        interface: the network interface of the hosts; "" for that of the route to this host.
     """
 
     num_ranks: int
@@ -53,6 +57,9 @@ class Options:
     on_error: Literal["release", "wait"] = "release"
     auto_heal: bool = False
     prestart: bool = True
+    hosts: tuple[HostEntry, ...] = ()
+    launch: str = ""
+    interface: str = ""
 
 
 def parse_duration(text: str) -> float:
@@ -100,6 +107,9 @@ _OR = {
     "preload": " or a list of modules",
     "name": "",
     "on_error": " (release or wait)",
+    "hosts": " like a:4,b:4 or a list of such texts",
+    "launch": " like `docker exec -i {host} {command}`",
+    "interface": "",
 }
 
 
@@ -138,6 +148,10 @@ def make_options(
     on_error: str = "release",
     auto_heal: bool = False,
     prestart: bool = True,
+    hosts: str | Iterable[str] = (),
+    nproc_per_host: int | None = None,
+    launch: str = "",
+    interface: str = "",
 ) -> Options:
     """Check the options that a user gave, and fill in defaults.
 
@@ -152,6 +166,10 @@ def make_options(
         on_error: ``release`` or ``wait``.
         auto_heal: true or false.
         prestart: true or false.
+        hosts: ``a:4,b:4``, or ``a,b`` with `nproc_per_host` or `num_ranks`.
+        nproc_per_host: ranks of each host that names no number.
+        launch: a command line with ``{host}`` and ``{command}``.
+        interface: of the hosts.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -162,12 +180,18 @@ def make_options(
         ("preload", preload, (str, list, tuple, set, frozenset)),
         ("name", name, (str,)),
         ("on_error", on_error, (str,)),
+        ("hosts", hosts, (str, list, tuple)),
+        ("launch", launch, (str,)),
+        ("interface", interface, (str,)),
     ):
         if not isinstance(value, kinds):
             raise MeshUsageError(f"{option} must be text{_OR[option]}, not {value!r}")
     dims = parse_mesh(mesh) if isinstance(mesh, str) else dict(mesh or {})
     if num_ranks is None and dims:
         num_ranks = math.prod(check_mesh(dims, None).values())
+    entries = _choose_hosts(hosts, num_ranks, nproc_per_host, launch)
+    if entries:
+        num_ranks = sum(entry.num_ranks for entry in entries)
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
         raise MeshUsageError(
             f"the number of ranks must be a whole number, not {num_ranks!r}: say how many, like 8"
@@ -204,7 +228,26 @@ def make_options(
         on_error="wait" if on_error == "wait" else "release",
         auto_heal=auto_heal,
         prestart=prestart,
+        hosts=entries,
+        launch=launch,
+        interface=interface,
     )
+
+
+def _choose_hosts(
+    hosts: str | Iterable[str], num_ranks: Any, nproc_per_host: int | None, launch: str
+) -> tuple[HostEntry, ...]:
+    if not hosts:
+        if launch or nproc_per_host is not None:
+            raise MeshUsageError("say on which hosts, like --hosts a:4,b:4")
+        return ()
+    if num_ranks is not None and (isinstance(num_ranks, bool) or not isinstance(num_ranks, int)):
+        raise MeshUsageError(f"the number of ranks must be a whole number, not {num_ranks!r}")
+    entries = parse_hosts(
+        hosts if isinstance(hosts, str) else list(hosts), num_ranks, nproc_per_host
+    )
+    command_for(launch, entries[0].name, [])
+    return entries
 
 
 def _check_duration(option: str, value: Any) -> float:

@@ -64,6 +64,28 @@ COMMANDS = {
                 help="What then happens: release them, or wait for the stop button.",
             ),
             click.Option(
+                ["--hosts"],
+                metavar="HOSTS",
+                help="Run on these hosts, by ssh: a:4,b:4. Ranks are numbered host by host.",
+            ),
+            click.Option(
+                ["--nproc-per-host"],
+                type=int,
+                metavar="N",
+                help="Ranks on each host that names no number.",
+            ),
+            click.Option(
+                ["--launch"],
+                metavar="COMMAND",
+                help="What starts an agent on a host, in place of ssh: "
+                "'docker exec -i {host} {command}'.",
+            ),
+            click.Option(
+                ["--interface"],
+                metavar="NAME",
+                help="The hosts' network interface, for the wire, gloo, NCCL and the store.",
+            ),
+            click.Option(
                 ["--lease", "lease_s"],
                 metavar="TIME",
                 help="How long the ranks outlive their notebook, one that "

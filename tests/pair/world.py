@@ -89,7 +89,7 @@ class World:
         self.now = 100.0
         self._options = options
         self.core = Core(num_ranks, **options)
-        self.supervisor = Supervisor(num_ranks, backend, "host", self.now)
+        self.supervisor = Supervisor(range(num_ranks), backend, "host", self.now)
         self.ranks: dict[int, ScriptedRank] = {}
         self.changes: list[Change] = []
         self.answers: dict[int, Any] = {}

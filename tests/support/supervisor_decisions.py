@@ -16,7 +16,7 @@ LATER = 1e6
 
 
 def make(num_ranks: int = 3, backend: str = "gloo") -> Supervisor:
-    return Supervisor(num_ranks, backend, "host", 0.0)
+    return Supervisor(range(num_ranks), backend, "host", 0.0)
 
 
 def pids(num_ranks: int, incarnation: int = 1) -> dict[int, int]:

@@ -35,9 +35,15 @@ class Connection:
         endpoint: the agent's.
         key: the mesh's secret.
         steal: whether to take the mesh from a controller that holds it.
+        keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key.
+
+    Attributes:
+        lost_at: since when there is no connection, on the clock of `hear`; None while there is one.
     """
 
-    def __init__(self, endpoint: str, key: bytes, steal: bool) -> None:
+    def __init__(
+        self, endpoint: str, key: bytes, steal: bool, keys: tuple[str, str] | None = None
+    ) -> None:
         link = os.urandom(16)
         self._hello = Hello(
             key,
@@ -52,13 +58,16 @@ class Connection:
         )
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         # A routing id must not begin with a zero.
-        self._socket, self._monitor = transport.connect_dealer(self._context, endpoint, b"C" + link)
+        self._socket, self._monitor = transport.connect_dealer(
+            self._context, endpoint, b"C" + link, keys
+        )
         self._codec = at_controller()
         self._reliable: Reliable[Message] = Reliable()
         self._is_open = False  # the agent has greeted us on this connection
         self._numbers = int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
         self._may_have_news = [True, True]  # messages, and news of the connection
         self._was_welcomed = False
+        self.lost_at: float | None = None
 
     def descriptors(self) -> tuple[int, int]:
         """The descriptors to poll before `hear`, once nothing is readable: messages, and changes
@@ -97,7 +106,7 @@ class Connection:
         """
         if self._may_have_news[1]:
             self._may_have_news[1] = False
-            self._hear_connection()
+            self._hear_connection(now)
         for _ in range(_MAX_MESSAGES):
             if not self.is_readable():
                 return
@@ -117,9 +126,10 @@ class Connection:
             )
         return opened
 
-    def _hear_connection(self) -> None:
+    def _hear_connection(self, now: float) -> None:
         for is_new in transport.hear_connection(self._monitor):
             self._is_open = False
+            self.lost_at = None if is_new else (self.lost_at or now)
             if is_new:
                 hello = msgspec.structs.replace(
                     self._hello, num_received=self._reliable.num_received

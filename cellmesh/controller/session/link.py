@@ -24,7 +24,7 @@ from ..core.core import Answer, Change, Core, Deliver, Effect, Finish, Note, Sen
 from ..output.printer import Printer
 from ..run import Run
 from . import features
-from .connection import Connection
+from .hosts.connections import AnyConnection
 from .run_registry import Adopted
 from .turns import Turns, forked_from
 
@@ -42,8 +42,7 @@ class Link:
     """Connects to an agent and carries out the core's effects.
 
     Args:
-        endpoint: the agent's.
-        key: the mesh's secret, hex.
+        connect: connects to the agent; called on the link's thread.
         core: decides; used by the loop only.
         agent_end: a descriptor that can be read once the agent has ended, which ends the mesh.
         on_change: told of every change of the mesh's state, in the loop.
@@ -51,27 +50,22 @@ class Link:
             not in flight any more once they are done.
         on_aside: called in the loop with what ranks say that is no output or answer.
         on_close: told when the link's sockets are closed, on its thread, which ends then.
-        steal: whether to take the mesh from a controller that holds it.
     """
 
     def __init__(
         self,
-        endpoint: str,
-        key: str,
+        connect: Callable[[], AnyConnection],
         core: Core,
         agent_end: int,
         on_change: Callable[[Change], None],
         adopt: Callable[[Welcome], Adopted],
         on_aside: Callable[[int, tuple[int, ...], Parcel[Any]], None],
         on_close: Callable[[], None],
-        steal: bool = False,
     ) -> None:
-        self._endpoint = endpoint
-        self._key = bytes.fromhex(key)
+        self._connect = connect
         self._adopt = adopt
         self._on_aside = on_aside
         self._on_close = on_close
-        self._steal = steal
         self._others: Printer | None = None
         self._core = core
         self._on_change = on_change
@@ -85,7 +79,7 @@ class Link:
         self._agent = agent_end
         self._agent_has_ended = False
         self._closing = False
-        self._connection: Connection | None = None  # made by the link's thread
+        self._connection: AnyConnection | None = None  # made by the link's thread
         self._due = -math.inf  # when the loop must look around at the latest
         self._turns = Turns(self._step_guarded, self._is_over, self._note_ready)
         self.serve, self.check_may_wait = self._turns.serve, self._turns.check_may_wait
@@ -144,7 +138,7 @@ class Link:
                         self._turns.turn.release()
         self.post(command)
 
-    def _send_at_once(self, command: Command, connection: Connection) -> None:
+    def _send_at_once(self, command: Command, connection: AnyConnection) -> None:
         effects = command(self._core, time.monotonic())
         if not effects:
             return
@@ -214,7 +208,7 @@ class Link:
 
     def _serve(self) -> None:
         """Run the loop on the link's thread until the end of the mesh."""
-        connection = self._connection = Connection(self._endpoint, self._key, self._steal)
+        connection = self._connection = self._connect()
         self._turns.run((*connection.descriptors(), self._agent))
         with self._lock:
             self._closing = True
@@ -260,7 +254,7 @@ class Link:
             self._turns.inside = 0
         return self._due
 
-    def _step(self, connection: Connection) -> None:
+    def _step(self, connection: AnyConnection) -> None:
         """Execute commands and read messages until there are none."""
         while True:
             now = time.monotonic()
@@ -278,7 +272,7 @@ class Link:
             if self._core.has_ended or not (self._commands or connection.is_readable()):
                 return
 
-    def _hear(self, connection: Connection, effects: list[Effect], now: float) -> int:
+    def _hear(self, connection: AnyConnection, effects: list[Effect], now: float) -> int:
         """Add the effects of each of the agent's messages; return how many messages there were."""
         num_heard = 0
         try:
@@ -299,7 +293,7 @@ class Link:
             self._faults.take(error)
         return num_heard
 
-    def _serve_rest(self, connection: Connection) -> None:
+    def _serve_rest(self, connection: AnyConnection) -> None:
         """Execute the commands posted before the end, and show the last output."""
         now = time.monotonic()
         self._carry_out(self._obey(now), connection, now)
@@ -324,7 +318,7 @@ class Link:
             self._runs[run.number] = run
             self._printers[run.number] = run.printer
 
-    def _next_deadline(self, connection: Connection) -> float:
+    def _next_deadline(self, connection: AnyConnection) -> float:
         due, num_faults = self._core.deadline(), self._faults.num
         at = connection.deadline()
         due = at if due is None or (at is not None and at < due) else due
@@ -336,7 +330,7 @@ class Link:
         has_failed, self._num_faults = num_faults != self._num_faults, num_faults
         return max(due, time.monotonic() + _PAUSE_S) if has_failed else due
 
-    def _carry_out(self, effects: Sequence[Effect], connection: Connection, now: float) -> None:
+    def _carry_out(self, effects: Sequence[Effect], connection: AnyConnection, now: float) -> None:
         outgoing = [effect.parcel for effect in effects if type(effect) is Send]
         if outgoing:
             self._faults.guard(connection.send, outgoing)

@@ -22,6 +22,7 @@ from ..failure_summary import refuse_dead
 from ..kernel import AtExit
 from ..output.console import ConsoleSink, Sink
 from .features import Features
+from .hosts.connections import connect
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
@@ -72,7 +73,7 @@ class Session:
         )
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
-        self.features = Features(self, ticket.name)
+        self.features = Features(self, ticket.name, is_local=not ticket.agents)
         self._sink = sink
         self._owner_pid = os.getpid()
         self._core = Core(
@@ -87,15 +88,13 @@ class Session:
         # Waits for a save that ranks may be writing.
         self.finish_saving: Callable[[], None] | None = None
         self._link = Link(
-            ticket.agent_endpoint,
-            ticket.key,
+            lambda: connect(ticket, steal),
             self._core,
             agent_end,
             self._note_change,
             self._adopt,
             self.features.take,
             self._release,
-            steal,
         )
         self.orders = RunOrders(self._link, ticket.num_ranks, self._beside_runs)
         self.runs = RunRegistry(ticket.num_ranks, self.orders)
@@ -253,6 +252,8 @@ class Session:
             self._leave()
             return
         self.orders.post_if_open(lambda core, now: core.stop())
+        if self._ticket.agents:  # whose processes are seen through their connections only
+            self.life.wait(lambda: False, _STOP_S, lambda: None)
         if not self._launcher.wait(_STOP_S):
             if isinstance(self.life.end, Detached):  # it has been stolen
                 self._leave()

@@ -18,6 +18,7 @@ from ..mesh import Mesh
 from ..options import Options, did_you_mean, make_options, read_project_options
 from ..output.cell import current_sink
 from ..output.console import Sink
+from .launch.hosts import FoundHosts, HostAgents
 from .launch.launcher import Launcher
 from .launch.local import LocalAgent, forked, found, make_ticket, spawned
 from .launch.prestart import own_prestart
@@ -41,10 +42,14 @@ def start(
     settle_s: float | str | None = None,
     on_error: str | None = None,
     auto_heal: bool | None = None,
+    hosts: str | Iterable[str] | None = None,
+    nproc_per_host: int | None = None,
+    launch: str | None = None,
+    interface: str | None = None,
     timeout_s: float = 120.0,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
-    """Start a mesh on this machine, and wait until every rank is ready.
+    """Start a mesh on this machine or on other hosts, and wait until every rank is ready.
 
     Options that are not given come from the ``[tool.cellmesh]`` table of the nearest
     ``pyproject.toml``.
@@ -64,6 +69,12 @@ def start(
         on_error: what then happens to them: ``release`` (the default) raises `Released` in them,
             ``wait`` leaves them to the user.
         auto_heal: whether dead ranks are replaced without being asked (no).
+        hosts: to run on, ``"a:4,b:4"``; ranks are numbered host by host. By default this machine.
+        nproc_per_host: how many ranks run on each host that names no number.
+        launch: the command line that starts `cellmesh agent` on a host, such as ``docker exec -i
+            {host} {command}``; by default OpenSSH's client.
+        interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
+            default that of the route to this host.
         timeout_s: how long the start may take, in seconds.
         on_progress: told how far it has come; called on another thread.
 
@@ -84,6 +95,10 @@ def start(
         "settle_s": settle_s,
         "on_error": on_error,
         "auto_heal": auto_heal,
+        "hosts": hosts,
+        "nproc_per_host": nproc_per_host,
+        "launch": launch,
+        "interface": interface,
     }
     options = read_project_options(Path.cwd())
     if num_ranks is not None or mesh is not None:
@@ -115,6 +130,16 @@ def _launch(
         if on_progress is not None:
             on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
+    if options.hosts:
+        agents = HostAgents(
+            make_ticket(options, is_lease_chosen),
+            options.hosts,
+            options.launch,
+            options.interface,
+            timeout_s,
+        )
+        end = agents.start()
+        return agents.ticket, agents, end
     prestart = own_prestart() if options.prestart else None
     if prestart is not None and prestart.prepare(timeout_s, report):
         ticket = make_ticket(options, is_lease_chosen)
@@ -132,7 +157,8 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     What was missed is shown, and runs in flight can be awaited (`Mesh.runs`).
 
     Args:
-        name: which; may be left out where only one lives.
+        name: which; may be left out where only one lives. Of a mesh on many hosts, also the path of
+            its ``ticket.json``, or of a copy on another host.
         steal: take it from a process that holds it, whose runs then end with an error.
         sink: where output of runs in flight goes; None for the calling notebook cell or the
             console.
@@ -146,7 +172,9 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     """
     ticket = _find_ticket(name)
     _check_ticket(ticket)
-    launcher = LocalAgent(functools.partial(found, ticket))
+    launcher: Launcher = (
+        FoundHosts(ticket) if ticket.agents else LocalAgent(functools.partial(found, ticket))
+    )
     try:
         end = launcher.start()
     except HostError:
@@ -170,7 +198,9 @@ def _living(root: Path) -> list[Ticket]:
     return [
         ticket
         for ticket in find_tickets(root)
-        if ticket.place == here and is_process(ticket.agent_pid, ticket.agent_ticks)
+        if ticket.host is None
+        and (ticket.agents or ticket.place == here)
+        and (ticket.agents or is_process(ticket.agent_pid, ticket.agent_ticks))
     ]
 
 
@@ -178,6 +208,8 @@ def _find_ticket(name: str | None) -> Ticket:
     root = runtime_root()
     if name is not None:
         path = root / name / "ticket.json"
+        if name.endswith(".json"):  # of a mesh on many hosts, maybe copied here
+            return read_ticket(Path(name))
         if "/" not in name and path.exists():
             return read_ticket(path)
     living = _living(root)
@@ -201,6 +233,8 @@ def _find_ticket(name: str | None) -> Ticket:
 
 def _check_ticket(ticket: Ticket) -> None:
     here = this_place()
+    if ticket.agents:
+        return
     if ticket.place.host != here.host and ticket.place.boot != here.boot:
         raise HostError(
             f"{ticket.name} runs on host {ticket.place.host}, and this is {here.host}: attach to "

@@ -26,7 +26,7 @@ from ...wire import limits, segments
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Done, Pickled, Ranked
 from ...wire.payload import stand_in
-from ...wire.segments import SegmentFrame, describe_bytes, map_private, memfd_name, open_segment
+from ...wire.segments import SegmentFrame, describe_bytes, inlined, memfd_name, open_segment
 from ...wire.values import Freed
 from ..run import Run
 
@@ -54,14 +54,9 @@ def open_value(parcel: Parcel[Any]) -> Parcel[Any]:
         frame = open_segment(parcel.buffers[0])
         if frame.memfd.descriptor < MANY_DESCRIPTORS:
             return Parcel(said, (frame,))
-        *buffers, last = mapped = map_private(frame)
-        plain = (
-            Pickled(value.stream, len(mapped))
-            if value.stream
-            else Pickled(bytes(last), len(buffers))
-        )
+        plain, buffers = inlined(value, frame)
         answer = msgspec.structs.replace(said.verb, payload=plain)
-        return Parcel(Ranked(said.ranks, answer), mapped if value.stream else tuple(buffers))
+        return Parcel(Ranked(said.ranks, answer), tuple(buffers))
     except CellmeshError as error:
         lost = msgspec.structs.replace(said.verb, payload=stand_in(str(error)))
         return Parcel(Ranked(said.ranks, lost))
@@ -126,9 +121,11 @@ class SegmentPool:
 
     Args:
         name: the mesh's; ``/proc`` and ``cellmesh ps`` show it.
+        is_local: the ranks are on this host; else nothing is lent, and values are sent.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, is_local: bool = True) -> None:
+        self._is_local = is_local
         self._name = memfd_name(name)
         self._lock = threading.Lock()
         self._free: list[_Segment] = []  # the one used last is the last
@@ -148,7 +145,7 @@ class SegmentPool:
                 been sent.
         """
         num_bytes = segments.num_bytes_of(pickled, buffers)
-        if num_bytes < segments.MIN_BYTES or not segments.are_possible():
+        if num_bytes < segments.MIN_BYTES or not (self._is_local and segments.are_possible()):
             return pickled, list(buffers)
         mapped, parts = segments.fold_in(pickled, buffers)
         sizes = [len(part) for part in parts]

@@ -1,0 +1,128 @@
+"""The connections to the agents of all hosts, used as one `Connection`."""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Iterator
+from typing import Any
+
+from ....wire.codec import Parcel
+from ....wire.hosts import HOST_LEASE_S, AgentAddress
+from ....wire.messages import AgentFault
+from ....wire.ticket import Ticket
+from ..connection import Connection, Message
+from .fan import Fan, Routed
+
+
+def connect(ticket: Ticket, steal: bool) -> AnyConnection:
+    """Connect to a mesh's agent, or to its agents on all hosts."""
+    key = bytes.fromhex(ticket.key)
+    if not ticket.agents:
+        return Connection(ticket.agent_endpoint, key, steal)
+    return HostConnections(
+        ticket.agents,
+        [
+            Connection(agent.endpoint, key, steal, (ticket.curve_secret, agent.public_key))
+            for agent in ticket.agents
+        ],
+    )
+
+
+class HostConnections:
+    """The controller's ends of the connections to the agents of all hosts.
+
+    A host that is not heard for a while is reported; one that is not heard for `HOST_LEASE_S` is
+    lost, and with it its ranks.
+
+    Args:
+        agents: one a host.
+        connections: to them, in the same order.
+    """
+
+    def __init__(self, agents: tuple[AgentAddress, ...], connections: list[Connection]) -> None:
+        self._fan = Fan(agents)
+        self._all = connections
+        self._of = {
+            number: connection for connection in connections for number in connection.descriptors()
+        }
+        self._up: list[Parcel[Any]] = []
+        self._reported: set[int] = set()
+
+    def descriptors(self) -> tuple[int, ...]:
+        """As `Connection.descriptors`."""
+        return tuple(self._of)
+
+    def note_ready(self, number: int) -> None:
+        """As `Connection.note_ready`."""
+        self._of[number].note_ready(number)
+
+    def has_news(self) -> bool:
+        """As `Connection.has_news`."""
+        return bool(self._up) or any(each.has_news() for each in self._all)
+
+    def is_readable(self) -> bool:
+        """As `Connection.is_readable`."""
+        return bool(self._up) or any(each.is_readable() for each in self._all)
+
+    def send(self, parcels: Message) -> None:
+        """Send each agent what concerns it, now or once there is a connection."""
+        by_host: dict[int, list[Parcel[Any]]] = {}
+        for parcel in parcels:
+            routed = self._fan.split(parcel)
+            self._up += routed.up
+            for index, part in routed.down:
+                by_host.setdefault(index, []).append(part)
+        for index, parts in by_host.items():
+            self._all[index].send(parts)
+
+    def hear(self, now: float) -> Iterator[Parcel[Any]]:
+        """Yield what has arrived, without waiting; as `Connection.hear`."""
+        waiting, self._up = self._up, []
+        yield from waiting
+        for index, connection in enumerate(self._all):
+            for parcel in connection.hear(now):
+                yield from self._route(self._fan.join(index, parcel))
+        for index in sorted(self._fan.hosts):
+            lost_at = self._all[index].lost_at
+            if lost_at is None:
+                if index in self._reported:
+                    self._reported.discard(index)
+                    yield Parcel(AgentFault(f"{self._fan.describe(index)} is heard again"))
+            elif now >= lost_at + HOST_LEASE_S:
+                reason = f"not heard for {HOST_LEASE_S:.0f} s"
+                yield from self._route(self._fan.lose(index, reason))
+            elif index not in self._reported:
+                self._reported.add(index)
+                since = clock.strftime("%H:%M:%S")
+                yield Parcel(
+                    AgentFault(
+                        f"{self._fan.describe(index)} is not heard since {since}: its ranks count "
+                        f"as lost after {HOST_LEASE_S:.0f} s"
+                    )
+                )
+
+    def _route(self, routed: Routed) -> Iterator[Parcel[Any]]:
+        for index, parcel in routed.down:
+            self._all[index].send([parcel])
+        yield from routed.up
+
+    def tick(self, now: float) -> None:
+        """As `Connection.tick`."""
+        for connection in self._all:
+            connection.tick(now)
+
+    def deadline(self) -> float | None:
+        """As `Connection.deadline`; also when a host that is not heard counts as lost."""
+        due = [connection.deadline() for connection in self._all]
+        for index in self._fan.hosts:
+            lost_at = self._all[index].lost_at
+            due.append(None if lost_at is None else lost_at + HOST_LEASE_S)
+        return min((at for at in due if at is not None), default=None)
+
+    def close(self) -> None:
+        """As `Connection.close`."""
+        for connection in self._all:
+            connection.close()
+
+
+AnyConnection = Connection | HostConnections

@@ -1,0 +1,289 @@
+"""Makes the agents of many hosts look like one agent: sends each what concerns its ranks, and joins
+what they say of the whole mesh. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ....wire.attach import RunInfo, Welcome
+from ....wire.codec import Parcel
+from ....wire.hosts import AgentAddress
+from ....wire.messages import (
+    AgentFault,
+    Died,
+    Kill,
+    MeshReady,
+    Progress,
+    ReadLog,
+    Relay,
+    Respawn,
+    Respawned,
+    RespawnFailed,
+    Restart,
+    StartFailed,
+    Stop,
+    Stopped,
+    StoreDied,
+    StoreUp,
+    UseStore,
+)
+from ....wire.ranks import describe_ranks
+from ....wire.status import HostReport, RankInfo, ReadHost
+
+# The stages of a start, in their order.
+_STAGES = ("importing torch", "forking ranks", "process group")
+
+
+@dataclass
+class Routed:
+    """What follows from one message.
+
+    Attributes:
+        up: for the controller.
+        down: (index of a host, message) for agents.
+    """
+
+    up: list[Parcel[Any]] = field(default_factory=list)
+    down: list[tuple[int, Parcel[Any]]] = field(default_factory=list)
+
+
+class Fan:
+    """Routes the messages between a controller and the agents of its mesh's hosts.
+
+    Args:
+        agents: one a host, in the order of their ranks.
+    """
+
+    def __init__(self, agents: Sequence[AgentAddress]) -> None:
+        self._agents = agents
+        self._hosts = set(range(len(agents)))  # those that are not gone
+        self._held: list[tuple[int, Parcel[Any]]] = []  # until every agent has welcomed us
+        self._welcomes: dict[int, Welcome] = {}
+        self._progress: dict[int, Progress] = {}
+        self._ready: dict[int, MeshReady] = {}
+        self._reports: dict[int, dict[int, HostReport]] = {}
+        self._dead: set[int] = set()
+        self._has_failed = self._is_stopping = False
+        self._awaited: dict[int, tuple[int, ...]] = {}  # host -> ranks that it is to fork again
+        self._respawned: tuple[RankInfo, ...] = ()
+        self._not_respawned: tuple[int, ...] = ()
+        self._why_not = ""
+
+    @property
+    def hosts(self) -> frozenset[int]:
+        """The hosts that are not gone."""
+        return frozenset(self._hosts)
+
+    def host_of(self, rank: int) -> int:
+        """Return the index of a rank's host."""
+        return next(i for i, agent in enumerate(self._agents) if rank in agent.ranks)
+
+    # ---- to the agents
+
+    def split(self, parcel: Parcel[Any]) -> Routed:
+        """Return a message of the controller's as messages for agents."""
+        verb = parcel.verb
+        match verb:
+            case Relay() | Kill():
+                return self._split_by_ranks(parcel)
+            case Respawn():
+                return self._respawn(parcel)
+            case ReadLog():
+                return self._to([self.host_of(verb.rank)], parcel)
+            case ReadHost():
+                self._reports[verb.request] = {}
+            case Restart():
+                self._ready.clear()
+                self._progress.clear()
+                self._dead.clear()
+            case Stop():
+                self._is_stopping = True
+        return self._to(self._hosts, parcel)
+
+    def _respawn(self, parcel: Parcel[Respawn]) -> Routed:
+        routed = self._split_by_ranks(parcel)
+        self._awaited = {index: part.verb.ranks for index, part in routed.down}
+        gone = tuple(r for r in parcel.verb.ranks if self.host_of(r) not in self._hosts)
+        names = sorted({self._agents[self.host_of(rank)].host for rank in gone})
+        self._respawned, self._why_not = (), f"{', '.join(names)} is lost" if gone else ""
+        self._not_respawned = gone
+        routed.up += self._all_respawned()
+        return routed
+
+    def _all_respawned(self) -> list[Parcel[Any]]:
+        """Return what the controller is to hear once every host has answered a `Respawn`."""
+        up: list[Parcel[Any]] = []
+        if self._awaited:
+            return up
+        if self._not_respawned:  # first, as it ends the recovery's wait; the others join the next
+            up.append(Parcel(RespawnFailed(self._not_respawned, self._why_not)))
+        if self._respawned:
+            up.append(Parcel(Respawned(self._respawned)))
+        self._respawned, self._not_respawned = (), ()
+        return up
+
+    def _split_by_ranks(self, parcel: Parcel[Any]) -> Routed:
+        routed = Routed()
+        wanted = set(parcel.verb.ranks)
+        for index in sorted(self._hosts):
+            agent = self._agents[index]
+            ranks = tuple([rank for rank in agent.ranks if rank in wanted])
+            if ranks:
+                verb = msgspec.structs.replace(parcel.verb, ranks=ranks)
+                routed.down.append((index, Parcel(verb, parcel.buffers)))
+        return routed
+
+    def _to(self, hosts: Sequence[int] | set[int], parcel: Parcel[Any]) -> Routed:
+        return Routed(down=[(index, parcel) for index in sorted(set(hosts) & self._hosts)])
+
+    # ---- from the agents
+
+    def join(self, index: int, parcel: Parcel[Any]) -> Routed:
+        """Return what an agent's message means for the controller, and for other agents."""
+        if index not in self._hosts:
+            return Routed()
+        if isinstance(parcel.verb, Welcome):
+            self._welcomes[index] = parcel.verb
+            return self._all_welcomed() if self._hosts <= self._welcomes.keys() else Routed()
+        if not self._hosts <= self._welcomes.keys():
+            # Which runs are in flight is known once every agent has said so.
+            self._held.append((index, parcel))
+            return Routed()
+        return self._join(index, parcel)
+
+    def _all_welcomed(self) -> Routed:
+        first = self._welcomes[min(self._welcomes)]
+        runs: dict[int, RunInfo] = {}
+        for welcome in self._welcomes.values():
+            for info in welcome.runs:
+                ranks = runs[info.run].ranks if info.run in runs else ()
+                joined = tuple(sorted({*ranks, *info.ranks}))
+                runs[info.run] = msgspec.structs.replace(info, ranks=joined)
+        merged = msgspec.structs.replace(
+            first,
+            next_run=max(welcome.next_run for welcome in self._welcomes.values()),
+            runs=tuple(runs[run] for run in sorted(runs)),
+            num_dropped_bytes=sum(w.num_dropped_bytes for w in self._welcomes.values()),
+            away_s=max(welcome.away_s for welcome in self._welcomes.values()),
+        )
+        routed = Routed(up=[Parcel(merged)])
+        held, self._held = self._held, []
+        for index, parcel in held:
+            self._add(routed, self._join(index, parcel))
+        return routed
+
+    def _join(self, index: int, parcel: Parcel[Any]) -> Routed:
+        verb, host = parcel.verb, self._agents[index].host
+        match verb:
+            case Progress():
+                self._progress[index] = verb
+                return Routed(up=[Parcel(self._joined_progress())])
+            case MeshReady():
+                self._ready[index] = verb
+                return self._all_ready() if self._hosts <= self._ready.keys() else Routed()
+            case StoreUp(port):
+                return self._tell_store(index, port)
+            case StoreDied(_, port):
+                return self._add(Routed(up=[parcel]), self._tell_store(index, port))
+            case StartFailed(fault, text):
+                if self._has_failed:
+                    return Routed()
+                self._has_failed = True
+                return Routed(up=[Parcel(StartFailed(fault, f"on {host}: {text}"))])
+            case Respawned(infos):
+                self._dead.difference_update(info.rank for info in infos)
+                self._respawned += infos
+                self._awaited.pop(index, None)
+                return Routed(up=self._all_respawned())
+            case RespawnFailed(ranks, text):
+                self._not_respawned += ranks
+                self._why_not = "; ".join(filter(None, [self._why_not, f"on {host}: {text}"]))
+                self._awaited.pop(index, None)
+                return Routed(up=self._all_respawned())
+            case Died(rank):
+                self._dead.add(rank)
+            case AgentFault(text):
+                return Routed(up=[Parcel(AgentFault(f"on {host}: {text}"))])
+            case HostReport():
+                self._reports.setdefault(verb.request, {})[index] = verb
+                return Routed(up=self._joined_reports())
+            case Stopped(reason):
+                return self.lose(index, reason)
+        return Routed(up=[parcel])
+
+    def lose(self, index: int, reason: str) -> Routed:
+        """Handle that a host's agent has ended or counts as lost, with its ranks."""
+        if index not in self._hosts:
+            return Routed()
+        self._hosts.discard(index)
+        if not self._hosts or (self._has_failed and not self._is_stopping):
+            self._hosts.clear()
+            return Routed(up=[Parcel(Stopped(reason))])
+        if self._is_stopping:
+            return Routed()
+        agent = self._agents[index]
+        living = [rank for rank in agent.ranks if rank not in self._dead]
+        self._dead.update(living)
+        why = f"was on {agent.host}, which is lost: {reason}"
+        routed = Routed(up=[Parcel(Died(rank, why, "")) for rank in living])
+        if not self._ready.keys() >= self._hosts:
+            text = f"{agent.host} is lost while the mesh starts: {reason}"
+            self._has_failed = True
+            routed.up = [Parcel(StartFailed("host", text))]
+        routed.up += self._joined_reports()
+        if index in self._awaited:
+            self._not_respawned += self._awaited.pop(index)
+            self._why_not = f"{agent.host} is lost"
+            routed.up += self._all_respawned()
+        return routed
+
+    # ---- joined
+
+    def _tell_store(self, index: int, port: int) -> Routed:
+        order = Parcel(UseStore(self._agents[index].address, port))
+        return self._to(self._hosts - {index}, order) if port else Routed()
+
+    def _joined_progress(self) -> Progress:
+        said = [self._progress.get(index) for index in self._hosts]
+        stages = [progress.stage if progress else _STAGES[0] for progress in said]
+        num_ready = sum(progress.num_ready for progress in said if progress is not None)
+        return Progress(min(stages, key=_order_of), num_ready)
+
+    def _all_ready(self) -> Routed:
+        ranks = [info for index in sorted(self._ready) for info in self._ready[index].ranks]
+        # The port is for groups to connect to after a store was replaced: it is the owner's.
+        port = self._ready[min(self._ready)].store_port
+        ready = MeshReady(tuple(sorted(ranks, key=lambda info: info.rank)), port)
+        return Routed(up=[Parcel(ready)])
+
+    def _joined_reports(self) -> list[Parcel[Any]]:
+        up: list[Parcel[Any]] = []
+        for request, by_host in list(self._reports.items()):
+            if self._hosts <= by_host.keys():
+                del self._reports[request]
+                ranks = sorted(
+                    (info for report in by_host.values() for info in report.ranks),
+                    key=lambda info: info.rank,
+                )
+                at_s = max((report.at_s for report in by_host.values()), default=0.0)
+                up.append(Parcel(HostReport(request, tuple(ranks), at_s)))
+        return up
+
+    def _add(self, routed: Routed, more: Routed) -> Routed:
+        routed.up += more.up
+        routed.down += more.down
+        return routed
+
+    def describe(self, index: int) -> str:
+        """Name a host and its ranks."""
+        agent = self._agents[index]
+        return f"{agent.host} ({describe_ranks(agent.ranks)})"
+
+
+def _order_of(stage: str) -> int:
+    return _STAGES.index(stage) if stage in _STAGES else len(_STAGES)

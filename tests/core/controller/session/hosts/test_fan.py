@@ -1,0 +1,202 @@
+"""Many agents look like one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cellmesh.controller.session.hosts.fan import Fan, Routed
+from cellmesh.wire.attach import RunInfo, Welcome
+from cellmesh.wire.codec import Parcel
+from cellmesh.wire.hosts import AgentAddress
+from cellmesh.wire.messages import (
+    AgentFault,
+    Died,
+    Kill,
+    LogText,
+    MeshReady,
+    Progress,
+    ReadLog,
+    Relay,
+    Respawn,
+    Respawned,
+    RespawnFailed,
+    Restart,
+    StartFailed,
+    Stop,
+    Stopped,
+    StoreDied,
+    StoreUp,
+    UseStore,
+)
+from cellmesh.wire.status import HostReport, RankInfo, ReadHost
+
+AGENTS = [
+    AgentAddress("a", "tcp://10.0.0.1:1000", "key-a", 0, 2),
+    AgentAddress("b", "tcp://10.0.0.2:1000", "key-b", 2, 1),
+    AgentAddress("c", "tcp://10.0.0.3:1000", "key-c", 3, 2),
+]
+
+
+def info(rank: int) -> RankInfo:
+    return RankInfo(rank, 100 + rank, "host", "idle")
+
+
+def welcome(**fields: Any) -> Welcome:
+    return Welcome(protocol=1, agent_pid=1, host="x", **fields)
+
+
+def verbs(routed: Routed) -> list[Any]:
+    return [parcel.verb for parcel in routed.up]
+
+
+def downs(routed: Routed) -> list[tuple[int, Any]]:
+    return [(index, parcel.verb) for index, parcel in routed.down]
+
+
+@pytest.fixture
+def fan() -> Fan:
+    """A fan whose agents have all welcomed the controller."""
+    fan = Fan(AGENTS)
+    for index in range(3):
+        fan.join(index, Parcel(welcome()))
+    return fan
+
+
+@pytest.fixture
+def ready(fan: Fan) -> Fan:
+    for index, agent in enumerate(AGENTS):
+        fan.join(index, Parcel(MeshReady(tuple(map(info, agent.ranks)), 77 if index == 0 else 0)))
+    return fan
+
+
+def test_each_agent_gets_what_concerns_its_ranks(fan: Fan) -> None:
+    order = Parcel(Relay((1, 3, 4), "work", 5, 1), (b"cell",))
+    routed = fan.split(order)
+    assert downs(routed) == [(0, Relay((1,), "work", 5, 1)), (2, Relay((3, 4), "work", 5, 1))]
+    assert all(parcel.buffers == (b"cell",) for _, parcel in routed.down)
+    assert downs(fan.split(Parcel(Kill((2,))))) == [(1, Kill((2,)))]
+    assert downs(fan.split(Parcel(ReadLog(9, 4, 100)))) == [(2, ReadLog(9, 4, 100))]
+    assert downs(fan.split(Parcel(Stop()))) == [(index, Stop()) for index in range(3)]
+
+
+def test_welcomes_are_joined_before_anything_else_is_heard() -> None:
+    fan = Fan(AGENTS)
+    early = Parcel(Died(0, "was killed", ""))
+    assert verbs(fan.join(0, Parcel(welcome(next_run=4, runs=(RunInfo(3, (0,), "x"),))))) == []
+    assert verbs(fan.join(0, early)) == []
+    fan.join(1, Parcel(welcome(next_run=7, away_s=2.0)))
+    last = welcome(next_run=1, runs=(RunInfo(3, (3, 4), "x"), RunInfo(5, (4,), "y")))
+    joined, died = verbs(fan.join(2, Parcel(last)))
+    assert (joined.next_run, joined.away_s) == (7, 2.0)
+    assert joined.runs == (RunInfo(3, (0, 3, 4), "x"), RunInfo(5, (4,), "y"))
+    assert died == early.verb
+
+
+def test_progress_is_that_of_the_slowest_host(fan: Fan) -> None:
+    fan.join(0, Parcel(Progress("process group", 2)))
+    fan.join(1, Parcel(Progress("forking ranks", 0)))
+    (progress,) = verbs(fan.join(2, Parcel(Progress("process group", 1))))
+    assert progress == Progress("forking ranks", 3)
+
+
+def test_mesh_is_ready_once_every_host_is(fan: Fan) -> None:
+    assert verbs(fan.join(2, Parcel(MeshReady((info(3), info(4)))))) == []
+    assert verbs(fan.join(0, Parcel(MeshReady((info(0), info(1)), 77)))) == []
+    (ready,) = verbs(fan.join(1, Parcel(MeshReady((info(2),)))))
+    assert ready == MeshReady(tuple(map(info, range(5))), 77)
+
+
+def test_restarted_mesh_is_ready_once_every_host_is_again(ready: Fan) -> None:
+    assert len(ready.split(Parcel(Restart())).down) == 3
+    assert verbs(ready.join(0, Parcel(MeshReady((info(0), info(1)), 77)))) == []
+
+
+def test_other_hosts_hear_where_the_store_is(fan: Fan) -> None:
+    use = UseStore("10.0.0.1", 99)
+    assert downs(fan.join(0, Parcel(StoreUp(99)))) == [(1, use), (2, use)]
+    died = StoreDied("was killed", 98)
+    routed = fan.join(0, Parcel(died))
+    assert verbs(routed) == [died]
+    assert downs(routed) == [(1, UseStore("10.0.0.1", 98)), (2, UseStore("10.0.0.1", 98))]
+    assert downs(fan.join(0, Parcel(StoreDied("was killed", 0)))) == []
+
+
+def test_first_failed_start_is_reported_with_its_host(fan: Fan) -> None:
+    first = fan.join(1, Parcel(StartFailed("user", "no module x")))
+    assert verbs(first) == [StartFailed("user", "on b: no module x")]
+    assert verbs(fan.join(2, Parcel(StartFailed("user", "no module x")))) == []
+
+
+def test_faults_name_their_host(fan: Fan) -> None:
+    assert verbs(fan.join(2, Parcel(AgentFault("oops")))) == [AgentFault("on c: oops")]
+
+
+def test_reports_are_joined(fan: Fan) -> None:
+    fan.split(Parcel(ReadHost(4)))
+    fan.join(2, Parcel(HostReport(4, (info(3), info(4)), 2.0)))
+    fan.join(0, Parcel(HostReport(4, (info(0), info(1)), 1.0)))
+    (report,) = verbs(fan.join(1, Parcel(HostReport(4, (info(2),), 3.0))))
+    assert report == HostReport(4, tuple(map(info, range(5))), 3.0)
+
+
+def test_respawn_is_answered_once_by_all_hosts(ready: Fan) -> None:
+    routed = ready.split(Parcel(Respawn((1, 2))))
+    assert downs(routed) == [(0, Respawn((1,))), (1, Respawn((2,)))]
+    assert verbs(ready.join(1, Parcel(Respawned((info(2),))))) == []
+    assert verbs(ready.join(0, Parcel(Respawned((info(1),))))) == [Respawned((info(2), info(1)))]
+
+
+def test_respawn_that_failed_on_one_host_says_so_first(ready: Fan) -> None:
+    ready.split(Parcel(Respawn((1, 2))))
+    ready.join(0, Parcel(Respawned((info(1),))))
+    said = verbs(ready.join(1, Parcel(RespawnFailed((2,), "no memory"))))
+    assert said == [RespawnFailed((2,), "on b: no memory"), Respawned((info(1),))]
+
+
+def test_lost_host_loses_its_ranks_and_no_others(ready: Fan) -> None:
+    ready.join(2, Parcel(Died(3, "was killed", "")))
+    (died,) = verbs(ready.lose(2, "not heard for 10 s"))
+    assert died == Died(4, "was on c, which is lost: not heard for 10 s", "")
+    assert ready.hosts == {0, 1}
+    assert verbs(ready.lose(2, "again")) == []
+    assert verbs(ready.join(2, Parcel(LogText(1, "", 0)))) == []
+    assert downs(ready.split(Parcel(Relay((0, 4), "work", 6, 0)))) == [
+        (0, Relay((0,), "work", 6, 0))
+    ]
+
+
+def test_answers_do_not_wait_for_a_lost_host(ready: Fan) -> None:
+    ready.split(Parcel(ReadHost(4)))
+    ready.split(Parcel(Respawn((2,))))
+    for index in (0, 2):
+        ready.join(index, Parcel(HostReport(4, (info(index),))))
+    said = verbs(ready.lose(1, "killed"))
+    assert [type(verb) for verb in said] == [Died, HostReport, RespawnFailed]
+
+
+def test_ranks_of_a_lost_host_cannot_be_replaced_there(ready: Fan) -> None:
+    ready.lose(1, "killed")
+    routed = ready.split(Parcel(Respawn((1, 2))))
+    assert downs(routed) == [(0, Respawn((1,)))]
+    assert verbs(routed) == []
+    said = verbs(ready.join(0, Parcel(Respawned((info(1),)))))
+    assert said == [RespawnFailed((2,), "b is lost"), Respawned((info(1),))]
+
+
+def test_host_lost_while_the_mesh_starts_fails_the_start(fan: Fan) -> None:
+    (failed,) = verbs(fan.lose(1, "its agent ended"))
+    assert failed == StartFailed("host", "b is lost while the mesh starts: its agent ended")
+
+
+def test_mesh_has_ended_once_every_agent_has(ready: Fan) -> None:
+    ready.split(Parcel(Stop()))
+    assert verbs(ready.join(0, Parcel(Stopped("stopped")))) == []
+    assert verbs(ready.join(2, Parcel(Stopped("stopped")))) == []
+    assert verbs(ready.join(1, Parcel(Stopped("stopped")))) == [Stopped("stopped")]
+
+
+def test_agent_that_ends_by_itself_is_a_lost_host(ready: Fan) -> None:
+    (died,) = verbs(ready.join(1, Parcel(Stopped("stopped from outside"))))
+    assert died == Died(2, "was on b, which is lost: stopped from outside", "")

@@ -1,0 +1,93 @@
+"""Hosts and their ranks, and the command that starts an agent on each."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellmesh.controller.host_list import HostEntry, command_for, parse_hosts
+from cellmesh.errors import MeshUsageError
+
+A2, B2 = HostEntry("a", 2), HostEntry("b", 2)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_ranks", "nproc_per_host", "expected"),
+    [
+        ("a:2,b:2", None, None, (A2, B2)),
+        (" a:2 , b:2 ", 4, None, (A2, B2)),
+        (["a:2", "b:2"], None, None, (A2, B2)),
+        ("a,b", 4, None, (A2, B2)),
+        ("a,b", None, 2, (A2, B2)),
+        ("a:1,b", 3, None, (HostEntry("a", 1), B2)),
+        ("a:1,b", None, 2, (HostEntry("a", 1), B2)),
+        ("root@node-1.site:3", None, None, (HostEntry("root@node-1.site", 3),)),
+        ("10.0.0.1:2", None, None, (HostEntry("10.0.0.1", 2),)),
+    ],
+)
+def test_hosts_are_read_with_their_ranks(
+    hosts: str | list[str],
+    num_ranks: int | None,
+    nproc_per_host: int | None,
+    expected: tuple[HostEntry, ...],
+) -> None:
+    assert parse_hosts(hosts, num_ranks, nproc_per_host) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_ranks", "nproc_per_host", "message"),
+    [
+        ("", None, None, "names no host"),
+        (" , ", None, None, "names no host"),
+        ("a,b", None, None, "how many ranks run on a, b"),
+        ("a,b", 3, None, "cannot be divided"),
+        ("a:4,b", 4, None, "cannot be divided"),
+        ("a:2,b:2", 5, None, "4 ranks in all, and the mesh 5"),
+        ("a:0", None, None, "'a:0' is no host"),
+        ("a:x", None, None, "'a:x' is no host"),
+        ("a b:2", None, None, "is no host"),
+        ("-oProxyCommand=x:2", None, None, "is no host"),
+        ("a:1,a:2", None, None, "names 'a' twice"),
+        ("a,b", None, 0, "at least 1"),
+        (",".join(f"h{i}:1" for i in range(300)), None, None, "at most 256"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(
+    hosts: str, num_ranks: int | None, nproc_per_host: int | None, message: str
+) -> None:
+    with pytest.raises(MeshUsageError, match=message):
+        parse_hosts(hosts, num_ranks, nproc_per_host)
+
+
+COMMAND = ["/opt/my env/python", "-m", "cellmesh"]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{command}", COMMAND),
+        ("docker exec -i {host} {command}", ["docker", "exec", "-i", "n1", *COMMAND]),
+        (
+            "kubectl exec -i pod-{host} -- {command}",
+            ["kubectl", "exec", "-i", "pod-n1", "--", *COMMAND],
+        ),
+        ("sh -c 'exec {command}'", ["sh", "-c", "exec '/opt/my env/python' -m cellmesh"]),
+        (
+            "",
+            [
+                *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "n1"),
+                "'/opt/my env/python' -m cellmesh",
+            ],
+        ),
+    ],
+)
+def test_command_stands_where_the_template_says(template: str, expected: list[str]) -> None:
+    assert command_for(template, "n1", COMMAND) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("ssh {host}", "lacks {command}"), ("ssh 'open {command}", "is no command line")],
+)
+def test_template_without_a_command_is_refused(template: str, message: str) -> None:
+    with pytest.raises(MeshUsageError, match=message):
+        command_for(template, "n1", COMMAND)

@@ -1,0 +1,259 @@
+"""A mesh on many hosts, which all are this machine: agents over TCP with CURVE, ranks on gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+import cellmesh as cm
+from cellmesh.controller.session.hosts import connections
+from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
+from cellmesh.wire.curve import new_keys, use_curve
+from cellmesh.wire.ticket import Ticket, find_tickets
+from tests.conftest import check_nothing_left, own_runtime_dir
+from tests.faults.watching import wait_until
+
+WAIT_S = 60.0
+HERE = "{command}"  # the engine that starts an agent on "another host"
+REDUCE = "import torch, torch.distributed as dist\nx = torch.ones(1) * rank; dist.all_reduce(x)"
+
+
+def start(hosts: str = "a:2,b:2", **options: Any) -> cm.Mesh:
+    return cm.start(hosts=hosts, launch=HERE, lease_s=60, **options)
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with own_runtime_dir() as directory:
+        yield directory
+        check_nothing_left(directory)
+
+
+@pytest.fixture(scope="module")
+def mesh(directory: Path) -> Iterator[cm.Mesh]:
+    """Two hosts with two ranks each."""
+    with start(mesh="host=2,gpu=2") as mesh:
+        yield mesh
+
+
+def own_ticket(directory: Path) -> Ticket:
+    """Return the notebook's ticket of the only mesh."""
+    (ticket,) = [ticket for ticket in find_tickets(directory / "cellmesh") if ticket.host is None]
+    return ticket
+
+
+def agent_of(mesh: cm.Mesh, rank: int) -> psutil.Process:
+    pids = {info.rank: info.pid for info in mesh.report()}
+    parent = psutil.Process(pids[rank]).parent()
+    assert parent is not None
+    assert parent.name() == "cellmesh-agent"
+    return parent
+
+
+def test_ranks_are_numbered_host_by_host(mesh: cm.Mesh) -> None:
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    values = mesh.run(lambda: [int(os.environ[name]) for name in names]).list
+    assert values == [[0, 0, 2, 0, 2], [1, 1, 2, 0, 2], [2, 0, 2, 1, 2], [3, 1, 2, 1, 2]]
+    assert mesh.pull("local_rank").list == [0, 1, 0, 1]
+    assert [info.host for info in mesh.report()] == ["a", "a", "b", "b"]
+    assert mesh.pull("mesh['gpu'].get_local_rank()").list == [0, 1, 0, 1]
+
+
+def test_hosts_have_agents_of_their_own(mesh: cm.Mesh) -> None:
+    agents = [agent_of(mesh, rank).pid for rank in range(4)]
+    assert agents[0] == agents[1] != agents[2] == agents[3]
+
+
+def test_collectives_cross_hosts(mesh: cm.Mesh) -> None:
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+def test_large_values_travel_without_shared_memory(mesh: cm.Mesh) -> None:
+    values = np.arange(500_000.0)
+    mesh.push(values=values)
+    assert mesh.pull("values.sum()").list == [values.sum()] * 4
+    for each in mesh.pull("values + rank").list:
+        assert each.shape == values.shape
+    assert np.array_equal(mesh[3].pull("values + rank"), values + 3)
+
+
+def test_failed_cell_releases_ranks_of_every_host(mesh: cm.Mesh) -> None:
+    with pytest.raises(RankFailure, match="rank 3 raised ValueError"):
+        mesh.cell(f"if rank == 3:\n    raise ValueError('no')\n{REDUCE}")
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+def test_interrupted_cell_stops_on_every_host(mesh: cm.Mesh) -> None:
+    run = mesh.submit_cell("import time\nwhile True: time.sleep(0.01)")
+    run.interrupt()
+    run.wait(WAIT_S)
+    assert run.failed_ranks() == [0, 1, 2, 3]
+
+
+def test_dead_ranks_of_both_hosts_are_replaced(mesh: cm.Mesh) -> None:
+    mesh.cell("kept = rank")
+    for rank in (1, 2):
+        mesh[rank].submit_cell("import os, signal; os.kill(os.getpid(), signal.SIGKILL)").wait()
+    assert set(mesh.heal().respawned) == {1, 2}
+    assert mesh[[0, 3]].pull("kept").list == [0, 3]
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+def test_store_that_dies_is_replaced_for_every_host(mesh: cm.Mesh) -> None:
+    (store,) = [
+        process
+        for process in agent_of(mesh, 0).children(recursive=True)
+        if process.name() == "cellmesh-store"
+    ]
+    store.kill()
+    mesh.heal()
+    mesh.cell(
+        "g, y = dist.new_group([0, 3]), torch.ones(1)\n"
+        "if rank in (0, 3): dist.all_reduce(y, group=g)"
+    )
+    assert mesh.pull("float(y)").list == [2.0, 1.0, 1.0, 2.0]
+
+
+def test_restarted_mesh_spans_the_hosts(mesh: cm.Mesh) -> None:
+    mesh.cell("old = 1")
+    mesh.restart()
+    assert mesh.pull("'old' in globals()").list == [False] * 4
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+def test_detached_mesh_is_attached_by_its_ticket() -> None:
+    with own_runtime_dir() as directory:
+        mesh = start("a:1,b:1")
+        mesh.cell("kept = rank + 5")
+        mesh.detach()
+        again = cm.attach(str(own_ticket(directory).path))
+        assert again.pull("kept").list == [5, 6]
+        again.stop()
+        check_nothing_left(directory)
+
+
+def test_peers_without_a_key_of_the_mesh_are_refused(mesh: cm.Mesh, directory: Path) -> None:
+    """No key, a wrong key of the server's, a key that is not on the list: none is let in."""
+    (agent, _) = own_ticket(directory).agents
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        for server_key, own in (
+            (None, None),
+            (new_keys().public, new_keys()),
+            (agent.public_key, new_keys()),
+        ):
+            socket = context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            if server_key is not None and own is not None:
+                use_curve(socket, own.secret, server_key)
+            ended = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            failed = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            monitor = socket.get_monitor_socket(
+                ended | failed | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            )
+            socket.connect(agent.endpoint)
+            assert monitor.poll(WAIT_S * 1000)
+            number = int.from_bytes(monitor.recv_multipart()[0][:2], sys.byteorder)
+            assert number != zmq.EVENT_HANDSHAKE_SUCCEEDED
+            socket.disable_monitor()
+            monitor.close()
+            socket.close()
+    finally:
+        context.term()
+    assert mesh.run(abs, -1).list == [1] * 4
+
+
+def test_tickets_are_private_and_agents_listen_on_one_address(
+    mesh: cm.Mesh, directory: Path
+) -> None:
+    ticket = own_ticket(directory)
+    for agent in ticket.agents:
+        assert agent.endpoint.startswith("tcp://127.0.0.1:")
+    assert ticket.path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(ticket.path.read_text())["curve_secret"]
+    for path in (directory / "cellmesh").glob("*-h*/ticket.json"):
+        assert json.loads(path.read_text())["curve_secret"] != ticket.curve_secret
+
+
+def test_secrets_are_in_no_command_line_and_no_environment(mesh: cm.Mesh, directory: Path) -> None:
+    secrets = {ticket.curve_secret for ticket in find_tickets(directory / "cellmesh")}
+    secrets |= {ticket.key for ticket in find_tickets(directory / "cellmesh")}
+    for process in psutil.Process().children(recursive=True):
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):  # it has just ended
+                text = Path(f"/proc/{process.pid}/{name}").read_bytes().decode(errors="replace")
+                assert not any(secret in text for secret in secrets)
+    environment = mesh.run(lambda: dict(os.environ)).list
+    assert not any(secret in str(environment) for secret in secrets)
+
+
+def test_lost_host_takes_its_ranks_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HOST_LEASE_S", 0.5)
+    with own_runtime_dir() as directory:
+        with start("a:2,b:1") as mesh:
+            mesh.cell("kept = rank + 5")
+            agent_of(mesh, 2).send_signal(signal.SIGKILL)
+            wait_until(lambda: 2 in mesh.rank_set.session.dead_ranks, WAIT_S, "rank 2 is lost")
+            assert mesh[[0, 1]].pull("kept").list == [5, 6]
+            with pytest.raises(CellmeshError, match="was on b, which is lost"):
+                mesh[2].run(abs, -1)
+            with pytest.raises(HostError, match="b is lost"):
+                mesh.heal()
+            assert mesh[[0, 1]].pull("kept").list == [5, 6]
+        check_nothing_left(directory)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"launch": "no-such-engine {command}"}, HostError, "a: cannot run no-such-engine"),
+        (
+            {"launch": "sh -c 'echo refused >&2; exit 5' {command}"},
+            HostError,
+            "[ab]: .*exited with 5.*refused",
+        ),
+        ({"launch": "sh -c 'exit 127' {command}"}, HostError, "is cellmesh installed on [ab]"),
+        ({"interface": "nosuch0"}, HostError, "[ab]: .*no interface nosuch0"),
+        ({"preload": "no_such_module"}, CellmeshError, "on [ab]: .*no_such_module"),
+        ({"hosts": ""}, MeshUsageError, "on which hosts"),
+        ({"hosts": "a:2,a:2"}, MeshUsageError, "names 'a' twice"),
+        ({"hosts": "localhost.invalid:1", "launch": ""}, HostError, "localhost.invalid"),
+    ],
+)
+def test_start_that_fails_says_where_and_leaves_nothing(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with own_runtime_dir() as directory:
+        with pytest.raises(error, match=f"(?s){message}"):
+            cm.start(**{"hosts": "a:1,b:1", "launch": HERE, **options})
+        check_nothing_left(directory)
+
+
+def test_host_with_another_python_is_named(tmp_path: Path) -> None:
+    engine = tmp_path / "engine.py"
+    engine.write_text(
+        "import json, subprocess, sys\n"
+        "ticket = json.loads(sys.stdin.readline())\n"
+        "ticket['python'] = '2.7.18'\n"
+        "text = json.dumps(ticket) + '\\n'\n"
+        "sys.exit(subprocess.run(sys.argv[1:], input=text.encode()).returncode)\n"
+    )
+    with own_runtime_dir() as directory:
+        with pytest.raises(HostError, match=r"a: .* has Python 3.*, and the notebook 2\.7\.18"):
+            cm.start(hosts="a:1", launch=f"{sys.executable} {engine} {{command}}")
+        check_nothing_left(directory)
