@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint types core docs venv compat bench faults soak gpu gpu-wheels clean
+.PHONY: demo test check lint types core docs venv compat hosts bench faults soak gpu gpu-wheels clean
 
 venv: $(VENV)/.installed
 
@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 test: venv lint types
-	$(BIN)/python -m pytest tests --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests --ignore tests/hosts --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: venv lint types core
 
@@ -35,6 +35,10 @@ docs: venv
 # PYTHONS=3.13 tries that one only.
 compat: venv
 	$(BIN)/python -m tests.compat $(PYTHONS)
+
+# Several hosts, as network namespaces of this one: needs root, openssh-server, iproute2, nftables.
+hosts: venv
+	$(BIN)/python -m pytest tests/hosts --junitxml=artifacts/hosts.xml
 
 demo: venv
 	$(BIN)/python -m notebooks.demo

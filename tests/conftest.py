@@ -36,6 +36,7 @@ TO_RUN = {
     "browser": "apt-get install chromium && .venv/bin/pytest tests/browser",
     "compat": "make compat",
     "gpu": "make gpu, on a machine with a GPU",
+    "hosts": "sudo make hosts",
 }
 
 # A shell that runs a job in the background has it ignore SIGINT, and what the job starts: kernels,

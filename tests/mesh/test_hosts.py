@@ -119,8 +119,10 @@ def test_store_that_dies_is_replaced_for_every_host(mesh: cm.Mesh) -> None:
         for process in agent_of(mesh, 0).children(recursive=True)
         if process.name() == "cellmesh-store"
     ]
+    mesh.cell("kept = rank")
     store.kill()
-    mesh.heal()
+    psutil.wait_procs([store], timeout=WAIT_S)
+    assert mesh.pull("kept").list == [0, 1, 2, 3]
     mesh.cell(
         "g, y = dist.new_group([0, 3]), torch.ones(1)\n"
         "if rank in (0, 3): dist.all_reduce(y, group=g)"

@@ -25,7 +25,7 @@ from ....wire.ticket import Ticket, remove_directory, write_ticket
 from ...host_list import HostEntry, command_for
 
 # How long the agents of hosts may take to end after a kill of what started them.
-_KILL_S = 5.0
+_KILL_S = 15.0
 
 
 class HostAgents:
@@ -81,11 +81,11 @@ class HostAgents:
                     process.stdin.write(GO)
                     process.stdin.flush()
         except BaseException:
-            self.signal(signal.SIGTERM)
             for process in self._processes:
-                _close(process.stdin)
+                _close(process.stdin)  # upon which an agent that waits for `GO` ends
             if not self.wait(_KILL_S):
                 self.signal(signal.SIGKILL)
+                self.wait(None)
             remove_directory(Path(self.ticket.directory))
             raise
         read_end, self._never = os.pipe()

@@ -1,0 +1,41 @@
+"""Several hosts in network namespaces; needs root, and fails without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import LEFTOVER_S, own_runtime_dir
+
+from .netns import Host, hosts
+
+
+@pytest.fixture(scope="session")
+def machines() -> Iterator[list[Host]]:
+    """Four hosts, on which `ssh` of this process starts commands."""
+    assert os.getuid() == 0, "hosts in network namespaces need root: sudo make hosts"
+    with hosts(4) as (made, path), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{path}:{os.environ['PATH']}")
+        yield made
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A runtime directory of the notebook's host for one test."""
+    with own_runtime_dir() as directory:
+        yield directory
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(machines: list[Host]) -> Iterator[None]:
+    yield
+    for host in machines:
+        host.mend()
+    for host in machines:
+        _, left = psutil.wait_procs(host.meshes(), timeout=LEFTOVER_S)
+        assert not left, f"left on {host.name}: {left}"
+        assert not list(host.directory.glob("run/cellmesh/*")), f"files are left on {host.name}"

@@ -1,0 +1,215 @@
+"""Hosts on one machine: each a network namespace with an address, a host name, directories and an
+sshd of its own. Needs root, iproute2, openssh-server and nftables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+NETWORK = "10.77.3"
+NOTEBOOK = f"{NETWORK}.254"
+_START_S = 20.0
+
+
+def run(*command: str) -> str:
+    """Run a command; return what it prints."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_START_S)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host.
+
+    Attributes:
+        name: its host name, which ssh resolves.
+        address: on the network of all hosts.
+        directory: what is its own.
+    """
+
+    name: str
+    address: str
+    directory: Path
+
+    def inside(self, *command: str) -> str:
+        """Run a command in the host's network."""
+        return run("ip", "netns", "exec", self.name, *command)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes of the host."""
+        found = []
+        for pid in run("ip", "netns", "pids", self.name).split():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
+
+    def meshes(self) -> list[psutil.Process]:
+        """Return the processes of meshes on the host."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name().startswith("cellmesh"):
+                    found.append(process)
+        return found
+
+    def cut(self) -> None:
+        """Pull the cable."""
+        self.inside("ip", "link", "set", "eth0", "down")
+
+    def deafen(self) -> None:
+        """Drop what arrives, and nothing that is sent."""
+        self._filter("drop")
+
+    def lose(self, percent: int) -> None:
+        """Drop some of the packets that arrive."""
+        self._filter(f"numgen random mod 100 < {percent} drop")
+
+    def slow(self, rate: str) -> None:
+        """Send no faster than, say, ``1mbit``."""
+        self.inside(
+            *("tc", "qdisc", "replace", "dev", "eth0", "root", "tbf"),
+            *("rate", rate, "burst", "32kbit", "latency", "400ms"),
+        )
+
+    def _filter(self, rule: str) -> None:
+        self.inside("nft", "add table inet cm")
+        self.inside("nft", "add chain inet cm in { type filter hook input priority 0; }")
+        self.inside("nft", f"add rule inet cm in iif eth0 {rule}")
+
+    def mend(self) -> None:
+        """Undo all of the above."""
+        self.inside("ip", "link", "set", "eth0", "up")
+        for command in (
+            ("nft", "delete", "table", "inet", "cm"),
+            ("tc", "qdisc", "del", "dev", "eth0", "root"),
+        ):
+            with contextlib.suppress(RuntimeError):
+                self.inside(*command)
+
+    def kill(self) -> None:
+        """End every process of the host at once, but for its sshd, and empty its runtime
+        directory, as a restart does.
+        """
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.name() not in ("sshd", "unshare"):
+                    process.kill()
+        shutil.rmtree(self.directory / "run/cellmesh", ignore_errors=True)
+
+
+@contextlib.contextmanager
+def hosts(num_hosts: int) -> Iterator[tuple[list[Host], Path]]:
+    """Make hosts; yield them, and a directory with an `ssh` that knows them."""
+    root = Path(tempfile.mkdtemp(prefix="cmh", dir="/tmp"))
+    made: list[Host] = []
+    sshds: list[subprocess.Popen[bytes]] = []
+    try:
+        _keygen(root / "key")
+        run("ip", "link", "add", "cmbr", "type", "bridge")
+        run("ip", "addr", "add", f"{NOTEBOOK}/24", "dev", "cmbr")
+        run("ip", "link", "set", "cmbr", "up")
+        names = {f"cm{number}": f"{NETWORK}.{number}" for number in range(1, num_hosts + 1)}
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
+        (root / "hosts").write_text("\n".join(lines) + "\n")
+        for name, address in names.items():
+            host = Host(name, address, root / name)
+            made.append(host)
+            sshds.append(_start(host, root))
+        _write_client(root, made)
+        for host in made:
+            _await_ssh(host, root)
+        yield made, root / "bin"
+    finally:
+        for host in made:
+            with contextlib.suppress(RuntimeError):
+                for process in host.processes():
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+        for sshd in sshds:
+            sshd.kill()
+            sshd.wait()
+        for host in made:
+            with contextlib.suppress(RuntimeError):
+                run("ip", "netns", "del", host.name)
+        with contextlib.suppress(RuntimeError):
+            run("ip", "link", "del", "cmbr")
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _keygen(path: Path) -> None:
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path))
+
+
+def _start(host: Host, root: Path) -> subprocess.Popen[bytes]:
+    number = host.name.removeprefix("cm")
+    run("ip", "netns", "add", host.name)
+    peer = ("peer", "name", "eth0", "netns", host.name)
+    run("ip", "link", "add", f"cmv{number}", "type", "veth", *peer)
+    run("ip", "link", "set", f"cmv{number}", "master", "cmbr", "up")
+    host.inside("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
+    host.inside("ip", "link", "set", "eth0", "up")
+    host.inside("ip", "link", "set", "lo", "up")
+    for name in ("tmp", "run", "etc"):
+        (host.directory / name).mkdir(parents=True)
+    _keygen(host.directory / "etc/hostkey")
+    config = host.directory / "etc/sshd_config"
+    config.write_text(
+        f"ListenAddress {host.address}\n"
+        f"HostKey {host.directory}/etc/hostkey\n"
+        f"AuthorizedKeysFile {root}/key.pub\n"
+        "PasswordAuthentication no\nStrictModes no\nUsePAM no\nPidFile none\n"
+        "PermitRootLogin yes\nMaxStartups 100\n"
+        f"SetEnv TMPDIR={host.directory}/tmp JUPYTER_RUNTIME_DIR={host.directory}/run\n"
+    )
+    script = (
+        f"hostname {host.name}; mount --bind '{root}/hosts' /etc/hosts; "
+        "mount -t tmpfs tmpfs /run; mkdir -p /run/sshd; "
+        f"exec /usr/sbin/sshd -D -e -f '{config}'"
+    )
+    unshare = ("unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c", script)
+    with open(host.directory / "sshd.log", "wb") as log:
+        return subprocess.Popen(
+            ("ip", "netns", "exec", host.name, *unshare),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _write_client(root: Path, made: list[Host]) -> None:
+    known, config = [], []
+    for host in made:
+        key = " ".join((host.directory / "etc/hostkey.pub").read_text().split()[:2])
+        known.append(f"{host.address},{host.name} {key}\n")
+        config.append(
+            f"Host {host.name} {host.address}\n    HostName {host.address}\n    User root\n"
+            f"    IdentityFile {root}/key\n    IdentitiesOnly yes\n"
+            f"    UserKnownHostsFile {root}/known_hosts\n    StrictHostKeyChecking yes\n"
+        )
+    (root / "known_hosts").write_text("".join(known))
+    (root / "ssh_config").write_text("".join(config))
+    (root / "bin").mkdir()
+    client = root / "bin/ssh"
+    client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {root}/ssh_config "$@"\n')
+    client.chmod(0o755)
+
+
+def _await_ssh(host: Host, root: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    command = [str(root / "bin/ssh"), "-o", "ConnectTimeout=1", host.name, "true"]
+    while subprocess.run(command, capture_output=True).returncode:
+        if time.monotonic() > deadline:
+            log = (host.directory / "sshd.log").read_text()
+            raise RuntimeError(f"sshd of {host.name} does not answer: {log}")

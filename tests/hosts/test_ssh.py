@@ -1,0 +1,158 @@
+"""Hosts by ssh, and networks that fail."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import cellmesh as cm
+from cellmesh.errors import CellmeshError, HostError, MeshUsageError
+from cellmesh.wire.hosts import HOST_LEASE_S
+from tests.faults.watching import wait_until
+
+from .netns import Host
+
+WAIT_S = 60.0
+HOSTS = "cm1:2,cm2:2"
+REDUCE = "x = torch.ones(1) * rank; dist.all_reduce(x)"
+FOREVER = """
+import time
+while True:
+    {step}
+"""
+STEPS = {
+    "idle": None,
+    "Python": "time.sleep(0.01)",
+    "all_reduce": "dist.all_reduce(torch.ones(4))",
+}
+
+
+@pytest.fixture
+def mesh(machines: list[Host], runtime_dir: Path) -> Iterator[cm.Mesh]:
+    with cm.start(hosts=HOSTS, lease_s=60) as mesh:
+        mesh.cell("kept = rank + 5")
+        yield mesh
+
+
+def lost_ranks(mesh: cm.Mesh) -> set[int]:
+    return mesh.rank_set.session.dead_ranks
+
+
+def test_ranks_run_on_their_hosts(mesh: cm.Mesh, machines: list[Host]) -> None:
+    names = mesh.run(lambda: __import__("socket").gethostname()).list
+    assert names == ["cm1", "cm1", "cm2", "cm2"]
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+    assert mesh.run(lambda: os.environ["GLOO_SOCKET_IFNAME"]).list == ["eth0"] * 4
+    assert mesh.run(lambda: os.environ["MASTER_ADDR"]).list == [machines[0].address] * 4
+
+
+def test_what_listens_on_a_host_is_what_is_documented(mesh: cm.Mesh, machines: list[Host]) -> None:
+    """The agent on the host's one address; the store on the first host's; gloo on the interface."""
+    for index, host in enumerate(machines[:2]):
+        by_name: dict[str, set[str]] = {}
+        for line in host.inside("ss", "-Htlnp").splitlines():
+            address, name = line.split()[3].rpartition(":")[0], line.partition('(("')[2]
+            by_name.setdefault(name.partition('"')[0], set()).add(address)
+        del by_name["sshd"]
+        assert set(by_name) <= {
+            "cellmesh-agent",
+            "cellmesh-store",
+            *(f"cellmesh-r{r}" for r in range(4)),
+        }
+        assert ("cellmesh-store" in by_name) == (index == 0)
+        assert set().union(*by_name.values()) == {host.address}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_cable_that_is_back_within_the_lease_costs_nothing(
+    what: str, mesh: cm.Mesh, machines: list[Host], capfd: pytest.CaptureFixture[str]
+) -> None:
+    step = STEPS[what]
+    run = mesh.submit_cell(FOREVER.format(step=step)) if step else None
+    machines[1].cut()
+    text = ""
+
+    def is_reported(phrase: str) -> bool:
+        nonlocal text
+        text += capfd.readouterr().err
+        return phrase in text
+
+    wait_until(lambda: is_reported("cm2 (ranks 2-3) is not heard since"), WAIT_S, "it is reported")
+    assert not lost_ranks(mesh)
+    machines[1].mend()
+    wait_until(lambda: is_reported("cm2 (ranks 2-3) is heard again"), WAIT_S, "it is heard again")
+    if run is not None:
+        assert not run.done()
+        run.interrupt()
+        run.wait(WAIT_S)
+    assert mesh.pull("kept").list == [5, 6, 7, 8]
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+@pytest.mark.parametrize("what", STEPS)
+@pytest.mark.parametrize("how", ["cut", "deafen", "kill"])
+def test_lost_host_costs_its_ranks_and_no_others(
+    how: str, what: str, mesh: cm.Mesh, machines: list[Host]
+) -> None:
+    step = STEPS[what]
+    run = mesh.submit_cell(FOREVER.format(step=step)) if step else None
+    began = time.monotonic()
+    getattr(machines[1], how)()
+    wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
+    if how != "kill":  # whose ranks report their end before their agent is missed
+        assert time.monotonic() - began > HOST_LEASE_S
+    if run is not None:
+        run.interrupt()
+        run.wait(WAIT_S)
+        assert {2, 3} <= set(run.failed_ranks())
+    assert mesh[[0, 1]].pull("kept").list == [5, 6]
+    with pytest.raises(CellmeshError):
+        mesh.cell("1")
+    machines[1].mend()
+    machines[1].kill()  # what was cut ends by its lease, for which this does not wait
+
+
+@pytest.mark.parametrize("how", ["30 % loss", "slow link"])
+def test_bad_network_loses_nothing(how: str, mesh: cm.Mesh, machines: list[Host]) -> None:
+    if how == "slow link":
+        machines[1].slow("1mbit")
+    else:
+        machines[1].lose(30)
+    for _ in range(10):
+        mesh.cell(REDUCE)
+    assert not lost_ranks(mesh)
+    assert mesh.pull("kept").list == [5, 6, 7, 8]
+
+
+def test_ssh_connection_that_breaks_costs_nothing(mesh: cm.Mesh, machines: list[Host]) -> None:
+    for process in psutil.Process().children():
+        if process.name() == "ssh":
+            process.kill()
+    assert mesh.pull("kept").list == [5, 6, 7, 8]
+    mesh.cell(REDUCE)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "error", "message"),
+    [
+        ("cm1:1,nosuch.invalid:1", HostError, "nosuch.invalid: .*resolve"),
+        (f"cm1:1,cm2:1,{'cm1'}.:1", HostError, "cm1"),
+    ],
+)
+def test_start_that_fails_names_the_host(
+    hosts: str, error: type[Exception], message: str, machines: list[Host], runtime_dir: Path
+) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        cm.start(hosts=hosts)
+
+
+def test_two_names_of_one_host_are_refused(machines: list[Host], runtime_dir: Path) -> None:
+    with pytest.raises(MeshUsageError, match=r"cm1 and 10\.77\.3\.1 are one host"):
+        cm.start(hosts="cm1:1,10.77.3.1:1")
