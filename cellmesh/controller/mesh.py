@@ -170,7 +170,7 @@ class Mesh(Ranks):
             raise MeshUsageError(f"there is no rank {rank}: the mesh has 0-{len(self) - 1}")
         return self.rank_set.session.ask_log(rank, num_bytes)
 
-    def heal(self, source: int | None = None) -> HealReport:
+    def heal(self, source: int | None = None, *, replace: bool = False) -> HealReport:
         """Replace dead ranks by new ones, and rebuild the process groups where that is needed.
         Blocks.
 
@@ -180,6 +180,7 @@ class Mesh(Ranks):
         Args:
             source: a living rank whose names are copied to ranks that are new; None leaves them
                 empty.
+            replace: whether a spare host takes the place of one that is lost.
 
         Returns:
             What was done, and which names were copied and which not.
@@ -191,7 +192,7 @@ class Mesh(Ranks):
         if source is not None:
             self._check_source(source)
         began_at = time.monotonic()
-        report = self.rank_set.session.heal()
+        report = self.rank_set.session.heal(replace)
         if report.failure:
             busy = "must be idle" in report.failure
             raise MeshUsageError(report.failure) if busy else HostError(report.failure)

@@ -45,6 +45,7 @@ class Options:
         hosts: on which it runs, with their numbers of ranks; () for this host.
         launch: the command line that starts an agent on a host; "" for ssh.
         interface: the network interface of the hosts; "" for that of the route to this host.
+        spares: hosts that may take the place of lost ones.
     """
 
     num_ranks: int
@@ -60,6 +61,7 @@ class Options:
     hosts: tuple[HostEntry, ...] = ()
     launch: str = ""
     interface: str = ""
+    spares: tuple[str, ...] = ()
 
 
 def parse_duration(text: str) -> float:
@@ -152,6 +154,7 @@ def make_options(
     nproc_per_host: int | None = None,
     launch: str = "",
     interface: str = "",
+    spares: int = 0,
 ) -> Options:
     """Check the options that a user gave, and fill in defaults.
 
@@ -170,6 +173,7 @@ def make_options(
         nproc_per_host: ranks of each host that names no number.
         launch: a command line with ``{host}`` and ``{command}``.
         interface: of the hosts.
+        spares: how many of the hosts, the last ones, are kept for those that are lost.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -189,7 +193,7 @@ def make_options(
     dims = parse_mesh(mesh) if isinstance(mesh, str) else dict(mesh or {})
     if num_ranks is None and dims:
         num_ranks = math.prod(check_mesh(dims, None).values())
-    entries = _choose_hosts(hosts, num_ranks, nproc_per_host, launch)
+    entries, kept = _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
     if entries:
         num_ranks = sum(entry.num_ranks for entry in entries)
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
@@ -231,23 +235,34 @@ def make_options(
         hosts=entries,
         launch=launch,
         interface=interface,
+        spares=kept,
     )
 
 
 def _choose_hosts(
-    hosts: str | Iterable[str], num_ranks: Any, nproc_per_host: int | None, launch: str
-) -> tuple[HostEntry, ...]:
+    hosts: str | Iterable[str],
+    num_ranks: Any,
+    nproc_per_host: int | None,
+    launch: str,
+    spares: int,
+) -> tuple[tuple[HostEntry, ...], tuple[str, ...]]:
     if not hosts:
-        if launch or nproc_per_host is not None:
+        if launch or spares or nproc_per_host is not None:
             raise MeshUsageError("say on which hosts, like --hosts a:4,b:4")
-        return ()
+        return (), ()
     if num_ranks is not None and (isinstance(num_ranks, bool) or not isinstance(num_ranks, int)):
         raise MeshUsageError(f"the number of ranks must be a whole number, not {num_ranks!r}")
-    entries = parse_hosts(
-        hosts if isinstance(hosts, str) else list(hosts), num_ranks, nproc_per_host
-    )
+    names = hosts.split(",") if isinstance(hosts, str) else list(hosts)
+    if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < len(names):
+        raise MeshUsageError(
+            f"--spares must be fewer than the {len(names)} hosts, not {spares!r}: they are the "
+            "last of --hosts, without ranks"
+        )
+    used = len(names) - spares
+    kept = tuple(str(name).strip().partition(":")[0] for name in names[used:])
+    entries = parse_hosts(names[:used], num_ranks, nproc_per_host)
     command_for(launch, entries[0].name, [])
-    return entries
+    return entries, kept
 
 
 def _check_duration(option: str, value: Any) -> float:

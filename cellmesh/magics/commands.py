@@ -260,7 +260,9 @@ class Commands:
         self._choose(options).interrupt()
 
     def dist_heal(self, options: Given) -> None:
-        print(describe_healing(self._need_mesh().heal(options["source"])))
+        print(
+            describe_healing(self._need_mesh().heal(options["source"], replace=options["replace"]))
+        )
 
     def dist_stacks(self, options: Given) -> None:
         ranks = self._choose(options)

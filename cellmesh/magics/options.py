@@ -81,6 +81,12 @@ COMMANDS = {
                 "'docker exec -i {host} {command}'.",
             ),
             click.Option(
+                ["--spares"],
+                type=int,
+                metavar="N",
+                help="Keep the last N of the hosts for %dist_heal --replace.",
+            ),
+            click.Option(
                 ["--interface"],
                 metavar="NAME",
                 help="The hosts' network interface, for the wire, gloo, NCCL and the store.",
@@ -297,6 +303,11 @@ COMMANDS = {
                 type=Rank(),
                 metavar="RANK",
                 help="Copy this rank's names to ranks that are new, as far as they can be copied.",
+            ),
+            click.Option(
+                ["--replace"],
+                is_flag=True,
+                help="Use a spare host in place of one that is lost.",
             ),
         ),
         _command(

@@ -33,7 +33,7 @@ class Heal(WorkVerb, frozen=True):
     A rank does this before work that it holds back. `generation` has not been used before in this
     mesh. A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with
     an empty one it makes the mesh's own, of these dims. `store_port` is where the c10d store
-    listens now (0: as before).
+    listens now (0: as before), at `store_address` ("": as before).
     """
 
     run: int
@@ -43,6 +43,7 @@ class Heal(WorkVerb, frozen=True):
     mesh_dim_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
     store_port: int = 0
+    store_address: str = ""
 
 
 class Describe(Verb, frozen=True):

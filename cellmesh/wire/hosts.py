@@ -31,6 +31,8 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         notebook: addresses of the notebook's host, to which a route is chosen.
         address: the agent's own, for controllers and other ranks; "" until the agent has chosen it.
         interface: the network interface that has the address.
+        joins: the mesh is ready, and the agent takes the place of one that is lost: its ranks are
+            forked when the controller asks for them.
     """
 
     index: int
@@ -42,6 +44,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notebook: tuple[str, ...] = ()
     address: str = ""
     interface: str = ""
+    joins: bool = False
 
 
 class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

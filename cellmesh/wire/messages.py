@@ -115,10 +115,18 @@ class ReadLog(Verb, frozen=True):
 
 
 class UseStore(Verb, frozen=True):
-    """Have ranks that are forked from now on use the c10d store of another host."""
+    """Have ranks that are forked from now on use the c10d store of another host.
+
+    `incarnation`: how often all ranks of the mesh have been forked, for an agent that joins later.
+    """
 
     address: str
     port: int
+    incarnation: int = 0
+
+
+class MakeStore(Verb, frozen=True):
+    """Start the mesh's c10d store on this host: the host of the last one is lost (`StoreUp`)."""
 
 
 ToAgent = (
@@ -133,6 +141,7 @@ ToAgent = (
     | ReadLog
     | ReadHost
     | UseStore
+    | MakeStore
 )
 
 
@@ -341,6 +350,7 @@ class MeshReady(Verb, frozen=True):
 
     ranks: tuple[RankInfo, ...]
     store_port: int = 0
+    incarnation: int = 0
 
 
 class StoreUp(Verb, frozen=True):
@@ -379,11 +389,12 @@ class Died(Verb, frozen=True):
 
 class StoreDied(Verb, frozen=True):
     """The process of the c10d store ended; a new one listens on `new_port` (0: none could be
-    started).
+    started), on another host if there is a `new_address`.
     """
 
     reason: str
     new_port: int = 0
+    new_address: str = ""
 
 
 class AgentFault(Verb, frozen=True):

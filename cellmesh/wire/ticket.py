@@ -68,6 +68,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         agent_ticks: when that started (`place.started_ticks`).
         host: what the agent runs of a mesh on many hosts; None for all ranks, on one host.
         agents: where the agents of a mesh on many hosts are reached; () on one host.
+        launch: the command line that starts agents on other hosts; "" for ssh.
+        interface: the hosts' network interface; "" for that of the route to the notebook's host.
+        spares: hosts that may take the place of lost ones.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
     """
 
@@ -97,6 +100,9 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     agent_ticks: int = 0
     host: HostPart | None = None
     agents: tuple[AgentAddress, ...] = ()
+    launch: str = ""
+    interface: str = ""
+    spares: tuple[str, ...] = ()
     curve_secret: str = ""
 
     @property

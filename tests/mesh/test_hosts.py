@@ -204,19 +204,113 @@ def test_secrets_are_in_no_command_line_and_no_environment(mesh: cm.Mesh, direct
     assert not any(secret in str(environment) for secret in secrets)
 
 
-def test_lost_host_takes_its_ranks_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host counts as lost soon; the networks of these tests lose nothing."""
     monkeypatch.setattr(connections, "HOST_LEASE_S", 0.5)
+
+
+def lose(mesh: cm.Mesh, ranks: set[int], number: signal.Signals) -> psutil.Process:
+    """Signal the agent of some ranks, and wait until the ranks count as lost."""
+    agent = agent_of(mesh, min(ranks))
+    agent.send_signal(number)
+    wait_until(lambda: ranks <= mesh.rank_set.session.dead_ranks, WAIT_S, f"{ranks} are lost")
+    return agent
+
+
+@pytest.mark.usefixtures("short_lease")
+def test_lost_host_takes_its_ranks_and_no_others() -> None:
     with own_runtime_dir() as directory:
         with start("a:2,b:1") as mesh:
             mesh.cell("kept = rank + 5")
-            agent_of(mesh, 2).send_signal(signal.SIGKILL)
-            wait_until(lambda: 2 in mesh.rank_set.session.dead_ranks, WAIT_S, "rank 2 is lost")
+            lose(mesh, {2}, signal.SIGKILL)
             assert mesh[[0, 1]].pull("kept").list == [5, 6]
             with pytest.raises(CellmeshError, match="was on b, which is lost"):
                 mesh[2].run(abs, -1)
-            with pytest.raises(HostError, match="b is lost"):
+            assert mesh[[0, 1]].pull("kept").list == [5, 6]
+        check_nothing_left(directory)
+
+
+@pytest.mark.usefixtures("short_lease")
+@pytest.mark.parametrize(("lost", "living"), [({2, 3}, [0, 1]), ({0, 1}, [2, 3])])
+def test_lost_host_is_started_again(lost: set[int], living: list[int]) -> None:
+    """Also the first one, whose store the other host takes over."""
+    with own_runtime_dir() as directory:
+        with start() as mesh:
+            mesh.cell("kept = rank + 5\ng = dist.new_group([0, 2])")
+            lose(mesh, lost, signal.SIGKILL)
+            report = mesh.heal(living[0])
+            assert set(report.respawned) == lost
+            assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
+            assert mesh[sorted(lost)].pull("kept").list == [living[0] + 5] * 2
+            mesh.cell(REDUCE)
+            assert mesh.pull("float(x)").list == [6.0] * 4
+            mesh.cell(
+                "import torch\ny = torch.ones(1)\nif rank in (0, 2): dist.all_reduce(y, group=g)"
+            )
+            assert mesh[[0, 2]].pull("float(y)").list == [2.0, 2.0]
+            mesh.restart()
+            mesh.cell(REDUCE)
+            assert mesh.pull("float(x)").list == [6.0] * 4
+        check_nothing_left(directory)
+
+
+@pytest.mark.usefixtures("short_lease")
+@pytest.mark.parametrize("step", [None, "time.sleep(0.01)", "dist.all_reduce(torch.ones(2))"])
+def test_host_that_is_heard_again_is_taken_back_with_all_that_it_holds(step: str | None) -> None:
+    with own_runtime_dir() as directory:
+        with start() as mesh:
+            mesh.cell("kept = rank + 5; import time")
+            if step is not None:
+                mesh.submit_cell(f"while True: {step}")
+            agent = lose(mesh, {2, 3}, signal.SIGSTOP)
+            for run in mesh.runs:
+                run.interrupt()
+                run.wait(WAIT_S)
+            agent.send_signal(signal.SIGCONT)
+            session = mesh.rank_set.session
+            wait_until(lambda: session._hosts is not None and session._hosts.returned, WAIT_S, "b")
+            assert mesh.heal().respawned == ()
+            assert mesh.pull("kept").list == [5, 6, 7, 8]
+            mesh.cell(REDUCE)
+            assert mesh.pull("float(x)").list == [6.0] * 4
+        check_nothing_left(directory)
+
+
+@pytest.mark.usefixtures("short_lease")
+def test_spare_takes_the_place_of_a_lost_host() -> None:
+    with own_runtime_dir() as directory:
+        with start("a:2,b:2,c:2", spares=1) as mesh:
+            assert mesh.size() == 4
+            mesh.cell("kept = rank + 5")
+            lose(mesh, {2, 3}, signal.SIGKILL)
+            assert set(mesh.heal(0, replace=True).respawned) == {2, 3}
+            assert [info.host for info in mesh.report()] == ["a", "a", "c", "c"]
+            assert mesh.pull("kept").list == [5, 6, 5, 5]
+            mesh.cell(REDUCE)
+            assert mesh.pull("float(x)").list == [6.0] * 4
+            assert own_ticket(directory).spares == ()
+        check_nothing_left(directory)
+
+
+@pytest.mark.usefixtures("short_lease")
+def test_host_that_cannot_be_started_again_costs_nothing_more(tmp_path: Path) -> None:
+    switch = tmp_path / "is_up"
+    switch.touch()
+    engine = (
+        f"sh -c 'if [ -e {switch} ] || [ $0 != b ]; then exec {{command}}; fi; exit 9' {{host}}"
+    )
+    with own_runtime_dir() as directory:
+        with cm.start(hosts="a:2,b:1,c:1", launch=engine, spares=1, lease_s=60) as mesh:
+            mesh.cell("kept = rank + 5")
+            lose(mesh, {2}, signal.SIGKILL)
+            switch.unlink()
+            with pytest.raises(HostError, match=r"b is lost, .*exited with 9.*--replace` uses c"):
                 mesh.heal()
             assert mesh[[0, 1]].pull("kept").list == [5, 6]
+            mesh.heal(replace=True)
+            mesh.cell(REDUCE)
+            assert mesh.pull("float(x)").list == [3.0] * 3
         check_nothing_left(directory)
 
 

@@ -49,7 +49,7 @@ from .effects import Send as Send
 from .effects import State as State
 from .effects import Waiting as Waiting
 from .effects import Watch as Watch
-from .mesh_state import FIRST_HEAL, MeshState
+from .mesh_state import FIRST_HEAL, MeshState, Returned
 from .recovery import Recovery
 from .requests import ANSWER_S as ANSWER_S
 from .requests import Questions, control
@@ -283,6 +283,8 @@ class Core:
                 return self._mesh_ready(verb, now)
             case Respawned():
                 return [*self._recovery.respawned(verb.ranks, now), Change(self.state, verb)]
+            case Returned(infos):
+                return [Change(self.state, verb), *self._recovery.returned(infos, now)]
             case RespawnFailed():
                 effects = self._recovery.respawn_failed(verb.ranks, verb.text, now)
                 return [*effects, Change(self.state, verb)]
@@ -292,6 +294,7 @@ class Core:
                 return self.agent_ended(verb.reason, verb)
             case StoreDied():
                 self._mesh.store_port = verb.new_port
+                self._mesh.store_address = verb.new_address or self._mesh.store_address
                 moved = self._recovery.store_moved(now) if verb.new_port else []
                 return [Change(self.state, verb), *moved]
         return [Change(self.state, verb)]

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ...wire.messages import Died, MeshReady
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.status import RankInfo, RankState
@@ -107,6 +109,14 @@ class News:
         return [Note(run, f"{text}; {tell_empty(endings)}")]
 
 
+class Returned(msgspec.Struct, frozen=True):
+    """These ranks, which counted as lost with their host, are heard again and hold what they
+    held; said to the core by the connections to many hosts.
+    """
+
+    ranks: tuple[RankInfo, ...]
+
+
 @dataclass
 class MeshState:
     """The mesh as the core sees it.
@@ -121,6 +131,7 @@ class MeshState:
         held: ranks that hold back work -> the run that failed on them, -1 if that is not known.
         asking: rank -> the request by which it waits for the user.
         store_port: where the c10d store listens, 0 if that is as it was when the ranks were forked.
+        store_address: the store's host, "" if that is as it was.
         news: of ranks that were replaced without being asked for.
         transitions: of the recovery, and of runs that do not simply end.
     """
@@ -134,6 +145,7 @@ class MeshState:
     held: dict[int, int] = field(default_factory=dict)
     asking: dict[int, int] = field(default_factory=dict)
     store_port: int = 0
+    store_address: str = ""
     news: News = field(default_factory=News)
     transitions: TransitionLog = field(default_factory=TransitionLog)
 

@@ -192,6 +192,17 @@ class Recovery:
         self.to_replace.spare(new)
         return self._on("respawned", now) if self.phase == "respawning" else self.begin(now)
 
+    def returned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
+        """Handle that dead ranks live after all, with what they held: their host is heard again."""
+        found = {info.rank: info for info in ranks}
+        self._mesh.ranks = tuple(found.get(info.rank, info) for info in self._mesh.ranks)
+        for rank in found:
+            self._mesh.dead.pop(rank, None)
+            self._mesh.held[rank] = -1
+        self.to_replace.spare(found)
+        self._must_heal = True
+        return self.begin(now)
+
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
         """Handle that dead ranks could not be forked: living ranks are healed without them."""
         self.to_replace.spare(ranks)
@@ -351,7 +362,9 @@ class Recovery:
         self._must_heal = False
         self._mesh.pending[run] = Pending(ranks, set(ranks), now, watched_at=now)
         dims, port = self._mesh.dims, self._mesh.store_port
-        heal = Heal(run, generation, ranks, blueprint, tuple(dims), tuple(dims.values()), port)
+        shape = tuple(dims.values())
+        where = self._mesh.store_address
+        heal = Heal(run, generation, ranks, blueprint, tuple(dims), shape, port, where)
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:

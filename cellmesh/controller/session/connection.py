@@ -56,6 +56,7 @@ class Connection:
             package=own_package(),
             torch=own_torch(),
         )
+        self._endpoint = endpoint
         self._context: zmq.Context[transport.Socket] = zmq.Context()
         # A routing id must not begin with a zero.
         self._socket, self._monitor = transport.connect_dealer(
@@ -156,6 +157,20 @@ class Connection:
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)
         self._context.term()
+
+    def renew(self) -> None:
+        """Greet the agent as a new controller does, as it may have given this one up."""
+        self._hello = msgspec.structs.replace(self._hello, link=os.urandom(16), steal=True)
+        self._reliable = Reliable()
+        self._is_open = self._was_welcomed = False
+
+    def move(self, endpoint: str, server_key: str) -> None:
+        """Connect to another agent in place of this one."""
+        self.renew()
+        self._socket.disconnect(self._endpoint)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+        self._endpoint, self.lost_at = endpoint, None
+        self._socket.connect(endpoint)
 
     def _hear_aside(self, frames: Sequence[Frame]) -> Iterator[Parcel[Any]]:
         for parcel in self._codec.decode(frames):

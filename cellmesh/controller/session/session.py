@@ -22,7 +22,9 @@ from ..failure_summary import refuse_dead
 from ..kernel import AtExit
 from ..output.console import ConsoleSink, Sink
 from .features import Features
-from .hosts.connections import connect
+from .hosts.connections import AnyConnection, HostConnections, connect
+from .hosts.lost_hosts import bring_back
+from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import read_agent_log
 from .life import Life, describe_end, explain_start, reason_of, refuse_use
@@ -74,7 +76,8 @@ class Session:
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
         self.features = Features(self, ticket.name, is_local=not ticket.agents)
-        self._sink = sink
+        self._sink, self._steal = sink, steal
+        self._hosts: HostConnections | None = None  # made by the link's thread
         self._owner_pid = os.getpid()
         self._core = Core(
             ticket.num_ranks,
@@ -88,7 +91,7 @@ class Session:
         # Waits for a save that ranks may be writing.
         self.finish_saving: Callable[[], None] | None = None
         self._link = Link(
-            lambda: connect(ticket, steal),
+            self._connect,
             self._core,
             agent_end,
             self._note_change,
@@ -186,9 +189,19 @@ class Session:
 
     # ---- life
 
-    def heal(self) -> HealReport:
-        """Replace dead ranks and rebuild groups where needed; Ctrl-C stops waiting for it."""
+    def heal(self, may_replace: bool = False) -> HealReport:
+        """Replace dead ranks and rebuild groups where needed; Ctrl-C stops waiting for it.
+
+        Args:
+            may_replace: whether a spare host may take the place of a lost one.
+
+        Raises:
+            HostError: no agent could be started in place of a lost one.
+        """
         self._check_usable(())
+        if self._hosts is not None and isinstance(self._launcher, HostAgents):
+            bring_back(self._hosts, self._launcher, self._post_aside, may_replace)
+            self._ticket = self._launcher.ticket
         try:
             report = self.ask(lambda core, now: core.heal(now), None)
         except KeyboardInterrupt:
@@ -298,6 +311,18 @@ class Session:
         return f"<cellmesh {self.name}: {self.num_ranks} ranks ({shape}), {self.state}>"
 
     # ---- inside
+
+    def _connect(self) -> AnyConnection:
+        connection = connect(self._ticket, self._steal)
+        self._hosts = connection if isinstance(connection, HostConnections) else None
+        return connection
+
+    def _post_aside(self, action: Callable[[], None]) -> None:
+        def command(core: Core, now: float) -> Sequence[Effect]:
+            action()
+            return ()
+
+        self._link.post(command)
 
     def _leave(self) -> None:
         """Drop everything that this process has of the mesh."""

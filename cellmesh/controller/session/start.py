@@ -18,7 +18,7 @@ from ..mesh import Mesh
 from ..options import Options, did_you_mean, make_options, read_project_options
 from ..output.cell import current_sink
 from ..output.console import Sink
-from .launch.hosts import FoundHosts, HostAgents
+from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import LocalAgent, forked, found, make_ticket, spawned
 from .launch.prestart import own_prestart
@@ -46,6 +46,7 @@ def start(
     nproc_per_host: int | None = None,
     launch: str | None = None,
     interface: str | None = None,
+    spares: int | None = None,
     timeout_s: float = 120.0,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
@@ -75,6 +76,8 @@ def start(
             {host} {command}``; by default OpenSSH's client.
         interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
             default that of the route to this host.
+        spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
+            lost ones.
         timeout_s: how long the start may take, in seconds.
         on_progress: told how far it has come; called on another thread.
 
@@ -99,6 +102,7 @@ def start(
         "nproc_per_host": nproc_per_host,
         "launch": launch,
         "interface": interface,
+        "spares": spares,
     }
     options = read_project_options(Path.cwd())
     if num_ranks is not None or mesh is not None:
@@ -131,13 +135,7 @@ def _launch(
             on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
     if options.hosts:
-        agents = HostAgents(
-            make_ticket(options, is_lease_chosen),
-            options.hosts,
-            options.launch,
-            options.interface,
-            timeout_s,
-        )
+        agents = HostAgents(make_ticket(options, is_lease_chosen), options.hosts, timeout_s)
         end = agents.start()
         return agents.ticket, agents, end
     prestart = own_prestart() if options.prestart else None
@@ -173,7 +171,7 @@ def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = 
     ticket = _find_ticket(name)
     _check_ticket(ticket)
     launcher: Launcher = (
-        FoundHosts(ticket) if ticket.agents else LocalAgent(functools.partial(found, ticket))
+        HostAgents(ticket) if ticket.agents else LocalAgent(functools.partial(found, ticket))
     )
     try:
         end = launcher.start()

@@ -33,6 +33,7 @@ from ...wire.messages import (
     Kill,
     Leave,
     LogText,
+    MakeStore,
     ReadLog,
     Relay,
     Respawn,
@@ -67,7 +68,8 @@ class Agent:
             host_name() if ticket.host is None else ticket.host.name,
             time.monotonic(),
             is_whole=ticket.host is None,
-            owns_store=ticket.host is None or ticket.host.index == 0,
+            owns_store=ticket.host is None or (ticket.host.index == 0 and not ticket.host.joins),
+            joins=ticket.host is not None and ticket.host.joins,
         )
         self._num_faults = 0
         linux_process.become_subreaper()
@@ -198,9 +200,12 @@ class Agent:
                 self._act(self._supervisor.kill(ranks))
             case SetDims(names, shape):
                 self._set_dims(names, shape)
-            case UseStore(address, port):
+            case UseStore(address, port, incarnation):
                 self._family.store_address = address
-                self._act(self._supervisor.use_store(port))
+                self._supervisor.owns_store = False
+                self._act(self._supervisor.use_store(port, incarnation))
+            case MakeStore():
+                self._family.make_store()
             case ReadLog(request, rank, num_bytes):
                 text, before = read_log(self._family.log_path(rank), num_bytes)
                 self._attachment.send([Parcel(LogText(request, text, before))])

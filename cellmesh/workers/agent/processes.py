@@ -366,6 +366,16 @@ class Family:
         except OSError as error:  # a fork tries again
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
+    def make_store(self) -> None:
+        """Fork the store, now or once there is a zygote: its host is lost."""
+        part = self._ticket.host
+        assert part is not None
+        self.store_address, self._supervisor.owns_store = part.address, True
+        if self._zygote is not None and self._zygote_is_ready:
+            self._fork_store(self._zygote)
+        else:
+            self._store_end = "was on a host that is lost"
+
     def _fork_store(self, zygote: ZygoteClient) -> None:
         with socket.create_server((self.store_address, 0), backlog=1024) as listener:
             port = listener.getsockname()[1]

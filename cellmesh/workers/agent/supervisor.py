@@ -106,6 +106,7 @@ class Supervisor:
         now: seconds.
         is_whole: the mesh has no other host; else only controllers restart all ranks.
         owns_store: the c10d store runs on this host; else ranks wait for `use_store`.
+        joins: the mesh is ready, and these ranks of it are dead.
 
     Attributes:
         state: of the mesh; "ended" once every process has: the agent then exits.
@@ -121,6 +122,7 @@ class Supervisor:
         now: float,
         is_whole: bool = True,
         owns_store: bool = True,
+        joins: bool = False,
     ) -> None:
         self.store_port = 0
         self._is_whole, self.owns_store = is_whole, owns_store
@@ -129,7 +131,9 @@ class Supervisor:
         self._host = host
         self._ranks = {rank: RankRecord(Gate(now)) for rank in ranks}
         self._merger = Merger()
-        self.state: State = "starting"
+        self.state: State = "ready" if joins else "starting"
+        for state in self._ranks.values() if joins else ():
+            state.end("was on a host that is lost", "")
         self._incarnation = 0
         self._reason = ""
         self._kill_at: float | None = None
@@ -163,8 +167,14 @@ class Supervisor:
         fork = self._fork_missing() if self.unforked else self._fork_all()
         return [Up([Parcel(Progress("forking ranks", 0))]), fork]
 
-    def use_store(self, port: int) -> list[Action]:
-        """Use another host's store, which listens on this port; ranks that waited are forked."""
+    def use_store(self, port: int, incarnation: int = 0) -> list[Action]:
+        """Use another host's store, which listens on this port; ranks that waited are forked.
+
+        Args:
+            port: of the store.
+            incarnation: of the mesh's ranks, if this host has joined them later.
+        """
+        self._incarnation = self._incarnation or incarnation
         was_waiting, self.store_port = not self.store_port and self._num_gpus >= 0, port
         return self.zygote_ready(self._num_gpus) if was_waiting else []
 
@@ -349,7 +359,7 @@ class Supervisor:
     def progress(self) -> Parcel[Any]:
         """The progress of the start, for a controller that attaches."""
         if self.state == "ready":
-            return Parcel(MeshReady(self.report({}), self.store_port))
+            return Parcel(MeshReady(self.report({}), self.store_port, self._incarnation))
         return Parcel(Progress("process group" if self._incarnation else "importing torch", 0))
 
     def deaths(self) -> list[Died]:
@@ -432,7 +442,7 @@ class Supervisor:
         up: list[Parcel[Any]] = [Parcel(Progress("process group", num_ready))]
         if num_ready == len(self._ranks) and self.state == "starting":
             self.state, self._num_starts_lost = "ready", 0
-            up.append(Parcel(MeshReady(self.report({}), self.store_port)))
+            up.append(Parcel(MeshReady(self.report({}), self.store_port, self._incarnation)))
         return [Up(up)]
 
     def _fail_start(self, fault: Literal["user", "host"], text: str) -> list[Action]:

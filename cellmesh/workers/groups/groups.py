@@ -269,7 +269,11 @@ class Groups:
         return made
 
     def heal(
-        self, generation: int, participants: frozenset[int], store_port: int | None = None
+        self,
+        generation: int,
+        participants: frozenset[int],
+        store_port: int | None = None,
+        store_address: str = "",
     ) -> tuple[str, ...]:
         """Reconnect every group whose members all take part. Collective among them, main thread.
 
@@ -279,12 +283,13 @@ class Groups:
             generation: a number not used before in this mesh.
             participants: the ranks that take part.
             store_port: where the c10d store listens now, if its process was replaced.
+            store_address: the host's, if the store is on another one now.
 
         Returns:
             What the user must know of models in which a step had stopped.
         """
         if store_port is not None:
-            self._store.move(store_port)
+            self._store.move(store_port, store_address)
         try:
             notes = self._healer.heal(generation, participants)
         except BaseException:

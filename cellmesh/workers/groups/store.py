@@ -156,10 +156,12 @@ class MeshStore(InterruptibleStore):
             if self._inner is None:
                 self._inner = self._connect()
 
-    def move(self, port: int) -> None:
-        """Use the new, empty store process that listens on `port`."""
+    def move(self, port: int, host: str = "") -> None:
+        """Use the new, empty store process that listens on `port`, on another host if one is
+        given.
+        """
         with self._lock:
-            self._port = port
+            self._host, self._port = host or self._host, port
             self._inner = None
 
     def has_extended_api(self) -> bool:

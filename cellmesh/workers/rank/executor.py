@@ -279,7 +279,8 @@ class Executor:
                 work.blueprint, work.mesh_dim_names, work.mesh_shape
             )
         ranks, port = frozenset(work.ranks), work.store_port or None
-        return Parcel(Done(work.run, notes=self._groups.heal(work.generation, ranks, port)))
+        notes = self._groups.heal(work.generation, ranks, port, work.store_address)
+        return Parcel(Done(work.run, notes=notes))
 
     def _evaluate(self, expression: str) -> Any:
         return eval(compile(expression.strip(), "<expression>", "eval"), self._namespace)

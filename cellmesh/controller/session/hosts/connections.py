@@ -91,6 +91,8 @@ class HostConnections:
             elif now >= lost_at + HOST_LEASE_S:
                 reason = f"not heard for {HOST_LEASE_S:.0f} s"
                 yield from self._route(self._fan.lose(index, reason))
+                self._reported.discard(index)
+                self._all[index].renew()
             elif index not in self._reported:
                 self._reported.add(index)
                 since = clock.strftime("%H:%M:%S")
@@ -100,6 +102,25 @@ class HostConnections:
                         f"as lost after {HOST_LEASE_S:.0f} s"
                     )
                 )
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The hosts that count as lost."""
+        return self._fan.lost
+
+    @property
+    def returned(self) -> frozenset[int]:
+        """The lost hosts that are heard again."""
+        return self._fan.returned
+
+    def take_back(self, index: int) -> None:
+        """Use a lost host that is heard again; in the link's loop."""
+        self._up += list(self._route(self._fan.take_back(index)))
+
+    def replace(self, index: int, agent: AgentAddress) -> None:
+        """Use another agent in place of a lost one; in the link's loop."""
+        self._all[index].move(agent.endpoint, agent.public_key)
+        self._up += list(self._route(self._fan.replace(index, agent)))
 
     def _route(self, routed: Routed) -> Iterator[Parcel[Any]]:
         for index, parcel in routed.down:

@@ -16,7 +16,9 @@ from ....wire.hosts import AgentAddress
 from ....wire.messages import (
     AgentFault,
     Died,
+    Interrupt,
     Kill,
+    MakeStore,
     MeshReady,
     Progress,
     ReadLog,
@@ -34,6 +36,8 @@ from ....wire.messages import (
 )
 from ....wire.ranks import describe_ranks
 from ....wire.status import HostReport, RankInfo, ReadHost
+from ...core.mesh_state import Returned
+from ...core.requests import control
 
 # The stages of a start, in their order.
 _STAGES = ("importing torch", "forking ranks", "process group")
@@ -60,8 +64,11 @@ class Fan:
     """
 
     def __init__(self, agents: Sequence[AgentAddress]) -> None:
-        self._agents = agents
+        self._agents = list(agents)
         self._hosts = set(range(len(agents)))  # those that are not gone
+        self._joining: set[int] = set()  # hosts that took the place of lost ones, not ready yet
+        self._returned: dict[int, tuple[Welcome, MeshReady | None]] = {}
+        self._store: tuple[int, int] = (0, 0)  # host and port
         self._held: list[tuple[int, Parcel[Any]]] = []  # until every agent has welcomed us
         self._welcomes: dict[int, Welcome] = {}
         self._progress: dict[int, Progress] = {}
@@ -146,7 +153,12 @@ class Fan:
     def join(self, index: int, parcel: Parcel[Any]) -> Routed:
         """Return what an agent's message means for the controller, and for other agents."""
         if index not in self._hosts:
-            return Routed()
+            return self._note_return(index, parcel.verb)
+        if index in self._joining:
+            if isinstance(parcel.verb, MeshReady):
+                self._joining.discard(index)
+            if isinstance(parcel.verb, Welcome | MeshReady | Progress):
+                return Routed()
         if isinstance(parcel.verb, Welcome):
             self._welcomes[index] = parcel.verb
             return self._all_welcomed() if self._hosts <= self._welcomes.keys() else Routed()
@@ -185,9 +197,15 @@ class Fan:
                 return Routed(up=[Parcel(self._joined_progress())])
             case MeshReady():
                 self._ready[index] = verb
+                if index == 0 and not self._store[1]:  # attached to a mesh that was started before
+                    self._store = 0, verb.store_port
                 return self._all_ready() if self._hosts <= self._ready.keys() else Routed()
             case StoreUp(port):
-                return self._tell_store(index, port)
+                told = self._tell_store(index, port)
+                if self._ready.keys() >= self._hosts:  # the store's host was lost
+                    address = self._agents[index].address
+                    told.up.append(Parcel(StoreDied("was on a host that is lost", port, address)))
+                return told
             case StoreDied(_, port):
                 return self._add(Routed(up=[parcel]), self._tell_store(index, port))
             case StartFailed(fault, text):
@@ -235,6 +253,8 @@ class Fan:
             text = f"{agent.host} is lost while the mesh starts: {reason}"
             self._has_failed = True
             routed.up = [Parcel(StartFailed("host", text))]
+        elif index == self._store[0]:
+            routed.down.append((min(self._hosts), Parcel(MakeStore())))
         routed.up += self._joined_reports()
         if index in self._awaited:
             self._not_respawned += self._awaited.pop(index)
@@ -242,9 +262,66 @@ class Fan:
             routed.up += self._all_respawned()
         return routed
 
+    # ---- hosts that return, or are replaced
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The hosts that are gone."""
+        return tuple(sorted(set(range(len(self._agents))) - self._hosts))
+
+    @property
+    def returned(self) -> frozenset[int]:
+        """The lost hosts that are heard again, with their ranks."""
+        ready = (index for index, (_, ready) in self._returned.items() if ready is not None)
+        return frozenset(ready)
+
+    def _note_return(self, index: int, verb: Any) -> Routed:
+        """Note what the agent of a lost host says of its ranks."""
+        if isinstance(verb, Welcome):
+            self._returned[index] = verb, None
+        elif isinstance(verb, MeshReady) and index in self._returned:
+            self._returned[index] = self._returned[index][0], verb
+            text = f"{self.describe(index)} is heard again: `%dist_heal` takes its ranks back"
+            return Routed(up=[Parcel(AgentFault(text))])
+        elif isinstance(verb, Stopped):
+            self._returned.pop(index, None)
+        return Routed()
+
+    def take_back(self, index: int) -> Routed:
+        """Use a lost host that is heard again, with what its ranks hold; their runs are over."""
+        welcome, ready = self._returned.pop(index)
+        assert ready is not None
+        self._hosts.add(index)
+        self._ready[index] = ready
+        living = tuple(info for info in ready.ranks if info.phase != "dead")
+        self._dead.difference_update(info.rank for info in living)
+        routed = Routed(up=[Parcel(Returned(living))])
+        host, port = self._store
+        if port:
+            order = UseStore(self._agents[host].address, port, ready.incarnation)
+            routed.down.append((index, Parcel(order)))
+        for info in welcome.runs:
+            ranks = tuple(rank for rank in info.ranks if rank not in self._dead)
+            stop = control(ranks, Interrupt(info.run))
+            routed.down.append((index, stop.parcel))
+        return routed
+
+    def replace(self, index: int, agent: AgentAddress) -> Routed:
+        """Use another agent in place of a lost one; its ranks are dead until they are forked."""
+        self._agents[index] = agent
+        self._returned.pop(index, None)
+        self._hosts.add(index)
+        self._joining.add(index)
+        host, port = self._store
+        incarnation = max((ready.incarnation for ready in self._ready.values()), default=1)
+        order = UseStore(self._agents[host].address, port, incarnation)
+        return Routed(down=[(index, Parcel(order))] if port else [])
+
     # ---- joined
 
     def _tell_store(self, index: int, port: int) -> Routed:
+        if port:
+            self._store = index, port
         order = Parcel(UseStore(self._agents[index].address, port))
         return self._to(self._hosts - {index}, order) if port else Routed()
 

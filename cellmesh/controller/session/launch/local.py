@@ -64,6 +64,9 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         settle_s=options.settle_s,
         on_error=options.on_error,
         auto_heal=options.auto_heal,
+        launch=options.launch,
+        interface=options.interface,
+        spares=options.spares,
     )
     try:
         write_ticket(ticket)

@@ -78,7 +78,7 @@ def test_a_mesh_is_ready_when_every_rank_has_answered() -> None:
 def test_later_controller_gets_the_progress_of_the_start() -> None:
     assert isinstance(make().progress().verb, Progress)
     supervisor = started()
-    assert supervisor.progress().verb == MeshReady(supervisor.report({}))
+    assert supervisor.progress().verb == MeshReady(supervisor.report({}), 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cellmesh.controller.core.mesh_state import Returned
 from cellmesh.controller.session.hosts.fan import Fan, Routed
 from cellmesh.wire.attach import RunInfo, Welcome
 from cellmesh.wire.codec import Parcel
@@ -15,6 +16,7 @@ from cellmesh.wire.messages import (
     Died,
     Kill,
     LogText,
+    MakeStore,
     MeshReady,
     Progress,
     ReadLog,
@@ -200,3 +202,52 @@ def test_mesh_has_ended_once_every_agent_has(ready: Fan) -> None:
 def test_agent_that_ends_by_itself_is_a_lost_host(ready: Fan) -> None:
     (died,) = verbs(ready.join(1, Parcel(Stopped("stopped from outside"))))
     assert died == Died(2, "was on b, which is lost: stopped from outside", "")
+
+
+def test_another_host_makes_the_store_when_its_host_is_lost(ready: Fan) -> None:
+    ready.join(0, Parcel(StoreUp(99)))
+    assert downs(ready.lose(1, "killed")) == []
+    assert downs(ready.lose(0, "killed")) == [(2, MakeStore())]
+    routed = ready.join(2, Parcel(StoreUp(55)))
+    assert verbs(routed) == [StoreDied("was on a host that is lost", 55, "10.0.0.3")]
+
+
+def test_agent_in_place_of_a_lost_one_gets_the_store_and_forks_on_request(ready: Fan) -> None:
+    ready.join(0, Parcel(StoreUp(99)))
+    ready.lose(1, "killed")
+    new = AgentAddress("d", "tcp://10.0.0.4:7", "key-d", 2, 1)
+    assert downs(ready.replace(1, new)) == [(1, UseStore("10.0.0.1", 99, 0))]
+    assert ready.lost == ()
+    for verb in (welcome(), MeshReady((info(2),))):
+        assert verbs(ready.join(1, Parcel(verb))) == []
+    assert downs(ready.split(Parcel(Respawn((2,))))) == [(1, Respawn((2,)))]
+    assert verbs(ready.join(1, Parcel(Respawned((info(2),))))) == [Respawned((info(2),))]
+    (died,) = verbs(ready.lose(1, "killed"))
+    assert died.rank == 2
+    assert "d, which is lost" in died.reason
+
+
+def test_lost_host_that_is_heard_again_is_taken_back(ready: Fan) -> None:
+    ready.join(0, Parcel(StoreUp(99)))
+    ready.lose(2, "not heard for 10 s")
+    assert verbs(ready.join(2, Parcel(welcome(runs=(RunInfo(6, (3, 4), "x"),))))) == []
+    assert ready.returned == frozenset()
+    dead = RankInfo(4, 0, "host", "dead", ending="was killed")
+    (fault,) = verbs(ready.join(2, Parcel(MeshReady((info(3), dead)))))
+    assert "%dist_heal" in fault.text
+    assert ready.returned == {2}
+    routed = ready.take_back(2)
+    assert verbs(routed) == [Returned((info(3),))]
+    (to_store, use), (to_stop, stop) = downs(routed)
+    assert (to_store, use) == (2, UseStore("10.0.0.1", 99, 0))
+    assert (to_stop, stop.ranks, stop.channel) == (2, (3,), "control")
+    assert ready.lost == () == tuple(ready.returned)
+
+
+def test_agent_that_ends_before_it_is_taken_back_stays_lost(ready: Fan) -> None:
+    ready.lose(2, "not heard for 10 s")
+    ready.join(2, Parcel(welcome()))
+    ready.join(2, Parcel(MeshReady((info(3), info(4)))))
+    ready.join(2, Parcel(Stopped("its lease is over")))
+    assert ready.returned == frozenset()
+    assert ready.lost == (2,)
