@@ -119,6 +119,44 @@ def test_lost_host_costs_its_ranks_and_no_others(
     machines[1].kill()  # what was cut ends by its lease, for which this does not wait
 
 
+@pytest.mark.parametrize("what", STEPS)
+def test_cut_host_is_taken_back_with_what_its_ranks_hold(
+    what: str, mesh: cm.Mesh, machines: list[Host]
+) -> None:
+    step = STEPS[what]
+    run = mesh.submit_cell(FOREVER.format(step=step)) if step else None
+    machines[1].cut()
+    wait_until(lambda: lost_ranks(mesh) == {2, 3}, WAIT_S, "ranks 2-3 are lost")
+    if run is not None:
+        run.interrupt()
+        run.wait(WAIT_S)
+    machines[1].mend()
+    session = mesh.rank_set.session
+    wait_until(lambda: session._hosts is not None and session._hosts.returned, WAIT_S, "cm2")
+    assert mesh.heal().respawned == ()
+    assert mesh.pull("kept").list == [5, 6, 7, 8]
+    mesh.cell(REDUCE)
+    assert mesh.pull("float(x)").list == [6.0] * 4
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_dead_host_is_started_again_or_replaced(
+    index: int, machines: list[Host], runtime_dir: Path
+) -> None:
+    """The first host has the store."""
+    lost, living = ({0, 1}, [2, 3]) if index == 0 else ({2, 3}, [0, 1])
+    with cm.start(hosts="cm1:2,cm2:2,cm3:2", spares=1, lease_s=60) as mesh:
+        mesh.cell("kept = rank + 5")
+        for replace, host in ((False, f"cm{index + 1}"), (True, "cm3")):
+            machines[index].kill()
+            wait_until(lambda: lost_ranks(mesh) == lost, WAIT_S, "the host is lost")
+            assert set(mesh.heal(living[0], replace=replace).respawned) == lost
+            assert {mesh.report()[rank].host for rank in lost} == {host}
+            assert mesh[living].pull("kept").list == [rank + 5 for rank in living]
+            mesh.cell(REDUCE)
+            assert mesh.pull("float(x)").list == [6.0] * 4
+
+
 @pytest.mark.parametrize("how", ["30 % loss", "slow link"])
 def test_bad_network_loses_nothing(how: str, mesh: cm.Mesh, machines: list[Host]) -> None:
     if how == "slow link":
