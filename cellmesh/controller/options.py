@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import MeshUsageError
-from .host_list import HostEntry, command_for, parse_hosts
+from .host_list import HostEntry, SlurmRequest, check_slurm, command_for, parse_hosts
 
 BACKENDS = ("auto", "gloo", "nccl")
 MAX_RANKS = 1024
@@ -46,6 +46,9 @@ class Options:
         launch: the command line that starts an agent on a host; "" for ssh.
         interface: the network interface of the hosts; "" for that of the route to this host.
         spares: hosts that may take the place of lost ones.
+        slurm: what Slurm is asked for; None without Slurm. `num_ranks` and `mesh` are checked again
+            once the nodes are known.
+        release_command: what gives an allocation back once the mesh has ended.
     """
 
     num_ranks: int
@@ -62,6 +65,8 @@ class Options:
     launch: str = ""
     interface: str = ""
     spares: tuple[str, ...] = ()
+    slurm: SlurmRequest | None = None
+    release_command: tuple[str, ...] = ()
 
 
 def parse_duration(text: str) -> float:
@@ -155,6 +160,9 @@ def make_options(
     launch: str = "",
     interface: str = "",
     spares: int = 0,
+    nodes: int | None = None,
+    time_limit: str = "",
+    partition: str = "",
 ) -> Options:
     """Check the options that a user gave, and fill in defaults.
 
@@ -174,6 +182,7 @@ def make_options(
         launch: a command line with ``{host}`` and ``{command}``.
         interface: of the hosts.
         spares: how many of the hosts, the last ones, are kept for those that are lost.
+        nodes, time_limit, partition: of Slurm, with `launch` ``slurm``.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -193,7 +202,21 @@ def make_options(
     dims = parse_mesh(mesh) if isinstance(mesh, str) else dict(mesh or {})
     if num_ranks is None and dims:
         num_ranks = math.prod(check_mesh(dims, None).values())
-    entries, kept = _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
+    slurm = None
+    if launch == "slurm":
+        if hosts or spares:
+            raise MeshUsageError("--launch slurm takes its hosts from Slurm: leave --hosts out")
+        if num_ranks is None and nodes and nproc_per_host:
+            num_ranks = nodes * nproc_per_host
+        slurm = check_slurm(SlurmRequest(nodes, time_limit, partition, num_ranks, nproc_per_host))
+        num_ranks = num_ranks or nproc_per_host  # of one node, until the nodes are known
+    elif nodes is not None or time_limit or partition:
+        raise MeshUsageError("--nodes, --time and --partition are Slurm's: add --launch slurm")
+    entries, kept = (
+        _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
+        if slurm is None
+        else ((), ())
+    )
     if entries:
         num_ranks = sum(entry.num_ranks for entry in entries)
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
@@ -236,6 +259,7 @@ def make_options(
         launch=launch,
         interface=interface,
         spares=kept,
+        slurm=slurm,
     )
 
 

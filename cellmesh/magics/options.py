@@ -77,9 +77,16 @@ COMMANDS = {
             click.Option(
                 ["--launch"],
                 metavar="COMMAND",
-                help="What starts an agent on a host, in place of ssh: "
+                help="What starts an agent on a host, in place of ssh: slurm, or "
                 "'docker exec -i {host} {command}'.",
             ),
+            click.Option(
+                ["--nodes"], type=int, metavar="N", help="Nodes to ask Slurm for (--launch slurm)."
+            ),
+            click.Option(
+                ["--time", "time_limit"], metavar="TIME", help="Of Slurm's allocation: 2:00:00."
+            ),
+            click.Option(["--partition"], metavar="NAME", help="Slurm's partition."),
             click.Option(
                 ["--spares"],
                 type=int,

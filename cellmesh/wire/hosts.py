@@ -33,6 +33,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         interface: the network interface that has the address.
         joins: the mesh is ready, and the agent takes the place of one that is lost: its ranks are
             forked when the controller asks for them.
+        release_command: what gives the mesh's hosts back once the mesh has ended; of one agent.
     """
 
     index: int
@@ -45,6 +46,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""
     interface: str = ""
     joins: bool = False
+    release_command: tuple[str, ...] = ()
 
 
 class AgentAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -71,6 +71,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         launch: the command line that starts agents on other hosts; "" for ssh.
         interface: the hosts' network interface; "" for that of the route to the notebook's host.
         spares: hosts that may take the place of lost ones.
+        release_command: what gives an allocation back that was made for the mesh.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
     """
 
@@ -103,6 +104,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launch: str = ""
     interface: str = ""
     spares: tuple[str, ...] = ()
+    release_command: tuple[str, ...] = ()
     curve_secret: str = ""
 
     @property

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,15 +16,24 @@ from ...wire.host import fits, is_process, own_python, this_place
 from ...wire.marks import end_dead_meshes
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
+from ..host_list import SlurmRequest
 from ..kernel import own_kernel
 from ..mesh import Mesh
-from ..options import Options, did_you_mean, make_options, read_project_options
+from ..options import (
+    DEFAULT_DIM,
+    Options,
+    check_mesh,
+    did_you_mean,
+    make_options,
+    read_project_options,
+)
 from ..output.cell import current_sink
 from ..output.console import Sink
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import LocalAgent, forked, found, make_ticket, spawned
 from .launch.prestart import own_prestart
+from .launch.slurm import allocate, entries_of
 from .session import Session, StartProgress
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
@@ -47,6 +59,9 @@ def start(
     launch: str | None = None,
     interface: str | None = None,
     spares: int | None = None,
+    nodes: int | None = None,
+    time_limit: str | None = None,
+    partition: str | None = None,
     timeout_s: float = 120.0,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
@@ -73,11 +88,15 @@ def start(
         hosts: to run on, ``"a:4,b:4"``; ranks are numbered host by host. By default this machine.
         nproc_per_host: how many ranks run on each host that names no number.
         launch: the command line that starts `cellmesh agent` on a host, such as ``docker exec -i
-            {host} {command}``; by default OpenSSH's client.
+            {host} {command}``; by default OpenSSH's client. ``slurm`` uses the nodes of this
+            process's allocation, or a new one.
         interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
             default that of the route to this host.
         spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
             lost ones.
+        nodes: how many nodes Slurm is asked for, with `launch` ``slurm``.
+        time_limit: of the allocation, as salloc takes it.
+        partition: to ask for.
         timeout_s: how long the start may take, in seconds.
         on_progress: told how far it has come; called on another thread.
 
@@ -103,6 +122,9 @@ def start(
         "launch": launch,
         "interface": interface,
         "spares": spares,
+        "nodes": nodes,
+        "time_limit": time_limit,
+        "partition": partition,
     }
     options = read_project_options(Path.cwd())
     if num_ranks is not None or mesh is not None:
@@ -134,6 +156,8 @@ def _launch(
         if on_progress is not None:
             on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
+    if options.slurm is not None:
+        options = _with_nodes(options, options.slurm, timeout_s, on_progress)
     if options.hosts:
         agents = HostAgents(make_ticket(options, is_lease_chosen), options.hosts, timeout_s)
         end = agents.start()
@@ -147,6 +171,39 @@ def _launch(
     ticket = make_ticket(options, is_lease_chosen)
     launcher = LocalAgent(functools.partial(spawned, ticket))
     return ticket, launcher, launcher.start()
+
+
+def _with_nodes(
+    options: Options,
+    request: SlurmRequest,
+    timeout_s: float,
+    on_progress: Callable[[StartProgress], None] | None,
+) -> Options:
+    """Return the options with the nodes that Slurm has given as hosts. Blocks while it queues."""
+
+    def report(text: str) -> None:
+        if on_progress is not None:
+            on_progress(StartProgress(text, 0, options.num_ranks, 0.0))
+
+    name = options.name or "cellmesh"
+    allocation = allocate(request, name, os.environ, report, timeout_s)
+    try:
+        entries = entries_of(allocation, request.num_ranks, request.nproc_per_host)
+        num_ranks = sum(entry.num_ranks for entry in entries)
+        is_default = tuple(options.mesh) == (DEFAULT_DIM,)
+        dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)
+    except BaseException:
+        if allocation.release_command:
+            subprocess.run(allocation.release_command, capture_output=True)
+        raise
+    return dataclasses.replace(
+        options,
+        num_ranks=num_ranks,
+        mesh=dims,
+        hosts=entries,
+        launch=allocation.template,
+        release_command=allocation.release_command,
+    )
 
 
 def attach(name: str | None = None, *, steal: bool = False, sink: Sink | None = None) -> Mesh:

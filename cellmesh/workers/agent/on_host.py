@@ -172,7 +172,10 @@ def _supervise(ticket: Ticket, stdin: IO[bytes] | None) -> int:
     )
     if stdin is not None and not _hears_go(stdin, guardian):
         _end(guardian)
-    return guardian.wait()
+    status = guardian.wait()
+    if ticket.host is not None and ticket.host.release_command:
+        subprocess.run(ticket.host.release_command, capture_output=True)
+    return status
 
 
 def _hears_go(stdin: IO[bytes], guardian: subprocess.Popen[bytes]) -> bool:

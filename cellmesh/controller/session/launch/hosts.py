@@ -88,6 +88,8 @@ class HostAgents:
             self._end(self._processes)
             self._processes = []
             remove_directory(Path(self.ticket.directory))
+            if self.ticket.release_command:
+                subprocess.run(self.ticket.release_command, capture_output=True)
             raise
 
     def start_again(self, index: int, name: str = "") -> None:
@@ -156,6 +158,7 @@ class HostAgents:
             num_ranks=num_ranks,
             controller_key=public_of(self.ticket.curve_secret),
             notebook=(socket.gethostname(), *_own_addresses()),
+            release_command=self.ticket.release_command if index == 0 else (),
         )
 
     def _start(self, parts: Sequence[HostPart]) -> list[Announcement]:

@@ -67,6 +67,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         launch=options.launch,
         interface=options.interface,
         spares=options.spares,
+        release_command=options.release_command,
     )
     try:
         write_ticket(ticket)
