@@ -1,4 +1,4 @@
-"""How a controller and an agent meet and part."""
+"""Messages with which a controller attaches to a mesh's agent, and leaves the agent again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .verb import Verb
 
 
 class Hello(Verb, frozen=True):
-    """First message of a controller; before accepting it, the agent reads no other message of that
-    peer.
+    """First message of a controller to an agent; until the agent accepts it, the agent reads no
+    other message of that peer.
 
     `link` names one controller's link, also across connections that break; `num_received` is how
     many messages it has taken in from this agent (0 for a new one). `steal` takes the mesh from who
@@ -29,11 +29,11 @@ class Hello(Verb, frozen=True):
 
 
 class Detach(Verb, frozen=True):
-    """The controller leaves; the ranks live on under their lease."""
+    """Message to the agent: the controller leaves; the ranks live on for the lease."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What an agent says of a run in flight to a controller that attaches."""
+    """A run in flight, as the agent describes it to a controller that attaches."""
 
     run: int
     ranks: tuple[int, ...]
@@ -42,7 +42,7 @@ class RunInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(Verb, frozen=True):
-    """The agent accepts the controller.
+    """Answer to `Hello`: the agent accepts the controller, and says what happened before.
 
     `num_received` is how many messages the agent has received from this link; `next_run` is above
     every run that the mesh has seen; `runs` are in flight; `num_dropped_bytes` of output were
@@ -62,14 +62,14 @@ class Welcome(Verb, frozen=True):
 
 
 class Refused(Verb, frozen=True):
-    """The agent does not accept the controller."""
+    """Answer to `Hello`: the agent does not accept the controller, for this reason."""
 
     reason: str
 
 
 class Detached(Verb, frozen=True):
-    """The agent has detached the controller: at its request, or because another one took over
-    (`reason`).
+    """The agent has detached the controller: at its request, or because another controller took
+    over (`reason`).
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""Requests for checkpoints (torch.distributed.checkpoint)."""
+"""Requests to ranks to save and load checkpoints with torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .verb import FeatureRequest
 
 
 class CheckSave(FeatureRequest, frozen=True):
-    """Ask a rank why it cannot save names at a path ("": it can); runs no collective."""
+    """Ask a rank why it cannot save these variables to a path; "" if it can. No collective."""
 
     names: tuple[str, ...]
     path: str
 
 
 class SaveNames(FeatureRequest, frozen=True):
-    """Save names. Collective; with `waits`, the answer follows when all files are written."""
+    """Ask ranks to save these variables; a collective. `waits`: answer once files are written."""
 
     names: tuple[str, ...]
     path: str
@@ -23,15 +23,15 @@ class SaveNames(FeatureRequest, frozen=True):
 
 
 class CheckLoad(FeatureRequest, frozen=True):
-    """Ask a rank why it cannot load names from a path ("": it can); runs no collective."""
+    """Ask a rank why it cannot load these variables from a path; "" if it can. No collective."""
 
     names: tuple[str, ...]
     path: str
 
 
 class LoadNames(FeatureRequest, frozen=True):
-    """Load names in place (an empty list for all saved ones); answer with the loaded names.
-    Collective.
+    """Ask ranks to load these variables (none given: all saved ones) in place, and to answer with
+    the names of those loaded; a collective.
     """
 
     fills: ClassVar[bool] = True

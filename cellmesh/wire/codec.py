@@ -1,4 +1,4 @@
-"""Messages as ZeroMQ frames.
+"""Encodes and decodes cellmesh's messages as lists of ZeroMQ frames.
 
 A ZeroMQ message is one or more *batches*, one after the other. A batch is a header frame, a msgpack
 list of verbs, followed by the buffers that the verbs' payloads announce, in order. As each header
@@ -39,7 +39,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Parcel(NamedTuple, Generic[V]):
-    """A verb and the frames that accompany it."""
+    """A verb (the struct of one message) and the frames that accompany it."""
 
     verb: V
     buffers: tuple[Frame, ...] = ()
@@ -53,7 +53,7 @@ make_parcel: Callable[[tuple[Any, tuple[Frame, ...]]], Parcel[Any]] = functools.
 
 
 def encode(parcels: Iterable[Parcel[Any]]) -> list[Frame]:
-    """Encode a list of verbs as one message.
+    """Encode verbs and their buffers as the frames of one ZeroMQ message.
 
     Args:
         parcels: verbs with the buffers that belong to them.
@@ -85,7 +85,7 @@ def _without_surrogates(verb: Any) -> Any:
 
 
 def num_buffers(verb: Any) -> int:
-    """Number of frames that follow the header for this verb."""
+    """Return the number of frames that follow the header for this verb."""
     if type(verb) is Ranked:
         verb = verb.verb
     if type(verb) is Relay:
@@ -97,7 +97,7 @@ def num_buffers(verb: Any) -> int:
 
 
 class Codec(Generic[V]):
-    """Decodes the messages of one direction.
+    """Decodes the messages of one direction, as from controllers to an agent.
 
     Args:
         union: the union of verbs that may be received.
@@ -109,7 +109,7 @@ class Codec(Generic[V]):
         self._peer = peer
 
     def decode(self, frames: Sequence[Frame]) -> list[Parcel[V]]:
-        """Decode a message.
+        """Decode the frames of a ZeroMQ message into verbs with their buffers.
 
         Args:
             frames: the frames as received, without routing identity.
@@ -143,25 +143,25 @@ class Codec(Generic[V]):
 
 
 def at_agent_from_controller() -> Codec[ToAgent]:
-    """Decoder of messages from controllers to an agent."""
+    """Make an agent's decoder of messages from controllers."""
     return Codec(ToAgent, "a controller")
 
 
 def at_agent_from_rank() -> Codec[FromRank]:
-    """Decoder of messages from ranks to an agent."""
+    """Make an agent's decoder of messages from ranks."""
     return Codec(FromRank, "a rank")
 
 
 def at_rank_for_work() -> Codec[ToMainThread]:
-    """Decoder of messages to a rank's main thread."""
+    """Make a rank's decoder of messages to its main thread."""
     return Codec(ToMainThread, "the controller")
 
 
 def at_rank_for_control() -> Codec[Control]:
-    """Decoder of messages to a rank's control thread."""
+    """Make a rank's decoder of messages to its control thread."""
     return Codec(Control, "the controller")
 
 
 def at_controller() -> Codec[ToController]:
-    """Decoder of messages from agents to the controller."""
+    """Make a controller's decoder of messages from agents."""
     return Codec(ToController, "the agent")

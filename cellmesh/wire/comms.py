@@ -1,4 +1,4 @@
-"""Widgets that ranks make: their comms' messages, both ways, and a question for their states."""
+"""Messages between front end and the ipywidgets of ranks, and a query for their states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CommKind = Literal["open", "message", "close"]
 
 
 class FromFrontEnd(WorkVerb, frozen=True):
-    """A message of the front end's to a comm (a widget) that the rank has opened.
+    """A message from the front end to a comm (a widget) that the rank has opened.
 
     `content` is JSON, ``{"data", "metadata"}``; the message's binary buffers follow as frames.
     """
@@ -26,7 +26,7 @@ class FromFrontEnd(WorkVerb, frozen=True):
 
 
 class ToFrontEnd(Verb, frozen=True):
-    """A message of a comm (a widget) of the rank's to the front end; see `FromFrontEnd`.
+    """A message from a comm (a widget) of a rank to the front end; see `FromFrontEnd`.
 
     `run` made the comm; where `kind` is ``open``, `content` has ``"target_name"`` and
     ``"target_module"``, too.
@@ -40,7 +40,7 @@ class ToFrontEnd(Verb, frozen=True):
 
 
 class WidgetStates(Query, frozen=True):
-    """The states of the rank's ipywidgets. Answer: `workers.comms.describe_widgets`."""
+    """Ask for the states of the rank's ipywidgets. Answer: `workers.comms.describe_widgets`."""
 
 
 AnyRequest = WidgetStates

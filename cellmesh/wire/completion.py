@@ -31,8 +31,8 @@ class Explain(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Completions:
-    """Replacements for ``code[begin:end]``: texts, and the kind of each (``function``,
-    ``instance``, ...).
+    """A rank's answer to `Complete`: texts that may replace ``code[begin:end]``, each with its
+    kind.
 
     `is_whole`: nothing else can stand there, as after the dot of something that is known.
     """

@@ -15,7 +15,7 @@ _MAX_REPORTS = 3
 
 
 class Faults:
-    """Catches exceptions of the handlers of one loop.
+    """Catches, counts and reports exceptions of the functions that one loop calls.
 
     Args:
         owner: what goes on, as a report names it.

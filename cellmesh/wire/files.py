@@ -48,14 +48,14 @@ class FileValue:
 
 
 class MappedFiles:
-    """Tells the agent which files this process maps, because a file that is truncated while mapped
-    kills the process.
+    """Reports to the agent which files this process maps, because a file that is truncated while
+    mapped kills the process.
     """
 
     listener: Callable[[str, int], object] | None = None
 
     def note(self, path: str, num_bytes: int) -> None:
-        """Report a file that is now mapped, and its length."""
+        """Report to the agent a file that this process now maps, and the file's length."""
         if self.listener is not None:
             self.listener(path, num_bytes)
 
@@ -64,7 +64,7 @@ mapped = MappedFiles()
 
 
 def load(path: str, key: str | None, num_bytes: int) -> Any:
-    """Map the file that a `FileValue` names.
+    """Map the file that a `FileValue` names, and return its content or the value at its key.
 
     Args:
         path, key, num_bytes: its attributes.
@@ -90,7 +90,7 @@ def load(path: str, key: str | None, num_bytes: int) -> Any:
 
 
 def read_npy(path: str) -> Any:
-    """Map an array of an ``.npy`` file.
+    """Map the array in an ``.npy`` file copy-on-write, and return it.
 
     Raises:
         MeshUsageError: the file is none, or was cut short.
@@ -104,7 +104,7 @@ def read_npy(path: str) -> Any:
 
 
 def read_safetensors(path: str) -> dict[str, Any]:
-    """Map the tensors of a safetensors file.
+    """Read the header of a safetensors file: which tensors there are, and where.
 
     Returns:
         name -> dtype, shape and absolute offsets of each tensor.
@@ -172,7 +172,7 @@ def _as_tensor(entry: Mapping[str, Any], memory: memoryview, start: int) -> Any:
 
 
 def choose(values: Any, key: str, path: str) -> Any:
-    """Look up a value by its key; in nested dicts by keys joined by dots.
+    """Return the value at a key of a file's content; in nested dicts, the keys joined by dots.
 
     Raises:
         MeshUsageError: there is none; says which there are.

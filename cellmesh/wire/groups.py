@@ -1,4 +1,4 @@
-"""Process groups: what a rank has done on them, and how they are made and healed."""
+"""Messages that make and heal ranks' process groups, and counts of operations on each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .verb import Verb, WorkVerb
 
 
 class GroupCount(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank has begun on a process group since the group was made or healed."""
+    """Number of operations that a rank began on a process group since it was made or healed."""
 
     name: str  # torch's name of the group
     ranks: tuple[int, ...]  # its members; () for all ranks
@@ -19,7 +19,7 @@ class GroupCount(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SetMesh(WorkVerb, frozen=True):
-    """Build the torch DeviceMesh of these dims and bind it to ``mesh``. Collective."""
+    """Ask ranks to build a torch DeviceMesh of these dims and bind it to ``mesh``; a collective."""
 
     run: int
     mesh_dim_names: tuple[str, ...]
@@ -27,8 +27,8 @@ class SetMesh(WorkVerb, frozen=True):
 
 
 class Heal(WorkVerb, frozen=True):
-    """Rebuild every process group whose members are all among `ranks`, in place. Collective among
-    them.
+    """Ask ranks to rebuild, in place, each process group whose members are all among `ranks`; a
+    collective of these.
 
     A rank does this before work that it holds back. `generation` has not been used before in this
     mesh. A rank without groups (a `Respawn`) first makes those of `blueprint` (`Blueprint`); with
@@ -53,7 +53,7 @@ class Describe(Verb, frozen=True):
 
 
 class Blueprint(Verb, frozen=True):
-    """Answer to `Describe`; only ranks read its content."""
+    """A rank's answer to `Describe`: data, read by ranks only, to make its groups again."""
 
     request: int
     data: bytes

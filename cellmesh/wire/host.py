@@ -1,5 +1,5 @@
-"""Identifies hosts and processes: a ticket may be of another host, and a process number may be in
-use again.
+"""Identifies hosts and processes, as a ticket may be of another host, and a process number may be
+in use again.
 
 Process numbers are used again, and a home directory may be shared by hosts and containers.
 """
@@ -32,7 +32,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def this_place() -> Place:
-    """The `Place` of this process."""
+    """Return the `Place` of this process."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -41,13 +41,13 @@ def this_place() -> Place:
 
 
 def host_name() -> str:
-    """This host's name, with "?" for bytes that are not UTF-8, as messages contain UTF-8 only."""
+    """Return this host's name, with "?" for bytes that are not UTF-8, which messages require."""
     return socket.gethostname().encode(errors="replace").decode()
 
 
 def process_stat(pid: int | str) -> list[bytes]:
-    """The fields of ``/proc/PID/stat`` that follow the process's name; [] if there is no such
-    process.
+    """Return the fields of ``/proc/PID/stat`` that follow the process's name; [] if there is no
+    such process.
 
     They are bytes, as the name before them may be any: the kernel cuts it to 15 bytes, within a
     character of UTF-8, too.
@@ -63,7 +63,7 @@ def process_stat(pid: int | str) -> list[bytes]:
 
 
 def started_ticks(pid: int) -> int:
-    """When a process started, in clock ticks of its host's uptime; 0 if there is no such process.
+    """Return when a process started, in ticks of its host's clock; 0 if there is no such process.
 
     Together with the process's number it means one process for as long as the host is up.
     """
@@ -72,23 +72,23 @@ def started_ticks(pid: int) -> int:
 
 
 def is_process(pid: int, ticks: int) -> bool:
-    """Whether a process number still belongs to the process that had this start time."""
+    """Return whether a process number still belongs to the process that had this start time."""
     return pid > 0 and started_ticks(pid) == ticks != 0
 
 
 def own_version() -> str:
-    """The version of cellmesh in this process."""
+    """Return the version of cellmesh in this process."""
     package = importlib.import_module(__name__.partition(".")[0])
     return str(package.__version__)
 
 
 def own_package() -> str:
-    """The directory that cellmesh was imported from."""
+    """Return the directory that cellmesh was imported from."""
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def own_torch() -> str:
-    """The version of torch that this process has imported or would import; "" without torch."""
+    """Return the version of torch that this process has or would import; "" without torch."""
     if "torch" in sys.modules:
         return str(sys.modules["torch"].__version__)
     import importlib.metadata  # 20 ms, and no agent needs it
@@ -100,24 +100,24 @@ def own_torch() -> str:
 
 
 def own_python() -> str:
-    """The version of Python in this process."""
+    """Return the version of Python in this process."""
     return platform.python_version()
 
 
 def fits(python: str, other: str) -> bool:
-    """Whether pickles and code objects of one version of Python can be loaded by another."""
+    """Return whether pickles and code objects of one Python version can be loaded by another."""
     return python.split(".")[:2] == other.split(".")[:2]
 
 
 def same_release(version: str, other: str) -> bool:
-    """Whether two versions of a package differ at most in how it was built (``2.13.0``,
+    """Return whether two versions of a package differ at most in how it was built (``2.13.0``,
     ``2.13.0+cpu``).
     """
     return version.partition("+")[0] == other.partition("+")[0]
 
 
 def format_span(seconds: float) -> str:
-    """A duration for users: ``12 min``."""
+    """Format a duration for users: ``12 min``."""
     for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 1.95 * unit_s or (unit == "min" and seconds >= 60):
             return f"{seconds / unit_s:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Queries: what the notebook can ask a rank about its values and names, and the answers.
+"""Queries: requests of the notebook to a rank about its values and names, and the answers.
 
 A query changes nothing, and runs no user code: an expression is a path of names, attributes and
 constant indices, and is followed again for each question. One that is more than that (or leads
@@ -29,7 +29,7 @@ Reduction = Literal["mean", "absmax", "stride"]
 
 
 class Query(FeatureRequest, frozen=True):
-    """Base of the requests about a rank's values and names."""
+    """Base class of the requests that ask a rank about its values and names."""
 
     is_query: ClassVar[bool] = True
     needs_room: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class Overview(Query, frozen=True):
 
 
 class Histogram(Query, frozen=True):
-    """Ask for the number of finite elements of one tensor in equal bins of [low, high].
+    """Ask for a tensor's histogram: the number of finite elements in equal bins of [low, high].
 
     Answer: tuple of a count per bin.
 
@@ -159,7 +159,7 @@ class Forget(Query, frozen=True):
 
 
 class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's summary of a tensor, or of a plain value.
+    """One rank's summary of a tensor (shape, placements, statistics), or of a plain value.
 
     Statistics are of the rank's own (local) part and cover its finite elements; they are None for
     values without numbers.
@@ -221,13 +221,13 @@ class TensorSummary(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
     def at(self, path: str) -> TensorSummary:
-        """A copy of the summary with another path."""
+        """Return a copy of the summary with another path."""
         return msgspec.structs.replace(self, path=path)
 
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """The answer to `Overview`.
+    """A rank's answer to `Overview`: summaries of the tensors in a value.
 
     Attributes:
         kind: the value's type.
@@ -247,7 +247,7 @@ class ValueSummary:
 
 @dataclass(frozen=True)
 class Pixels:
-    """The answer to `Picture`.
+    """A rank's answer to `Picture`: a part of a tensor's slice as a small array.
 
     Attributes:
         values: [height, width] or smaller; NaN and infinite where the reduced elements are.
@@ -268,7 +268,7 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The answer to `Sample`: the elements, and whether these are all elements.
+    """A rank's answer to `Sample`: the elements, and whether these are all elements.
 
     They are float64, complex128, or 64-bit integers where the tensor's are such.
     """
@@ -303,8 +303,8 @@ class Names(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Bound:
-    """The answer to `Names`: names in alphabetical order (`alphabetically`), and how many follow
-    after these.
+    """A rank's answer to `Names`: names in alphabetical order (`alphabetically`), and how many
+    follow after these.
     """
 
     names: tuple[TensorSummary, ...]
@@ -312,7 +312,7 @@ class Bound:
 
 
 def alphabetically(name: str) -> tuple[str, str]:
-    """The sort key of names."""
+    """Return the key by which names are sorted: case matters only between equal names."""
     return name.lower(), name
 
 
@@ -332,8 +332,8 @@ class HistoryQuery(Query, frozen=True):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A question that a rank could not answer, with the reason; `needs_code`: an answer would have
-    to run user code.
+    """A rank's answer to a query that it could not answer: the reason; `needs_code`: an answer
+    would have to run user code.
     """
 
     type_name: str

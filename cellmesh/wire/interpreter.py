@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def isolated_command(module: str, *arguments: str) -> list[str]:
-    """The command line of an interpreter like this one that imports this copy of cellmesh.
+    """Return the command line of an interpreter like this one that imports this copy of cellmesh.
 
     Args:
         module: its `main` is called with the arguments, and gives the exit code.
@@ -38,7 +38,7 @@ def take_import_path(ticket_path: str) -> None:
 
 
 def absolute(sys_path: Iterable[str]) -> list[str]:
-    """The directories of a path that do not depend on the working directory."""
+    """Return the directories of an import path that do not depend on the working directory."""
     return [directory for directory in sys_path if os.path.isabs(directory)]
 
 

@@ -32,8 +32,8 @@ _WAIT_S = 2.0
 
 
 def may_wait_for(state: RankState, ranks: Collection[int]) -> bool:
-    """Whether a rank has waited long in a torch.distributed call in which one of these ranks may be
-    missing.
+    """Return whether a rank has waited long in a torch.distributed call in which one of these ranks
+    may be missing.
 
     Where that is so, what these ranks would do next is let through, whatever the bounds say.
     """
@@ -51,7 +51,7 @@ _NO_LIMIT_BYTES = 1 << 62
 
 @dataclass(frozen=True)
 class Quota:
-    """The tightest limits; None for no limit.
+    """The tightest limits of this process's control groups; None for no limit.
 
     Attributes:
         cores: how many cores' time.
@@ -151,7 +151,7 @@ def _number(path: Path) -> int:
 
 
 def free_bytes() -> int:
-    """Bytes that this process may still allocate."""
+    """Return the number of bytes that this process may still allocate."""
     import psutil  # 10 ms, for what happens before a large value is sent
 
     quota = read_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
@@ -160,7 +160,7 @@ def free_bytes() -> int:
 
 
 def check_fits(num_bytes: int) -> None:
-    """Check that a copy with so many bytes fits into memory.
+    """Raise an error unless a copy with so many bytes fits into free memory.
 
     Raises:
         UnpicklableError: it does not.

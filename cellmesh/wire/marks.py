@@ -26,15 +26,15 @@ _MAX_ROUNDS = 20
 
 
 def value_of(mark: str, owner: int | None = None) -> str:
-    """The value with which `VARIABLE` begins in a mesh's processes; with an owner, in the owner's
-    descendants.
+    """Return the value with which `VARIABLE` begins in a mesh's processes; with an owner, in the
+    owner's descendants.
     """
     return f"{mark}:" if owner is None else f"{mark}:{owner:07}"
 
 
 def claim(mark: str = "", owner: int | None = None) -> None:
-    """Mark the processes that this process will start as descendants of this one, unless a
-    preloaded module has removed the mark.
+    """Set `VARIABLE` so that processes started from here on are recognised as descendants of this
+    one; in ``/proc``, only if preloaded code left it there.
 
     Args:
         mark: of the mesh; "" where the process has it already.
@@ -53,13 +53,13 @@ def claim(mark: str = "", owner: int | None = None) -> None:
 
 
 def carriers(value: str) -> list[int]:
-    """The other processes whose `VARIABLE` begins with this value."""
+    """Return the other processes whose `VARIABLE` begins with this value."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and _carries(pid, value)]
 
 
 def end_carriers(value: str, timeout_s: float = 2.0) -> None:
-    """SIGKILL the `carriers`, and wait for their end."""
+    """SIGKILL the other processes that carry this mark (`carriers`), and wait for their end."""
     deadline = time.monotonic() + timeout_s
     for _ in range(_MAX_ROUNDS):
         pids = carriers(value)
@@ -70,7 +70,7 @@ def end_carriers(value: str, timeout_s: float = 2.0) -> None:
 
 
 def is_dead(ticket: Ticket) -> bool:
-    """Whether a mesh's agent ran on this host and in this PID namespace, and has certainly
+    """Return whether a mesh's agent ran on this host and in this PID namespace, and has certainly
     ended.
     """
     return (
@@ -81,8 +81,7 @@ def is_dead(ticket: Ticket) -> bool:
 
 
 def end_dead_meshes(root: Path) -> None:
-    """End the processes, and remove the directories, of meshes whose agent has ended without doing
-    so.
+    """End the processes, and remove the directories, of meshes whose agent ended without doing so.
 
     Args:
         root: as `ticket.runtime_root` gives.
@@ -95,9 +94,7 @@ def end_dead_meshes(root: Path) -> None:
 
 
 def end_mesh_if_dead(ticket: Ticket) -> None:
-    """End the processes, and remove the directory, of a mesh whose agent has ended without doing
-    so.
-    """
+    """End the processes, and remove the directory, of a mesh whose agent ended without doing so."""
     if is_dead(ticket):
         end_carriers(value_of(ticket.mark))
         remove_own_directory(ticket)

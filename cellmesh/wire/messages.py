@@ -1,4 +1,4 @@
-"""The messages of the runtime, one frozen Struct each.
+"""The messages between controller, agents and ranks, one frozen Struct each.
 
 Three parties speak: the controller (in the notebook's kernel), one agent a host, and the ranks. The
 agent reads headers and never a payload, which it passes on unchanged between controller and rank.
@@ -56,7 +56,7 @@ Channel = Literal["work", "control"]
 
 
 class Relay(Verb, frozen=True):
-    """Write the next `num_frames` frames, unread, to these ranks' work or control socket.
+    """Ask the agent to write the next `num_frames` frames, unread, to ranks' work/control sockets.
 
     `run` is what the ranks will answer about, so that the agent can merge their answers and name
     the cell that low-level output belongs to; -1 for messages that start no run. `title` and
@@ -77,37 +77,37 @@ class Relay(Verb, frozen=True):
 
 
 class Restart(Verb, frozen=True):
-    """Kill every rank and fork new ones, with a DeviceMesh of these dims (none: as before)."""
+    """Ask the agent to kill all ranks and fork new ones, with these mesh dims (none: as before)."""
 
     mesh_dim_names: tuple[str, ...] = ()
     mesh_shape: tuple[int, ...] = ()
 
 
 class Respawn(Verb, frozen=True):
-    """Fork these dead ranks; they have no process groups until a `Heal` (`Respawned`)."""
+    """Ask the agent to fork these dead ranks, without process groups until a `Heal`."""
 
     ranks: tuple[int, ...]
 
 
 class Kill(Verb, frozen=True):
-    """Kill these ranks with SIGKILL, because they did not stop."""
+    """Ask the agent to SIGKILL these ranks, because they did not react to an interrupt."""
 
     ranks: tuple[int, ...]
 
 
 class SetDims(Verb, frozen=True):
-    """Note new dims of the DeviceMesh, for ranks and controllers that start later."""
+    """Ask the agent to note the DeviceMesh's new dims, for ranks and controllers to come."""
 
     mesh_dim_names: tuple[str, ...]
     mesh_shape: tuple[int, ...]
 
 
 class Stop(Verb, frozen=True):
-    """End every process of the mesh, remove its files, exit."""
+    """Ask the agent to end every process of the mesh, remove the mesh's files, and exit."""
 
 
 class ReadLog(Verb, frozen=True):
-    """Ask for the last `num_bytes` of a rank's log."""
+    """Ask the agent for the last `num_bytes` of a rank's log (`LogText`)."""
 
     request: int
     rank: int
@@ -115,7 +115,7 @@ class ReadLog(Verb, frozen=True):
 
 
 class UseStore(Verb, frozen=True):
-    """Have ranks that are forked from now on use the c10d store of another host.
+    """Ask the agent to give ranks that are forked from now on the c10d store of another host.
 
     `incarnation`: how often all ranks of the mesh have been forked, for an agent that joins later.
     """
@@ -126,7 +126,7 @@ class UseStore(Verb, frozen=True):
 
 
 class MakeStore(Verb, frozen=True):
-    """Start the mesh's c10d store on this host: the host of the last one is lost (`StoreUp`)."""
+    """Ask the agent to start the c10d store on its host: the last store's is lost (`StoreUp`)."""
 
 
 ToAgent = (
@@ -149,7 +149,7 @@ ToAgent = (
 
 
 class RunCell(WorkVerb, frozen=True):
-    """Run a cell in the rank's namespace.
+    """Ask ranks to run a cell in their namespaces.
 
     `transformed` is the source with IPython's magics turned into calls ("": the rank is to do
     that); `execution_count` is the notebook's ``In[n]``; `quiet` drops the value of a last
@@ -175,7 +175,7 @@ class RunCell(WorkVerb, frozen=True):
 
 
 class RunCall(WorkVerb, frozen=True):
-    """Call a pickled ``(function, args, kwargs)`` and answer with its value.
+    """Ask ranks to call a pickled ``(function, args, kwargs)`` and to answer with its value.
 
     `lead` is the lowest rank that does: widgets that it makes are shown, others' are not
     (`ToFrontEnd`). `audience` tells the controller that shows them from those before it.
@@ -191,26 +191,26 @@ class RunCall(WorkVerb, frozen=True):
 
 
 class Resume(Verb, frozen=True):
-    """Execute the runs that the rank held back after a failed run. Not answered."""
+    """Ask a rank to execute the runs that it held back after a failed run. Not answered."""
 
 
 class PostMortem(WorkVerb, frozen=True):
-    """Open the debugger at the frame where the last exception was raised."""
+    """Ask a rank to open the debugger at the frame where its last exception was raised."""
 
     run: int
 
 
 class Interrupt(Verb, frozen=True):
-    """Raise KeyboardInterrupt in `run` if the rank executes it, and end the collective that it
-    waits in.
+    """Ask a rank to raise KeyboardInterrupt in `run` if it executes it, and to end the collective
+    that the run waits in.
     """
 
     run: int
 
 
 class Release(Verb, frozen=True):
-    """As `Interrupt`, but raises `Released`: the other ranks will not join the collective that this
-    rank waits in.
+    """As `Interrupt`, but the rank raises `Released`: the other ranks will not join the collective
+    that it waits in.
     """
 
     run: int
@@ -250,14 +250,14 @@ Control = Interrupt | Release | Probe | Request | Stacks | Describe | InputReply
 
 
 class RankReady(Verb, frozen=True):
-    """The rank waits for work; it has process groups, unless it is a `Respawn`."""
+    """A rank says that it waits for work; it has process groups, unless it is a `Respawn`."""
 
     device: str
     backend: str
 
 
 class RankUnready(Verb, frozen=True):
-    """The rank could not start; `text` says why."""
+    """A rank says that it could not start; `text` says why."""
 
     text: str
 
@@ -272,7 +272,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(Verb, frozen=True):
-    """A run succeeded; the payload has its value, if the request asks for one.
+    """A rank's answer to a run that succeeded, with its value, if the request asks for one.
 
     `counts` has the groups on which the run began collectives, without point-to-point messages.
     `notes` (of a `Heal`) is what the user must know of models in which a step had stopped.
@@ -286,7 +286,7 @@ class Done(Verb, frozen=True):
 
 
 class Failed(Verb, frozen=True):
-    """A run ended with an exception. `line` is the failing line of the cell (0: none).
+    """A rank's answer to a run that raised. `line` is the failing line of the cell (0: none).
 
     The rank holds back further work until `Heal` or `Resume`. `released`: other ranks would not
     join the `collective` that it was in ("" for plain Python), in which it had waited `waited_s`.
@@ -339,14 +339,14 @@ FromRank = (
 
 
 class Progress(Verb, frozen=True):
-    """The progress of a mesh's start."""
+    """The agent says how far the mesh's start is: the stage, and how many ranks are ready."""
 
     stage: str
     num_ready: int
 
 
 class MeshReady(Verb, frozen=True):
-    """Every rank has answered; the c10d store listens on `store_port`."""
+    """The agent says that all ranks are ready; the c10d store listens on `store_port`."""
 
     ranks: tuple[RankInfo, ...]
     store_port: int = 0
@@ -354,33 +354,33 @@ class MeshReady(Verb, frozen=True):
 
 
 class StoreUp(Verb, frozen=True):
-    """The c10d store of a mesh on many hosts listens on this port of the agent's address."""
+    """The agent says on which port of its address it has started the c10d store (many hosts)."""
 
     port: int
 
 
 class StartFailed(Verb, frozen=True):
-    """The start failed; `fault` names the side that caused it."""
+    """The agent says that the mesh's start failed; `fault` names the side that caused it."""
 
     fault: Literal["user", "host"]
     text: str
 
 
 class Respawned(Verb, frozen=True):
-    """These dead ranks have been replaced by new processes, which wait for a `Heal`."""
+    """The agent says that it replaced these dead ranks by processes that wait for a `Heal`."""
 
     ranks: tuple[RankInfo, ...]
 
 
 class RespawnFailed(Verb, frozen=True):
-    """Dead ranks could not be replaced; living ranks continue."""
+    """The agent says that it could not replace these dead ranks; living ranks continue."""
 
     ranks: tuple[int, ...]
     text: str
 
 
 class Died(Verb, frozen=True):
-    """A rank's process ended."""
+    """The agent says that a rank's process ended, and why."""
 
     rank: int
     reason: str
@@ -388,8 +388,8 @@ class Died(Verb, frozen=True):
 
 
 class StoreDied(Verb, frozen=True):
-    """The process of the c10d store ended; a new one listens on `new_port` (0: none could be
-    started), on another host if there is a `new_address`.
+    """The agent says that the c10d store's process ended; a new one listens on `new_port` (0: none
+    could be started), on another host if there is a `new_address`.
     """
 
     reason: str
@@ -398,20 +398,20 @@ class StoreDied(Verb, frozen=True):
 
 
 class AgentFault(Verb, frozen=True):
-    """A handler of the agent raised an exception; the agent continues."""
+    """The agent says that one of its handlers raised an exception; the agent continues."""
 
     text: str
 
 
 class Ranked(Verb, frozen=True):
-    """One message that all these ranks have sent alike; the agent joins equal messages."""
+    """A message that all these ranks have sent alike: the agent joins equal messages into one."""
 
     ranks: tuple[int, ...]
     verb: FromRank
 
 
 class LogText(Verb, frozen=True):
-    """Answer to `ReadLog`; `num_dropped_bytes` were rotated away or lie before this text."""
+    """Answer to `ReadLog`; `num_dropped_bytes` of the log were rotated away or come before."""
 
     request: int
     text: str
@@ -419,7 +419,7 @@ class LogText(Verb, frozen=True):
 
 
 class Stopped(Verb, frozen=True):
-    """Every process of the mesh has ended; the agent exits after this message."""
+    """The agent says that all other processes of the mesh have ended; the agent exits next."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Numbers that user code reports with `cellmesh.log`."""
+"""The message in which a rank sends numbers that user code reports with `cellmesh.log`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .verb import Verb
 
 
 class Logged(Verb, frozen=True):
-    """Numbers that user code has reported (``cellmesh.log``), in the order of their steps.
+    """Numbers that user code of a rank gave to `cellmesh.log`, in the order of their steps.
 
     Each row of `values` belongs to one name of `names`; its columns to `steps`.
     """

@@ -36,8 +36,8 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class _Table(msgspec.Struct, array_like=True):
-    """Which modules the notebook has loaded, from which version of their files, and its import
-    path.
+    """The modules that the notebook has loaded, the version of each file, and its import path, as
+    sent to ranks.
     """
 
     stamps: dict[str, Stamp]
@@ -45,7 +45,7 @@ class _Table(msgspec.Struct, array_like=True):
 
 
 class LoadedModules:
-    """The modules of this process, and which of them are the user's: those outside of site-packages
+    """Knows the modules of this process, and which are the user's: those outside of site-packages
     and Python's library.
 
     There is one of it in a process, as there is one `sys.modules`.
@@ -62,7 +62,7 @@ class LoadedModules:
         self._differing: dict[bytes, frozenset[str]] = {}  # by table, modules that are refused
 
     def record(self) -> None:
-        """Start to record which version of its file each module is loaded from."""
+        """Hook into imports, to record which version of its file each module is loaded from."""
         ipython = sys.modules.get("IPython")
         self._shell = ipython.get_ipython() if ipython is not None else None
         plain = SourceFileLoader.path_stats
@@ -84,7 +84,7 @@ class LoadedModules:
     # ---- in the notebook
 
     def reducer(self) -> Callable[[Any], Any]:
-        """The pickle reducer for functions, classes and modules of the user (a
+        """Return the pickle reducer for functions, classes and modules of the user (a
         `payload.Reducer`).
         """
         is_fresh = False
@@ -118,8 +118,8 @@ class LoadedModules:
         return reduce
 
     def _by_name(self, value: Any, name: str, names: str) -> Any:
-        """Reduce a function or class to its module and name; None if it must be pickled by
-        value.
+        """Return a reduction of a function or class to module and name; None if it must be pickled
+        by value.
         """
         module = sys.modules.get(name)
         if module is None or _follow(module, names) is not value:
@@ -178,7 +178,7 @@ class LoadedModules:
     # ---- on a rank
 
     def find(self, name: str, names: str, table: bytes) -> Any:
-        """The object that the notebook has under this name; see the module's docstring.
+        """Return the object of this name in a module here, in the version that the notebook has.
 
         Args:
             name: the module.
@@ -234,7 +234,7 @@ loaded = LoadedModules()
 
 
 def find(name: str, names: str, table: bytes) -> Any:
-    """Unpickles a name of a user's module by `LoadedModules.find`."""
+    """Unpickle a function or class of a user's module by `LoadedModules.find`."""
     return loaded.find(name, names, table)
 
 
@@ -266,7 +266,7 @@ def _is_users(file: str) -> bool:
 
 
 def _users_file(spec: ModuleSpec | None) -> str:
-    """The file of a module if it is the user's; "" for other modules."""
+    """Return the source file of a module if the module is the user's; "" for other modules."""
     file = getattr(spec, "origin", None)
     return file if type(file) is str and _is_users(file) else ""
 

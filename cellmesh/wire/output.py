@@ -1,4 +1,4 @@
-"""What a rank prints and displays, and how much of it exceeded the bounds."""
+"""Messages with what a rank prints and displays, and with how much of it was not sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DisplayKind = Literal["display", "update", "result", "clear"]
 
 
 class Output(Verb, frozen=True):
-    """Text that a run printed (a delta). `run` is -1 where it belongs to none."""
+    """Text that a run printed since the last such message; `run` is -1 if it belongs to none."""
 
     run: int
     stream: StreamName
@@ -21,8 +21,8 @@ class Output(Verb, frozen=True):
 
 
 class Skipped(Verb, frozen=True):
-    """How many lines and bytes of output were not sent, as they exceeded the bound; the rank's log
-    has them.
+    """Number of lines and bytes of a rank's output that exceeded the bound and were not sent; the
+    rank's log has them.
     """
 
     run: int
@@ -31,8 +31,8 @@ class Skipped(Verb, frozen=True):
 
 
 class Display(Verb, frozen=True):
-    """A rich display: `bundle` is JSON ``{"data", "metadata"}``; `display_id` is "" where it has
-    none.
+    """A rich display of a rank: `bundle` is JSON ``{"data", "metadata"}``; `display_id` is "" where
+    it has none.
     """
 
     run: int

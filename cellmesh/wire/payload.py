@@ -1,4 +1,4 @@
-"""Values as pickles: cloudpickle, protocol 5, large buffers out of band.
+"""Pickles Python values for other processes: cloudpickle, protocol 5, large buffers out of band.
 
 Pickle is chosen as users push functions, classes and closures of their notebook. It runs code on
 loading, so `loads` is called only on data from an authenticated peer in a message that
@@ -38,13 +38,13 @@ class _Lines(tuple[Any, ...]):
 
 
 class Sources:
-    """Which source texts a pickle contains already, so that each is in it once."""
+    """The source texts that a pickle already contains, so that each is in it once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, int] | None] = {}
 
     def reduce(self, code: types.CodeType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The pickle reducer of a code object with its source.
+        """Return how pickle is to reduce a code object together with its source.
 
         Args:
             code: the code object.
@@ -60,7 +60,7 @@ class Sources:
 def restore(
     name: str, text: str, cell: int, make: Callable[..., types.CodeType], args: tuple[Any, ...]
 ) -> types.CodeType:
-    """Rebuild a code object, and register its source with `linecache` if it is new."""
+    """Rebuild a pickled code object, and register its source with `linecache` if it is new."""
     if name not in linecache.cache:
         lines = _Lines((len(text), None, text.splitlines(keepends=True), name))
         lines.cell = cell
@@ -69,7 +69,7 @@ def restore(
 
 
 def cell_of(name: str) -> int:
-    """The ``In[n]`` of the cell with this code file name, 0 for other code."""
+    """Return n of the cell ``In[n]`` that has this code file name, 0 for other code."""
     return int(getattr(linecache.cache.get(name), "cell", 0))
 
 
@@ -102,7 +102,7 @@ def complain(text: str) -> NoReturn:
 
 
 def stand_in(text: str) -> Pickled:
-    """A pickle that raises `HostError` when it is loaded.
+    """Return a pickle that raises `HostError` when it is loaded, in place of a lost value.
 
     Args:
         text: what became of the value.
@@ -122,10 +122,10 @@ Reducer = Callable[[Any], Any]
 
 
 class BufferHolder(Protocol):
-    """Notes which shared memory segments this process still uses."""
+    """Notes which shared-memory segments this process still uses."""
 
     def hold(self, loan: int) -> Callable[[], object]:
-        """Note a segment that is used from now on; call the returned function, on any thread, after
+        """Note a segment that is used from now on; return a function to call, on any thread, after
         its last use.
         """
 
@@ -179,7 +179,7 @@ class _CheckedStream(io.BytesIO):
 def dumps(
     value: Any, name: str, reducer: Reducer | None = None, is_small: bool = False
 ) -> tuple[Pickled, list[Frame]]:
-    """Pickle a value.
+    """Pickle a value, with large buffers beside the stream.
 
     Args:
         value: any object that cloudpickle can pickle.
@@ -292,7 +292,7 @@ def _fails(value: Any, reducer: Reducer | None, kind: type[Exception]) -> bool:
 def _find_culprit(
     value: Any, path: str, reducer: Reducer | None, kind: type[Exception] = Exception
 ) -> tuple[str, Any]:
-    """The innermost part of a value that cannot be pickled on its own, and the path to it."""
+    """Return the innermost part of a value that cannot be pickled on its own, and its path."""
     for _ in range(_MAX_DEPTH):
         for step, part in _parts(value):
             if part is not value and _fails(part, reducer, kind):

@@ -28,7 +28,7 @@ class StartMesh(msgspec.Struct, frozen=True):
 
 
 def argument(root: Path, kernel_pid: int) -> str:
-    """The command line argument that marks the waiting zygote of a kernel.
+    """Return the command line argument that marks the waiting zygote of a kernel.
 
     Args:
         root: as `ticket.runtime_root` gives; there is no such file in it.
@@ -38,7 +38,7 @@ def argument(root: Path, kernel_pid: int) -> str:
 
 
 def kernel_of(root: Path, arguments: list[str]) -> int:
-    """The kernel of a waiting zygote with these arguments; 0 for other processes."""
+    """Return the process id of the kernel whose waiting zygote has these arguments; 0 if none."""
     for word in arguments:
         pid = word.removeprefix(f"{root}/{_NAME}")
         if pid != word and pid.isdecimal():

@@ -1,4 +1,4 @@
-"""Progress bars of user code."""
+"""The message in which a rank sends the state of a progress bar of user code."""
 
 from __future__ import annotations
 

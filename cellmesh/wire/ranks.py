@@ -1,4 +1,4 @@
-"""Sets of ranks as users write them: ``0,2-5``."""
+"""Reads and writes sets of ranks as users do (``0,2-5``), and groups ranks by equal answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks the short way.
+    """Write a set of ranks in short, as ``0,2-5``.
 
     Args:
         ranks: ranks in any order.
@@ -29,7 +29,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Read a set of ranks.
+    """Read a set of ranks that a user has written, as ``0,2-5``.
 
     Args:
         text: ``0``, ``0,2-5`` or ``all``; negative numbers do not count from the end.
@@ -62,7 +62,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
-    """Name ranks in a sentence.
+    """Return ranks in words for a sentence: ``rank 3``, ``ranks 0-2,4``.
 
     Args:
         ranks: at least one rank.
@@ -90,7 +90,7 @@ def group_ranks(answers: Mapping[int, T]) -> dict[T, tuple[int, ...]]:
 
 
 def describe_groups(texts: Mapping[int, str]) -> list[str]:
-    """Describe answers of ranks, equal ones once: ``rank 0: text``.
+    """Return a line for each different text, with the ranks that gave it: ``rank 0: text``.
 
     Args:
         texts: rank -> its text; ranks without one ("") are left out.

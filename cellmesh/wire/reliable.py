@@ -28,7 +28,7 @@ M = TypeVar("M")
 
 
 class Reliable(Generic[M]):
-    """One end of a connection with numbered messages.
+    """One end of a connection whose messages are numbered and kept until acknowledged.
 
     Args:
         on_acked: called with each message that the other side has acknowledged.
@@ -50,7 +50,7 @@ class Reliable(Generic[M]):
         self._unacked_bytes = 0
 
     def wrap(self, message: M, num_bytes: int) -> bytes:
-        """Number a message and keep it; returns its preamble."""
+        """Number a message and keep it until it is acknowledged; return its preamble."""
         self._num_sent += 1
         self._kept.append((self._num_sent, message, num_bytes))
         self.kept_bytes += num_bytes
@@ -63,7 +63,7 @@ class Reliable(Generic[M]):
         return self._preamble(0)
 
     def unwrap(self, preamble: bytes, num_bytes: int, now: float) -> bool:
-        """Note a received message.
+        """Note a received message, and decide whether the receiver is to handle it.
 
         Args:
             preamble: the message's preamble.
@@ -100,13 +100,13 @@ class Reliable(Generic[M]):
             self.ack_at = now
 
     def resume(self, num_received: int) -> list[tuple[bytes, M]]:
-        """The messages, with preambles, to send again to an end that has received this many."""
+        """Return the messages, with preambles, to send again to an end that received this many."""
         self._note_acked(num_received)
         return [(self._preamble(number), message) for number, message, _ in self._kept]
 
     @staticmethod
     def is_aside(preamble: bytes) -> bool:
-        """Whether a preamble belongs to a message without a number (`wrap_aside`).
+        """Return whether a preamble belongs to a message without a number (`wrap_aside`).
 
         Raises:
             ProtocolError: that is no preamble.
@@ -121,7 +121,7 @@ class Reliable(Generic[M]):
         return kept
 
     def owes_ack(self, now: float) -> bool:
-        """Whether an acknowledgement must be sent now."""
+        """Return whether an acknowledgement must be sent now."""
         return self.ack_at is not None and now >= self.ack_at
 
     def _preamble(self, number: int) -> bytes:
@@ -140,8 +140,8 @@ class Reliable(Generic[M]):
 
 
 def read_preamble(preamble: bytes) -> tuple[int, int]:
-    """Read a message's number (0: not numbered), and the highest number that its sender has
-    received.
+    """Read a preamble: the message's number (0: not numbered), and the highest number that its
+    sender has received.
 
     Raises:
         ProtocolError: that is no preamble.

@@ -12,7 +12,7 @@ Kind = Literal["parameter", "buffer", "optimizer state", "tensor", "number", "rn
 
 
 class Check(FeatureRequest, frozen=True):
-    """Ask for digests of the tensors of an expression's value ("": of all models and
+    """Ask ranks for digests of the tensors of an expression's value ("": of all models and
     optimizers).
     """
 
@@ -20,8 +20,8 @@ class Check(FeatureRequest, frozen=True):
 
 
 class Compare(FeatureRequest, frozen=True):
-    """Ask for the distance between the tensor that `Check` found at `path` and the one in the
-    payload.
+    """Ask a rank for the distance between its tensor that `Check` found at `path` and the one in
+    the payload.
     """
 
     expression: str
@@ -30,25 +30,25 @@ class Compare(FeatureRequest, frozen=True):
 
 
 class GatherTensor(FeatureRequest, frozen=True):
-    """Ask for the tensor that `Check` found at `path`, for `Compare` on other ranks."""
+    """Ask a rank for its tensor that `Check` found at `path`, for `Compare` on other ranks."""
 
     expression: str
     path: str
 
 
 class Sync(FeatureRequest, frozen=True):
-    """Make replicas of an expression's value equal to those of rank `source`. Collective."""
+    """Ask ranks to make an expression's replicas equal to those of rank `source`; a collective."""
 
     expression: str
     source: int
 
 
 class SurveyNames(FeatureRequest, frozen=True):
-    """Ask which names of the namespace can be copied to another rank, and why others cannot."""
+    """Ask a rank which of its variables can be copied to another rank, and why others cannot."""
 
 
 class GatherNames(FeatureRequest, frozen=True):
-    """Ask for the values of names as one pickle, for `PushNames` on another rank."""
+    """Ask a rank for the values of its variables as one pickle, for `PushNames` on another rank."""
 
     names: tuple[str, ...]
 
@@ -57,7 +57,7 @@ AnyRequest = Check | Compare | GatherTensor | Sync | SurveyNames | GatherNames
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of one tensor, or one plain value.
+    """One rank's part of one tensor, or one plain value, as found and digested for a `Check`.
 
     Attributes:
         path: where it is, from the expression on: ``model.module.0.weight``.
@@ -82,7 +82,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Distance(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference between two ranks' parts. NaN is equal to NaN.
+    """How much two ranks' parts of a tensor differ. NaN is equal to NaN.
 
     Attributes:
         num_differing: elements that differ.
@@ -103,7 +103,7 @@ class Distance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's report of making replicas equal.
+    """One rank's report on a `Sync`: how many tensors are equal now, and what could not be.
 
     Attributes:
         num_equal: tensors and values that are those of the source now.

@@ -1,5 +1,5 @@
-"""Large values within a host: written once into a memfd, and mapped by the processes that read
-them.
+"""Large values within a host: written once into shared memory (a memfd), and mapped by the
+processes that read them.
 
 A segment is a memfd that holds the out-of-band buffers of one pickle, one after the other. Its
 place among a message's frames is taken by a `SegmentFrame`, which names the process and the
@@ -45,7 +45,7 @@ _WHY_NOT_OPEN = {
 
 
 class Ref(msgspec.Struct, frozen=True, array_like=True):
-    """Names a process that has a segment open, and describes the segment's content.
+    """Names a process that has a shared-memory segment open, and describes the segment's content.
 
     Attributes:
         pid, descriptor: the process that has it open, and as which descriptor.
@@ -62,7 +62,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Memfd:
-    """A memfd's descriptor, closed with the last reference to this object."""
+    """A memfd's file descriptor, closed with the last reference to this object."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -72,14 +72,14 @@ class Memfd:
 
 
 class SegmentFrame(bytes):
-    """The message frame that refers to a segment; it keeps the segment open while it exists."""
+    """The message frame that names a shared-memory segment, and keeps it open while it exists."""
 
     memfd: Memfd
     ref: Ref
 
     @classmethod
     def of(cls, memfd: Memfd, loan: int, sizes: Sequence[int]) -> SegmentFrame:
-        """The frame for a segment.
+        """Make the message frame that names this shared-memory segment.
 
         Args:
             memfd: the segment.
@@ -94,12 +94,12 @@ class SegmentFrame(bytes):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffers in the segment, in bytes."""
+        """Number of bytes that the buffers take in the segment, with padding."""
         return span(self.ref.sizes)
 
 
 def read_ref(frame: Frame) -> Ref:
-    """Read the reference in a received `SegmentFrame`.
+    """Decode the segment's address (`Ref`) from a received `SegmentFrame`.
 
     Raises:
         ProtocolError: that is none.
@@ -111,7 +111,7 @@ def read_ref(frame: Frame) -> Ref:
 
 
 def open_segment(frame: Frame) -> SegmentFrame:
-    """Open, in this process, the segment that a frame of another process names.
+    """Open, in this process, the shared-memory segment that a frame of another process names.
 
     Args:
         frame: as received; one of this process's own is returned as it is.
@@ -139,7 +139,7 @@ def open_segment(frame: Frame) -> SegmentFrame:
 
 @functools.cache
 def are_possible() -> bool:
-    """Whether this system has memfds that another process can open; some sandboxes do not."""
+    """Return whether this system has memfds that other processes can open; a sandbox may not."""
     try:
         memfd = create(1, "cellmesh-probe")
         os.close(os.open(f"/proc/{os.getpid()}/fd/{memfd.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
@@ -149,12 +149,12 @@ def are_possible() -> bool:
 
 
 def new_loan() -> int:
-    """A number for one use of a segment, which no process of the mesh has used before."""
+    """Return a number for one use of a segment, which no process of the mesh has used before."""
     return int.from_bytes(os.urandom(8), "big") >> 2
 
 
 def create(num_bytes: int, name: str) -> Memfd:
-    """Make an empty segment.
+    """Create an empty shared-memory segment (a memfd) for the buffers of one value.
 
     Args:
         num_bytes: its size.
@@ -169,7 +169,7 @@ def create(num_bytes: int, name: str) -> Memfd:
 
 
 def write(memfd: Memfd, buffers: Sequence[Frame]) -> None:
-    """Write buffers into a segment whose pages do not exist yet.
+    """Write buffers into a shared-memory segment to which nothing has been written yet.
 
     Args:
         memfd: the segment.
@@ -186,7 +186,7 @@ def write(memfd: Memfd, buffers: Sequence[Frame]) -> None:
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """The offsets of buffers of these sizes in a segment."""
+    """Return the offsets in a segment at which buffers of these sizes begin, aligned."""
     found, at = [], 0
     for size in sizes:
         found.append(at)
@@ -195,13 +195,13 @@ def offsets(sizes: Sequence[int]) -> list[int]:
 
 
 def span(sizes: Sequence[int]) -> int:
-    """The length of a segment with buffers of these sizes, in bytes."""
+    """Return the length in bytes of a segment that holds buffers of these sizes."""
     return sum(-(-size // _ALIGN_BYTES) * _ALIGN_BYTES for size in sizes)
 
 
 def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[Frame]]:
-    """Move a long pickle stream into the segment as another buffer; return the short stream to send
-    instead, and the segment's buffers.
+    """If a pickle stream is long, make it another buffer of the segment; return the stream that is
+    still to be sent, and the buffers.
     """
     if len(pickled.stream) < MIN_BYTES:
         return Pickled(pickled.stream, 1, True), list(buffers)
@@ -209,7 +209,7 @@ def fold_in(pickled: Pickled, buffers: Sequence[Frame]) -> tuple[Pickled, list[F
 
 
 def num_bytes_of(pickled: Pickled, buffers: Sequence[Frame]) -> int:
-    """The total size of a pickle and its buffers, in bytes."""
+    """Return the total size of a pickle and its buffers, in bytes."""
     return len(pickled.stream) + sum(map(len, buffers))
 
 
@@ -233,8 +233,8 @@ def map_private(
 
 
 def inlined(value: Pickled, frame: SegmentFrame) -> tuple[Pickled, Sequence[Frame]]:
-    """Return a value whose buffers are in a segment as one whose buffers are frames of a message,
-    which map the segment.
+    """Convert a value whose buffers are in a segment into one whose buffers are frames of a
+    message, which map the segment.
 
     Raises:
         HostError: as `map_private`.
@@ -246,7 +246,7 @@ def inlined(value: Pickled, frame: SegmentFrame) -> tuple[Pickled, Sequence[Fram
 
 
 def map_range(descriptor: int, start: int, num_bytes: int) -> memoryview:
-    """Map a part of a file copy-on-write, which may begin anywhere.
+    """Map a part of a file copy-on-write; the part may begin at any byte.
 
     Args:
         descriptor: of the file; may be closed then.
@@ -261,7 +261,7 @@ def map_range(descriptor: int, start: int, num_bytes: int) -> memoryview:
 
 
 def map_joined(frames: Sequence[SegmentFrame]) -> memoryview | None:
-    """Map segments of one buffer each one behind the other, copy-on-write, as if they were one.
+    """Map several segments, of one buffer each, into one contiguous range of memory, copy-on-write.
 
     Args:
         frames: of segments that are open here.
@@ -285,8 +285,8 @@ def _map(
     parts: Sequence[tuple[int, int, int]],
     on_unmapped: Callable[[], object] | None = None,
 ) -> memoryview:
-    """Map parts of files one behind the other, copy-on-write; unmapped after the last reference has
-    gone.
+    """Map parts of files, copy-on-write, into one contiguous range of memory, which is unmapped
+    once nothing refers to it.
 
     Args:
         num_bytes: of all.
@@ -321,7 +321,7 @@ def _tell(pid: int, on_unmapped: Callable[[], object]) -> None:
 
 
 def memfd_name(mesh: str) -> str:
-    """The name under which ``/proc`` shows the segments that a mesh's controller has open."""
+    """Return the name under which ``/proc`` shows the segments of a mesh's controller."""
     return f"cellmesh {mesh}"
 
 
@@ -347,7 +347,7 @@ def held_bytes(pid: int, mesh: str) -> list[int]:
 
 
 def describe_bytes(num_bytes: int) -> str:
-    """A size in bytes for users."""
+    """Format a size in bytes for users: ``1.5 GB``."""
     unit, factor = ("GB", 1e9) if num_bytes >= 1e9 else ("MB", 1e6)
     return f"{num_bytes / factor:.1f} {unit}"
 

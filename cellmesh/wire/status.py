@@ -1,4 +1,4 @@
-"""What ranks do and hold: asked of their control threads and of the agent."""
+"""Messages that ask ranks' control threads and the agent for the state of ranks and processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Phase = Literal["starting", "idle", "running", "dead"]
 
 
 class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's memory, in bytes; the last cell may still be running.
+    """Memory that one rank uses, in bytes; the last cell may still be running.
 
     Attributes:
         rss: resident now. Pages that ranks share (what was imported before they were forked) count
@@ -38,13 +38,13 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Probe(Verb, frozen=True):
-    """Ask a rank's control thread for the state of the main thread (`RankState`)."""
+    """Ask a rank's control thread what the main thread is doing (`RankState`)."""
 
     request: int
 
 
 class RankState(Verb, frozen=True):
-    """The state of a rank's main thread.
+    """A rank's answer to `Probe`: the state of its main thread.
 
     `run` is -1 when idle; `line` is the line of the cell (0: unknown); `where` is the call it is
     in, as written, or the innermost Python function; `collective` the torch.distributed call it
@@ -72,21 +72,21 @@ class RankState(Verb, frozen=True):
 
 
 class Stacks(Verb, frozen=True):
-    """Ask for the Python stacks of the rank's threads (`StackText`)."""
+    """Ask a rank's control thread for the Python stacks of the rank's threads (`StackText`)."""
 
     request: int
     all_threads: bool = False
 
 
 class StackText(Verb, frozen=True):
-    """Answer to `Stacks`."""
+    """A rank's answer to `Stacks`: the Python stacks of its threads as text."""
 
     request: int
     text: str
 
 
 class RankInfo(msgspec.Struct, frozen=True, array_like=True):
-    """One rank, as the agent knows it.
+    """The process and phase of one rank, as the agent knows them.
 
     Attributes:
         ending: how it ended, if it is dead.
@@ -110,14 +110,14 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadHost(Verb, frozen=True):
-    """Ask the agent for facts about its processes (`HostReport`)."""
+    """Ask the agent for the processes of its ranks and their memory (`HostReport`)."""
 
     request: int
 
 
 class HostReport(Verb, frozen=True):
-    """Answer to `ReadHost`; `at_s` is when the processes were measured, by the host's monotonic
-    clock.
+    """The agent's answer to `ReadHost`; `at_s` is when it measured the processes, by the host's
+    monotonic clock.
     """
 
     request: int

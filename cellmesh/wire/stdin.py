@@ -1,4 +1,4 @@
-"""A rank asks the user for a line, and the user's answer."""
+"""Messages in which a rank asks the user for a line of input, and gets the answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .verb import Verb
 
 
 class InputRequest(Verb, frozen=True):
-    """A run waits for a line of input (``input()``, ``getpass()``, the debugger)."""
+    """A rank asks the user for a line of input (``input()``, ``getpass()``, the debugger)."""
 
     run: int
     request: int
@@ -15,14 +15,14 @@ class InputRequest(Verb, frozen=True):
 
 
 class InputCancelled(Verb, frozen=True):
-    """The rank no longer waits for an answer: it was interrupted."""
+    """A rank no longer waits for the answer to its `InputRequest`: it was interrupted."""
 
     run: int
     request: int
 
 
 class InputReply(Verb, frozen=True):
-    """The user's answer to a request for input; `is_end` is end of file (Ctrl-D)."""
+    """The user's answer to an `InputRequest`; `is_end` is end of file (Ctrl-D)."""
 
     request: int
     text: str

@@ -1,4 +1,4 @@
-"""Frames over a stream socket, between an agent and its ranks.
+"""Sends and receives messages of several frames over stream sockets between an agent and its ranks.
 
 They share a host, so a socketpair made before the fork serves them: nothing is bound that others
 could reach, no peer has to prove who it is, and no I/O thread stands between a message and the code
@@ -34,9 +34,7 @@ _MAX_PARTS = 512
 
 
 def pack(frames: Sequence[Frame]) -> list[Frame]:
-    """Split a message into the parts to send; small ones are joined, as one part is sent faster
-    than several.
-    """
+    """Return a message as buffers to send, joined where small: the frames' lengths, then frames."""
     if len(frames) == 1 and len(frames[0]) < _JOIN_BYTES:
         return [_HEAD_OF_ONE.pack(_MAGIC, 1, len(frames[0])) + frames[0]]
     sizes = struct.pack(f"<II{len(frames)}Q", _MAGIC, len(frames), *map(len, frames))
@@ -46,7 +44,7 @@ def pack(frames: Sequence[Frame]) -> list[Frame]:
 
 
 class StreamReader:
-    """Cuts a stream into messages."""
+    """Cuts the bytes that a stream socket delivers into messages."""
 
     def __init__(self) -> None:
         # Received into and copied from: a fresh buffer a call costs more than the copy.
@@ -59,7 +57,7 @@ class StreamReader:
         self._num_large = 0
 
     def read_from(self, connection: socket.socket) -> list[list[Frame]] | None:
-        """Receive from the socket once.
+        """Receive from the socket once, and return the messages that this completes.
 
         Args:
             connection: blocking or not.
@@ -129,7 +127,7 @@ class StreamReader:
 
 
 class Channel:
-    """One end of a socketpair, blocking; one thread may send while another receives.
+    """A rank's end of a blocking socketpair; one thread may send while another receives.
 
     Args:
         connection: the socket.
@@ -157,7 +155,7 @@ class Channel:
             parts = _advance(parts, self._connection.sendmsg(parts[:_MAX_PARTS]))
 
     def receive(self) -> list[Frame]:
-        """Receive a message; waits for it.
+        """Return the next message; blocks until one has arrived.
 
         Raises:
             EOFError: the other side has gone.
@@ -176,7 +174,7 @@ class Channel:
 
 
 class QueuedChannel:
-    """One end of a socketpair, non-blocking: data that cannot be sent at once is queued.
+    """The agent's end of a non-blocking socketpair: data that cannot be sent at once is queued.
 
     Args:
         connection: the socket; made non-blocking.
@@ -193,7 +191,7 @@ class QueuedChannel:
         self._unsent: list[memoryview] = []
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Send or queue a message.
+        """Send a message; queue the part that the socket does not take at once.
 
         Returns:
             Whether nothing is left in the queue; if not, call `flush` when the socket is writable.
@@ -218,7 +216,7 @@ class QueuedChannel:
         return self.flush()
 
     def flush(self) -> bool:
-        """Send queued data until the socket is full; as `send`."""
+        """Send queued data until the socket is full; return whether the queue is empty."""
         while self._unsent:
             try:
                 count = self.connection.sendmsg(self._unsent[:_MAX_PARTS])
@@ -231,7 +229,7 @@ class QueuedChannel:
         return True
 
     def read(self) -> list[list[Frame]]:
-        """The messages that one receive completes; none also at the end of the stream.
+        """Receive once, and return the messages that this completes; none at the stream's end.
 
         Raises:
             ProtocolError: the received bytes are no message.
@@ -246,8 +244,8 @@ class QueuedChannel:
         return messages or []
 
     def read_all(self) -> list[list[Frame]]:
-        """The messages that have arrived, to the end of the stream or until there is nothing to
-        read.
+        """Return all messages that have arrived, up to the end of the stream or until there is
+        nothing to read.
         """
         messages = self.read()
         while not self.has_ended and select.select([self.connection], [], [], 0)[0]:
@@ -256,7 +254,7 @@ class QueuedChannel:
 
 
 def _advance(parts: list[memoryview], count: int) -> list[memoryview]:
-    """Drop the first `count` bytes of some parts."""
+    """Drop the first `count` bytes, which have been sent, from a list of buffers."""
     for index, part in enumerate(parts):
         if count < len(part):
             return [part[count:], *itertools.islice(parts, index + 1, None)]

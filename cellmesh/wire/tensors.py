@@ -1,4 +1,4 @@
-"""Pickles memory of torch and numpy out of band, without a copy."""
+"""Pickles tensors and arrays with their memory out of band, without a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE_BYTES = 64 * 1024
 
 
 def reduce(value: Any) -> Any:
-    """The pickle reducer of tensors, storages and arrays (see
+    """Return how pickle is to reduce a tensor, storage or array (see
     `pickle.Pickler.reducer_override`).
 
     Args:
@@ -46,7 +46,7 @@ def reduce(value: Any) -> Any:
 
 
 def rebuild_storage(buffer: Any, dtype: Any) -> Any:
-    """Rebuild a storage on received memory.
+    """Rebuild a torch storage on the memory in which it was received.
 
     Args:
         buffer: writable memory.
@@ -61,7 +61,7 @@ def rebuild_storage(buffer: Any, dtype: Any) -> Any:
 
 
 def move_storage(storage: Any, dtype: Any, device: str) -> Any:
-    """Move a received storage to the device that it had.
+    """Move a received torch storage to the device that it was sent from.
 
     Args:
         storage: as it has arrived, on the CPU.
@@ -110,7 +110,7 @@ def _check_fits(num_bytes: int) -> None:
 
 
 def _is_part(tensor: Any, torch: Any) -> bool:
-    """Whether a tensor is less than half of a large storage, all of which would travel with it."""
+    """Return whether a tensor is less than half of a large storage, which would travel whole."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
     num_bytes = tensor.untyped_storage().nbytes()

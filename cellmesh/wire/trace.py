@@ -18,7 +18,7 @@ _Time = TypeVar("_Time", int, float)
 
 
 def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
-    """The total time that intervals cover; overlaps count once."""
+    """Return the total time that intervals cover; overlaps count once."""
     total: _Time = 0
     for begin, end in join(intervals):
         total += end - begin
@@ -26,7 +26,7 @@ def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
 
 
 def join(intervals: Iterable[tuple[_Time, _Time]], max_gap: _Time = 0) -> list[tuple[_Time, _Time]]:
-    """Intervals in order, joined where they overlap or lie no further apart than `max_gap`."""
+    """Sort intervals, and join those that overlap or lie no further apart than `max_gap`."""
     joined: list[tuple[_Time, _Time]] = []
     for begin, end in sorted(intervals):
         if end <= begin:
@@ -41,7 +41,7 @@ def join(intervals: Iterable[tuple[_Time, _Time]], max_gap: _Time = 0) -> list[t
 def cut_out(
     intervals: Iterable[tuple[_Time, _Time]], holes: Iterable[tuple[_Time, _Time]]
 ) -> list[tuple[_Time, _Time]]:
-    """Intervals without the parts that other intervals cover, in order."""
+    """Return intervals, in order, without the parts that other intervals cover."""
     left = []
     removed = join(holes)
     first = 0
@@ -63,11 +63,11 @@ OperatorKind = Literal["computation", "communication", "device"]
 
 
 class BeginProfile(FeatureRequest, frozen=True):
-    """Ask a rank to profile the next cell, from its begin to its end."""
+    """Ask a rank to profile its next cell, from the cell's begin to its end."""
 
 
 class EndProfile(FeatureRequest, frozen=True):
-    """Ask for the profile of the last cell (`RankProfile`; None if there is none).
+    """Ask a rank for the profile of its last cell (`RankProfile`; None if there is none).
 
     With a `trace_path`, the trace in Chrome's format is sent too, if it is at most
     `max_trace_bytes` long; a longer one stays in that file on the rank's host.
@@ -81,7 +81,7 @@ AnyRequest = BeginProfile | EndProfile
 
 
 class OperatorTime(msgspec.Struct, frozen=True):
-    """The total time of all calls of one operator on a rank.
+    """The total time of all calls of one operator in a profiled cell on a rank.
 
     Attributes:
         name: as torch's profiler has it.
@@ -99,7 +99,7 @@ class OperatorTime(msgspec.Struct, frozen=True):
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """One collective or message.
+    """One collective or point-to-point operation of a rank in a profiled cell.
 
     Attributes:
         name: as ``torch.distributed`` calls it.
@@ -147,7 +147,7 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class CellSpan:
-    """A cell, or a call from Python, on one rank.
+    """When a cell, or a call from Python, ran on one rank.
 
     Attributes:
         run: its run: the same number on all ranks.
@@ -165,8 +165,7 @@ class CellSpan:
 
 @dataclass(frozen=True)
 class What:
-    """The fields (kind, group, dtype, ...) that all operations of one kind on one process group
-    share.
+    """The fields (kind, group, ...) that all operations of one kind on one process group share.
 
     Attributes:
         name: as ``torch.distributed`` calls it.

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with the options that both sides use.
+"""Makes and uses ZeroMQ sockets, with the options that controller and agent both need.
 
 Local meshes use ``ipc`` sockets in a directory of mode 0700. ZeroMQ bounds no queue (`SNDHWM` 0),
 as a ROUTER drops silently at its high-water mark: what may be under way is bounded by runs in
@@ -40,7 +40,7 @@ def _configure(socket: Socket) -> Socket:
 
 
 def _watch_peers(socket: Socket) -> Socket:
-    """Have ZeroMQ close TCP connections on which nothing was heard for a while."""
+    """Have ZeroMQ close TCP connections on which nothing was heard for `SILENT_S`."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, 500)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
@@ -48,7 +48,7 @@ def _watch_peers(socket: Socket) -> Socket:
 
 
 def bind_router(context: zmq.Context[Socket], endpoint: str, keys: KeyPair | None = None) -> Socket:
-    """A bound ROUTER.
+    """Make an agent's ROUTER socket, bound to an endpoint.
 
     Args:
         context: the process's ZeroMQ context.
@@ -80,7 +80,7 @@ def connect_dealer(
     identity: bytes,
     keys: tuple[str, str] | None = None,
 ) -> tuple[Socket, Socket]:
-    """A DEALER connected to an agent's ROUTER; the endpoint need not exist yet.
+    """Make a controller's DEALER socket, connected to an agent's ROUTER, which need not exist yet.
 
     Args:
         context: the process's ZeroMQ context.
@@ -105,14 +105,14 @@ def connect_dealer(
 
 
 def hear_connection(monitor: Socket) -> Iterator[bool]:
-    """Read an event of a DEALER's connection: True when it was made, False when it was lost."""
+    """Yield, for each change of a DEALER's connection, True if it was made, False if lost."""
     while readable(monitor):
         event = monitor.recv_multipart()[0]
         yield int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def send(socket: Socket, frames: list[Frame]) -> None:
-    """Send one message; never blocks, as queues are unbounded."""
+    """Send one message on a ZeroMQ socket; never blocks, as its queues are unbounded."""
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         large = len(frame) >= ZERO_COPY_BYTES
@@ -120,14 +120,12 @@ def send(socket: Socket, frames: list[Frame]) -> None:
 
 
 def readable(socket: Socket) -> bool:
-    """Whether a message has arrived. ZeroMQ's descriptor reports changes only; this asks for the
-    state.
-    """
+    """Return whether a message has arrived at a socket, as its descriptor reports changes only."""
     return bool(int(_get(socket, _EVENTS)) & _POLLIN)
 
 
 def receive(socket: Socket) -> list[Frame]:
-    """Receive one message; waits for it. Its first two frames are short (or a header): these are
+    """Receive one message; blocks until there is one. Its first two frames, which are short, are
     copied.
     """
     frames: list[Frame] = []

@@ -1,6 +1,4 @@
-"""Values on their way to ranks and back, the memory that they are lent in, and which part of a
-whole tensor a rank holds.
-"""
+"""Messages that carry values to ranks and back, and which part of a whole tensor a rank holds."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ Placements = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of a value that is being gathered.
+    """One rank's part of a value that the controller gathers from several ranks.
 
     Attributes:
         value: its part; None where another rank gives the same.
@@ -36,7 +34,7 @@ class Part:
     runs: tuple[Box, ...] = ()
 
     def pieces(self) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """Return, for each box of the part, its slices in the whole tensor and in the part."""
+        """Yield, for each box of the part, its slices in the whole tensor and in the part."""
         dims = []
         for runs in self.runs or [(each,) for each in self.box]:
             ends = itertools.accumulate(length for _, length in runs)
@@ -51,8 +49,8 @@ class Part:
 
 
 def chunk(length: int, num_parts: int, index: int) -> tuple[int, int]:
-    """One of the parts that ``torch.chunk`` and `Shard` make: all equal but the last; some may be
-    empty.
+    """Return start and length of one of the parts that ``torch.chunk`` and `Shard` make: all equal
+    but the last; some may be empty.
     """
     size = -(-length // num_parts)
     start = min(index * size, length)
@@ -60,13 +58,13 @@ def chunk(length: int, num_parts: int, index: int) -> tuple[int, int]:
 
 
 def spread(length: int, num_parts: int, index: int) -> tuple[int, int]:
-    """One of the parts that ``torch.tensor_split`` makes: their lengths differ by one at most."""
+    """Return start and length of a part of ``torch.tensor_split``: lengths differ by 0 or 1."""
     size, num_longer = divmod(length, num_parts)
     return index * size + min(index, num_longer), size + (index < num_longer)
 
 
 def plain_box(shape: Sequence[int], dim: int, num_parts: int, index: int) -> Box:
-    """The box (offset and length per dim) of one rank, for a tensor split along one dim."""
+    """Return the box (start and length per dim) of one rank, for a tensor split along one dim."""
     dim %= len(shape)
     return tuple(
         spread(length, num_parts, index) if at == dim else (0, length)
@@ -80,7 +78,7 @@ def placed_box(
     mesh_shape: Sequence[int],
     coordinate: Sequence[int],
 ) -> Box:
-    """The box of a rank at a coordinate of a mesh, as DTensor splits."""
+    """Return the box of the rank at a coordinate of a DeviceMesh, split as DTensor splits."""
     box = [(0, length) for length in shape]
     for dim, size, index in zip(placements, mesh_shape, coordinate, strict=True):
         if dim is not None:
@@ -91,7 +89,7 @@ def placed_box(
 
 
 def read_placements(given: Any) -> Placements:
-    """Read what a user gives as placements.
+    """Convert a user's DTensor placements, objects or text, to a dim or None per mesh dim.
 
     Args:
         given: a sequence of `torch.distributed.tensor.Shard` and `Replicate`, or ``"Shard(0),
@@ -138,7 +136,7 @@ def _read_word(word: str) -> int | None:
 
 
 class PushNames(WorkVerb, frozen=True):
-    """Bind the names of a pickled dict in the rank's namespace."""
+    """Ask a rank to bind the names of a pickled dict in its namespace."""
 
     fills: ClassVar[bool] = True
 
@@ -147,7 +145,7 @@ class PushNames(WorkVerb, frozen=True):
 
 
 class PushParts(WorkVerb, frozen=True):
-    """Bind, to the names of a pickled dict, this rank's parts of the tensors and arrays in it.
+    """Ask a rank to bind, to names of a pickled dict, its parts of the tensors and arrays in it.
 
     Without `placements`, they are split along `dim` among `ranks`, in that order. With them, each
     becomes a DTensor on the rank's DeviceMesh: for each of its dims, the tensor's dim that it
@@ -164,8 +162,8 @@ class PushParts(WorkVerb, frozen=True):
 
 
 class GatherParts(WorkVerb, frozen=True):
-    """Answer with this rank's `Part` of an expression's value, which the controller
-    joins with other ranks'.
+    """Ask a rank for its `Part` of an expression's value, which the controller joins with other
+    ranks'.
     """
 
     run: int
@@ -173,14 +171,14 @@ class GatherParts(WorkVerb, frozen=True):
 
 
 class PullNames(WorkVerb, frozen=True):
-    """Answer with the value of an expression in the rank's namespace."""
+    """Ask a rank for the value of an expression in its namespace."""
 
     run: int
     expression: str
 
 
 class Freed(Verb, frozen=True):
-    """Says that the rank holds no reference to the memory of a segment any more (`loan`: see
+    """A rank says that it holds no reference to the memory of a segment any more (`loan`: see
     `wire.segments.Ref`).
 
     `is_shared`: the rank has forked in between, so that another process may read it still.
@@ -192,7 +190,7 @@ class Freed(Verb, frozen=True):
 
 
 class Mapped(Verb, frozen=True):
-    """Says that the rank maps a file of this length, so that the agent can explain a death by a
+    """A rank says that it maps a file of this length, so that the agent can explain a death by a
     truncation of the file.
     """
 

@@ -1,4 +1,4 @@
-"""The bases of messages and requests, and pickled values."""
+"""Base classes of messages and requests, and the struct of a pickled value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Verb(msgspec.Struct, frozen=True, array_like=True, tag_field="type", tag=True):
-    """Base of all messages."""
+    """Base class of all messages between controller, agents and ranks."""
 
 
 class Pickled(msgspec.Struct, frozen=True, array_like=True):
@@ -24,7 +24,7 @@ class Pickled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkVerb(Verb, frozen=True):
-    """Base of the work that ranks do for a run; class variables define its kind.
+    """Base class of messages that give ranks work in a run; class variables say of which kind.
 
     Class attributes:
         is_cell: it is a notebook's cell.
@@ -42,6 +42,6 @@ class WorkVerb(Verb, frozen=True):
 
 
 class FeatureRequest(WorkVerb, frozen=True):
-    """Base of the requests that a feature of the controller sends to its handler on a rank; see
-    `Request`.
+    """Base class of the requests that a feature of the controller sends to its handler on a rank;
+    see `Request`.
     """
