@@ -1,1 +1,1 @@
-"""What the controller decides: pure, without sockets, threads or clocks."""
+"""Decides what the controller does with its mesh: pure, without sockets, threads or clocks."""

@@ -1,4 +1,4 @@
-"""What the controller decides: pure, without sockets, threads or clocks.
+"""Decides what the controller does with its mesh: pure, without sockets, threads or clocks.
 
 `Core` knows the mesh's state, which ranks each run still waits for, and which questions are open.
 Its methods take what happened, with the time, and return effects for the link to carry out. What
@@ -58,8 +58,8 @@ from .transitions import Transition
 
 
 class Core:
-    """The decisions of the controller about one mesh: which messages to send, and what runs and
-    users are shown.
+    """Decides, for the controller of one mesh, which messages to send and what runs and users are
+    shown.
 
     Args:
         num_ranks: number of ranks.
@@ -97,7 +97,7 @@ class Core:
 
     @property
     def state(self) -> State:
-        """The mesh's state."""
+        """The mesh's state, as "ready"."""
         return self._mesh.state
 
     @property
@@ -107,7 +107,7 @@ class Core:
 
     @property
     def dead(self) -> Mapping[int, Died]:
-        """rank -> how it died."""
+        """The dead ranks, and for each how it died."""
         return self._mesh.dead
 
     @property
@@ -117,25 +117,23 @@ class Core:
 
     @property
     def condemned(self) -> set[int]:
-        """The ranks that the agent kills with SIGKILL soon unless they end their interrupted run
-        before.
-        """
+        """The ranks that the agent will SIGKILL unless they end their interrupted run before."""
         return self._runs.condemned()
 
     @property
     def transitions(self) -> tuple[Transition, ...]:
-        """The last transitions of the recovery and of runs, the oldest first."""
+        """The last state transitions of the mesh's recovery and of its runs, the oldest first."""
         return self._mesh.transitions.all()
 
     @property
     def dims(self) -> Mapping[str, int]:
-        """The DeviceMesh's dims."""
+        """Names and sizes of the DeviceMesh's dims."""
         return self._mesh.dims
 
     # ---- what the user asks for
 
     def submit(self, parcel: Parcel[Relay], now: float | None = None) -> list[Effect]:
-        """Send work to ranks.
+        """Note a run, and return the messages that send it to its ranks.
 
         Args:
             parcel: the encoded work and the ranks that it goes to; its run's number has not been
@@ -175,8 +173,8 @@ class Core:
         return []
 
     def interrupt(self, run: int, now: float | None = None) -> list[Effect]:
-        """Interrupt a run on the ranks that have not ended it; a second time, kill those that go
-        on.
+        """Interrupt a run on the ranks that have not ended it; at a second call, kill the ranks
+        that do not stop.
         """
         return self._runs.interrupt((run,), self._see(now))
 
@@ -187,7 +185,7 @@ class Core:
         return self._runs.interrupt(runs, self._see(now))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> list[Effect]:
-        """Answer ranks that ask (`InputRequest`).
+        """Return the message with the user's answer to ranks that asked for input (`InputRequest`).
 
         Args:
             requests: rank -> its request.
@@ -198,25 +196,25 @@ class Core:
         return [control([rank], InputReply(requests[rank], text, is_end)) for rank in asking]
 
     def ask_states(self, ranks: Iterable[int], now: float) -> tuple[int, list[Effect]]:
-        """Ask ranks what they are doing; the answer is rank -> `RankState`."""
+        """Ask ranks what they are doing; a later `Answer` has rank -> `RankState`."""
         return self._ask(ranks, Probe, now)
 
     def ask_stacks(
         self, ranks: Iterable[int], now: float, all_threads: bool = False
     ) -> tuple[int, list[Effect]]:
-        """Ask ranks for their stacks; the answer is rank -> `StackText`."""
+        """Ask ranks for their Python stacks; a later `Answer` has rank -> `StackText`."""
         return self._ask(ranks, lambda request: Stacks(request, all_threads), now)
 
     def ask_host(self) -> tuple[int, list[Effect]]:
-        """Ask the agent for its processes; the answer is `HostReport`."""
+        """Ask the agent for its processes; a later `Answer` has the `HostReport`."""
         return self._ask_agent(ReadHost(self._questions.new_request()))
 
     def ask_log(self, rank: int, num_bytes: int) -> tuple[int, list[Effect]]:
-        """Ask for the end of a rank's log; the answer is `LogText`."""
+        """Ask the agent for the end of a rank's log; a later `Answer` has the `LogText`."""
         return self._ask_agent(ReadLog(self._questions.new_request(), rank, num_bytes))
 
     def heal(self, now: float) -> tuple[int, list[Effect]]:
-        """Replace dead ranks and rebuild the groups where needed; the answer is a `HealReport`."""
+        """Replace dead ranks, and rebuild groups where needed; an `Answer` has the `HealReport`."""
         request = self._questions.new_request()
         if self.state != "ready":
             return request, [Answer(request, HealReport(failure=f"the mesh is {self.state}"))]
@@ -227,12 +225,12 @@ class Core:
         return self._recovery.abandon(self._now)
 
     def set_dims(self, dims: Mapping[str, int]) -> list[Effect]:
-        """Note the new dims of the DeviceMesh."""
+        """Note new dims of the DeviceMesh, and return the message that says so to the agent."""
         self._mesh.dims = dict(dims)
         return [Send(Parcel(SetDims(tuple(dims), tuple(dims.values()))))]
 
     def restart(self, dims: Mapping[str, int] | None = None) -> list[Effect]:
-        """Replace every rank; runs in flight end.
+        """Return the messages that replace every rank; runs in flight end.
 
         Args:
             dims: of the new ranks' DeviceMesh; None for those of the start.
@@ -248,11 +246,11 @@ class Core:
         ]
 
     def detach(self) -> list[Effect]:
-        """Leave the mesh to its lease: the mesh lives on without a controller for that time."""
+        """Return the message that leaves the mesh to its lease, on which its ranks live on."""
         return [] if self.state == "ended" else [Send(Parcel(Detach()))]
 
     def stop(self) -> list[Effect]:
-        """End the mesh."""
+        """Return the messages that end the mesh."""
         if self.state in ("stopping", "ended"):
             return []
         self._mesh.state = "stopping"
@@ -261,7 +259,7 @@ class Core:
     # ---- what happens
 
     def receive(self, parcel: Parcel[Any], now: float) -> list[Effect]:
-        """Handle a message of the agent."""
+        """Handle a message that the agent has sent."""
         now = self._see(now)
         verb = parcel.verb
         if self.state == "ended":
@@ -311,7 +309,7 @@ class Core:
         return [*effects, Change("ended", cause or Stopped(reason))]
 
     def tick(self, now: float) -> list[Effect]:
-        """Act on each deadline that has passed."""
+        """Act on each deadline of runs, questions and the recovery that has passed."""
         now = self._see(now)
         effects = self._runs.tick(now)
         if self._questions.open:
@@ -321,7 +319,7 @@ class Core:
         return effects
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest; None: not before a message or a command."""
+        """Return when to call `tick` at the latest; None: not before a message or a command."""
         due = self._runs.deadline()
         if not self._questions.open and self._recovery.is_at_rest:  # most often: no more calls
             return due

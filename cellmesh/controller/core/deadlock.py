@@ -1,5 +1,5 @@
-"""Decides, from what every rank has begun on its process groups, which ranks are stuck and which
-groups disagree.
+"""Decides, from how many operations each rank has begun per process group, which ranks are stuck
+and which groups disagree.
 
 Ranks of a group pair up their collectives by order: a rank that has begun fewer than another has
 not come to those yet. What a rank waits for will never come if the ranks that are missing have
@@ -22,14 +22,14 @@ _WAITS = frozenset({"wait", "synchronize"})
 
 
 def members_of(count: GroupCount, num_ranks: int) -> tuple[int, ...]:
-    """Return the ranks of a process group that a count names; all ranks where it names none."""
+    """Return the ranks of the process group that a `GroupCount` is of."""
     return count.ranks or tuple(range(num_ranks))
 
 
 def find_disagreements(
     counts: Counts, num_ranks: int, with_messages: bool
 ) -> list[tuple[int, ...]]:
-    """The members of every group whose members have begun different numbers of collectives.
+    """Return the members of each group whose members began different numbers of collectives.
 
     Args:
         counts: rank -> its groups. Groups with a member that is missing here are passed over.
@@ -63,8 +63,8 @@ def _messages_differ(by_rank: Mapping[int, GroupCount]) -> bool:
 def _summed_up(
     numbers: Mapping[tuple[int, int], int], receivers: Collection[int]
 ) -> dict[tuple[int, int], int]:
-    """Return the number of messages by (sender, receiver); the sender is -1 for receives from
-    any rank.
+    """Return numbers of messages by (sender, receiver), with sender -1 for each receiver that takes
+    messages from any rank.
     """
     sums: dict[tuple[int, int], int] = {}
     for (sender, receiver), number in numbers.items():
@@ -74,8 +74,8 @@ def _summed_up(
 
 
 def must_be_healed(states: Mapping[int, RankState], num_ranks: int) -> bool:
-    """Whether idle ranks have begun different numbers of collectives on a group, so that their next
-    ones would not match.
+    """Return whether idle ranks have begun different numbers of collectives on a group, so that
+    their next ones would not match.
     """
     counts = {rank: state.counts for rank, state in states.items()}
     is_broken = any(state.is_broken for state in states.values())
@@ -83,7 +83,7 @@ def must_be_healed(states: Mapping[int, RankState], num_ranks: int) -> bool:
 
 
 class Tally:
-    """What each rank has begun on its groups, as last reported, between runs.
+    """How many operations each rank has begun per process group, as last reported between runs.
 
     Attributes:
         is_new: something was added since disagreements were last looked for, or there were some.
@@ -94,28 +94,28 @@ class Tally:
         self.is_new = False
 
     def add(self, ranks: Iterable[int], counts: Sequence[GroupCount]) -> None:
-        """Add what these ranks have begun in a run that ended well."""
+        """Note the numbers of operations that these ranks report after a run that ended well."""
         for rank in ranks:
             self._counts.setdefault(rank, {}).update((count.name, count) for count in counts)
         self.is_new = True
 
     def replace(self, rank: int, counts: Sequence[GroupCount]) -> None:
-        """Replace everything that is noted of one rank by these counts."""
+        """Replace all numbers of operations that are noted of one rank by these."""
         self._counts[rank] = {count.name: count for count in counts}
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Forget what these ranks have begun: their groups are new, or they have none."""
+        """Drop these ranks' numbers of operations: their groups are new, or they have none."""
         for rank in ranks:
             self._counts.pop(rank, None)
 
     def clear(self) -> None:
-        """Forget everything: all ranks are new."""
+        """Drop the numbers of operations of all ranks: all ranks are new."""
         self._counts.clear()
         self.is_new = False
 
     def find_new_disagreements(self, ranks: Iterable[int], num_ranks: int) -> list[tuple[int, ...]]:
-        """Return what `find_disagreements` finds among idle ranks; costs little if no count was
-        added since the last call.
+        """Return groups of idle ranks that disagree (`find_disagreements`); costs little if no
+        count was added since the last call.
         """
         if not self.is_new:
             return []
@@ -185,7 +185,7 @@ def _waits_for(
 
 
 def _message_is_missing(own: GroupCount, theirs: GroupCount | None, rank: int, peer: int) -> bool:
-    """Whether only one of the two ranks of a send and receive has begun it."""
+    """Return whether a rank waits for a send or receive that its peer has not begun."""
     their_sent = dict(theirs.num_sent).get(rank, 0) if theirs is not None else 0
     their_received = dict(theirs.num_received) if theirs is not None else {}
     if dict(own.num_received).get(peer, 0) > their_sent:
@@ -195,7 +195,7 @@ def _message_is_missing(own: GroupCount, theirs: GroupCount | None, rank: int, p
 
 
 def _is_owed_by_anyone(own: GroupCount, others: Iterable[GroupCount | None], rank: int) -> bool:
-    """Whether a rank waits in a receive from any rank for a message that no rank has sent."""
+    """Return whether a rank waits in a receive from any rank, and no rank has sent."""
     if dict(own.num_received).get(-1, 0) == 0:
         return False
     num_sent = sum(dict(theirs.num_sent).get(rank, 0) for theirs in others if theirs is not None)

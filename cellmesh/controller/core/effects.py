@@ -1,4 +1,4 @@
-"""The effects that the core returns and the link carries out."""
+"""Effects (send a message, show a note, ...), which the core returns and the link carries out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ State = Literal["connecting", "starting", "ready", "restarting", "stopping", "en
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a message to the agent."""
+    """Effect: the link sends this message to the agent."""
 
     parcel: Parcel[Any]
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Pass a run the messages that some of its ranks sent or, with `Died`, how these ranks ended.
+    """Effect: a run gets the messages that some of its ranks sent or, with `Died`, how they ended.
 
     `has_begun`: False where these ranks end a run that they have not begun, as thousands may at
     once.
@@ -35,41 +35,41 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Show a run's user where the other ranks are after one has failed."""
+    """Effect: a run's user is shown where the other ranks are after one has failed."""
 
     run: int
     states: dict[int, RankState]
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Show where the ranks of a long run are; ranks that do not answer are missing."""
+    """Effect: a run's user is shown where its ranks are; those that do not answer are missing."""
 
     run: int
     states: Mapping[int, RankState]
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Show a remark with a run's output, also after its end."""
+    """Effect: a remark is shown with a run's output, also after the run's end."""
 
     run: int
     text: str
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """End a run: every rank has ended it."""
+    """Effect: a run is finished, as every rank has ended it."""
 
     run: int
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Answer a question of the session with the answers of those ranks that replied in time."""
+    """Effect: a question of the session is answered, with what ranks replied in time."""
 
     request: int
     value: Any
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The mesh's state changed, or a start made progress."""
+    """Effect: the session learns that the mesh's state changed, or that a start made progress."""
 
     state: State
     cause: Any
@@ -77,8 +77,7 @@ class Change(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class HealReport:
-    """The result of a recovery: which ranks were replaced, and whether process groups were
-    rebuilt.
+    """The result of a recovery: which ranks were replaced, and whether process groups were rebuilt.
 
     Attributes:
         respawned: the ranks that were dead and are new.
@@ -106,7 +105,7 @@ class HealReport:
 
 
 def describe_heal(report: HealReport) -> str:
-    """Describe in a sentence what a recovery did."""
+    """Return a sentence for users that says what a recovery did."""
     if report.failure and not report.healed:
         return f"the mesh could not be healed: {report.failure}"
     text = f"process groups rebuilt in {report.took_s:.1f} s; what the ranks hold is untouched"
@@ -130,7 +129,7 @@ def describe_heal(report: HealReport) -> str:
 
 
 def tell_busy(running: Mapping[int, str]) -> str:
-    """Say why a heal cannot succeed now: ranks are busy.
+    """Return a sentence that says why a heal cannot succeed now: these ranks are busy.
 
     Args:
         running: rank that is not known to be idle -> what it runs, "" where that is not known.
@@ -153,8 +152,8 @@ def _does(num_ranks: int, title: str) -> str:
 
 
 def tell_empty(ranks: Iterable[int], subject: str = "") -> str:
-    """Say that replaced ranks have an empty namespace, and which commands fill it; without a
-    subject, for ranks named before.
+    """Return a clause: replaced ranks have an empty namespace, and which commands fill it; without
+    a subject, for ranks named before.
     """
     new = set(ranks)
     source = next(rank for rank in range(len(new) + 1) if rank not in new)

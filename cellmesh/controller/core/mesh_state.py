@@ -21,7 +21,7 @@ FIRST_HEAL = 1 << 40
 
 @dataclass
 class Pending:
-    """A run that has not ended on all its ranks.
+    """The state of a run that has not ended on all its ranks.
 
     Attributes:
         members: all its ranks.
@@ -63,11 +63,11 @@ class Pending:
 
     @property
     def is_called_off(self) -> bool:
-        """Whether the run's ranks have been released or interrupted, or will be."""
+        """Whether ranks have been released or interrupted in the run, or will be."""
         return self.settle_at is not None or bool(self.released) or self.interrupted_at is not None
 
     def begin(self, now: float) -> None:
-        """Restart the run's clocks: the run is sent only now."""
+        """Restart the run's clocks: the run is sent only now, after it was held back."""
         waited_s = now - self.started_at
         self.is_sent, self.started_at, self.watched_at = True, now, now
         if self.first_end_at is not None:
@@ -77,7 +77,7 @@ class Pending:
 
 
 class News:
-    """Replaced ranks, whose namespace is empty, that the user has not been shown.
+    """The replaced ranks, with empty namespaces, that no output has mentioned to the user yet.
 
     Attributes:
         endings: rank -> how its predecessor ended.
@@ -87,7 +87,7 @@ class News:
         self.endings: dict[int, str] = {}
 
     def add(self, infos: Iterable[RankInfo]) -> None:
-        """Note those of these ranks that are new and empty."""
+        """Note, of these ranks, those that replaced a dead one and are still empty."""
         self.endings.update(
             {info.rank: info.predecessor_ending for info in infos if info.predecessor_ending}
         )
@@ -100,7 +100,7 @@ class News:
             self.endings.pop(rank, None)
 
     def tell(self, run: int) -> list[Effect]:
-        """Return the note on new ranks to show with a run's output, once."""
+        """Return the note on new ranks that a run's output begins with, and forget these ranks."""
         endings, self.endings = dict(sorted(self.endings.items())), {}
         if not endings:
             return []
@@ -110,8 +110,8 @@ class News:
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """These ranks, which counted as lost with their host, are heard again and hold what they
-    held; said to the core by the connections to many hosts.
+    """Message of the connections to many hosts: ranks that counted as lost with their host are
+    heard again, and hold what they held.
     """
 
     ranks: tuple[RankInfo, ...]
@@ -119,7 +119,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 @dataclass
 class MeshState:
-    """The mesh as the core sees it.
+    """The state of one mesh, as the core knows it from messages.
 
     Attributes:
         num_ranks: number of ranks.
@@ -150,20 +150,20 @@ class MeshState:
     transitions: TransitionLog = field(default_factory=TransitionLog)
 
     def living(self) -> set[int]:
-        """The ranks that have a process."""
+        """Return the ranks that have a process."""
         return {rank for rank in range(self.num_ranks) if rank not in self.dead}
 
     def among_living(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Return those of some ranks that have a process."""
+        """Return those of the given ranks that have a process."""
         return tuple(rank for rank in ranks if rank not in self.dead)
 
     def with_work(self) -> set[int]:
-        """The ranks that have work: they execute it, have it queued, or will be sent it."""
+        """Return the ranks that have work: they execute it, have it queued, or will be sent it."""
         return {rank for run in self.pending.values() if run.is_work for rank in run.ranks}
 
     def busy(self, with_heals: bool = True) -> set[int]:
-        """The ranks that have been sent work and are allowed to execute it, as no failed run makes
-        them hold it back.
+        """Return the ranks that were sent work and are allowed to execute it, as no failed run
+        makes them hold it back.
         """
         runs = [
             pending
@@ -173,7 +173,7 @@ class MeshState:
         return {rank for run in runs for rank in run.ranks} - self.held.keys()
 
     def idle(self) -> set[int]:
-        """The living ranks that have no work and hold back nothing."""
+        """Return the living ranks that have no work and hold back nothing."""
         idle = self.living() - self.held.keys()
         for pending in self.pending.values():
             if not idle:  # soon so, where many runs wait
@@ -183,7 +183,7 @@ class MeshState:
         return idle
 
     def find_quiet(self, states: Mapping[int, RankState], resumable: set[int]) -> set[int]:
-        """Return the living ranks that do nothing and have no work.
+        """Return the living ranks that execute nothing and have no work.
 
         Args:
             states: what ranks answer; one that runs something does not hold back.
@@ -210,9 +210,7 @@ class MeshState:
         return (set(pending.members) - may_come) | (others - with_work)
 
     def forget_asking(self, requests: Mapping[int, int]) -> list[int]:
-        """Note that these ranks do not wait for the user's answer any longer; return those that
-        did.
-        """
+        """Note that these ranks wait no longer for the user to answer; return those that did."""
         asking = [rank for rank, request in requests.items() if self.asking.get(rank) == request]
         for rank in asking:
             del self.asking[rank]
@@ -229,13 +227,13 @@ class MeshState:
         return left
 
     def in_failed_run(self, ranks: set[int]) -> bool:
-        """Whether some of these ranks took part in a run that has failed and not ended."""
+        """Return whether some of these ranks took part in a run that has failed and not ended."""
         runs = [run for run in self.pending.values() if run.has_failed and run.is_work]
         return any(ranks & set(run.members) for run in runs)
 
     def in_failed_runs(self, ranks: set[int]) -> bool:
-        """Whether each of these ranks is in a run that has failed, and is or will be released
-        from it.
+        """Return whether each of these ranks is in a run that has failed, and is or will be
+        released from it.
         """
         failed = [
             run for run in self.pending.values() if run.has_failed and run.is_work and run.is_sent
@@ -243,7 +241,7 @@ class MeshState:
         return ranks <= {rank for run in failed if run.is_called_off for rank in run.ranks}
 
     def running(self, ranks: Iterable[int]) -> dict[int, str]:
-        """rank -> the title of the oldest run that it has not ended; "" if that is unknown."""
+        """Return, for each rank, the title of the oldest run it has not ended; "" if unknown."""
         titles = dict.fromkeys(ranks, "")
         for _, pending in sorted(self.pending.items(), reverse=True):
             if pending.is_work and pending.is_sent:
@@ -251,8 +249,8 @@ class MeshState:
         return titles
 
     def may_go_on(self, rank: int) -> bool:
-        """Whether a rank that holds back its queued runs may execute them: the run that failed has
-        ended on all of its ranks.
+        """Return whether a rank that holds back its queued runs may execute them: the run that
+        failed has ended on all of its ranks.
         """
         if any(
             run >= FIRST_HEAL and rank in pending.ranks for run, pending in self.pending.items()
@@ -262,8 +260,8 @@ class MeshState:
         return run >= FIRST_HEAL or run not in self.pending
 
     def let_go(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Note that those ranks that `may_go_on` do not hold back their queued runs any longer;
-        return them.
+        """Note that, of these ranks, those that `may_go_on` do not hold back queued runs any
+        longer; return them.
         """
         freed = tuple(rank for rank in sorted(ranks) if rank in self.held and self.may_go_on(rank))
         for rank in freed:
@@ -271,7 +269,7 @@ class MeshState:
         return freed
 
     def note(self, run: int, pending: Pending, before: RunPhase, event: str, at: float) -> None:
-        """Log a run's transition to its present phase."""
+        """Log a run's transition from this phase to its present one."""
         subject = f"run {run} ({pending.title})" if pending.title else f"run {run}"
         after = pending.phase if pending.is_sent else "waiting"
         self.transitions.add(at, subject, before, event, after if pending.ranks else "ended")

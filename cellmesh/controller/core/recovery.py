@@ -1,4 +1,4 @@
-"""Brings a mesh back after a failure, between two runs: pure, as `core.Core`.
+"""Brings a mesh back after a failure, between two runs. Pure, as `core.Core`.
 
 `transitions.RECOVERY` has what each event does in each phase. What happens while a recovery is
 under way is looked at by examining once more before it is calm. Work that is submitted in that time
@@ -34,7 +34,7 @@ _LIMITS_S: Mapping[RecoveryPhase, float] = {"respawning": RESPAWN_S, "healing": 
 
 
 class Recovery:
-    """The recovery of one mesh.
+    """Decides how one mesh is brought back after a failure: replaces ranks, rebuilds groups.
 
     Args:
         mesh: the mesh; runs of its own are put among its pending ones.
@@ -101,7 +101,7 @@ class Recovery:
         return self._heal_requests.answer(HealReport(failure=reason))
 
     def before_run(self, ranks: Collection[int], now: float) -> list[Effect]:
-        """Heal before a run whose ranks' next collectives would not match."""
+        """Heal before a run if its ranks' next collectives would not match."""
         if self.phase != "calm":
             return []
         missing = self._mesh.dead and set(self.to_replace.missing()).intersection(ranks)
@@ -117,7 +117,7 @@ class Recovery:
         return []
 
     def defer(self, run: int, parcel: Parcel[Any], must_wait: bool) -> bool:
-        """Keep a run until the recovery is over; return whether there is a reason to."""
+        """Hold a run back until the recovery is over; return whether there was a reason to."""
         if self.phase == "calm" and not must_wait:
             return False
         self.deferred.add(run, parcel)
@@ -155,7 +155,7 @@ class Recovery:
         self._again = self.phase != "calm"
 
     def after_death(self, rank: int, now: float) -> list[Effect]:
-        """Handle a rank's death once its runs have ended on the rank."""
+        """Handle a rank's death, once its runs have ended on it: begin a recovery."""
         if self.phase != "calm" or self._mesh.in_failed_run({rank}):
             return []
         return self.begin(now)
@@ -166,9 +166,7 @@ class Recovery:
         return self.begin(now)
 
     def rank_left_heal(self, run: int, ranks: tuple[int, ...], verb: Any) -> list[Effect]:
-        """Handle the answers of ranks to a request that this recovery sent (describe groups,
-        heal).
-        """
+        """Handle ranks' answers to a message of this recovery (describe groups, heal)."""
         if type(verb) is Done:
             self._newcomers.difference_update(ranks)
             self._attempt.notes.update(dict.fromkeys(verb.notes))
@@ -182,7 +180,7 @@ class Recovery:
         return self._release(self._mesh.pending[run])
 
     def respawned(self, ranks: tuple[RankInfo, ...], now: float) -> list[Effect]:
-        """Handle that dead ranks were forked again, without groups."""
+        """Handle that the agent has forked dead ranks again, without groups."""
         new = {info.rank: info for info in ranks}
         self._mesh.ranks = tuple(new.get(info.rank, info) for info in self._mesh.ranks)
         for rank in new:
@@ -204,13 +202,13 @@ class Recovery:
         return self.begin(now)
 
     def respawn_failed(self, ranks: tuple[int, ...], text: str, now: float) -> list[Effect]:
-        """Handle that dead ranks could not be forked: living ranks are healed without them."""
+        """Handle that dead ranks could not be forked: the others are healed without them."""
         self.to_replace.spare(ranks)
         problem = f"{describe_ranks(ranks)} could not be started: {text}"
         return self._on("respawn failed", now, problem)
 
     def heal(self, request: int, now: float) -> list[Effect]:
-        """Replace dead ranks and rebuild groups; first wait for ranks that are being released."""
+        """Replace dead ranks and rebuild groups, once ranks that are being released are idle."""
         self._heal_requests.add(request, now)
         busy = self._heal_requests.busy()
         must_wait = self._heal_requests.can_wait_for(busy, now)
@@ -221,7 +219,7 @@ class Recovery:
         return [] if must_wait else self.begin(now)
 
     def abandon(self, now: float) -> list[Effect]:
-        """Stop waiting for a heal: the user has interrupted it."""
+        """Stop waiting for a heal, as the user has interrupted it."""
         return self._on("abandoned", now)
 
     def resume_all(self, now: float) -> list[Effect]:
@@ -239,23 +237,23 @@ class Recovery:
         return self.phase == "calm" and not self._heal_requests.waiting
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up steps that take too long."""
+        """Give up steps of the recovery that take too long."""
         due = self.deadline()
         return [] if due is None or now < due else self._on("timed out", now)
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest."""
+        """Return when to call `tick` at the latest."""
         return self._heal_requests.deadline() if self.phase == "calm" else self._deadline
 
     # ---- the phases
 
     def begin(self, now: float) -> list[Effect]:
-        """Examine the ranks, now or after the recovery that runs: something may be wrong."""
+        """Examine the ranks, now or after the recovery in progress, as something may be wrong."""
         return self._on("trouble", now) if self._mesh.state == "ready" else []
 
     def _on(self, event: RecoveryEvent, now: float, *args: Any) -> list[Effect]:
-        """Carry out the table's action for an event in the current phase; without an entry, do
-        nothing.
+        """Carry out the action that the table `RECOVERY` has for an event in the current phase;
+        without an entry, do nothing.
         """
         before = self.phase
         if (before, event) not in RECOVERY:
@@ -271,7 +269,7 @@ class Recovery:
     def _ask(
         self, ranks: Collection[int], verb: Callable[[int], Control], now: float, then: OnAnswers
     ) -> list[Effect]:
-        """Ask ranks; ignore their answers once another phase has begun."""
+        """Send a request to ranks; ignore their answers once another phase has begun."""
         step = self._step
 
         def answered(answers: dict[int, Any], now: float) -> list[Effect]:
@@ -288,7 +286,7 @@ class Recovery:
         return []
 
     def _refuse(self, now: float) -> list[Effect]:
-        """Stop waiting for ranks to leave a run that has failed, and say that they are busy."""
+        """Stop waiting for ranks to leave a run that has failed, and report that they are busy."""
         self.to_replace.withdraw()
         effects = self._heal_requests.refuse()
         if self.to_replace.missing():
@@ -338,8 +336,8 @@ class Recovery:
         return self.respawn_failed(self.to_replace.missing(), "it took too long", now)
 
     def _describe(self, now: float) -> list[Effect]:
-        """Ask a living rank which groups there are, for new ranks; without new ranks, heal at
-        once.
+        """Ask a living rank for the data from which new ranks make the same process groups
+        (`Blueprint`).
         """
         old = sorted(self._quiet - self._newcomers)
         rank = old[self._attempt.num_failures % len(old)]
@@ -368,7 +366,7 @@ class Recovery:
         return [work(ranks, heal, run)]
 
     def _heal_timed_out(self, now: float) -> list[Effect]:
-        """Release ranks that take too long to heal, and then give up on them."""
+        """Release ranks that take too long to heal; at the second time, give up on them."""
         pending = self._mesh.pending[self._heal_run]
         if not pending.released:
             self._deadline = now + ABANDON_S
@@ -382,7 +380,7 @@ class Recovery:
         return []
 
     def _call_off(self, now: float) -> list[Effect]:
-        """Start no further heal after this one."""
+        """Release the ranks of the heal in progress, and start no further heal."""
         self._heal_requests.stop_asking_again()
         self._attempt.num_failures = MAX_ATTEMPTS
         self._deadline = now + ABANDON_S

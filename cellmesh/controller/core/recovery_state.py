@@ -1,5 +1,5 @@
-"""The state of a recovery: ranks to replace, runs that wait, requests for a heal, and the
-attempt in progress. Pure.
+"""The state of a recovery: ranks to replace, runs that wait, requests for a heal, and the attempt
+in progress. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Attempt:
     notes: dict[str, None] = field(default_factory=dict)
 
     def report(self, dead: dict[int, Died], now: float) -> HealReport:
-        """Report what the attempt did; these ranks are dead now."""
+        """Return a report of what the recovery did, given the ranks that are dead now."""
         new = sorted(self.respawned)
         died = [f"rank {rank}, which was new, {dead[rank].reason}" for rank in new if rank in dead]
         return HealReport(
@@ -65,7 +65,7 @@ class Attempt:
 
 
 class Deferred:
-    """Runs that were submitted during a recovery and wait for its end, in order.
+    """The runs that were submitted during a recovery and wait for its end, in order.
 
     Args:
         mesh: has the runs.
@@ -90,7 +90,7 @@ class Deferred:
         return self.runs.pop(run, None) is not None
 
     def send_all(self, now: float, settle: Settle) -> list[Effect]:
-        """Send all waiting runs to those of their ranks that live.
+        """Return the messages that send all waiting runs to those of their ranks that live.
 
         Args:
             now: seconds.
@@ -119,7 +119,7 @@ class Deferred:
 
 
 class Replacements:
-    """The dead ranks to replace, and the living ones that the user's ``heal`` names, which are
+    """The ranks to replace: dead ones, and living ones that the user's ``heal`` names, which are
     replaced only for that request.
 
     Args:
@@ -132,31 +132,31 @@ class Replacements:
         self._asked: set[int] = set()
 
     def missing(self) -> tuple[int, ...]:
-        """The ranks to replace that are dead; runs for them wait."""
+        """Return the ranks to replace that are dead; runs for them wait."""
         return tuple(sorted(self._ranks & self._mesh.dead.keys()))
 
     def add(self, ranks: Collection[int]) -> None:
-        """Replace these ranks at the next recovery, also without a request of the user."""
+        """Note ranks to replace at the next recovery, also without a request of the user."""
         self._ranks.update(ranks)
         self._asked.difference_update(ranks)
 
     def ask_for(self, ranks: Collection[int]) -> None:
-        """Replace these ranks because the user asks for it."""
+        """Note ranks to replace because the user's ``heal`` names them."""
         self._asked |= set(ranks) - self._ranks
         self._ranks |= self._asked
 
     def withdraw(self) -> None:
-        """Drop the user's request, which was withdrawn or failed."""
+        """Drop the ranks that only a user's ``heal`` named: it was withdrawn or failed."""
         self._ranks -= self._asked
         self._asked.clear()
 
     def spare(self, ranks: Collection[int]) -> None:
-        """Do not replace these ranks: they are new, or cannot be replaced."""
+        """Drop these ranks from those to replace: they are new, or cannot be replaced."""
         self._ranks.difference_update(ranks)
         self._asked.difference_update(ranks)
 
     def clear(self) -> None:
-        """Replace no rank."""
+        """Drop all ranks to replace."""
         self._ranks.clear()
         self._asked.clear()
 
@@ -177,18 +177,18 @@ class HealRequests:
         self._patience_ends = 0.0
 
     def busy(self) -> set[int]:
-        """The living ranks that run the user's work."""
+        """Return the living ranks that run the user's work."""
         return self._mesh.living() & self._mesh.busy(with_heals=False)
 
     def add(self, request: int, now: float) -> None:
-        """Add a request for a heal."""
+        """Note a request of the user for a heal, and how long the heal may wait for ranks."""
         due = [run.settle_at for run in self._mesh.pending.values() if run.settle_at is not None]
         self._patience_ends = max([now, *due]) + PATIENCE_S
         self.waiting.append(request)
 
     def can_wait_for(self, ranks: set[int], now: float) -> bool:
-        """Whether these ranks are about to leave the run that they are in, because it has failed
-        on a rank.
+        """Return whether these ranks are about to leave the run that they are in, because it has
+        failed on a rank.
         """
         held, pending = self._mesh.held, self._mesh.pending
         left = {
@@ -197,21 +197,21 @@ class HealRequests:
         return bool(ranks) and now < self._patience_ends and self._mesh.in_failed_runs(ranks - left)
 
     def can_ask_again(self, silent: set[int], now: float) -> bool:
-        """Whether to ask again ranks that have not answered: a busy machine may delay their
-        answers.
+        """Return whether to probe again ranks that have not answered: a busy machine may delay
+        their answers.
         """
         return bool(self.waiting and silent) and now < self._patience_ends
 
     def stop_asking_again(self) -> None:
-        """Stop asking ranks again, as no request for a heal waits for their answers."""
+        """Do not probe silent ranks again, as no request for a heal waits for their answers."""
         self._patience_ends = 0.0
 
     def deadline(self) -> float | None:
-        """When to refuse the waiting requests if nothing else happens."""
+        """Return when to refuse the waiting requests, unless ranks become idle before."""
         return self._patience_ends if self.waiting else None
 
     def refuse(self) -> list[Effect]:
-        """Answer all waiting requests: ranks are still busy."""
+        """Answer all waiting requests with a failure: ranks are still busy."""
         return self.answer(HealReport(failure=tell_busy(self._mesh.running(self.busy()))))
 
     def answer_without(self, missing: set[int], report: HealReport, now: float) -> list[Effect]:
@@ -225,6 +225,6 @@ class HealRequests:
         return self.answer(report)
 
     def answer(self, report: HealReport) -> list[Effect]:
-        """Answer all waiting requests with a report."""
+        """Answer all waiting requests for a heal with a report."""
         requests, self.waiting = self.waiting, []
         return [Answer(request, report) for request in requests]

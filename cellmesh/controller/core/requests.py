@@ -1,5 +1,5 @@
-"""Questions to ranks' control threads; answered with the answers of the ranks that reply in
-time.
+"""Requests of the core to ranks' control threads; handled with the answers of the ranks that reply
+in time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Question:
 
 
 class Questions:
-    """The questions to ranks that wait for answers.
+    """The core's requests to ranks that still wait for answers.
 
     Args:
         last_request: numbers begin above this. A late answer to a controller that has gone must not
@@ -43,7 +43,7 @@ class Questions:
         self._last_request = last_request
 
     def new_request(self) -> int:
-        """Return a new number for a question."""
+        """Return a new number for a request to ranks or to the agent."""
         self._last_request += 1
         return self._last_request
 
@@ -55,7 +55,7 @@ class Questions:
         on_answers: OnAnswers,
         request: int = 0,
     ) -> list[Effect]:
-        """Ask some ranks' control threads a question.
+        """Send a request to some ranks' control threads, and have the answers handled.
 
         Args:
             ranks: who; if there is none, the answer is empty and comes at once.
@@ -73,7 +73,7 @@ class Questions:
         return [control(wanted, verb(request))]
 
     def answer(self, request: int, ranks: Iterable[int], value: Any, now: float) -> list[Effect]:
-        """Note the answers of these ranks."""
+        """Note that these ranks answered a request with a value; handle it once all have."""
         question = self.open.get(request)
         if question is None:
             return []
@@ -81,7 +81,7 @@ class Questions:
         return self._close(request, now) if question.ranks <= question.answers.keys() else []
 
     def forget_rank(self, rank: int, now: float) -> list[Effect]:
-        """Note that a rank will not answer any more."""
+        """Note that a rank will not answer any request any more."""
         effects: list[Effect] = []
         for request, question in list(self.open.items()):
             question.ranks.discard(rank)
@@ -90,7 +90,7 @@ class Questions:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Close the questions whose time is up."""
+        """Handle requests whose time is up, with the answers that there are."""
         effects: list[Effect] = []
         for request, question in list(self.open.items()):
             if now >= question.deadline:
@@ -98,11 +98,11 @@ class Questions:
         return effects
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest."""
+        """Return when to call `tick` at the latest."""
         return min((question.deadline for question in self.open.values()), default=None)
 
     def close_all(self, now: float) -> list[Effect]:
-        """Close all questions: no rank will answer any more."""
+        """Handle all open requests, with the answers there are: no rank will answer any more."""
         return [effect for request in list(self.open) for effect in self._close(request, now)]
 
     def _close(self, request: int, now: float) -> list[Effect]:
@@ -111,13 +111,13 @@ class Questions:
 
 
 def control(ranks: Iterable[int], *verbs: Control) -> Send:
-    """Make a message for ranks' control threads."""
+    """Return the effect that sends verbs to ranks' control threads."""
     frames = encode([*map(Parcel, verbs)])
     return Send(Parcel(Relay(tuple(sorted(ranks)), "control", -1, len(frames)), tuple(frames)))
 
 
 def work(ranks: Iterable[int], verb: Heal | Resume, run: int) -> Send:
-    """Make a message of the core itself (not of a user's run) for ranks' main threads."""
+    """Return the effect that sends work of the core, no user's run, to ranks' main threads."""
     frames = encode([Parcel(verb)])
     title = "heal" if run >= 0 else ""
     return Send(Parcel(Relay(tuple(sorted(ranks)), "work", run, len(frames), title), tuple(frames)))

@@ -1,5 +1,5 @@
-"""Runs in flight: which ranks have ended them, are released, interrupted or killed. Pure, as
-`core.Core`. `transitions.RUN` says what each event does to a run.
+"""Decides about runs in flight: which ranks have ended them, are released, interrupted or killed.
+Pure, as `core.Core`. `transitions.RUN` says what each event does to a run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OnError = Literal["release", "wait"]
 
 
 class Runs:
-    """The runs of one mesh.
+    """Decides about the runs in flight of one mesh.
 
     Args:
         mesh: the mesh; holds them.
@@ -106,8 +106,8 @@ class Runs:
         return self._mesh.news.tell(run) if fills and self._mesh.news.endings else []
 
     def interrupt(self, runs: Iterable[int], now: float) -> list[Effect]:
-        """Interrupt runs on the ranks that have not ended them; a second time, kill ranks that
-        go on.
+        """Interrupt runs on the ranks that have not ended them; at a second call, kill the ranks
+        that do not stop.
         """
         told: dict[tuple[int, ...], list[Interrupt]] = {}
         unclear: dict[int, set[int]] = {}
@@ -129,8 +129,8 @@ class Runs:
     def _on(
         self, event: RunEvent, run: int, pending: Pending, now: float, *args: Any
     ) -> list[Effect]:
-        """Carry out the table's action for an event in a run's phase; without an entry, do
-        nothing.
+        """Carry out the action that the table `RUN` has for an event in a run's phase; without an
+        entry, do nothing.
         """
         before: RunPhase = pending.phase if pending.is_sent else "waiting"
         if (before, event) not in RUN:
@@ -181,7 +181,7 @@ class Runs:
         return effects
 
     def condemned(self) -> set[int]:
-        """Return the ranks that are killed unless they stop before."""
+        """Return the ranks that will be killed unless they end their interrupted run before."""
         if not self._settling:
             return set()
         runs = [run for run in self._settling if self._mesh.pending[run].kill_at is not None]
@@ -198,7 +198,7 @@ class Runs:
         return effects
 
     def rank_died(self, rank: int, parcel: Parcel[Died], now: float) -> list[Effect]:
-        """End all runs of a rank that has died."""
+        """End, on a rank that has died, all runs that the rank had not ended."""
         effects: list[Effect] = []
         runs = [run for run, pending in self._mesh.pending.items() if rank in pending.ranks]
         begun = {run for run in runs if rank in self._mesh.runs_first(run)}
@@ -207,7 +207,7 @@ class Runs:
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """Act on each run whose deadline has passed, and examine long runs."""
+        """Act on each run whose deadline has passed, and examine runs that take long."""
         effects: list[Effect] = []
         for run in list(self._settling):
             effects += self._settle_due(run, now)
@@ -216,7 +216,7 @@ class Runs:
         return effects
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest."""
+        """Return when to call `tick` at the latest."""
         due = math.inf
         if self._sweep_at is not None:
             for run in self._mesh.pending:
@@ -287,7 +287,7 @@ class Runs:
         return []
 
     def _settle_unbegun(self, run: int, ranks: tuple[int, ...], now: float) -> list[Effect]:
-        """End an interrupted run on ranks that have not begun it, and will skip it."""
+        """End an interrupted run on ranks that have not begun to execute it, and will skip it."""
         stopped = interrupted_unbegun(run)
         return self.settle(run, ranks, Parcel(stopped), now, has_begun=False) if ranks else []
 
@@ -355,8 +355,8 @@ class Runs:
         return self._questions.ask(ranks, Probe, now, report)
 
     def _sweep(self, now: float) -> list[Effect]:
-        """Examine the runs that have not ended: show where their ranks are, and release stuck
-        ranks.
+        """Ask ranks where they are in runs that have not ended: `_swept` shows the answers, and
+        releases ranks that are stuck.
         """
         self._sweep_at = now + SWEEP_S if self._mesh.pending else None
         if self._is_sweeping or self._mesh.state != "ready" or not self._runs_to_look_at(now):

@@ -1,4 +1,4 @@
-"""The tables of the core's state machines, event by event, and a log of the last transitions.
+"""The tables of the core's state machines (recovery, run), and a log of the last transitions.
 
 A row has a state and an event, then the state that is entered (None: it stays as it is) and what is
 done. `Recovery` and `Runs` have a method for each action; an event without a row does nothing.
@@ -146,7 +146,7 @@ RUN: Mapping[tuple[RunPhase, RunEvent], tuple[RunPhase | None, RunAction]] = {
 
 
 class Transition(NamedTuple):
-    """One event and what it changed.
+    """An event of a run or of the recovery, with the state before and after it.
 
     Attributes:
         at: when, in seconds.
@@ -164,25 +164,25 @@ class Transition(NamedTuple):
 
 
 class TransitionLog:
-    """The last transitions, the oldest first."""
+    """The last transitions of runs and of the recovery, the oldest first."""
 
     def __init__(self) -> None:
         self._kept: collections.deque[Transition] = collections.deque(maxlen=NUM_KEPT)
 
     def add(self, at: float, subject: str, state: str, event: str, then: str) -> None:
-        """Log a transition; count it instead if it repeats the last one."""
+        """Log a transition; if it repeats the last one, replace that one."""
         last = self._kept[-1] if self._kept else None
         if last is not None and last[1:] == (subject, state, event, then):
             self._kept.pop()
         self._kept.append(Transition(at, subject, state, event, then))
 
     def all(self) -> tuple[Transition, ...]:
-        """The logged transitions."""
+        """Return the logged transitions, the oldest first."""
         return tuple(self._kept)
 
 
 def describe_transitions(transitions: Sequence[Transition], now: float) -> list[str]:
-    """A line for each transition, the oldest first."""
+    """Return a line of text for each transition: its age, subject, states and event."""
     ages = [f"{now - each.at:.2f} s ago" for each in transitions]
     width = max(map(len, ages), default=0)
     return [

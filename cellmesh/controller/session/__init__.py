@@ -1,1 +1,1 @@
-"""A mesh's life in the notebook's process: started or attached to, connected, ended."""
+"""A session: one mesh in the notebook's process, started or attached to, connected, ended."""

@@ -1,5 +1,5 @@
-"""The connection to an agent: greets, numbers messages, and repeats those that a broken
-connection lost.
+"""The controller's connection to an agent: greets, numbers messages, and repeats those that a
+broken connection lost.
 
 Used on one thread, and made there: a ZeroMQ context of its own goes with it.
 """
@@ -29,7 +29,7 @@ Message = Sequence[Parcel[Any]]
 
 
 class Connection:
-    """The controller's end of the connection to an agent.
+    """The controller's end of the ZeroMQ connection to one agent.
 
     Args:
         endpoint: the agent's.
@@ -71,36 +71,36 @@ class Connection:
         self.lost_at: float | None = None
 
     def descriptors(self) -> tuple[int, int]:
-        """The descriptors to poll before `hear`, once nothing is readable: messages, and changes
-        of the connection.
+        """Return the descriptors to poll before `hear`, once nothing is readable: of messages, and
+        of changes of the connection.
         """
         return self._numbers
 
     def note_ready(self, number: int) -> None:
-        """Note that a descriptor was ready."""
+        """Note that poll has reported one of `descriptors`."""
         self._may_have_news[number == self._numbers[1]] = True
 
     def has_news(self) -> bool:
-        """Whether `hear` may find something to read: a message, or a change of the connection."""
+        """Return whether `hear` may have something to read: a message, or a connection event."""
         return True in self._may_have_news
 
     def is_readable(self) -> bool:
-        """Whether a message has arrived; check after each send, which can hide an arrival from
-        poll.
+        """Return whether a message has arrived; call it after each send, which can hide an arrival
+        from poll.
         """
         if self._may_have_news[0]:
             self._may_have_news[0] = transport.readable(self._socket)
         return self._may_have_news[0]
 
     def send(self, parcels: Message) -> None:
-        """Send a message, now or once there is a connection."""
+        """Send the agent a message, now or once there is a connection."""
         frames = encode(parcels)
         preamble = self._reliable.wrap(parcels, sum(map(len, frames)))
         if self._is_open:
             self._send([preamble, *frames])
 
     def hear(self, now: float) -> Iterator[Parcel[Any]]:
-        """Yield what has arrived, without waiting.
+        """Yield the agent's messages that have arrived, without waiting.
 
         Raises:
             ProtocolError: it cannot be understood.
@@ -142,30 +142,30 @@ class Connection:
         self._may_have_news[0] = True
 
     def tick(self, now: float) -> None:
-        """Acknowledge received messages, if no message was sent since."""
+        """Acknowledge received messages, if no message that could do so was sent since."""
         ack_at = self._reliable.ack_at
         if self._is_open and ack_at is not None and now >= ack_at:
             self._send_aside([])
 
     def deadline(self) -> float | None:
-        """When to call `tick` at the latest."""
+        """Return when to call `tick` at the latest."""
         return self._reliable.ack_at if self._is_open else None
 
     def close(self) -> None:
-        """Close the sockets; the last messages may take a moment to leave."""
+        """Close the sockets; for a moment, the last messages may still be sent."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=_LINGER_MS)
         self._context.term()
 
     def renew(self) -> None:
-        """Greet the agent as a new controller does, as it may have given this one up."""
+        """Greet the agent as a new controller would, as it may have given this controller up."""
         self._hello = msgspec.structs.replace(self._hello, link=os.urandom(16), steal=True)
         self._reliable = Reliable()
         self._is_open = self._was_welcomed = False
 
     def move(self, endpoint: str, server_key: str) -> None:
-        """Connect to another agent in place of this one."""
+        """Connect to another agent in place of the present one."""
         self.renew()
         self._socket.disconnect(self._endpoint)
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())

@@ -1,5 +1,5 @@
-"""What the features of a mesh have in the notebook beside its runs: metrics, displays, widgets,
-memory for large values.
+"""What the notebook keeps of one mesh beside its runs: metrics, displays, widgets, memory for large
+values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def send_to_widget(
     session: Session, rank: int, verb: FromFrontEnd, buffers: Sequence[Frame], publish: Publish
 ) -> Run[Any]:
-    """Pass a message of the front end to the widget's rank."""
+    """Send a front end's message to the rank that owns the widget, as a run of that rank."""
     ranks = (rank,)
     printer = Printer(ranks, CellSink(publish, session.features.displays))
     item = WorkItem(verb, FromFrontEnd, ranks, buffers, "a widget's callback")
@@ -46,7 +46,7 @@ def send_to_widget(
 
 
 def ask_widgets(session: Session, ranks: Sequence[int]) -> Mapping[int, States]:
-    """Ask ranks for the states of their widgets, for a page that waits four seconds."""
+    """Ask ranks for the states of their ipywidgets, for a page that waits four seconds."""
     try:
         return look(RankSet(session, ranks), WidgetStates(), timeout_s=3.0).answers
     except NoMeshError:
@@ -58,7 +58,7 @@ KINDS = (Logged, ToFrontEnd, Freed)
 
 
 class Features:
-    """What a mesh has beside its runs; used on any thread.
+    """What the notebook keeps of one mesh beside its runs; usable on any thread.
 
     Args:
         session: of the mesh.
@@ -86,7 +86,7 @@ class Features:
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:
-        """Pass on a message of ranks that is one of `KINDS`; called in the link's loop."""
+        """Handle a message of ranks of one of the `KINDS`; called in the link's loop."""
         if type(parcel.verb) is Logged:
             self.metrics.take(run, ranks, parcel)
         elif type(parcel.verb) is Freed:
@@ -95,16 +95,14 @@ class Features:
             self.comms.take(run, ranks, parcel)
 
     def follow(self, run: Run[Any], fills: bool) -> None:
-        """Prepare widgets, displays and lent memory for a run that is about to be sent (`fills`:
-        see `Relay`).
-        """
+        """Prepare widgets and metrics for a run that is about to be sent (`fills`: see `Relay`)."""
         if fills:
             self.comms.began(run.number)
         if run.is_cell:
             run.on_end(self.metrics.settle)
 
     def note(self, change: Change) -> None:
-        """Note a change of the mesh's state; called in the link's loop."""
+        """Close widgets and free memory that end with this change of state; in the link's loop."""
         if isinstance(change.cause, Died):
             rank, reason = change.cause.rank, change.cause.reason
             self.segments.rank_ended(rank)
@@ -121,7 +119,7 @@ class Features:
             self.end()
 
     def end(self) -> None:
-        """Close widgets and views: the mesh has ended, or this notebook has left it."""
+        """Close widgets and views of a mesh that has ended, or that this notebook has left."""
         self.segments.clear()
         self.comms.close(
             None,

@@ -1,5 +1,5 @@
-"""The state of a mesh as its agent reports it, waits for another state, and the errors of an ended
-mesh.
+"""The state of a mesh as its agent reports it, waits for another state, and the errors for users of
+an ended mesh.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ End = StartFailed | Refused | Detached | Stopped
 
 
 def describe_end(name: str, end: End | None, has_left: bool) -> str:
-    """Say that a mesh has ended, and why; "" if it has not."""
+    """Return a sentence that says that a mesh has ended, and why; "" if it has not."""
     if isinstance(end, Detached):
         return f"this notebook has left {name} ({end.reason})"
     if end is None and not has_left:
@@ -29,7 +29,7 @@ def describe_end(name: str, end: End | None, has_left: bool) -> str:
 
 
 def refuse_use(name: str, end: End | None, state: State) -> NoMeshError:
-    """Return the error of work for a mesh that is not ready."""
+    """Return the error to raise for work on a mesh that is not ready."""
     if isinstance(end, Detached):
         return NoMeshError(
             f"the mesh lives on without this notebook{_in_brackets(end)}: `%dist_attach {name}` "
@@ -42,7 +42,7 @@ def refuse_use(name: str, end: End | None, state: State) -> NoMeshError:
 
 
 def explain_start(end: End | None, timeout_s: float, log: str) -> CellmeshError:
-    """Return the error of a start that failed or took too long.
+    """Return the error to raise for a start that failed or took too long.
 
     Args:
         end: what ended it.
@@ -57,7 +57,7 @@ def explain_start(end: End | None, timeout_s: float, log: str) -> CellmeshError:
 
 
 def reason_of(end: End | None) -> str:
-    """Return the reason of an end, as far as it is known."""
+    """Return the reason why a mesh ended, as far as it is known."""
     if end is None:
         return ""
     return end.text if isinstance(end, StartFailed) else end.reason
@@ -70,7 +70,7 @@ def _in_brackets(end: End | None) -> str:
 
 @dataclass(frozen=True)
 class StartProgress:
-    """How far a start or restart has come.
+    """How far a start or restart of a mesh has come.
 
     Attributes:
         stage: what is being done, in words.
@@ -86,7 +86,7 @@ class StartProgress:
 
 
 class Life:
-    """The state of one mesh; usable on any thread.
+    """The state of one mesh (starting, ready, ended), for which threads can wait.
 
     Args:
         num_ranks: of the mesh.
@@ -114,7 +114,7 @@ class Life:
         self._condition = threading.Condition()
 
     def restart(self, on_progress: Callable[[StartProgress], None] | None) -> None:
-        """Note that all ranks are about to be replaced."""
+        """Note that all ranks are about to be replaced, and who is shown the progress."""
         self._on_progress = on_progress
         with self._condition:
             self.state = "restarting"
@@ -159,5 +159,5 @@ class Life:
             raise
 
     def forget_progress(self) -> None:
-        """Report the progress of the start no longer."""
+        """Stop reporting the progress of the mesh's start."""
         self._on_progress = None

@@ -1,5 +1,5 @@
-"""The link to an agent: carries out what `Core` decides, on whichever thread `Turns` gives its loop
-to.
+"""The link to a mesh's agents: carries out what `Core` decides, on whichever thread `Turns` gives
+its loop to.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Command = Callable[[Core, float], Sequence[Effect]]
 
 
 class Link:
-    """Connects to an agent and carries out the core's effects.
+    """Receives the messages of a mesh's agents, and carries out the core's effects.
 
     Args:
         connect: connects to the agent; called on the link's thread.
@@ -93,7 +93,7 @@ class Link:
     # ---- from any thread
 
     def post(self, command: Command) -> None:
-        """Have the core execute a command; returns at once.
+        """Have the link's loop give the core a command; returns at once.
 
         Raises:
             NoMeshError: the link has been closed.
@@ -122,7 +122,7 @@ class Link:
         self._turns.hand_over()
 
     def post_at_once(self, command: Command) -> None:
-        """As `post`, but on the calling thread if no other thread uses the sockets.
+        """As `post`, but execute it on the calling thread if no other uses the sockets.
 
         Effects that may call user code are left to the loop.
         """
@@ -157,7 +157,7 @@ class Link:
             self._turns.rouse()
 
     def start_run(self, run: Run[Any], command: Command) -> None:
-        """Register a run, then execute the command that sends it."""
+        """Register a run with the link, then execute the command that sends it."""
 
         def start(core: Core, now: float) -> Sequence[Effect]:
             self._runs[run.number] = run
@@ -167,11 +167,11 @@ class Link:
         self.post_at_once(start)
 
     def has(self, number: int) -> bool:
-        """Whether a run was sent and has not ended; called in the loop."""
+        """Return whether a run was sent and has not ended; called in the loop."""
         return number in self._runs
 
     def ask(self, question: Callable[[Core, float], tuple[int, Sequence[Effect]]]) -> Future[Any]:
-        """Post a question; the future gets its answer, or None if the mesh ends."""
+        """Have the core ask a question; the future gets the answer, or None if the mesh ends."""
         future: Future[Any] = Future()
 
         def put(core: Core, now: float) -> Sequence[Effect]:
@@ -190,11 +190,11 @@ class Link:
         return future
 
     def is_in_loop(self) -> bool:
-        """Whether the link's loop has called the caller."""
+        """Return whether the calling thread is in a callback of the link's loop."""
         return threading.get_ident() == self._turns.inside
 
     def close(self) -> None:
-        """End the thread and close the socket, as the mesh's end does; waits for both.
+        """End the link's thread and close its sockets, as when the mesh ends; waits for both.
 
         Not from the link's own thread.
         """
@@ -234,7 +234,7 @@ class Link:
         return number != self._agent
 
     def _step_guarded(self) -> float:
-        """Do what there is to do, if any; return when the loop must look around at the latest."""
+        """Run `_step` if there is something to do; return when the loop must run it again."""
         connection = self._connection
         assert connection is not None
         self._turns.inside = threading.get_ident()
@@ -255,7 +255,7 @@ class Link:
         return self._due
 
     def _step(self, connection: AnyConnection) -> None:
-        """Execute commands and read messages until there are none."""
+        """Execute commands, read messages and carry out effects until there are none."""
         while True:
             now = time.monotonic()
             effects: list[Effect] = self._obey(now) if self._commands else []
@@ -273,7 +273,7 @@ class Link:
                 return
 
     def _hear(self, connection: AnyConnection, effects: list[Effect], now: float) -> int:
-        """Add the effects of each of the agent's messages; return how many messages there were."""
+        """Add the effects of each message that has arrived; return how many messages there were."""
         num_heard = 0
         try:
             for parcel in connection.hear(now):
@@ -405,7 +405,7 @@ class Link:
 
 
 def _warn(text: str) -> None:
-    """Show a text in the notebook or, if that fails, in the terminal that it was started from."""
+    """Print a text to the notebook's stderr or, if that fails, to the kernel's terminal."""
     try:
         print(text, file=sys.stderr, flush=True)
     except Exception:

@@ -1,5 +1,5 @@
-"""What users and waits do to runs in flight: wait for them, answer their questions, interrupt them,
-give them up.
+"""Orders of users and waiting threads about runs in flight: wait for them, answer their questions,
+interrupt them, give them up.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class RunOrders:
             self._link.post(command)
 
     def wait_for(self, number: int) -> None:
-        """Note that the caller waits for a run on some ranks, and does nothing else."""
+        """Note that the caller waits for a run on some ranks, and submits nothing else."""
         try:
             self._link.post_at_once(lambda core, now: core.wait_for(number))
         except NoMeshError:
             return
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """Note that the user waits for the end of a run on these ranks, and does nothing else."""
+        """Note that the user waits for a run's end on these ranks, and submits nothing else."""
         if len(ranks) < self._num_ranks:  # else there is none that would have to join it
             self.wait_for(number)
 
     def interrupt(self, runs: Sequence[Run[Any]]) -> None:
-        """Interrupt runs in flight, given with the oldest first. Does not wait."""
+        """Interrupt runs in flight, given with the oldest first; does not wait for their ends."""
         for run in runs:
             run.note_interrupted()
         numbers = [run.number for run in reversed(runs)]
         self.post_if_open(lambda core, now: core.interrupt_all(numbers, now))
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run, and the runs that it may wait for."""
+        """Interrupt a run, and older callbacks and queries on its ranks, for which it may wait."""
         for each in (number, *(older for older in self._beside(ranks) if older < number)):
             self.give_up(each)
 
@@ -71,12 +71,12 @@ class RunOrders:
         self.post_if_open(functools.partial(_interrupt, number))
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
-        """Answer ranks (rank -> request) that ask the user."""
+        """Send the user's input to ranks that asked for it (rank -> request)."""
         self.post_if_open(lambda core, now: core.reply(requests, text, is_end))
 
     def condemned(self) -> set[int]:
-        """Return the ranks that are killed unless they stop before, once earlier orders have
-        been executed.
+        """Return the ranks that will be killed unless they end their interrupted run before, once
+        earlier orders have been executed.
         """
         found: Future[set[int]] = Future()
 

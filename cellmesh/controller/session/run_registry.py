@@ -1,5 +1,5 @@
-"""The runs of one session: numbers them, bounds how many are in flight, and takes over those of
-an earlier controller.
+"""The runs of one session: numbers them, bounds how many are in flight, and takes over those of an
+earlier controller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..work_item import WorkItem
 
 @dataclass(frozen=True)
 class Adopted:
-    """The runs that a session takes over.
+    """The runs of an earlier controller that a session takes over when it attaches.
 
     Attributes:
         runs: those that nobody has taken in whole.
@@ -39,7 +39,7 @@ class Adopted:
 
 
 class HeadedSink:
-    """A sink that shows a heading before its first output.
+    """A sink of output that shows a heading before its first output.
 
     Args:
         sink: where it goes.
@@ -70,7 +70,7 @@ class HeadedSink:
 def adopt(
     welcome: Welcome, num_ranks: int, sink: Sink, make_run: Callable[[RunInfo, Printer], Run[Any]]
 ) -> Adopted:
-    """Take over the runs that an agent has in flight.
+    """Make runs of those that an agent has in flight from an earlier controller.
 
     Args:
         welcome: its greeting.
@@ -86,7 +86,7 @@ def adopt(
 
 
 def heading_for(welcome: Welcome) -> str:
-    """Return the heading of output that was kept while no controller was attached."""
+    """Return the heading of output that the agent kept while no controller was attached."""
     text = f"nobody was attached for {format_span(welcome.away_s)}; what the ranks have shown since"
     if welcome.num_dropped_bytes:
         text += (
@@ -101,7 +101,7 @@ _LOOK_UP_S = 0.5
 
 
 class RunRegistry:
-    """Knows which runs are in flight; usable on any thread.
+    """The runs of one session that are in flight; usable on any thread.
 
     Args:
         num_ranks: of the mesh.
@@ -125,7 +125,7 @@ class RunRegistry:
         self._adopted: tuple[Run[Any], ...] = ()
 
     def new_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
-        """Make a run with a number that the mesh has not used; `add` puts it in flight."""
+        """Make a run with a number that the mesh has not used; `add` registers it as in flight."""
         with self._lock:
             self._num_runs += 1
             number = self._num_runs
@@ -139,7 +139,7 @@ class RunRegistry:
         run.on_end(lambda: self.forget(run.number))
 
     def has_room(self, ranks: Iterable[int], num_bytes: int) -> bool:
-        """Whether another run with so many bytes of arguments may be sent to these ranks.
+        """Return whether another run with so many bytes of arguments may be sent to these ranks.
 
         What a rank may be executing does not count, and one more may always wait: runs of several
         ranks may have to meet.
@@ -167,8 +167,8 @@ class RunRegistry:
         is_over: Callable[[], bool],
         states: Callable[[Sequence[int]], Mapping[int, RankState]],
     ) -> None:
-        """Wait for room (`has_room`), unless a rank waits for idle ranks, which may need the run
-        that is sent next.
+        """Wait until a run may be sent (`has_room`), unless a rank waits for idle ranks, which may
+        need that very run.
 
         Args:
             ranks: of the run that there is to be room for.
@@ -191,7 +191,7 @@ class RunRegistry:
                     return
 
     def wait_for_news(self, timeout_s: float) -> None:
-        """Wait until a run ends, while another thread has the link's loop."""
+        """Wait until a run ends, or for this time, while another thread has the link's loop."""
         with self.room:
             self._num_waiting += 1
             try:
@@ -200,19 +200,19 @@ class RunRegistry:
                 self._num_waiting -= 1
 
     def count_cell(self) -> int:
-        """Return a number for a cell that has none from a notebook."""
+        """Return an execution count for a cell that has none from a notebook."""
         self._num_cells += 1
         return self._num_cells
 
     def all(self) -> tuple[Run[Any], ...]:
-        """The runs in flight, oldest first; after an attach, also those that were in flight
+        """Return the runs in flight, oldest first; after an attach, also those that were in flight
         then.
         """
         runs = {run.number: run for run in (*self._adopted, *self._in_flight())}
         return tuple(run for _, run in sorted(runs.items()))
 
     def on(self, ranks: Iterable[int]) -> list[Run[Any]]:
-        """The runs in flight on any of these ranks, oldest first."""
+        """Return the runs in flight on any of these ranks, oldest first."""
         wanted = set(ranks)
         return [run for run in self._in_flight() if wanted.intersection(run.waiting_ranks())]
 
@@ -223,7 +223,7 @@ class RunRegistry:
         }
 
     def adopt(self, welcome: Welcome, sink: Sink) -> Adopted:
-        """Take over the runs that an agent has in flight, and continue with its numbers."""
+        """Take over the runs that an agent has in flight, and number new runs after them."""
         with self._lock:
             self._num_runs = max(self._num_runs, welcome.next_run - 1)
         self._num_cells = max(

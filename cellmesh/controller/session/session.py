@@ -1,4 +1,4 @@
-"""One mesh in this process: asks its ranks and agent, heals, leaves and stops the mesh."""
+"""Controls one mesh from this process: asks its ranks and agent, heals, leaves and stops it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ANSWER_S = 5.0
 
 
 class Session:
-    """Controls one mesh through its agent, which was started or found.
+    """Controls one mesh through its agent, which this process has started or found.
 
     Args:
         ticket: the mesh's.
@@ -121,7 +121,7 @@ class Session:
 
     @property
     def state(self) -> State:
-        """The mesh's state."""
+        """The mesh's state, as "ready"."""
         return self.life.state
 
     @property
@@ -130,16 +130,16 @@ class Session:
         return self._core.ranks
 
     def log_path(self, rank: int) -> Path:
-        """The path of a rank's log."""
+        """Return the path of a rank's log."""
         return self._ticket.logs / f"rank{rank}.log"
 
     @property
     def dead_ranks(self) -> set[int]:
-        """The ranks that have no process."""
+        """The ranks of the mesh that have no process."""
         return set(self._core.dead)
 
     def why_dead(self, rank: int) -> str:
-        """Say how a dead rank ended."""
+        """Return how a dead rank ended, in words."""
         died = self._core.dead.get(rank)
         return died.reason if died is not None else "is dead"
 
@@ -149,7 +149,7 @@ class Session:
         return describe_end(self.name, self.life.end, self._has_left)
 
     def describe_transitions(self) -> list[str]:
-        """Describe where the agent runs, and the last transitions of runs and the recovery."""
+        """Return lines that say where the agent runs, and the last changes of runs and heals."""
         agent = f"{self._launcher.describe()}, {'alive' if self._launcher.poll() else 'ended'}"
         return [f"agent: {agent}", *describe_transitions(self._core.transitions, time.monotonic())]
 
@@ -165,7 +165,7 @@ class Session:
         question: Callable[[Core, float], tuple[int, Sequence[Effect]]],
         timeout_s: float | None = _ANSWER_S,
     ) -> Any:
-        """Ask the core a question and wait for the answer; None if the mesh ends.
+        """Have the core ask ranks or the agent, and wait for the answer; None if the mesh ends.
 
         Raises:
             MeshUsageError: the caller is called by the link's loop.
@@ -174,23 +174,23 @@ class Session:
         return self._link.ask(question).result(timeout_s)
 
     def states(self, ranks: Sequence[int]) -> dict[int, RankState]:
-        """Ask these ranks what they do; waits about a second at most."""
+        """Ask ranks what they are doing; waits about a second at most."""
         return self.ask(lambda core, now: core.ask_states(ranks, now)) or {}
 
     def ask_host(self) -> HostReport | None:
-        """Return the agent's report; None if the mesh has ended."""
+        """Ask the agent for its report on the mesh's processes; None if the mesh has ended."""
         report: HostReport | None = self.ask(lambda core, now: core.ask_host())
         return report
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
-        """Return the end of a rank's log; None if the mesh has ended."""
+        """Ask the agent for the end of a rank's log; None if the mesh has ended."""
         text: LogText | None = self.ask(lambda core, now: core.ask_log(rank, num_bytes))
         return text
 
     # ---- life
 
     def heal(self, may_replace: bool = False) -> HealReport:
-        """Replace dead ranks and rebuild groups where needed; Ctrl-C stops waiting for it.
+        """Replace dead ranks and rebuild groups where needed; Ctrl-C stops waiting for that.
 
         Args:
             may_replace: whether a spare host may take the place of a lost one.
@@ -210,12 +210,12 @@ class Session:
         return report or HealReport(failure="the mesh has ended")
 
     def reshaped(self, dims: Mapping[str, int]) -> None:
-        """Note the new dims of the DeviceMesh."""
+        """Note that the ranks' DeviceMesh has new dims, and post that to the agent."""
         self.dims = dict(dims)
         self.orders.post_if_open(lambda core, now: core.set_dims(dims))
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until every rank is ready.
+        """Wait until every rank of the mesh is ready.
 
         Raises:
             MeshUsageError: what was asked for cannot work.
@@ -257,7 +257,7 @@ class Session:
         self.wait_until_ready(timeout_s)
 
     def stop(self) -> None:
-        """End the mesh: ask its agent, wait for it, and kill it if it does not end."""
+        """End the mesh: ask its agent, wait until the agent ends, and kill it if that is slow."""
         if self._has_left or os.getpid() != self._owner_pid:
             return
         self._link.check_may_wait()
@@ -277,13 +277,13 @@ class Session:
         remove_directory(Path(self._ticket.directory))
 
     def finish_save(self) -> None:
-        """Wait for a save that idle ranks may still be writing."""
+        """Wait for a checkpoint that idle ranks may still be writing."""
         finish, self.finish_saving = self.finish_saving, None
         if finish is not None and self.life.state == "ready" and not self.runs.all():
             finish()
 
     def detach(self) -> None:
-        """Leave the mesh to its lease.
+        """Leave the mesh to its lease: the ranks live on without a controller.
 
         Raises:
             NoMeshError: there is nothing to leave.
@@ -325,7 +325,7 @@ class Session:
         self._link.post(command)
 
     def _leave(self) -> None:
-        """Drop everything that this process has of the mesh."""
+        """Close the link and all widgets: this process has nothing more to do with the mesh."""
         self._at_exit.forget()
         if not self._has_left:
             self._has_left = True
@@ -333,7 +333,7 @@ class Session:
             self.features.end()
 
     def _release(self) -> None:
-        """Handle the link's end: this process must not end a mesh that another controller holds."""
+        """Handle the link's end: drop the exit handler if another controller holds the mesh."""
         if isinstance(self.life.end, Detached):
             self._at_exit.forget()
 
@@ -355,7 +355,7 @@ class Session:
             self.orders.post_if_open(lambda core, now: core.stop())
 
     def _leave_alive(self) -> None:
-        """Leave the mesh to its lease, if it has one."""
+        """Leave the mesh to its lease; if it has none, end it."""
         if self.lease_s > 0 and self.life.end is None:
             with contextlib.suppress(CellmeshError):
                 self.detach()
@@ -363,7 +363,7 @@ class Session:
             self.stop()
 
     def _adopt(self, welcome: Welcome) -> Adopted:
-        """Take over the runs in flight; called in the link's loop."""
+        """Take over the runs in flight of an earlier controller; called in the link's loop."""
         if welcome.mesh_dim_names:
             self.dims = dict(zip(welcome.mesh_dim_names, welcome.mesh_shape, strict=True))
         return self.runs.adopt(welcome, self._sink or ConsoleSink())

@@ -18,7 +18,7 @@ from .run_registry import RunRegistry
 
 
 class Submission:
-    """Submits the work of one session; usable on any thread.
+    """Submits a session's cells, calls and queries to ranks; usable on any thread.
 
     Args:
         link: sends the work.
@@ -46,7 +46,7 @@ class Submission:
         self._states = states
 
     def start_run(self, item: WorkItem, printer: Printer) -> Run[Any]:
-        """Send work to ranks; waits while too much work is in flight (`make_room`).
+        """Send work to ranks as a run; waits while too much work is in flight (`make_room`).
 
         Args:
             item: the work.
@@ -73,7 +73,7 @@ class Submission:
         return run
 
     def make_room(self, ranks: Sequence[int], num_bytes: int) -> None:
-        """Wait until there is room for a run with so many bytes (`RunRegistry.make_room`).
+        """Wait until a run with so many bytes of arguments may be sent (`RunRegistry.make_room`).
 
         Ctrl-C ends the wait. A callback in the link's loop does not wait, as only that loop
         receives the answers that make room.
@@ -86,7 +86,7 @@ class Submission:
             self._runs.make_room(ranks, num_bytes, self._link.serve, self._is_over, self._states)
 
     def _forget_unsent(self, number: int) -> Sequence[Effect]:
-        """Forget a run that may not have been sent, and would keep its ranks busy forever."""
+        """Forget a run if it was not sent, as it would keep its ranks busy forever."""
         if not self._link.has(number):
             self._runs.forget(number)
         return ()

@@ -1,5 +1,5 @@
-"""Decides which thread runs the link's loop: one that waits for a run, so that no answer crosses
-a thread, or the link's own.
+"""Decides which thread runs the link's loop: one that waits for a run, so that no answer crosses a
+thread, or the link's own.
 
 A thread that has waited keeps the loop for some milliseconds, in which its next wait is likely to
 begin. Descriptors are polled without a lock, by the thread that has the loop; what they belong to
@@ -30,7 +30,7 @@ _SIGNALS = (int(_signal.SIGINT), *(number for number in range(1, 32) if number !
 
 
 class HeldSignals:
-    """Holds back, on the main thread, signals with a Python handler; does nothing on other
+    """Holds back, on the main thread, signals that have a Python handler; does nothing on other
     threads.
 
     Args:
@@ -47,7 +47,7 @@ class HeldSignals:
 
     @property
     def has_noted(self) -> bool:
-        """Whether a signal has arrived."""
+        """Whether a signal has arrived while signals were held back."""
         return bool(self._noted)
 
     def __enter__(self) -> None:
@@ -93,7 +93,7 @@ class HeldSignals:
                 self._handle(noted, handlers)
 
     def _restore(self) -> None:
-        """Restore the handlers; a handler may be called, and raise, as soon as it is restored."""
+        """Restore the held signals' handlers; each may be called, and raise, from then on."""
         try:
             while self._held:
                 number, handler = self._held[-1]
@@ -116,7 +116,7 @@ _PATIENCE_S = 0.1
 
 
 class Turns:
-    """Gives the loop to one thread at a time.
+    """Gives the link's loop to one thread at a time.
 
     Args:
         step: does what is to be done, until nothing is left to read; returns when it must be
@@ -157,7 +157,7 @@ class Turns:
     # ---- from any thread
 
     def serve(self, has_news: Callable[[], bool], until: float, wait: Callable[[], object]) -> None:
-        """Run the loop on this thread until there is news, the time is up, or a signal arrives.
+        """Run the loop on the calling thread until there is news, `until`, or a signal arrives.
 
         Args:
             has_news: whether what is waited for may have come.
@@ -194,7 +194,7 @@ class Turns:
             self._beside.discard(threading.get_ident())
 
     def check_may_wait(self) -> None:
-        """Refuse to wait in a callback of the loop, which would wait for the loop itself.
+        """Raise an error if the loop has called the caller, which would wait for the loop itself.
 
         Raises:
             MeshUsageError: the caller is called by the loop.
@@ -214,7 +214,7 @@ class Turns:
             return
 
     def hand_over(self) -> None:
-        """Give the loop back to its own thread, if no thread waits in it.
+        """Give the loop back to the link's own thread, unless a waiting thread is running it.
 
         Raises:
             MeshUsageError: this is a process forked from the one that has the loop.
@@ -226,17 +226,15 @@ class Turns:
             self._go_on.set()
 
     def call_off(self) -> None:
-        """Make every thread that runs the loop, or waits for its turn, see that the loop has
-        ended.
-        """
+        """Wake every thread that runs the loop or waits for its turn, as the loop has ended."""
         self.rouse()
         self._go_on.set()
 
     # ---- on the loop's own thread
 
     def run(self, descriptors: Iterable[int]) -> None:
-        """Run the loop whenever no other thread does, until its end, and until no thread is left
-        in it.
+        """Run the loop whenever no other thread does, until its end, and until no thread is left in
+        it.
         """
         numbers = (*descriptors, self._wake)
         polls = select.poll(), select.poll()
@@ -265,8 +263,8 @@ class Turns:
     # ---- inside
 
     def _may_go_on(self) -> bool:
-        """Return whether the link's thread may run the loop; where another thread runs it, first
-        wait for that thread.
+        """Return whether the link's thread may run the loop; if another thread runs it, first wait
+        for that thread.
         """
         with self._lock:
             is_free = not self._is_taken and time.monotonic() >= self._left_at + _STAY_S
@@ -319,7 +317,7 @@ class Turns:
 
 
 def forked_from(pid: int) -> MeshUsageError:
-    """Return the error of a process that was forked from process `pid`, which has the loop."""
+    """Return the error of using the loop in a process forked from the one that has it."""
     return MeshUsageError(
         f"this process ({os.getpid()}) was forked from the one that holds the mesh ({pid}), and "
         "cannot use it: call the mesh there, or in another process that has left it to itself "

@@ -1,3 +1,1 @@
-"""The agent: one small process a mesh, which starts, watches and ends the others for the
-controller.
-"""
+"""The agent: a small process per host that starts, watches and ends a mesh's other processes."""

@@ -58,7 +58,7 @@ _PAUSE_S = 0.1
 
 
 class Agent:
-    """One host's agent: it starts what its ticket says, in `serve`."""
+    """The agent of one host: starts the processes that its ticket names, and supervises them."""
 
     def __init__(self, ticket: Ticket, zygote: ZygoteClient) -> None:
         self._ticket = ticket
@@ -91,7 +91,7 @@ class Agent:
 
     @property
     def address(self) -> AgentAddress | None:
-        """Where controllers on other hosts reach the agent; None on one host."""
+        """Where controllers on other hosts reach the agent; None if the mesh is on one host."""
         part, port = self._ticket.host, self._attachment.port
         if part is None or port is None:
             return None
@@ -99,7 +99,7 @@ class Agent:
         return AgentAddress(part.name, port.endpoint, key, part.first_rank, part.num_ranks)
 
     def serve(self) -> None:
-        """Supervise until the mesh has ended."""
+        """Supervise the mesh's processes on this host until the mesh has ended."""
         # An import may fail before the controller has said hello: it is to hear why.
         attachment, supervisor = self._attachment, self._supervisor
         while supervisor.state != "ended" or attachment.is_awaiting_first(time.monotonic()):
@@ -123,13 +123,13 @@ class Agent:
             self._faults.guard(self._attachment.serve)
 
     def tell_failure(self, error: Exception) -> None:
-        """Report to the controller an error of the agent itself, which ends the mesh."""
+        """Send the controller an error of the agent itself, which ends the mesh."""
         self._attachment.send(
             [Parcel(Stopped(f"the agent failed: {type(error).__name__}: {error}"))]
         )
 
     def close(self) -> None:
-        """End every process below this one and remove the mesh's directory."""
+        """End every process below this one, and remove the mesh's directory."""
         self._faults.guard(linux_process.end_descendants)
         remove_directory(Path(self._ticket.directory))
         self._faults.guard(self._attachment.close)
@@ -247,7 +247,7 @@ def _join_relays(actions: Sequence[Action]) -> list[Action]:
 
 
 def main(ticket_path: str, zygote: ZygoteClient, announce: Callable[[], None] | None = None) -> int:
-    """Run an agent; returns its exit code.
+    """Run the agent of a mesh in this process; return its exit code.
 
     Args:
         ticket_path: of the mesh's ticket.

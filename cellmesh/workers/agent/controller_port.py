@@ -58,8 +58,8 @@ Dims = tuple[tuple[str, ...], tuple[int, ...]]
 
 @dataclass(eq=False)
 class Attachment:
-    """The agent's end of the connection to controllers: which one holds the mesh, and what it
-    has not received.
+    """The agent's end of the connection to controllers: which one holds the mesh, and what it has
+    not received.
     """
 
     _ticket: Ticket
@@ -113,7 +113,7 @@ class Attachment:
         self.may_be_readable = True
 
     def serve(self) -> None:
-        """Handle the messages that have arrived; call it while the socket `may_be_readable`."""
+        """Handle messages of controllers; call it while the socket `may_be_readable`."""
         self.may_be_readable = False
         for _ in range(_MAX_MESSAGES):
             if not transport.readable(self._socket):
@@ -128,7 +128,7 @@ class Attachment:
         self.may_be_readable = True
 
     def send(self, parcels: Message) -> None:
-        """Send a verb to the controller, or keep it until a controller attaches."""
+        """Send messages to the controller, or keep them until a controller attaches or reads."""
         if self._identity is None or self.spool or self._reliable.kept_bytes > WINDOW_BYTES:
             self.spool.add(parcels)
             self._flush()
@@ -138,7 +138,7 @@ class Attachment:
 
     def pass_on(self, order: Relay, frames: Sequence[Frame]) -> None:
         """Note a run that the controller sends to ranks, because a controller that attaches later
-        is sent its answers.
+        is sent the run's answers.
         """
         self.spool.begin(order)
         if order.channel == "work" or order.run >= 0 or not self.spool.has_asks():
@@ -147,7 +147,7 @@ class Attachment:
             self.spool.replied(order.ranks)
 
     def tick(self, now: float) -> None:
-        """Act on time-outs that have passed."""
+        """Act on time-outs (lease, acknowledgement) that have passed."""
         if self._identity is not None and self._reliable.owes_ack(now):
             self._send([self._identity, self._reliable.wrap_aside()])
         if self._lost_at is not None and now >= self._lost_at:
@@ -159,18 +159,18 @@ class Attachment:
             self._abandon(self._why_left)
 
     def deadline(self) -> float | None:
-        """The time at which `tick` must be called; None if no time-out runs."""
+        """Return the time at which `tick` must be called; None if no time-out runs."""
         due = self._lease_ends if self._identity is None else self._reliable.ack_at
         if self._lost_at is None:
             return due
         return self._lost_at if due is None else min(due, self._lost_at)
 
     def is_awaiting_first(self, now: float) -> bool:
-        """Whether the process that starts the mesh lives and has sent no message yet."""
+        """Return whether the process that starts the mesh may still send its first message."""
         return self._is_attached and self._identity is None and now - self._since < _HELLO_S
 
     def close(self) -> None:
-        """Send the queued messages, and close the socket."""
+        """Send the controller's queued messages, and close the socket."""
         self._flush(everything=True)
         if self.port is not None:
             self.port.close()
@@ -275,7 +275,7 @@ class Attachment:
     # ---- who leaves
 
     def dismiss(self, reason: str) -> None:
-        """Tell the controller that it is no longer attached."""
+        """Detach the controller, and send it the reason."""
         if self._identity is None:
             return
         self._dismissed[self._link] = reason

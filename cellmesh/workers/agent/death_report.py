@@ -23,7 +23,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class Group:
-    """A control group with a memory limit, and how many processes in it the kernel has killed."""
+    """A Linux control group: its memory limit, and how many processes the kernel killed in it."""
 
     directory: Path
     num_kills: int
@@ -31,7 +31,7 @@ class Group:
 
 
 class OomWatch:
-    """Detects that the kernel killed a process because memory ran out.
+    """Detects that the kernel killed a rank because memory ran out.
 
     The kernel's out-of-memory killer sends SIGKILL, as anybody may; it counts what it has killed,
     for each control group (version 1 and 2) and for the host.
@@ -45,15 +45,15 @@ class OomWatch:
         self._host_kills = self._count_host_kills()
 
     def watch(self, pid: int) -> None:
-        """Note the control group of a new process, which cannot be read after its end."""
+        """Note the control group of a new rank's process, which cannot be read after its end."""
         group = self._find_group(pid)
         if group is not None:
             self._directories[pid] = group.directory
             self._counts.setdefault(group.directory, group.num_kills)
 
     def was_killed(self, pid: int) -> tuple[bool, int | None]:
-        """Whether the kernel's out-of-memory killer has struck in a process's control group since
-        the last call, and the limit of the group.
+        """Return whether the kernel's out-of-memory killer has struck in a process's control group
+        since the last call, and the limit of the group.
 
         Args:
             pid: a process that SIGKILL has ended, not reaped yet; ask once.
@@ -92,7 +92,7 @@ class OomWatch:
 
 
 def parse_count(text: str) -> int:
-    """``oom_kill`` in ``/proc/vmstat``, ``memory.events`` or ``memory.oom_control``, else 0."""
+    """Read ``oom_kill`` in ``/proc/vmstat`` or a control group's files; 0 if there is none."""
     for line in text.splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.strip().isdecimal():
@@ -101,7 +101,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_address_limit(limits: str) -> int | None:
-    """RLIMIT_AS from ``/proc/PID/limits``, in bytes; None if there is none."""
+    """Return RLIMIT_AS in the text of ``/proc/PID/limits``, in bytes; None if there is none."""
     for line in limits.splitlines():
         if line.startswith("Max address space"):
             soft = line.split()[3]
@@ -110,7 +110,7 @@ def parse_address_limit(limits: str) -> int | None:
 
 
 def explain_cuts(mapped: Mapping[str, int]) -> str:
-    """Name the mapped files (path -> length then) that were cut since, which explains a SIGBUS."""
+    """Describe which mapped files (path -> length then) were cut since, which explains a SIGBUS."""
     cut = []
     for path, num_bytes in mapped.items():
         try:
@@ -123,7 +123,7 @@ def explain_cuts(mapped: Mapping[str, int]) -> str:
 
 
 def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
-    """Text for the report of a death by SIGKILL that lack of memory caused."""
+    """Return text for the report of a rank's death by SIGKILL that lack of memory caused."""
     held = f"it held {_format(held_bytes)}"
     if limit_bytes is not None:
         held += f", and its control group may use {_format(limit_bytes)}"
@@ -131,7 +131,7 @@ def explain_kill(held_bytes: int, limit_bytes: int | None) -> str:
 
 
 def explain_refusal(last_output: str, held_bytes: int, address_limit_bytes: int | None) -> str:
-    """Text for the report of a death after a failed allocation, by the last lines; else ""."""
+    """Return text for the report of a rank's death after a failed allocation; else ""."""
     if not any(refusal in last_output for refusal in _REFUSALS):
         return ""
     if address_limit_bytes is None:
@@ -147,7 +147,7 @@ def _format(num_bytes: int) -> str:
 
 
 def _candidates(root: Path, membership: str) -> Iterator[Path]:
-    """Possible directories of a process's control group; in a container only the top is visible."""
+    """Return possible directories of a process's control group; a container shows the top only."""
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         inner = path.removesuffix(" (deleted)").lstrip("/")
@@ -177,7 +177,7 @@ _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line \d+ in ')
 
 
 def without_own_frames(lines: Sequence[str], package: str = _PACKAGE) -> list[str]:
-    """Leave out, of faulthandler's stacks, the runtime's threads and frames.
+    """Return lines without the threads and frames of cellmesh in faulthandler's stacks.
 
     What the user wrote before the crash is then among the last lines; the rank's output shows the
     same in full.

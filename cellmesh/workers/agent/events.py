@@ -1,4 +1,4 @@
-"""The agent's event loop: descriptors, processes and signals, each with a handler."""
+"""The agent's event loop: calls handlers for descriptors, processes and signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Handler = Callable[[int], object]
 
 
 class Order(enum.IntEnum):
-    """Which handlers run first when several descriptors are ready at once.
+    """In which order handlers run when several descriptors are ready at once.
 
     What a rank wrote before it answered is in its pipe by the time the answer is in its socket:
     pipes go first. What it said before it ended goes before the news of its end.
@@ -28,7 +28,7 @@ class Order(enum.IntEnum):
 
 
 class Events:
-    """An epoll with handlers; an exception of one does not keep the others from being called."""
+    """An epoll with handlers; an exception in one does not keep the others from being called."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -36,7 +36,7 @@ class Events:
         self._handlers: dict[int, tuple[Order, Handler]] = {}
 
     def add(self, number: int, order: Order, handler: Handler) -> None:
-        """Call the handler with the epoll events whenever a descriptor can be read, or hangs up."""
+        """Have a handler called with the epoll events when a descriptor can be read or hangs up."""
         self._handlers[number] = (order, handler)
         self._epoll.register(number, select.EPOLLIN)
 
@@ -64,7 +64,7 @@ class Events:
                     self._faults.take(error)
 
     def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
-        """Call back once, when a process has ended; the callback must reap a child."""
+        """Have a callback called once a process has ended; the callback must reap a child."""
         try:
             number = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -75,7 +75,7 @@ class Events:
     def watch_signals(
         self, numbers: tuple[signal.Signals, ...], caught: Callable[[], None]
     ) -> None:
-        """Call back when one of these signals arrives. Main thread only."""
+        """Have a callback called when one of these signals arrives. Main thread only."""
         number = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         for name in numbers:
             signal.signal(name, lambda *_: os.eventfd_write(number, 1))

@@ -63,6 +63,6 @@ def main(ticket_path: str, shell: RankShell | None = None) -> int:
 
 
 def _announce(pipe: BinaryIO) -> None:
-    """Write to the process that starts a host's agent that controllers can reach the agent."""
+    """Write to the pipe of the launcher that controllers can reach this host's agent now."""
     with pipe:
         pipe.write(READY)

@@ -28,8 +28,8 @@ class _Slot:
 
 @dataclass
 class Merger:
-    """Collects ranks' messages, merges equal ones and keeps each rank's order; releases them
-    when a run's last expected answer or a failure arrives, else after a short delay.
+    """Collects ranks' messages, merges equal ones and keeps each rank's order; releases them when a
+    run's last expected answer or a failure arrives, else after a short delay.
     """
 
     _slots: list[_Slot] = field(default_factory=list)
@@ -43,11 +43,11 @@ class Merger:
     _urgent: bool = False
 
     def expect(self, run: int, num_ranks: int) -> None:
-        """Expect answers to a run from this many ranks."""
+        """Note that this many ranks will answer a run."""
         self._expected[run] = num_ranks
 
     def forget(self, run: int) -> None:
-        """Expect an answer to a run from one rank less: it has answered, or died."""
+        """Note that one rank less will answer a run: it has answered, or died."""
         left = self._expected.get(run, 0)
         if left > 1:
             self._expected[run] = left - 1
@@ -56,7 +56,7 @@ class Merger:
             self._urgent = True
 
     def add(self, rank: int, parcel: Parcel[Any], now: float) -> None:
-        """Add a message of a rank."""
+        """Collect a message of a rank, joined with an equal one of other ranks if there is one."""
         verb, buffers = parcel
         kind = type(verb)
         if kind is Bar:
@@ -86,13 +86,13 @@ class Merger:
         self._slots.append(_Slot(verb, [rank], buffers))
 
     def rank_ended(self, rank: int, now: float) -> None:
-        """Note that a rank has ended, and release its progress bars' states."""
+        """Note that a rank has ended, and let its progress bars' states be taken soon."""
         if rank in self._bars:
             self._oldest = now if self._oldest is None else self._oldest
             self._let_bars_go(rank)
 
     def deadline(self) -> float | None:
-        """The time at which `take` must be called; None if nothing waits."""
+        """Return the time at which `take` must be called; None if no message waits."""
         if self._oldest is None or (
             self._bars_due is not None and self._bars_due < self._oldest + HOLD_S
         ):
@@ -100,8 +100,8 @@ class Merger:
         return self._oldest + HOLD_S
 
     def take(self, now: float) -> list[Parcel[Ranked]]:
-        """Remove and return the collected messages if one is urgent or has waited long enough,
-        else an empty list; progress bars may wait longer.
+        """Remove and return the collected messages if one is urgent or has waited long enough, else
+        an empty list; progress bars may wait longer.
         """
         if self._bars_due is not None and now >= self._bars_due:
             for rank in list(self._bars):  # behind what their ranks have said before
@@ -118,7 +118,7 @@ class Merger:
         return parcels
 
     def _let_bars_go(self, rank: int) -> None:
-        """Release a rank's progress bars before its next message of another kind."""
+        """Put a rank's progress bars in line before its next message of another kind."""
         for bar in self._bars.pop(rank, {}).values():
             self._last_of_rank[rank] = len(self._slots)
             self._slots.append(_Slot(bar, [rank], ()))

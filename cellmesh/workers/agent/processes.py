@@ -1,4 +1,4 @@
-"""The processes of a mesh on this host: zygote, store and ranks; forked, watched, reaped.
+"""The processes of a mesh on this host (zygote, store, ranks): forked, watched, reaped.
 
 Carries out what a `Supervisor` decides about processes. A pidfd reports the end of each.
 """
@@ -109,7 +109,7 @@ class Family:
             self._take_zygote(self._zygote)
 
     def fork(self, order: Fork) -> None:
-        """Fork ranks, now or as soon as there is a zygote."""
+        """Fork ranks, now or as soon as the zygote can."""
         try:
             if self._zygote is None:
                 self._take_zygote(ZygoteClient(self._ticket))
@@ -179,12 +179,12 @@ class Family:
             self._act(self._supervisor.fail(text))
 
     def kill(self, ranks: Sequence[int]) -> None:
-        """SIGKILL ranks."""
+        """SIGKILL the processes of these ranks."""
         pids = self._supervisor.pids()
         linux_process.kill([pids[rank] for rank in ranks if rank in pids])
 
     def send(self, ranks: Sequence[int], channel: Channel, frames: Sequence[Frame]) -> None:
-        """Write a message to ranks' sockets."""
+        """Write a message to the work or control sockets of ranks."""
         packed = pack(frames)
         for rank in ranks:
             link = self._links.get(rank)
@@ -192,13 +192,13 @@ class Family:
                 link.send(channel, packed)
 
     def hear(self, unheard: Collection[int]) -> None:
-        """Read from all ranks except these, whose messages fill the agent's memory."""
+        """Read messages from all ranks but these, whose messages fill the agent's memory."""
         self._unheard = unheard
         for rank, link in self._links.items():
             link.hear(rank not in unheard)
 
     def log_path(self, rank: int) -> Path:
-        """A rank's log."""
+        """Return the path of a rank's log."""
         return self._ticket.logs / f"rank{rank}.log"
 
     def reap_orphans(self) -> None:
@@ -247,7 +247,7 @@ class Family:
         self._act(self._supervisor.kill((rank,), f"{why}: killed"))
 
     def _is_start_lost(self) -> bool:
-        """Whether a process that starting ranks need (store, rank, or zygote) has begun to end."""
+        """Return whether a process that starting ranks need has begun to end."""
         needed = [self._store_pid, *self._supervisor.pids().values()]
         if self._zygote is not None and self._supervisor.unforked:
             needed.append(self._zygote.pid)
@@ -292,7 +292,7 @@ class Family:
         return reason, "\n".join(without_own_frames(lines)[-_LAST_LINES:])
 
     def _reap_rank(self, pid: int, output: str, mapped: Mapping[str, int]) -> str:
-        """Reap a rank; returns how it ended, in words, and whether memory ran out."""
+        """Reap a rank's process; return how it ended, in words, and whether memory ran out."""
         self._children.discard(pid)
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         was_killed = end is not None and (end.si_code, end.si_status) == (
@@ -314,7 +314,7 @@ class Family:
         self._events.watch_process(pid, ended)
 
     def _reap(self, pid: int) -> str:
-        """Reap an ended child; returns how it ended, in words."""
+        """Reap a child that has ended; return how it ended, in words."""
         self._children.discard(pid)
         return linux_process.describe_end(os.waitpid(pid, 0)[1])
 
@@ -367,7 +367,7 @@ class Family:
             print(f"the zygote could not be replaced: {error}", file=sys.stderr)
 
     def make_store(self) -> None:
-        """Fork the store, now or once there is a zygote: its host is lost."""
+        """Fork the c10d store, now or once the zygote can: the host of the last one is lost."""
         part = self._ticket.host
         assert part is not None
         self.store_address, self._supervisor.owns_store = part.address, True

@@ -1,4 +1,4 @@
-"""The agent's ends of what connects it to one rank: two pipes and three sockets."""
+"""The agent's ends of the two pipes and three sockets that connect it to one rank."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class RankLink:
         self.theirs = (out[1], err[1], *(pair[1].detach() for pair in (work, control, segments)))
 
     def close_theirs(self) -> None:
-        """Close the rank's ends here, once they have been passed on."""
+        """Close the rank's ends in this process, once the zygote has passed them on."""
         for number in self.theirs:
             os.close(number)
         self.theirs = ()
 
     def start(self) -> None:
-        """Begin to read from the rank."""
+        """Begin to read the rank's sockets and pipes."""
         for stream, number in self._reads.items():
             os.set_blocking(number, False)
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -90,8 +90,8 @@ class RankLink:
             self._want(queued, True)
 
     def hear(self, is_heard: bool) -> None:
-        """Start or stop reading the rank's work and large-value sockets; while they are not
-        read, the rank blocks once their buffers are full.
+        """Start or stop reading the rank's work and large-value sockets; while they are not read,
+        the rank blocks once their buffers are full.
         """
         if is_heard != self._is_heard:
             self._is_heard = is_heard
@@ -100,7 +100,7 @@ class RankLink:
             self._events.want(self._segments.fileno(), is_heard, False)
 
     def take_given(self, run: int) -> Memfd | None:
-        """Remove and return the segment with the value of a run; None if there is none."""
+        """Remove and return the segment that holds the value of a run; None if there is none."""
         if run not in self._given:
             self._hear_segments(select.EPOLLIN)
         return self._given.pop(run, None)
@@ -132,7 +132,7 @@ class RankLink:
     def _read_pipe(
         self, stream: StreamName, decoder: codecs.IncrementalDecoder | None, event: int
     ) -> bool:
-        """Read a pipe once; returns whether more may follow."""
+        """Read one of the rank's pipes once; return whether more may follow."""
         try:
             data = os.read(self._reads[stream], _PIPE_BYTES)
         except BlockingIOError:
@@ -183,13 +183,13 @@ class RankLink:
             self._on_broken(None)
 
     def _want(self, channel: QueuedChannel, write: bool) -> None:
-        """Watch a channel for reading, if this rank is read, and for writing, if messages wait."""
+        """Watch a socket for reading, if this rank is read, and for writing, if messages wait."""
         is_heard = self._is_heard or channel is not self._channels.get("work")
         self._events.want(channel.connection.fileno(), is_heard, write)
 
 
 class Lending:
-    """The shared memory segments of values on their way to or from ranks: the agent keeps each
+    """The shared-memory segments of values on their way to or from ranks: the agent keeps each
     open, so that a value is not lost when its writer dies.
 
     What a controller lends to ranks stays open until the run has ended on all of them; what a rank
@@ -204,7 +204,7 @@ class Lending:
     def lend(
         self, order: Relay, frames: Sequence[Frame], living: Container[int]
     ) -> tuple[Frame, ...]:
-        """Open the shared memory segment that a work message's last frame names, and return the
+        """Open the shared-memory segment that a work message's last frame names, and return the
         frames with that one replaced; return them unchanged if it cannot be opened.
         """
         try:
@@ -245,7 +245,7 @@ class Lending:
         return Parcel(msgspec.structs.replace(verb, payload=lost))
 
     def forget(self, rank: int) -> None:
-        """Release the segments of a rank whose process has ended."""
+        """Drop all segments of a rank whose process has ended."""
         for run in list(self.lent):
             self._end(run, rank)
 

@@ -1,4 +1,4 @@
-"""What a supervisor knows of one rank."""
+"""What an agent knows of one rank: process, phase, unanswered runs, how it ended."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class RankRecord:
         return self.pid > 0
 
     def take(self, run: int, fills: bool) -> None:
-        """Note a run that is sent to the rank."""
+        """Note a run that is sent to the rank; `fills` as in `Relay`."""
         self.runs.append(run)
         self.phase = "running"
         if fills:
             self.filling.add(run)
 
     def answer(self, run: int, went_well: bool) -> None:
-        """Note a run that the rank has ended."""
+        """Note that the rank has ended a run, well or not."""
         if self.runs and self.runs[0] == run:
             self.last_run = self.runs.popleft()
             self.phase = "running" if self.runs else "idle"
@@ -53,13 +53,13 @@ class RankRecord:
         self.filling.discard(run)
 
     def end(self, reason: str, last_output: str) -> None:
-        """Note the end of the rank's process."""
+        """Note that the rank's process has ended, how, and what it printed last."""
         self.pid, self.phase, self.ending, self.last_output = 0, "dead", reason, last_output
         self.runs.clear()
         self.filling.clear()
 
     def renew(self, alone: bool = False) -> None:
-        """Prepare for a new process of this rank; `alone`: the other ranks live on."""
+        """Reset the record for a new process of this rank; `alone`: the other ranks live on."""
         self.predecessor_ending = self.ending if alone else ""
         self.last_output = self.last_output if alone else ""
         self.phase, self.ending, self.last_run, self.why_killed = "starting", "", -1, ""
@@ -67,7 +67,7 @@ class RankRecord:
         self.filling.clear()
 
     def info(self, rank: int, host: str, rss_bytes: int, cpu_s: float = 0.0) -> RankInfo:
-        """The record as it is sent to controllers."""
+        """Return the record in the form that is sent to controllers."""
         return RankInfo(
             rank=rank,
             pid=self.pid,

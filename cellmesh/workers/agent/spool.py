@@ -1,4 +1,4 @@
-"""Messages for the controller that no controller has acknowledged yet; pure.
+"""The agent's store of messages that no controller has acknowledged yet. Pure.
 
 While an attached controller keeps up, messages of ranks are passed on at once. Otherwise they wait
 here. Output is bounded, and the oldest is dropped first; answers are kept, as runs wait for them.
@@ -58,7 +58,7 @@ BarKey = tuple[tuple[int, ...], int, int]
 
 
 class GivenAnswers:
-    """Counts the bytes of results in runs that some of their ranks have not ended yet.
+    """Counts, by rank, result bytes of unfinished runs, and decides which ranks are not read.
 
     Attributes:
         ahead: the ranks that are not read: those beyond the limit, but for those that another rank
@@ -73,7 +73,7 @@ class GivenAnswers:
         self.ahead: set[int] = set()
 
     def count(self, ranks: Iterable[int], num_bytes: int) -> None:
-        """Add bytes of results to ranks; a negative number once all ranks have ended the run."""
+        """Add to each rank's number of kept result bytes; negative once a run has ended."""
         for rank in ranks:
             self._num_bytes[rank] += num_bytes
             if self._num_bytes[rank] <= self._limit_bytes:
@@ -82,7 +82,7 @@ class GivenAnswers:
                 self.ahead.add(rank)
 
     def note_state(self, ranks: Iterable[int], state: RankState) -> None:
-        """Note whether ranks wait in a collective."""
+        """Note whether these ranks wait in a collective for other ranks."""
         for rank in ranks:
             if state.collective:
                 self.waits[rank] = state
@@ -91,14 +91,14 @@ class GivenAnswers:
         self._find_ahead()
 
     def note_going_on(self, ranks: Iterable[int]) -> None:
-        """Note that ranks have ended a run, and so no longer wait in a collective."""
+        """Note that these ranks have ended a run, and so wait in no collective any longer."""
         if waiting := self.waits.keys() & set(ranks):
             for rank in waiting:
                 del self.waits[rank]
             self._find_ahead()
 
     def _is_awaited(self, rank: int) -> bool:
-        """Whether another rank may wait in a collective for this rank's next run."""
+        """Return whether another rank may wait in a collective for this rank's next run."""
         return any(
             may_wait_for(state, (rank,)) for other, state in self.waits.items() if other != rank
         )
@@ -113,7 +113,7 @@ class GivenAnswers:
 
 @dataclass
 class _Flight:
-    """A run, and the part of its answers that a controller has acknowledged."""
+    """A run in flight, and those of its answers that a controller has acknowledged."""
 
     info: RunInfo
     waiting: set[int]
@@ -159,7 +159,7 @@ class Spool:
     # ---- runs
 
     def begin(self, order: Relay) -> None:
-        """Note a run that is sent to ranks."""
+        """Note a run that the controller sends to ranks."""
         if order.run < 0 or order.run >= _FIRST_OWN_RUN:
             return
         self.next_run = max(self.next_run, order.run + 1)
@@ -168,7 +168,7 @@ class Spool:
             self._flights[order.run] = _Flight(info, set(order.ranks))
 
     def forget_runs(self) -> None:
-        """Forget the runs of ranks that are being replaced."""
+        """Forget all runs, whose ranks are being replaced."""
         self._flights.clear()
         self._forget_answers()
 
@@ -179,11 +179,11 @@ class Spool:
                 flight.asks.pop(rank, None)
 
     def has_asks(self) -> bool:
-        """Whether a rank waits for input of the user."""
+        """Return whether a rank waits for the user to answer a request for input."""
         return any(flight.asks for flight in self._flights.values())
 
     def runs(self) -> tuple[RunInfo, ...]:
-        """The runs with answers that no controller has acknowledged, oldest first."""
+        """Return the runs with answers that no controller has acknowledged, oldest first."""
         return tuple(flight.info for _, flight in sorted(self._flights.items()))
 
     def acked(self, parcels: Iterable[Parcel[Any]]) -> None:
@@ -212,7 +212,7 @@ class Spool:
         return bool(self._entries) or bool(self._skipped)
 
     def add(self, parcels: Iterable[Parcel[Any]]) -> None:
-        """Keep messages that cannot be sent now."""
+        """Keep messages that cannot be sent to a controller now."""
         for parcel in parcels:
             if not self._is_attended:
                 kept = self._fit_for_others(parcel)
@@ -232,7 +232,7 @@ class Spool:
             self._drop_oldest_output()
 
     def take(self, max_bytes: int = CHUNK_BYTES) -> list[Parcel[Any]]:
-        """Remove and return the oldest messages, to be sent as one."""
+        """Remove and return the oldest messages, to be sent to the controller as one."""
         taken: list[Parcel[Any]] = [
             Parcel(Ranked(ranks, Skipped(run, num_lines, num_bytes)))
             for (ranks, run), (num_lines, num_bytes) in self._skipped.items()
@@ -266,7 +266,7 @@ class Spool:
         self.add(waiting)
 
     def attend(self, state: Parcel[Any], deaths: Sequence[Died]) -> None:
-        """Prepare for a controller that attaches: the mesh's state goes before what was kept."""
+        """Order the messages for a controller that attaches: the mesh's state goes first."""
         dead = {died.rank for died in deaths}
         # Who died and was replaced since lives: the mesh's state has it.
         waiting = [
@@ -307,7 +307,7 @@ class Spool:
                 flight.bars[(rank, bar.bar)] = Parcel(Ranked((rank,), bar))
 
     def _replace_bar(self, parcel: Parcel[Any]) -> bool:
-        """Replace an earlier state of the same bar in the queue; returns whether there was one."""
+        """Replace an earlier state of a progress bar in the queue; return whether there was one."""
         key = _bar_key(parcel)
         if key in self._bars:
             self._entries[self._bars[key]] = parcel
@@ -343,7 +343,7 @@ class Spool:
         self.given = GivenAnswers(self._max_answer_bytes)
 
     def _fit_for_others(self, parcel: Parcel[Any]) -> Parcel[Any] | None:
-        """The part of a message that is kept while no controller is attached; None if nothing."""
+        """Return the part of a message to keep while no controller is attached; None if nothing."""
         verb: Any = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
         if type(verb) not in _LASTING:
             return None
@@ -377,7 +377,7 @@ class Spool:
 
 
 def size_of(parcel: Parcel[Any]) -> int:
-    """About how much memory a parcel takes, in bytes."""
+    """Return about how much memory a message with its buffers takes, in bytes."""
     verb = parcel.verb.verb if type(parcel.verb) is Ranked else parcel.verb
     match verb:
         case Output():
@@ -408,7 +408,7 @@ def _bar_key(parcel: Parcel[Any]) -> BarKey:
 
 
 def _lighten(parcel: Parcel[Any], max_bytes: int) -> Parcel[Any]:
-    """Replace the value of an answer by one that raises when loaded, if the value is too large."""
+    """Replace the value of a run's answer by one that raises when loaded, if it is too large."""
     size = size_of(parcel)
     if size <= max_bytes or type(parcel.verb) is Died or parcel.verb.verb.payload is None:
         return parcel

@@ -1,4 +1,4 @@
-"""What an agent decides: pure, without sockets, processes or clocks.
+"""Decides what an agent does: pure, without sockets, processes or clocks.
 
 The `Agent` reports what happened by calling a method, and carries out the actions that the method
 returns. The life of a mesh::
@@ -59,7 +59,7 @@ State = Literal["starting", "ready", "restarting", "stopping", "ended"]
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Fork these ranks; without a zygote, start one first, which reports when it can fork."""
+    """Action: the agent forks these ranks; without a zygote, it starts one first."""
 
     ranks: tuple[int, ...]
     incarnation: int  # how often all ranks have been forked
@@ -67,19 +67,19 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class KillRanks(msgspec.Struct, frozen=True):
-    """SIGKILL these ranks and what they started."""
+    """Action: the agent sends SIGKILL to these ranks and to what they started."""
 
     ranks: tuple[int, ...]
 
 
 class AskToLeave(msgspec.Struct, frozen=True):
-    """Ask these ranks to exit."""
+    """Action: the agent asks these ranks to exit."""
 
     ranks: tuple[int, ...]
 
 
 class ToRanks(msgspec.Struct, frozen=True):
-    """Write frames to the sockets of ranks."""
+    """Action: the agent writes frames to the sockets of ranks."""
 
     ranks: tuple[int, ...]
     channel: Channel
@@ -87,7 +87,7 @@ class ToRanks(msgspec.Struct, frozen=True):
 
 
 class Up(msgspec.Struct, frozen=True):
-    """Send a message to the controller."""
+    """Action: the agent sends messages to the controller."""
 
     parcels: Sequence[Parcel[Any]]
 
@@ -147,7 +147,7 @@ class Supervisor:
     # ---- the zygote and the processes
 
     def zygote_ready(self, num_gpus: int) -> list[Action]:
-        """Fork the waiting ranks: torch is imported. Fail if there are too few GPUs."""
+        """Fork ranks, as the zygote has imported torch; fail the start if GPUs are too few."""
         if self.state == "ready":
             return [self._fork_missing()] if self.unforked else []
         if self.state != "starting":
@@ -168,7 +168,7 @@ class Supervisor:
         return [Up([Parcel(Progress("forking ranks", 0))]), fork]
 
     def use_store(self, port: int, incarnation: int = 0) -> list[Action]:
-        """Use another host's store, which listens on this port; ranks that waited are forked.
+        """Use another host's c10d store, on this port; fork the ranks that waited for it.
 
         Args:
             port: of the store.
@@ -179,7 +179,7 @@ class Supervisor:
         return self.zygote_ready(self._num_gpus) if was_waiting else []
 
     def store_started(self, port: int) -> list[Action]:
-        """Note the port of this host's store, for ranks of other hosts too."""
+        """Note the port of this host's c10d store; announce it for the ranks of other hosts."""
         self.store_port = port
         return [] if self._is_whole else [Up([Parcel(StoreUp(port))])]
 
@@ -198,7 +198,7 @@ class Supervisor:
         return self.fail(text)
 
     def fail(self, text: str, fault: Literal["user", "host"] = "host") -> list[Action]:
-        """Give up forking ranks: fail the respawn if the mesh is ready, else fail its start."""
+        """Give up forking ranks: fail the respawn if the mesh is ready, else the mesh's start."""
         return self._fail_respawn(text) if self.state == "ready" else self._fail_start(fault, text)
 
     def store_ended(self, reason: str) -> list[Action]:
@@ -239,7 +239,7 @@ class Supervisor:
     # ---- what ranks say
 
     def from_rank(self, rank: int, parcel: Parcel[Any], now: float) -> list[Action]:
-        """Handle a message of a rank."""
+        """Handle a message that a rank has sent."""
         state = self._ranks[rank]
         verb = parcel.verb
         kind = type(verb)
@@ -258,7 +258,7 @@ class Supervisor:
         return []
 
     def from_pipe(self, rank: int, stream: StreamName, text: str, now: float) -> list[Action]:
-        """Handle text from a rank's descriptor 1 or 2."""
+        """Handle text that a rank has written to its descriptor 1 or 2."""
         state = self._ranks[rank]
         run = state.runs[0] if state.runs else state.last_run
         for verb in state.gate.admit(run, stream, text, now):
@@ -268,7 +268,7 @@ class Supervisor:
     # ---- what the controller says
 
     def relay(self, order: Relay, frames: Sequence[Frame]) -> list[Action]:
-        """Send work or control messages to the living ones of some ranks."""
+        """Send the frames of a controller's message to those of its ranks that live."""
         is_work, ranks = order.run >= 0 and order.channel == "work", []
         for rank in order.ranks:
             state = self._ranks.get(rank)
@@ -281,7 +281,7 @@ class Supervisor:
         return [ToRanks(tuple(ranks), order.channel, frames)] if ranks else []
 
     def restart(self) -> list[Action]:
-        """Replace every rank."""
+        """Kill every rank, and fork all ranks again."""
         if self.state not in ("ready", "starting"):
             return []
         if self.state == "starting" and self._incarnation == 0:
@@ -311,14 +311,14 @@ class Supervisor:
         return [*([Up([*map(Parcel, told)])] if told else []), self._fork_missing()]
 
     def kill(self, ranks: Sequence[int], why: str = KILLED) -> list[Action]:
-        """Kill these ranks, which do not stop or do not answer."""
+        """Kill these ranks, which did not react to an interrupt or do not answer."""
         living = tuple(rank for rank in ranks if rank in self._ranks and self._ranks[rank].alive)
         for rank in living:
             self._ranks[rank].why_killed = why
         return [KillRanks(living)] if living else []
 
     def stop(self, reason: str, now: float) -> list[Action]:
-        """End the mesh."""
+        """End the mesh: ask its ranks to exit, later kill those that have not."""
         if self.state in ("stopping", "ended"):
             return []
         self.state, self._reason = "stopping", reason
@@ -347,7 +347,7 @@ class Supervisor:
         return actions
 
     def deadline(self) -> float | None:
-        """The time at which `tick` must be called; None if no time-out runs."""
+        """Return the time at which `tick` must be called; None if no time-out runs."""
         due = self._merger.deadline()
         due = self._respawn_until if due is None else min(due, self._respawn_until)
         if self._endings:
@@ -357,20 +357,20 @@ class Supervisor:
         return due if due < math.inf else None
 
     def progress(self) -> Parcel[Any]:
-        """The progress of the start, for a controller that attaches."""
+        """Return how far the start is, for a controller that attaches."""
         if self.state == "ready":
             return Parcel(MeshReady(self.report({}), self.store_port, self._incarnation))
         return Parcel(Progress("process group" if self._incarnation else "importing torch", 0))
 
     def deaths(self) -> list[Died]:
-        """The deaths that have been reported, of ranks that are still dead."""
+        """Return the deaths that have been sent to the controller, of ranks that are still dead."""
         to_come = {died.rank for _, died in self._endings}
         return [died for rank, died in sorted(self._deaths.items()) if rank not in to_come]
 
     def report(
         self, rss_bytes: Mapping[int, int], cpu_s: Mapping[int, float] | None = None
     ) -> tuple[RankInfo, ...]:
-        """All ranks, with their memory (pid -> bytes) and CPU time (pid -> seconds) where given."""
+        """Return all ranks' records, with memory and CPU time where these are given by pid."""
         spent_s = cpu_s or {}
         return tuple(
             state.info(rank, self._host, rss_bytes.get(state.pid, 0), spent_s.get(state.pid, 0.0))
@@ -378,7 +378,7 @@ class Supervisor:
         )
 
     def pids(self) -> dict[int, int]:
-        """rank -> pid, of living ranks."""
+        """Return rank -> pid, of living ranks."""
         return {rank: state.pid for rank, state in self._ranks.items() if state.alive}
 
     def _living(self) -> tuple[int, ...]:

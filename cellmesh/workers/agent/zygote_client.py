@@ -1,4 +1,4 @@
-"""The agent's connection to the zygote: starts it, and asks it to fork."""
+"""The agent's connection to its zygote: starts it, and asks it to fork ranks and the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_MESSAGE_BYTES = 1 << 20
 
 
 class ZygoteClient:
-    """A zygote's process and the socketpair to it.
+    """The zygote's process, as the agent has started it, and the socketpair to it.
 
     A process with one thread that has everything imported, the ranks' shell too, forks the zygote;
     any other starts it.
@@ -59,11 +59,11 @@ class ZygoteClient:
         self.problem = ""  # why it could not fork all that it was asked for last
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when the zygote has sent a message."""
+        """Return the descriptor that becomes readable when the zygote has sent a message."""
         return self._socket.fileno()
 
     def receive(self) -> Reply | None:
-        """An unsolicited message of the zygote; None when it has ended."""
+        """Receive a message that the zygote has sent unasked; None when the zygote has ended."""
         try:
             data = self._socket.recv(_MAX_MESSAGE_BYTES)
         except OSError:  # it went without reading what was sent to it
@@ -71,13 +71,13 @@ class ZygoteClient:
         return msgspec.msgpack.decode(data, type=Reply) if data else None
 
     def fork_store(self, address: str, port: int, listener: int) -> list[int]:
-        """Fork the c10d store with its listening socket; returns its pid, if the zygote lives."""
+        """Have the zygote fork the c10d store with its listening socket; return its pid, if any."""
         return self._ask(ForkStore(address, port, os.getpid()), [listener])
 
     def fork_ranks(
         self, options: Sequence[dict[str, Any]], ends: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Fork ranks by their `RankOptions`, as dicts, and descriptors; returns their pids."""
+        """Have the zygote fork ranks with these options and descriptors; return their pids."""
         pids: list[int] = []
         for start in range(0, len(options), MAX_RANKS_A_MESSAGE):
             part = slice(start, start + MAX_RANKS_A_MESSAGE)
@@ -90,7 +90,7 @@ class ZygoteClient:
         self._socket.close()
 
     def _ask(self, message: Any, descriptors: Sequence[int]) -> list[int]:
-        """Ask for forks and wait for the answer, without which the agent has nothing to do."""
+        """Ask the zygote for forks and wait for its answer; the agent can do nothing without it."""
         try:
             socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
             self._socket.settimeout(_FORK_S)

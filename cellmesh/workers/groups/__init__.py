@@ -1,4 +1,4 @@
-"""Process groups that are cut and rebuilt in place, and the private parts of torch they depend on.
+"""Process groups that are cut and rebuilt in place, and a check of the parts of torch they need.
 
 Torch promises none of these. They are looked for when the zygote starts, so that a version that has
 lost one is refused by the part's name, and not found out in the middle of a failure.
@@ -37,7 +37,7 @@ EXPECTED: Mapping[str, tuple[str, ...]] = {
 
 
 def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Yield the names of expected functions, attributes and parameters that the installed torch
+    """Yield those of the expected functions, attributes and parameters that the installed torch
     lacks.
     """
     for module, parts in expected.items():
@@ -56,7 +56,7 @@ def find_missing(expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
 
 
 def check_torch(expected: Mapping[str, tuple[str, ...]] = EXPECTED) -> None:
-    """Raise ImportError, which names what is missing, if ranks cannot work with this torch."""
+    """Raise ImportError, naming what is missing, if this torch lacks parts that ranks need."""
     if missing := ", ".join(find_missing(expected)):
         raise ImportError(
             f"torch {torch.__version__} has no {missing}, which rebuilding process groups takes: "

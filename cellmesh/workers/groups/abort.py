@@ -1,4 +1,4 @@
-"""Ends the collectives of this process whose peers will not join.
+"""Ends the collectives of this process whose peers will not join, by cutting connections.
 
 ``ProcessGroupGloo.abort()`` ends no wait in torch 2.13. What ends all is a receive that runs into
 its time-out: gloo then closes all connections of the group and fails all operations on it, but
@@ -58,7 +58,7 @@ _STOP_LOOK_S = 0.02
 
 
 def open_sockets() -> dict[int, int]:
-    """The TCP sockets of this process: descriptor -> inode."""
+    """Return the TCP sockets of this process: descriptor -> inode."""
     found = {}
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -78,12 +78,12 @@ def new_sockets(before: Sockets) -> dict[int, int]:
 
 
 def connections(sockets: Sockets) -> dict[int, int]:
-    """The connected or connecting ones of these sockets, without listening ones."""
+    """Return those of these sockets that are connected or connecting, without listening ones."""
     return {fd: inode for fd, inode in sockets.items() if _connected(fd, inode)}
 
 
 def shut_down(sockets: Sockets) -> int:
-    """Shut connections down, so that operations on them raise; returns their number."""
+    """Shut these sockets' connections down, so that operations raise; return their number."""
     num_cut = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
@@ -95,7 +95,7 @@ def shut_down(sockets: Sockets) -> int:
 
 
 def cut_gloo(group: Any, sockets: Sockets, drain: Drain) -> int:
-    """Make operations on a plain gloo group raise, after `await_quiet`; returns how many it cut."""
+    """Close a gloo group's connections, so that operations raise; return how many there were."""
     num_cut = 0
     for descriptor, inode in sockets.items():
         with _opened(descriptor, inode) as connection:
@@ -124,7 +124,7 @@ def await_quiet(sockets: Sockets) -> None:
 
 
 def _traffic(descriptor: int) -> tuple[int, bytes]:
-    """A connection's unsent bytes, and its counters of sent and received bytes."""
+    """Return a connection's number of unsent bytes, and its counters of sent and received bytes."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         unsent = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
@@ -133,7 +133,7 @@ def _traffic(descriptor: int) -> tuple[int, bytes]:
 
 
 def _time_out(group: Any) -> None:
-    """Let a receive time out, upon which gloo closes all connections and fails all operations."""
+    """Let a receive of gloo time out: gloo then closes all connections and fails all operations."""
     nothing = torch.zeros(1, device="cpu")  # whatever the default device is
     for backend in _backends(group, "gloo"):
         for peer in set(range(backend.size())) - {backend.rank()}:
@@ -155,18 +155,18 @@ class Drain:
         start_thread(self._serve)
 
     def take(self, descriptors: Iterable[int]) -> None:
-        """Take over these connections, and keep them for `_HOLD_S` or until `let_go`."""
+        """Take over these open connections, and keep them for `_HOLD_S` or until `let_go`."""
         with self._lock:
             self._descriptors.update(dict.fromkeys(descriptors, time.monotonic() + _HOLD_S))
             self._holds.set()
 
     @property
     def num_held(self) -> int:
-        """Number of connections kept."""
+        """Number of connections that are kept open."""
         return len(self._descriptors)
 
     def let_go(self) -> None:
-        """Close all connections, because their peers have closed them."""
+        """Close all kept connections, because their peers have closed them."""
         with self._lock:
             self._close(list(self._descriptors))
 
@@ -206,12 +206,12 @@ class Drain:
 
 
 def all_stand(sockets: Sockets) -> bool:
-    """Whether all these connections are still open on both sides."""
+    """Return whether the connections of all these sockets are still open on both sides."""
     return all(_connected(fd, inode) for fd, inode in sockets.items())
 
 
 def abort_nccl(group: Any) -> bool:
-    """Abort a plain group's NCCL communicators, and operations on them; returns if it has any."""
+    """Abort a ``ProcessGroup``'s NCCL communicators and their operations; return if it has any."""
     backends = _backends(group, "nccl")
     for backend in backends:
         backend.abort()
@@ -219,7 +219,7 @@ def abort_nccl(group: Any) -> bool:
 
 
 def backends_of(group: Any) -> list[Any]:
-    """The backends of a plain ``ProcessGroup``, each once."""
+    """Return the backends of a ``ProcessGroup`` of torch's own, each once."""
     found = [group._get_backend(device) for device in group._device_types]
     return list({id(one): one for one in found}.values())
 
@@ -279,7 +279,7 @@ def _connected(descriptor: int, inode: int) -> bool:
 
 
 def lost_its_peers(error: BaseException) -> bool:
-    """Whether an operation failed only because a connection was closed."""
+    """Return whether a torch operation failed only because a connection was closed."""
     if not issubclass(type(error), RuntimeError):
         return False
     # Not by its own `__str__`, which may do anything.

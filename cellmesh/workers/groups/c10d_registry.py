@@ -1,4 +1,4 @@
-"""Torch's registries of process groups: dictionaries by group, lists by tag, and C++'s by name."""
+"""Reads and edits torch's registries of process groups: dicts by group, lists by tag, C++ names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .healable_group import HealableGroup
 
 @dataclass
 class World:
-    """The content of torch's registries of process groups, taken out of torch."""
+    """The content of torch's registries of process groups, once the groups are taken out."""
 
     entries: list[dict[Any, Any]]
     default: Any
@@ -44,7 +44,7 @@ class Books:
         ]
 
     def take_out(self) -> World:
-        """Remove all groups from torch; their names stay registered in C++."""
+        """Remove all groups from torch's registries, and return them; their names stay in C++."""
         books = [*self._by_group(), c10d._world.tags_to_pg]
         taken = World(
             [dict(book) for book in books], c10d._world.default_pg, c10d._world.group_count
@@ -56,7 +56,7 @@ class Books:
         return taken
 
     def put_in(self, world: World) -> None:
-        """Give torch, which has no groups now, the groups that `take_out` has removed."""
+        """Give torch, whose registries are empty now, the groups that `take_out` has removed."""
         for book, entries in zip(
             [*self._by_group(), c10d._world.tags_to_pg], world.entries, strict=True
         ):
@@ -66,7 +66,7 @@ class Books:
         c10d._world.group_count = world.group_count
 
     def set_aside(self) -> None:
-        """Remove the mesh's groups from torch, and keep them in `aside`."""
+        """Move the mesh's groups from torch's registries to `aside`, for a program with its own."""
         self.aside = self.take_out()
 
     def put_back(self) -> None:
@@ -84,7 +84,7 @@ class Books:
 
     @contextlib.contextmanager
     def having(self, group: Any) -> Iterator[None]:
-        """A context in which torch's registries contain this group of the mesh, also while a
+        """Enter a context in which torch's registries contain this group of the mesh, also while a
         program's own groups stand in them instead.
         """
         aside = self.aside
@@ -101,7 +101,7 @@ class Books:
 
     @property
     def group_count(self) -> int:
-        """torch's counter of the mesh's groups."""
+        """torch's counter of groups, from which it makes names, as of the mesh's groups."""
         return c10d._world.group_count if self.aside is None else self.aside.group_count
 
     @group_count.setter

@@ -1,4 +1,4 @@
-"""Lets torch make process groups, with plans for other ranks, and notes their connections."""
+"""Lets torch make process groups, and notes their connections and what making them again needs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Made = tuple[Any, Any, dict[int, int]]
 
 @dataclass(frozen=True)
 class Placement:
-    """A rank's device, and the backend string for ``init_process_group``."""
+    """A rank's torch device, and the backend string that it gives to ``init_process_group``."""
 
     device: torch.device
     backend: str
@@ -63,7 +63,7 @@ def choose_placement(
 
 
 class GroupPlan(msgspec.Struct, frozen=True):
-    """The arguments with which a process group was made."""
+    """What is needed to make a process group again: name, ranks, backend, time-out."""
 
     name: str
     # The mesh's ranks of its members, in the group's order; () for the mesh's default group.
@@ -75,12 +75,12 @@ class GroupPlan(msgspec.Struct, frozen=True):
     device: str = ""  # that is bound to it, "" for none
 
     def members(self, world_size: int) -> tuple[int, ...]:
-        """Global ranks of the group's members."""
+        """Return the global ranks of the group's members."""
         return self.ranks or tuple(range(world_size))
 
 
 class MeshPlan(msgspec.Struct, frozen=True):
-    """A DeviceMesh over all ranks."""
+    """What is needed to make a rank's DeviceMesh over all ranks again."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class MeshPlan(msgspec.Struct, frozen=True):
 
 
 class BlueprintData(msgspec.Struct, frozen=True):
-    """All that a new rank needs to make the groups of a living one."""
+    """All that a new rank needs to make the same process groups as a living rank."""
 
     # In the order made; those that the writer is no member of, too.
     groups: tuple[GroupPlan, ...]
@@ -98,7 +98,7 @@ class BlueprintData(msgspec.Struct, frozen=True):
 
 
 class Maker:
-    """Calls torch's ``_new_process_group_helper``.
+    """Makes process groups by torch's ``_new_process_group_helper``, interruptibly.
 
     The mesh's store is connected before, so that its connection is not taken for the group's.
     """
@@ -122,7 +122,7 @@ class Maker:
         c10d._new_process_group_helper = make_watched
 
     def make(self, asked: Asked, limit_s: float | None = None) -> Made:
-        """Let torch make a group (or ``NON_GROUP_MEMBER``), its store, and its connections."""
+        """Let torch make a group (or ``NON_GROUP_MEMBER``); return its store and sockets, too."""
         # The time-out that gloo connects with is that of its messages, too, for good.
         arguments = asked | {"timeout": _timeout_for(asked)}
         self._store.connect()
@@ -143,9 +143,7 @@ class Maker:
             self._sockets_before = None
 
     def cut(self) -> None:
-        """Shut down the connections of a group whose construction has not ended, from any
-        thread.
-        """
+        """Shut down, from any thread, the connections of a group that is still being made."""
         before = self._sockets_before
         if before is not None:
             with contextlib.suppress(OSError):  # no descriptor is left to list them
@@ -153,7 +151,7 @@ class Maker:
 
     @contextlib.contextmanager
     def _patient_gloo(self, limit_s: float | None) -> Iterator[None]:
-        """Let torch's helper connect gloo's groups in another thread, which signals interrupt."""
+        """Enter a context in which torch connects gloo's groups in a thread, interruptibly."""
         patience = self._patience
 
         class PatientGloo(ProcessGroupGloo):
@@ -168,7 +166,7 @@ class Maker:
 
 
 def _timeout_for(asked: Asked) -> timedelta:
-    """The time-out that the user has chosen; torch's default counts as no choice."""
+    """Return the time-out that the user chose for a group; torch's default counts as no choice."""
     timeout: timedelta | None = asked["timeout"]
     if asked["backend_options"] is not None and timeout is not None:
         return timeout  # torch compares it with that of the options
@@ -177,7 +175,7 @@ def _timeout_for(asked: Asked) -> timedelta:
 
 
 def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
-    """The plan of a group with these ranks from a call of ``_new_process_group_helper``."""
+    """Return what is needed to make a group again, from its ``_new_process_group_helper`` call."""
     return GroupPlan(
         str(asked["group_name"]),
         ranks,
@@ -190,7 +188,7 @@ def plan_of(asked: Asked, ranks: tuple[int, ...]) -> GroupPlan:
 
 
 def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
-    """The arguments with which torch's helper makes the planned group on `rank`."""
+    """Return the arguments with which ``_new_process_group_helper`` makes this group on `rank`."""
     return {
         "group_size": len(plan.ranks),
         "group_rank": plan.ranks.index(rank) if rank in plan.ranks else None,
@@ -207,7 +205,7 @@ def call_for(plan: GroupPlan, rank: int, store: Any) -> Asked:
 
 
 def plan_of_split(group: Any, ranks: Sequence[int]) -> GroupPlan:
-    """The plan of a group with these ranks that NCCL has split off another."""
+    """Return what is needed to make again a group of these ranks that NCCL split off another."""
     default = c10d._get_default_group()
     device, backend = default.bound_device_id, c10d._world.pg_map[default][0]
     name, seconds = str(group.group_name), TIMEOUT.total_seconds()
@@ -219,7 +217,7 @@ def _text(device: Any) -> str:
 
 
 def timeouts_of(group: Any) -> dict[str, timedelta]:
-    """The time-outs of a plain group's backends, which users may have changed, by backend."""
+    """Return the time-outs of a group's backends, which users may have changed, by backend."""
     return {
         backend.name(): backend.options._timeout
         for backend in abort.backends_of(group)
@@ -228,7 +226,7 @@ def timeouts_of(group: Any) -> dict[str, timedelta]:
 
 
 def set_timeouts(group: Any, timeouts: dict[str, timedelta]) -> None:
-    """Give a plain group's backends the time-outs that `timeouts_of` has read."""
+    """Give a new group's backends the time-outs that `timeouts_of` read from the old group."""
     for backend in abort.backends_of(group):
         if backend.name() in timeouts:
             backend._set_default_timeout(timeouts[backend.name()])

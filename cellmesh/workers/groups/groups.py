@@ -94,12 +94,12 @@ class Groups:
         )
 
     def initialize(self) -> None:
-        """Make the default process group. Every rank must call it; blocks until all have."""
+        """Make the default process group; a collective of all ranks."""
         self._take_over()
         self._init_process_group()
 
     def build_mesh(self, names: Sequence[str], shape: Sequence[int]) -> DeviceMesh:
-        """Make a DeviceMesh over all ranks. Every rank must call it; blocks."""
+        """Make a DeviceMesh over all ranks; a collective of all ranks."""
         self._default.restore()
         first_group, before = c10d._world.group_count, set(c10d._world.pg_names.values())
         mesh = init_device_mesh(
@@ -111,7 +111,7 @@ class Groups:
         return mesh
 
     def _take_over(self) -> None:
-        """Redirect torch's construction of groups to this object."""
+        """Redirect torch's construction of process groups in this process to this object."""
         abort.prepare_nccl(os.environ, self.placement.device)
         if self.placement.device.type == "cuda":
             torch.cuda.set_device(self.placement.device)
@@ -129,7 +129,7 @@ class Groups:
         )
 
     def _new_group(self, asked: dict[str, Any]) -> Any:
-        """Replaces ``_new_process_group_helper``; its arguments by name."""
+        """Make a group as ``_new_process_group_helper``, whose arguments `asked` has by name."""
         if self._is_replaying:
             return self._replay_group(asked)
         session = self._session()
@@ -153,8 +153,8 @@ class Groups:
         return group, store
 
     def _session(self) -> Session | None:
-        """Return the session of the program's default group; None while the mesh's groups are in
-        use, or if there is no session.
+        """Return what ranks agreed on for the program's default group; None while the mesh's groups
+        are in use, or if there is none.
         """
         return None if self._default.is_the_meshs else self.rendezvous.session
 
@@ -213,7 +213,7 @@ class Groups:
         self._is_broken = True
 
     def release(self) -> int:
-        """Make every blocked wait of this process raise, from any thread; returns their number."""
+        """Make every blocked wait of this process raise, from any thread; return their number."""
         # Said before it is so: what is cut raises at once, on another thread.
         was_broken, self._is_broken = self._is_broken, True
         num_cut = self._patience.end() + self._store.waits.cut()
@@ -229,17 +229,17 @@ class Groups:
         return sum(group.cut() for group in groups)
 
     def counts(self) -> tuple[GroupCount, ...]:
-        """What this rank has begun on each group since the group was made or healed."""
+        """Return how many operations this rank began on each group since it was made or healed."""
         return tuple(group.count() for group in self._living())
 
     def blueprint(self) -> bytes:
-        """The blueprint from which a new rank makes these groups (see `rejoin`)."""
+        """Return data from which a new rank makes the same groups as this rank (see `rejoin`)."""
         return msgspec.msgpack.encode(
             BlueprintData(tuple(self._plans), self._books.group_count, self._mesh)
         )
 
     def _living(self) -> list[HealableGroup]:
-        """The groups that have been made and not been destroyed, oldest first."""
+        """Return the groups that have been made and not been destroyed, oldest first."""
         found = [reference() for reference in list(self._groups)]
         return [group for group in found if group is not None and not group.is_destroyed]
 
@@ -275,7 +275,7 @@ class Groups:
         store_port: int | None = None,
         store_address: str = "",
     ) -> tuple[str, ...]:
-        """Reconnect every group whose members all take part. Collective among them, main thread.
+        """Reconnect every group whose members all take part; their collective. Main thread.
 
         After any error, as `GroupDown` if a rank does not take part, every group is down.
 
@@ -303,7 +303,7 @@ class Groups:
 
     @contextlib.contextmanager
     def _replaying(self) -> Iterator[None]:
-        """Let torch make groups that are not connected."""
+        """Enter a context in which torch makes groups that are not connected."""
         barrier = os.environ.pop("TORCH_DIST_INIT_BARRIER", None)
         self._is_replaying = True
         try:
@@ -314,7 +314,7 @@ class Groups:
                 os.environ["TORCH_DIST_INIT_BARRIER"] = barrier
 
     def _replay_group(self, asked: dict[str, Any]) -> Any:
-        """Replaces ``_new_process_group_helper``, and makes a group without connections."""
+        """Make a group without connections in place of ``_new_process_group_helper``."""
         name, ranks = asked["group_name"], asked["global_ranks_in_group"]
         for group in self._living():
             if group.group_name == name:

@@ -44,7 +44,7 @@ class _Down:
 
 
 def ended_work() -> Work:
-    """An operation that has ended already."""
+    """Return a Work that has ended already, for an operation that has nothing to do."""
     done: Future[None] = Future()
     done.set_result(None)
     work: Work = _c10d._create_work_from_future(done)  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ class HealableGroup(ProcessGroup):
         self.is_up = True
 
     def take_down(self, why: str) -> None:
-        """Let operations raise `GroupDown` until the next `connect`."""
+        """Disconnect: let operations raise `GroupDown` until the next `connect`."""
         members = f"of ranks {', '.join(map(str, self._ranks))}" if self._ranks else "of all ranks"
         text = (
             f"the process group {self._name!r} {members} is down: "
@@ -122,7 +122,7 @@ class HealableGroup(ProcessGroup):
         self._reset_counts()
 
     def cut(self) -> int:
-        """Make blocked operations raise until a heal, from any thread; returns how many it cut."""
+        """Make blocked operations raise, from any thread, until a heal; return their number."""
         sockets, self.sockets = self.sockets, {}
         inner = self.inner
         if inner is None:
@@ -131,13 +131,13 @@ class HealableGroup(ProcessGroup):
 
     @property
     def inner(self) -> Any:
-        """The plain group that does the work; None while the group is down."""
+        """The plain ``ProcessGroup`` that does the work; None while the group is down."""
         inner = self._inner
         return None if type(inner) is _Down else inner
 
     @contextlib.contextmanager
     def silenced(self) -> Iterator[None]:
-        """A context in which broadcasts leave each rank's tensors unchanged."""
+        """Enter a context in which broadcasts leave this rank's tensors unchanged."""
         inner, self._inner = self._inner, _Silent()
         try:
             yield
@@ -162,12 +162,12 @@ class HealableGroup(ProcessGroup):
         return work is not None and not has_ended_well(work)
 
     def forget_backward(self) -> None:
-        """Drop the last backward pass if it succeeded, as its Work holds gradients."""
+        """Drop the Work of DDP's last backward pass if it succeeded, as it holds gradients."""
         if not self.has_failed_in_backward:
             self._backward_work = None
 
     def count(self, with_messages: bool = True) -> GroupCount:
-        """The operations that the group has begun since it was made or healed."""
+        """Return how many operations this rank began on the group since it was made or healed."""
         if not with_messages:
             return GroupCount(self._name, self._ranks, self.num_collectives)
         self._settle_from_anyone()
@@ -180,7 +180,7 @@ class HealableGroup(ProcessGroup):
         )
 
     def global_rank(self, rank: int) -> int:
-        """The mesh's rank of a member of the group."""
+        """Return the mesh's rank of the member with this rank in the group."""
         return self._ranks[rank] if self._ranks else rank
 
     def what(self, label: str) -> What:
@@ -193,7 +193,7 @@ class HealableGroup(ProcessGroup):
         )
 
     def _settle_from_anyone(self) -> None:
-        """Count received messages by sender where a receive accepted any sender."""
+        """Count ended receives from any rank for the ranks whose messages they received."""
         pending, self._from_anyone = self._from_anyone, []
         for work in pending:
             if not work.is_completed():

@@ -29,7 +29,7 @@ _CONNECT_S = 30.0
 
 
 class Healer:
-    """Rebuilds the groups of one rank.
+    """Rebuilds the process groups of one rank.
 
     Args:
         rank, world_size: of the mesh.
@@ -128,8 +128,8 @@ class Healer:
 
     @contextlib.contextmanager
     def _rebuilding(self, keys: list[str]) -> Iterator[None]:
-        """Mark groups as being reconnected within the context, and append the store keys that
-        this rank sets in it to `keys`.
+        """Enter a context in which groups count as being reconnected, and in which the store keys
+        that this rank sets are appended to `keys`.
         """
         self._store.note_keys(keys)
         self._ledger.is_rebuilding = True
@@ -156,7 +156,7 @@ class Healer:
 
 
 def _order(group: HealableGroup) -> tuple[bool, str, tuple[int, ...]]:
-    """Return the key by which every rank sorts its groups before it reconnects them, so that
-    ranks do not wait for each other in different groups.
+    """Return the key by which every rank sorts its groups before it reconnects them, so that ranks
+    do not wait for each other in different groups.
     """
     return bool(group.plan.ranks), group.plan.name, group.plan.ranks

@@ -1,4 +1,4 @@
-"""``init_process_group`` and ``destroy_process_group`` as programs on a rank call them.
+"""Replaces ``init_process_group`` and ``destroy_process_group``, as programs on a rank call them.
 
 A rank has the mesh's default group from the start: a program that asks for the whole mesh finds it.
 One that asks for another size or rank gets a default group of its own, and the mesh's groups are
@@ -61,7 +61,7 @@ destroy_process_group.__doc__ = torch_destroy_process_group.__doc__
 
 
 def _of_this_process() -> DefaultGroup | None:
-    """The rank's `DefaultGroup`; None in a fork, where torch forgets the parent's groups."""
+    """Return the rank's `DefaultGroup`; None in a fork, where torch forgets the parent's groups."""
     global _of_rank
     if _of_rank is not None and _of_rank.pid != os.getpid():
         _inherited.append((_of_rank, _of_rank.books.take_out()))
@@ -71,7 +71,7 @@ def _of_this_process() -> DefaultGroup | None:
 
 
 class DefaultGroup:
-    """The default group of a rank: the mesh's, a program's or none."""
+    """The default process group of a rank: the mesh's, a program's, or none."""
 
     def __init__(
         self, books: Books, rendezvous: Rendezvous, backend: str, rank: int, size: int
@@ -100,12 +100,12 @@ class DefaultGroup:
 
     @property
     def program(self) -> str:
-        """The name of a program's default group; "" if the mesh's or none is in use."""
+        """The name of the program's default group; "" if the mesh's group or none is in use."""
         has_own = not self.is_the_meshs and dist.is_initialized()
         return str(c10d._get_default_group().group_name) if has_own else ""
 
     def init(self, asked: dict[str, Any]) -> None:
-        """Replaces ``init_process_group``; its arguments by name."""
+        """Do the work of ``init_process_group``, whose arguments `asked` has by name."""
         call = self._read(asked)
         is_whole = call.size in (None, self._size) and call.rank in (None, self._rank)
         backend = asked["backend"]
@@ -159,7 +159,7 @@ class DefaultGroup:
         return read_call(asked["init_method"] or "env://", rank, size)
 
     def destroy(self, group: Any) -> None:
-        """Replaces ``destroy_process_group``."""
+        """Do the work of ``destroy_process_group``."""
         if group is not None and group is not dist.group.WORLD:
             torch_destroy_process_group(group)
         elif not self.is_the_meshs:
@@ -176,7 +176,7 @@ class DefaultGroup:
             torch_destroy_process_group()  # which says what is wrong
 
     def restore(self) -> None:
-        """Make the mesh's groups the ones in use again."""
+        """Put the mesh's groups back into torch's registries, in place of a program's."""
         if not self.is_the_meshs:
             if dist.is_initialized():
                 self.destroy(None)

@@ -1,4 +1,4 @@
-"""Waits for C++ calls, in threads, and for operations of gloo, which signals and releases end."""
+"""Waits for C++ calls and for gloo's operations such that signals and releases end the waits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Patience:
         return self._num_waiting + len(left)
 
     def keep_types(self) -> None:
-        """Make `guard` leave futures as they are: DDP's C++ hooks refuse those of Python."""
+        """Make `guard` return futures unchanged from now on: DDP's C++ hooks refuse Python's."""
         self._keeps_types = True
 
     def guard(self, future: Any) -> Any:
@@ -117,7 +117,7 @@ class Patience:
             raise
 
     def run(self, function: Callable[[], object], limit_s: float | None = None) -> None:
-        """Call a function in a thread; raises `GroupDown` on `end`, or after `limit_s`."""
+        """Call a function in a thread; raise `GroupDown` upon `end`, or after `limit_s`."""
         errors: list[BaseException] = []
         done = _thread.allocate_lock()
         done.acquire()
@@ -179,7 +179,7 @@ class _Helper:
 
 
 class _PatientWork(Work):
-    """Forwards to another Work, except for `wait`."""
+    """A Work that forwards to another one, all but `wait`, which subclasses can interrupt."""
 
     def __init__(self, work: Work, patience: Patience) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _PatientWork(Work):
 
 
 class PatientCollective(_PatientWork):
-    """A gloo collective with an interruptible `wait`, and a future that can be ended in C++.
+    """Work of a gloo collective, with an interruptible `wait` and a future that can be ended.
 
     gloo does not end an operation whose message is on its way, or was about to be, when the other
     side dies (gloo/transport/tcp/pair.cc: `Pair::signalException` leaves out what `tx_` and `rx_`
@@ -219,7 +219,7 @@ class PatientCollective(_PatientWork):
 
 
 class PatientMessage(_PatientWork):
-    """A gloo message, whose `wait` is interruptible if the message is large."""
+    """Work of a gloo send or receive, whose `wait` is interruptible if the message is large."""
 
     def __init__(
         self, work: Work, patience: Patience, spans: Spans, number: int, is_large: bool
@@ -239,7 +239,7 @@ class PatientMessage(_PatientWork):
 
 
 class PatientReceive(_PatientWork):
-    """A receive from any sender, which gloo does not end when connections are cut."""
+    """The Work of a gloo receive from any rank, with a `wait` that a cut of connections ends."""
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         if not self._work.is_completed():

@@ -1,4 +1,4 @@
-"""Records the operations that a rank's process groups have begun, and which have ended.
+"""Records which operations a rank has begun on its process groups, and which have ended.
 
 The methods that `HealableGroup` forwards to its inner group are read off ``ProcessGroup`` as it is
 installed: newer versions of torch call names that older ones do not have.
@@ -61,7 +61,7 @@ _OF_CPP = frozenset({"rank", "size", "boxed", "unbox", "BackendType"})
 
 @dataclass(frozen=True)
 class CollectiveRecord:
-    """A collective or a message in flight."""
+    """A collective or point-to-point operation that is in flight on this rank."""
 
     name: str  # as ``torch.distributed`` calls it
     group: str  # torch's name of its process group
@@ -75,8 +75,8 @@ Begun = tuple[str, "HealableGroup", float, Callable[[], Work | None] | None]
 
 @dataclass
 class Ledger:
-    """The collectives and messages that this process has begun, by group. Every operation
-    updates it, so it is small.
+    """The collectives and messages that this process has begun, by group. Every operation updates
+    it, so it is small.
     """
 
     patience: Patience
@@ -93,19 +93,19 @@ class Ledger:
     main_thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
 
     def keep(self, begun: Begun) -> None:
-        """Keep an operation when another one begins, if the first is still in flight."""
+        """Keep an operation's record when another begins, if the first is still in flight."""
         if _is_under_way(begun):
             self.drop_ended()
             self.earlier.append(begun)
 
     def drop_ended(self) -> None:
-        """Drop references to the oldest operations that have ended: a Work holds tensors."""
+        """Drop records of the oldest operations that have ended, as a Work holds tensors."""
         earlier = self.earlier
         while earlier and not _is_under_way(earlier[0]):
             earlier.popleft()
 
     def forget(self, group: HealableGroup) -> None:
-        """Drop all references to a group."""
+        """Drop all records of operations of a group."""
         self.touched = [other for other in self.touched if other is not group]
         group.is_touched = False
         if self.last is not None and self.last[1] is group:
@@ -113,7 +113,7 @@ class Ledger:
         self.earlier = deque((one for one in self.earlier if one[1] is not group), _MAX_EARLIER)
 
     def mark(self) -> None:
-        """Start counting at zero for `counts_since_mark`. Main thread."""
+        """Begin what `counts_since_mark` counts from. Main thread."""
         if self.touched:
             for group in self.touched:
                 group.is_touched = False
@@ -122,16 +122,16 @@ class Ledger:
             self.drop_ended()
 
     def counts_since_mark(self) -> tuple[GroupCount, ...]:
-        """Collectives, without messages, on the groups used since `mark`. Main thread."""
+        """Return the numbers of collectives on the groups used since `mark`. Main thread."""
         return tuple([group.count(with_messages=False) for group in self.touched])
 
     def forget_operations(self) -> None:
-        """Drop all operations, which have ended or are not waited for any more."""
+        """Drop all records of operations: they have ended or are not waited for any more."""
         self.last = None
         self.earlier.clear()
 
     def current(self) -> CollectiveRecord | None:
-        """The last operation, if it is in flight; else the oldest one in flight."""
+        """Return the last operation, if it is in flight; else the oldest one in flight."""
         last = self.last
         for one in ([last] if last is not None else []) + list(self.earlier):
             if _is_under_way(one):
@@ -140,7 +140,7 @@ class Ledger:
         return None
 
     def last_begun(self) -> CollectiveRecord | None:
-        """The last operation, ended or not."""
+        """Return the last operation, ended or not."""
         if self.last is None:
             return None
         label, group, since, _ = self.last
@@ -159,7 +159,7 @@ def _is_under_way(begun: Begun) -> bool:
 
 
 def has_ended_well(work: Work) -> bool:
-    """Whether an operation has succeeded."""
+    """Return whether the operation of a Work has succeeded."""
     try:
         return (
             work.is_completed() and work.wait()
@@ -238,7 +238,7 @@ def _begin(
 
 
 def _is_of_join(method: types.FrameType) -> bool:
-    """Whether ``Join`` began an operation for DDP, which keeps only its C++ part."""
+    """Return whether torch's ``Join`` began an operation for DDP, which keeps only its C++ part."""
     function = method.f_back  # dist.all_reduce; round it the wrapper that logs its errors
     wrapper = function and function.f_back
     caller = wrapper and wrapper.f_back
@@ -297,7 +297,7 @@ def _passed_on_property(name: str) -> property:
 
 
 def pass_on_everything(kind: type[HealableGroup]) -> None:
-    """Add the methods and properties of the installed ``ProcessGroup`` that a class has not."""
+    """Add to `HealableGroup` the methods and properties of ``ProcessGroup`` that it lacks."""
     left_alone = eval_frame._FrameExecStrategy(
         eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
     )

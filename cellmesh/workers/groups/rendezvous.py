@@ -1,4 +1,4 @@
-"""How ranks find each other: at a heal, and in ``init_process_group`` and ``init_rpc`` of programs.
+"""Lets ranks find each other: at a heal, and in programs' ``init_process_group`` and ``init_rpc``.
 
 Under torchrun every process is a client of one store, and no process serves an address that a
 program names itself; in a plain script rank 0 of the call serves it. Here an address (``env://``
@@ -65,7 +65,7 @@ class Call:
 
 
 class _Join(msgspec.Struct, frozen=True):
-    """A rank's entry in the store while it waits for the others of its call."""
+    """A rank's entry in the mesh's store while it waits for the other ranks of its call."""
 
     mesh_rank: int
     token: str
@@ -73,7 +73,7 @@ class _Join(msgspec.Struct, frozen=True):
 
 
 class _Go(msgspec.Struct, frozen=True):
-    """The entry in the store that starts a session: every rank has called."""
+    """The entry in the mesh's store by which ranks see that every rank of a call has called."""
 
     number: int
     members: tuple[int, ...]
@@ -176,7 +176,7 @@ class Rendezvous:
         return handle
 
     def _meet(self, call: Call, timeout: timedelta) -> Session:
-        """Wait until every rank of a call has called."""
+        """Wait until every rank has made this call; return what the ranks agreed on."""
         address, rank, size = call.address, call.rank, call.size
         assert address is not None
         assert rank is not None
@@ -271,7 +271,7 @@ class Rendezvous:
             session.store.forget_keys(session.keys)
 
     def missing(self) -> str:
-        """In words, from any thread, which ranks of a call this rank waits for; "" for none."""
+        """Return which ranks of a call this rank waits for, in words; on any thread."""
         awaited = self._awaited
         if awaited is None:
             return ""
@@ -288,12 +288,12 @@ class Rendezvous:
 
 
 def _seconds(timeout: timedelta) -> float:
-    """The time-out in seconds; torch's default counts as no time-out."""
+    """Return a call's time-out in seconds; torch's default counts as no time-out."""
     return _YEAR_S if timeout == default_pg_timeout else timeout.total_seconds()
 
 
 class Presence(msgspec.Struct, frozen=True):
-    """The state that a rank reports at the start of a heal."""
+    """The state (groups, models, counters) that a rank sends to others at the start of a heal."""
 
     groups: tuple[GroupPlan, ...]  # that it is a member of
     group_count: int  # torch's counter of the mesh's groups
@@ -352,7 +352,7 @@ class Meeting:
         return dict(zip(keys, self._store.multi_get(list(keys.values())), strict=True))
 
     def why_not(self, plan: GroupPlan, world_size: int) -> str:
-        """Why a group of this rank cannot be connected now; "" if it can."""
+        """Return why a process group of this rank cannot be connected now; "" if it can."""
         members = plan.members(world_size)
         missing = [rank for rank in members if rank not in self.present]
         if missing:
@@ -368,7 +368,7 @@ class Meeting:
         return f"{_ranks(without)} without it" if without else ""
 
     def reset(self, models: Survey) -> tuple[str, ...]:
-        """Reset the models to a state between two steps, alike on all ranks; notes for the user."""
+        """Reset models to a state between two steps, alike on all ranks; return user notes."""
         progress: dict[str, set[Progress]] = {}
         for other in self.present.values():
             for signature, found in other.progress.items():

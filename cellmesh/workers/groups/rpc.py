@@ -25,7 +25,7 @@ _BARRIER = re.compile(r"(.*/shutdown/[A-Z_]+)_ID_([0-9]+)")
 
 
 class RemoteCallsStore(InterruptibleStore):
-    """The store of one ``init_rpc``, in which the workers' barriers count from one."""
+    """The store of one ``init_rpc``, which makes the numbers of its barriers start at one."""
 
     def __init__(self, store: Any, waits: StoreWaits) -> None:
         super().__init__(store, waits)
@@ -52,13 +52,13 @@ class RemoteCallsStore(InterruptibleStore):
 
 
 def refuse_if_running() -> None:
-    """Raise the error of a repeated ``init_rpc`` before waiting for other ranks."""
+    """Raise the error of a repeated ``init_rpc`` before other ranks are waited for."""
     if rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
         raise RuntimeError("RPC is already initialized")
 
 
 def begin(number: int) -> None:
-    """Set RPC's counters for the current ``init_rpc`` to what all its callers have agreed on."""
+    """Set RPC's call counter for this ``init_rpc`` to the number that all its callers agreed on."""
     rpc._init_counter = number
     forget_gatherings()
 

@@ -1,4 +1,4 @@
-"""c10d stores with waits that can be ended, and with connections that are made again.
+"""Clients of c10d stores whose waits can be ended, and which reconnect.
 
 torch's ``TCPStore`` blocks in C++ until its time-out, deaf to signals and to other threads. Here
 every wait asks again in short steps, from Python; so a signal gets the main thread out, and
@@ -27,7 +27,7 @@ _FIRST_STEP_S, _LONGEST_STEP_S = 0.0005, 0.02
 
 
 class StoreWaits:
-    """The waits of this process for keys of its stores; any thread may end them."""
+    """The waits of this process for keys of its c10d stores; any thread may end them."""
 
     def __init__(self) -> None:
         self._num_cuts = 0
@@ -35,7 +35,7 @@ class StoreWaits:
         self._stopped_threads: set[int] = set()
 
     def cut(self) -> int:
-        """End every current wait with an error; returns how many there were."""
+        """End every current wait with an error; return how many there were."""
         self._num_cuts += 1
         return self._num_waiting
 
@@ -48,7 +48,7 @@ class StoreWaits:
         self._stopped_threads.discard(ident)
 
     def until(self, is_over: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Poll until a condition holds; raises DistStoreError, with `what`, when late or `cut`."""
+        """Poll until a condition holds; raise DistStoreError at the limit, or upon `cut`."""
         num_cuts, deadline, step_s = self._num_cuts, time.monotonic() + limit_s, _FIRST_STEP_S
         ident = threading.get_ident()
         self._num_waiting += 1
@@ -65,12 +65,12 @@ class StoreWaits:
 
 
 def _forwarded(method: str) -> Any:
-    """A method of `InterruptibleStore` that only forwards."""
+    """Return a method for `InterruptibleStore` that only forwards to the store inside."""
     return lambda self, *args: self._ask(lambda client: getattr(client, method)(*args))
 
 
 class InterruptibleStore(Store):
-    """Forwards to another store, except for waits, which are ended through `waits`.
+    """A c10d store that forwards to another one, with waits that `waits` can end.
 
     Keep a reference for as long as a process group uses it: what C++ holds of it does not count for
     Python.
@@ -143,7 +143,7 @@ class InterruptibleStore(Store):
 
 
 class MeshStore(InterruptibleStore):
-    """A client of the mesh's store, or of another ``TCPStore``'s server; any thread may use it."""
+    """A client of the mesh's c10d store or another ``TCPStore``'s; any thread may use it."""
 
     def __init__(self, host: str, port: int, waits: StoreWaits | None = None) -> None:
         super().__init__(None, waits or StoreWaits())
@@ -151,7 +151,7 @@ class MeshStore(InterruptibleStore):
         self._lock = threading.Lock()
 
     def connect(self) -> None:
-        """Connect now, if there is no connection yet."""
+        """Connect to the store now, if there is no connection yet."""
         with self._lock:
             if self._inner is None:
                 self._inner = self._connect()
@@ -168,7 +168,7 @@ class MeshStore(InterruptibleStore):
         return True
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """Send a request, over a new connection if the old one is gone."""
+        """Send the store a request, over a new connection if the old one is gone."""
         with self._lock:
             if self._inner is not None:
                 try:
@@ -242,7 +242,7 @@ def _is_served(host: str, port: int) -> bool:
 
 @contextlib.contextmanager
 def _no_name_lookups() -> Iterator[None]:
-    """A context in which name lookups on this thread fail at once.
+    """Enter a context in which host name lookups on this thread fail at once.
 
     When it connects, torch looks up the name of ``::ffff:127.0.0.1`` for its log, which no hosts
     file has: a DNS query for each rank. Sixty-four at once lose packets and wait 5 s for them;

@@ -1,1 +1,1 @@
-"""The rank: the process that runs user code, with its control thread."""
+"""A rank: the process that runs user code, with a control thread that answers beside it."""

@@ -47,7 +47,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def follow_children(current_run: Callable[[], int]) -> None:
-    """Let spawned processes load what cells define, and note which run has started each process."""
+    """Patch multiprocessing: spawned processes can load cells' functions, and carry their run."""
     reduction.ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
     start = BaseProcess.start
 
@@ -59,7 +59,7 @@ def follow_children(current_run: Callable[[], int]) -> None:
 
 
 def end_children(run: int) -> None:
-    """After a stop, wait for the processes that the run has started, and kill what does not end."""
+    """Wait for processes that an interrupted run has started, and kill those that do not end."""
     children = [child for child in active_children() if vars(child).get("_cellmesh_run") == run]
     children = [child for child in children if not child.daemon]
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -96,8 +96,8 @@ def guard_forks(
     in_child: Callable[[End], None],
     render: Callable[[BaseException], str],
 ) -> None:
-    """From now on, make each forked child close the rank's connections, and end when its code
-    returns.
+    """From now on, make each process that user code forks close the rank's connections, and end
+    when its code returns.
 
     `in_child` is called in each child with the function that ends it, given what its code has
     raised.
@@ -133,7 +133,7 @@ def guard_forks(
 
 
 def _status_of(error: BaseException) -> int:
-    """The exit code that Python derives from a SystemExit."""
+    """Return the exit code that Python derives from a SystemExit."""
     args = args_of(error)
     if not args or args[0] is None:
         return 0

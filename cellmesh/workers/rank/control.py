@@ -1,4 +1,4 @@
-"""The control thread of a rank: answers while the main thread computes or is blocked."""
+"""The control thread of a rank: answers the controller while the main thread is busy or blocked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_THREAD = (
 
 @dataclass(eq=False)
 class ControlThread:
-    """Answers control messages at once, whatever the main thread does."""
+    """Answers control messages and stops runs, whatever the rank's main thread does."""
 
     _channel: Channel
     _context: RankContext
@@ -65,7 +65,7 @@ class ControlThread:
         self._interrupts.on_dropped = lambda run, kind: self._stops.put((run, kind, _AGAIN_S))
 
     def start(self) -> None:
-        """Start both threads that stop runs and answer, before user code uses up all threads."""
+        """Start both threads (for messages, for stops), before user code uses up all threads."""
         threading.Thread(target=self._serve, name="cellmesh-control", daemon=True).start()
         threading.Thread(target=self._see_to_stops, name="cellmesh-stops", daemon=True).start()
 
@@ -97,12 +97,12 @@ class ControlThread:
             self._faults.take(error)
 
     def stop_of(self, run: int) -> StopPoint | None:
-        """How a run was interrupted or released, None if it was not; from any thread."""
+        """Return how a run was interrupted or released, None if it was not; on any thread."""
         stopped, stop = self._last_stop
         return stop if stopped == run else None
 
     def kind_of_stop(self, run: int) -> type[KeyboardInterrupt] | None:
-        """The exception class that a stopped run ends with, None if it was not stopped."""
+        """Return the exception class that a stopped run ends with, None if it was not stopped."""
         stop = self.stop_of(run)
         return stop.kind if stop is not None else None
 
@@ -161,8 +161,8 @@ class ControlThread:
             self._stops.put((run, kind, None))
 
     def _see_to_stops(self) -> None:
-        """Raise the signal of an interrupt or release in runs that go on after their collective has
-        raised, and free runs that ignore the signal.
+        """Signal the main thread for interrupts and releases of runs that go on after their
+        collective has raised, and free runs that ignore the signal.
         """
         while True:
             try:
@@ -177,7 +177,7 @@ class ControlThread:
                 self._take(error)
 
     def _is_over(self, run: int, after_s: float) -> bool:
-        """Wait for a time, at most until a run ends; returns whether it has ended."""
+        """Return whether a run has ended, after at most `after_s`; wait for its end."""
         until = time.monotonic() + after_s
         while self._interrupts.running == run and time.monotonic() < until:
             time.sleep(_LOOK_S)
@@ -255,7 +255,7 @@ class ControlThread:
         )
 
     def _query(self, verb: Request) -> Parcel[Done]:
-        """The answer to a query; the text of the error if the handler raises."""
+        """Return the answer to a query, or a `Refusal` with the error that its handler raised."""
         try:
             answer = self._context.find_handler(verb.body).handle_beside(verb.body)
             pickled, buffers = payload.dumps(answer, "the answer")

@@ -1,4 +1,4 @@
-"""The debugger of a rank: IPython's, with its prompt in the notebook.
+"""The debugger of a rank: IPython's, which asks for commands in the notebook.
 
 It stops in user code only, and ends with the cell. An interrupt leaves it, as ``q`` does.
 """
@@ -18,7 +18,7 @@ from .stack_inspection import is_machinery, stack_of, user_part
 
 
 class RankPdb(Pdb):
-    """Pdb for a process without a terminal: it asks with ``input()`` and prints to the cell."""
+    """Pdb for a rank, which has no terminal: it asks with ``input()`` and prints to the cell."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Its own handler of SIGINT would take the place of ours.
@@ -38,7 +38,7 @@ class RankPdb(Pdb):
         return bool(super().stop_here(frame)) and self._is_of_user(frame)  # type: ignore[no-untyped-call]
 
     def _is_of_user(self, frame: types.FrameType | None) -> bool:
-        """Whether a frame was called by a cell or call, and is no code of cellmesh or IPython."""
+        """Return whether a cell or call has called a frame that is not cellmesh's or IPython's."""
         while frame is not None:
             if frame is self._bottom or self._is_cell(frame):
                 return True
@@ -96,7 +96,7 @@ class RankPdb(Pdb):
 
 
 def break_here(*args: Any, **kwargs: Any) -> None:
-    """Implements ``breakpoint()`` on a rank (`sys.breakpointhook`)."""
+    """Open the debugger for ``breakpoint()`` on a rank (`sys.breakpointhook`)."""
     if os.environ.get("PYTHONBREAKPOINT"):
         sys.__breakpointhook__(*args, **kwargs)
     else:

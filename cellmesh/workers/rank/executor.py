@@ -59,7 +59,7 @@ async def _await(value: Any) -> Any:
 
 @dataclass(eq=False)
 class Executor:
-    """Executes cells, calls and requests one after another."""
+    """Executes a rank's cells, calls and requests one after another, on the main thread."""
 
     _context: RankContext
     _pump: Pump  # takes answers, after all output
@@ -95,7 +95,7 @@ class Executor:
         self._timing: Timing | None = None
 
     def execute(self, parcel: Parcel[Any], more_follows: bool) -> bool:
-        """Run one piece of work and send its answer; returns whether the work ended well."""
+        """Run one piece of work and send its answer; return whether the work ended well."""
         work, buffers = parcel
         self._timing = None
         if sys.getrecursionlimit() < _TOO_LITTLE_RECURSION:
@@ -148,14 +148,14 @@ class Executor:
         return answer
 
     def _note_end(self, run: int, error: BaseException | None) -> None:
-        """Before an answer is sent, end a process that was forked, and the rank's progress bars."""
+        """End the rank's progress bars of a run and, if this is a forked process, the process."""
         if self._end_child is not None:
             self._end_child(error)
         if self._bars is not None:
             self._bars.end_run(run, error)
 
     def rescue(self, run: int, error: BaseException, more_follows: bool) -> bool:
-        """Send the answer of a run in whose place `execute` raised an exception.
+        """Send the answer of a run during which an exception was raised in `execute` itself.
 
         User code can have any line of ours raise: by a profile function, a recursion limit that is
         too low, a signal's handler, an exception for this thread. The first two are taken back.
@@ -176,14 +176,14 @@ class Executor:
         return False
 
     def pass_over(self, run: int, more_follows: bool) -> bool:
-        """Answer a run that was interrupted before it began; returns whether it was."""
+        """Send the answer of a run that was interrupted before it began; return whether it was."""
         if not self._interrupts.takes_back(run):
             return False
         self._pump.answer(Parcel(interrupted_unbegun(run)), more_follows)
         return True
 
     def end_as_child(self, end: Callable[[BaseException | None], NoReturn]) -> None:
-        """Note that this process was forked from the rank, and ends after its current run."""
+        """Note that this process was forked from the rank, and is to end after its current run."""
         self._end_child = end
         for callbacks in self._shell.events.callbacks.values():
             callbacks.clear()  # what they show and send is the rank's

@@ -1,4 +1,4 @@
-"""Describes a failed run: the error as its user should see it, and its traceback."""
+"""Describes a failed run for its user: the error as the user should see it, and its traceback."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HINTS = {
 
 @dataclass(eq=False)
 class Failures:
-    """Describes failed runs."""
+    """Describes a rank's failed runs for their users."""
 
     _shell: RankShell
     _groups: Groups
@@ -53,7 +53,7 @@ class Failures:
     _stop_of: Callable[[int], StopPoint | None]
 
     def describe(self, run: int, error: BaseException) -> Parcel[Failed]:
-        """As `_failure`, even if the exception's own methods raise."""
+        """Return the answer `Failed` for an exception, even if its own methods raise."""
         try:
             return self._failure(run, error)
         except BaseException as why:
@@ -62,7 +62,7 @@ class Failures:
             return Parcel(Failed(run, kind, text, f"{kind} {text}", 0))
 
     def as_seen(self, run: int, error: BaseException) -> BaseException:
-        """The error as its user should see it: the interrupt or release that caused it, if any."""
+        """Return the error that its user should see: the interrupt or release behind it, if any."""
         seen = _as_interrupt(error)
         # None: others may have cut the connections before this rank was stopped.
         stop = self._stop_of(run)
@@ -112,7 +112,7 @@ class Failures:
         return Parcel(msgspec.structs.replace(verb, payload=pickled), tuple(buffers))
 
     def _release(self, run: int, error: Released, line: int) -> Parcel[Failed]:
-        """Describe a rank that was released because other ranks will not join its collective."""
+        """Describe the failure of a rank that was released, as others skip its collective."""
         stop = self._stop_of(run)
         waited = stop.waited if stop is not None else Waited()
         operation = self._groups.ledger.last_begun()
@@ -143,14 +143,14 @@ class Failures:
 
 
 def _as_interrupt(error: BaseException) -> BaseException:
-    """The KeyboardInterrupt that caused an error of library code which did not expect it."""
+    """Return the KeyboardInterrupt that caused an error of a library, or else the error."""
     return next(
         (each for each in chain_of(error) if issubclass(type(each), KeyboardInterrupt)), error
     )
 
 
 def _describe_handled(error: BaseException) -> str:
-    """The user's exception that was being handled when this one was raised, as in a ``finally``."""
+    """Describe the user's exception that was being handled when this one was raised."""
     for each in chain_of(error):
         if issubclass(type(each), Exception) and not lost_its_peers(each):
             return f", while handling {name_of(each)}: {text_of(each)}"
@@ -158,7 +158,7 @@ def _describe_handled(error: BaseException) -> str:
 
 
 def interrupted_step(tb: types.TracebackType | None) -> bool:
-    """Whether an optimizer's ``step`` was cut, so that only some parameters may have changed."""
+    """Return whether an optimizer's ``step`` was cut, so that some parameters may have changed."""
     return any(
         frame.f_code.co_name == "step" and issubclass(type(frame.f_locals.get("self")), Optimizer)
         for frame, _ in walk_tb(tb)

@@ -53,7 +53,7 @@ def preimport() -> None:
 
 
 def load(module: str) -> Any:
-    """Import a module of a feature; raises CellmeshError that names what cannot be imported."""
+    """Import a module of a feature; raise CellmeshError that names what cannot be imported."""
     name = f"cellmesh.workers.{module}"
     try:
         return importlib.import_module(name)
@@ -103,30 +103,30 @@ _MODULES: Mapping[type, str] = {
 
 
 class Packed(NamedTuple):
-    """An answer that is pickled already."""
+    """An answer to a feature's request that is pickled already."""
 
     pickled: Pickled
     buffers: list[Frame]
 
 
 class Handler(Protocol):
-    """Answers the requests of one feature; a feature's module makes it with `make_handler`."""
+    """Answers the requests of one feature on a rank; the feature's `make_handler` makes it."""
 
     def handle(self, request: Any, buffers: tuple[Frame, ...]) -> Any:
-        """Answer a request on the main thread: any value that can be pickled, or `Packed`."""
+        """Answer a request on the main thread: with any value that can be pickled, or `Packed`."""
 
     def handle_beside(self, request: Any) -> Any:
         """Answer a query on another thread, while the main thread may run user code."""
 
 
 class CellObserver(Protocol):
-    """Observes a cell from its first statement to its last."""
+    """Protocol of a feature that observes a cell from its first statement to its last."""
 
     def start(self) -> None:
-        """Called when the cell begins."""
+        """Begin to observe the cell, which begins now."""
 
     def stop(self) -> None:
-        """Called when the cell has ended."""
+        """Stop observing the cell, which has ended."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ class RankContext:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def find_handler(self, request: FeatureRequest) -> Handler:
-        """The handler of a request, on any thread; CellmeshError if it cannot be imported."""
+        """Return the handler of a request, on any thread; CellmeshError if it does not import."""
         module = _MODULES[type(request)]
         with self._lock:
             if module not in self._handlers:
@@ -151,7 +151,7 @@ class RankContext:
             return self._handlers[module]
 
     def look_after_failure(self) -> None:
-        """Mark models for a reset if user code raised in the middle of a step."""
+        """Mark models to be reset if user code raised in the middle of a training step."""
         try:
             is_dirty = model_reset.look_after_failure()
         except BaseException:  # an interrupt, since code of a model's does not end

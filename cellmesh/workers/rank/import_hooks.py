@@ -1,4 +1,4 @@
-"""Hooks that run when user code imports a module, and the one that torch.compile needs on ranks."""
+"""Calls hooks when user code imports certain modules; has the one that torch.compile needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Hook = Callable[[types.ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """An import finder that delegates to the others, and calls a module's hook after its import."""
+    """An import finder that delegates to the others, and calls a hook after a module's import."""
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = dict(hooks)
@@ -54,8 +54,8 @@ _MODULE = "torch._inductor.cpp_builder"
 
 
 def build_whole_files() -> None:
-    """Patch inductor so that this rank and its compile workers build C++ libraries under a
-    temporary name, and rename what is whole.
+    """Patch torch.compile's inductor so that this rank and its compile workers build C++ libraries
+    under a temporary name, and rename what is whole.
 
     Else a rank that is killed leaves the first half of a library, which later compilations take for
     the library, in every process of the user. (Inductor writes its other files by `write_atomic`.)

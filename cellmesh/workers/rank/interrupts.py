@@ -1,4 +1,4 @@
-"""Stop one run, and only that run, with a KeyboardInterrupt (or `Released`) in the main thread.
+"""Interrupts one run, and only that run, by a KeyboardInterrupt (or `Released`) in the main thread.
 
 SIGINT alone cannot say whom it means: it may arrive between two runs. So the control thread names
 the run first, then signals; the handler raises only while that very run executes. A run that is
@@ -33,7 +33,7 @@ _getsignal: Callable[[int], object] = importlib.import_module("_signal").getsign
 
 
 class Interrupts:
-    """Which run to interrupt. `begin`, `end` and the handler belong to the main thread."""
+    """Notes which run executes and which to interrupt, and handles SIGINT on the main thread."""
 
     def __init__(self) -> None:
         self.running = -1  # the run that executes
@@ -52,13 +52,13 @@ class Interrupts:
         self._report_unraisable = sys.unraisablehook
 
     def install(self) -> None:
-        """Install the handler of SIGINT; call it on the main thread."""
+        """Install this object's handler of SIGINT; call it on the main thread."""
         self._handle_signals()
         self._report_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
     def begin(self, run: int) -> None:
-        """Note that the main thread starts a run; raises what interrupted it while it waited."""
+        """Note that the main thread starts a run; raise what interrupted it while it waited."""
         if _getsignal(_SIGINT) is not self._handler:
             self._handle_signals()  # an earlier run's code has put another handler in its place
         self._held_back = False
@@ -72,7 +72,7 @@ class Interrupts:
             raise kind
 
     def takes_back(self, run: int) -> bool:
-        """Whether the user has interrupted a run that has not begun; to be asked once."""
+        """Return whether the user has interrupted a run that has not begun, and forget it."""
         if self._cancelled.get(run) is not KeyboardInterrupt:
             return False
         return self._cancelled.pop(run, None) is not None
@@ -92,7 +92,7 @@ class Interrupts:
 
     def request(self, run: int, kind: type[KeyboardInterrupt] = KeyboardInterrupt) -> bool:
         """Interrupt a run, from any other thread, by a KeyboardInterrupt, or `Released` where the
-        user did not ask for it; returns whether the run executes now. If not, it will not start.
+        user did not ask for it; return whether the run executes now. If not, it will not start.
         """
         if self.running != run:
             self._cancelled[run] = kind
@@ -113,18 +113,18 @@ class Interrupts:
         return True
 
     def insist(self, run: int) -> None:
-        """Interrupt a run that has not handled `request`, whatever user code does with SIGINT."""
+        """Interrupt a run that did not react to `request`, whatever user code does with SIGINT."""
         if self.is_pending(run) and self._main is not None:
             signal.pthread_kill(self._main, _OWN_SIGNAL)
             signal.raise_signal(_OWN_SIGNAL)  # here: the main thread may block all signals
 
     def is_handled_by_user(self) -> bool:
-        """Whether user code has a function of its own for SIGINT."""
+        """Return whether user code has installed a function of its own for SIGINT."""
         handler = signal.getsignal(signal.SIGINT)
         return callable(handler) and handler not in (self._handler, signal.default_int_handler)
 
     def is_pending(self, run: int) -> bool:
-        """Whether a run was interrupted and the main thread has not handled it yet."""
+        """Return whether a run was interrupted and the main thread has not handled it yet."""
         return self._wanted == run == self.running
 
     def _on_signal(self, signum: int, frame: types.FrameType | None) -> None:
@@ -150,7 +150,7 @@ class Interrupts:
         raise self._kind
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Repeat an interrupt that Python dropped because it was raised in a finalizer or a fork
+        """Repeat an interrupt that Python dropped because it was raised in a finalizer or fork
         hook.
 
         From beside, and a moment later: what is raised in this hook is dropped, too.
@@ -177,7 +177,7 @@ class Interrupts:
 
 
 def bound_switch_interval() -> None:
-    """From now on, cap what ``sys.setswitchinterval`` sets.
+    """Patch ``sys.setswitchinterval`` so that user code cannot set a longer interval than a bound.
 
     The control thread waits that long for a main thread that computes in Python, several times for
     one stop.

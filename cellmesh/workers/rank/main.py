@@ -53,7 +53,7 @@ from .value_transfer import SegmentLink
 
 
 class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options with which a rank is forked."""
+    """The options that a rank is forked with: its number, the mesh, where the store is."""
 
     rank: int
     world_size: int
@@ -77,7 +77,7 @@ class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def local_rank(self) -> int:
-        """The rank's place among those of its host."""
+        """The rank's number among the ranks of its host."""
         return self.rank - self.first_local_rank
 
 
@@ -88,7 +88,7 @@ def run_rank(
     control: socket.socket,
     segments: socket.socket,
 ) -> None:
-    """The life of a rank, from the fork to the end of its process, with our ends of its sockets."""
+    """Live as a rank, from the fork to the end of the process; the sockets are its ends."""
     try:
         die_with(options.agent_pid)
     except ProcessLookupError:
@@ -189,8 +189,8 @@ def _work(
     rank: int,
     render: Callable[[BaseException], str],
 ) -> None:
-    """Run work in order; after a failure, no work before the process groups have been checked or
-    healed.
+    """Execute work in order; after a failed run, hold back work until the process groups have been
+    checked or healed.
 
     What was queued behind a failed run would meet other ranks' collectives of that run in its own.
     """

@@ -16,14 +16,14 @@ UNKNOWN = -1
 
 
 class _Reading(NamedTuple):
-    """Memory at one moment; raw, as it is parsed only when a user asks for it."""
+    """Memory at one moment as the system gives it; parsed only when a user asks for it."""
 
     statm: bytes = b"0 0"
     usage: Any = None
     gpu: Any = None
 
     def parse(self) -> dict[str, int]:
-        """The fields of `MemoryUse` that say how it is, in bytes."""
+        """Return the fields of `MemoryUse` that this moment determines, in bytes."""
         rss = int(self.statm.split()[1]) * mmap.PAGESIZE
         peak_rss = max(rss, self.usage.ru_maxrss * 1024) if self.usage is not None else rss
         gpu = self.gpu or {}
@@ -38,7 +38,7 @@ class _Reading(NamedTuple):
 
 
 class MemoryMeter:
-    """Reads the memory of this process; make it after the fork.
+    """Measures the memory of this rank; make it after the fork.
 
     A cell pays for two samples (about ten microseconds each without a GPU); calls pay nothing.
     """
@@ -61,7 +61,7 @@ class MemoryMeter:
         self._after = self._read()
 
     def use(self) -> MemoryUse:
-        """Memory now, and its change in the last cell; from any thread."""
+        """Return the memory now, and its change in the last cell; on any thread."""
         now, before = self._read().parse(), self._before.parse()
         after = self._after.parse() if self._after is not None else now
         return MemoryUse(
@@ -73,7 +73,7 @@ class MemoryMeter:
         )
 
     def device_percent(self) -> int:
-        """The load of the rank's GPU in percent; `UNKNOWN` before the rank has used one."""
+        """Return the load of the rank's GPU in percent; `UNKNOWN` before the rank has used one."""
         if not self._has_gpu():
             return UNKNOWN
         if self._read_gpu_load is None:
@@ -88,13 +88,13 @@ class MemoryMeter:
         )
 
     def _has_gpu(self) -> bool:
-        """Whether the rank has used a GPU; asking torch otherwise would initialise CUDA."""
+        """Return whether the rank has used a GPU; asking torch would else initialise CUDA."""
         return self._device.type == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def open_gpu(uuid: str) -> Callable[[], int]:
-    """Return a function for a GPU's load by all processes, in percent (`UNKNOWN` where the package,
-    the driver or its answer is missing).
+    """Return a function that reads a GPU's load by all processes, in percent (`UNKNOWN` where the
+    package, the driver or its answer is missing).
 
     NVML's library is loaded here, which takes some ten milliseconds. It finds the GPU by its UUID:
     its number would depend on CUDA_VISIBLE_DEVICES.

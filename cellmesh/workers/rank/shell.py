@@ -1,4 +1,4 @@
-"""The rank's IPython shell: runs cells, and sends their displays as messages.
+"""The IPython shell of a rank: runs cells, and sends their displays as messages.
 
 Made in the zygote, before any fork, so that ranks inherit it warm; `RankShell.connect` gives it the
 rank's own way out.
@@ -33,7 +33,7 @@ from .streams import RankDisplayHook, RankDisplayPublisher, Show
 
 
 class RankExit(ExitAutocall):
-    """What ``exit()`` and ``quit()`` call: they end the cell, as ``sys.exit()`` does."""
+    """Ends the cell when user code calls ``exit()`` or ``quit()``, as ``sys.exit()`` does."""
 
     def __call__(self, code: object = None) -> None:
         raise SystemExit(code)
@@ -46,7 +46,7 @@ _DEFINES = ("def ", "class ", "lambda")
 
 
 class RankCompiler(CachingCompiler):
-    """Names code of cells in tracebacks, also of cells whose functions were sent."""
+    """Names cells in tracebacks (``In[3]``), also cells whose functions were sent to the rank."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ class RankCompiler(CachingCompiler):
         self._defining: dict[str, None] = {}
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Keep a cell's text under a name, and drop the oldest texts beyond a limit."""
+        """Keep a cell's source under a file name, for tracebacks; drop the oldest over a limit."""
         name = super().cache(transformed_code, number, raw_code)
         names, most = self._plain, _MAX_PLAIN
         for word in _DEFINES:
@@ -70,13 +70,13 @@ class RankCompiler(CachingCompiler):
         return name
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
-        """The name of a code file in tracebacks."""
+        """Return how tracebacks name a code file, as ``Cell In[3]`` for a cell."""
         cell = payload.cell_of(name)
         return ("Cell", f"In[{cell}]") if cell else super().format_code_name(name)
 
 
 class RankShell(InteractiveShell):
-    """An InteractiveShell without a terminal."""
+    """The InteractiveShell of a rank, which has no terminal."""
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
@@ -96,7 +96,7 @@ class RankShell(InteractiveShell):
             return super().debugger_cls
 
     def connect(self, show: Show) -> None:
-        """Connect the shell to the rank's streams, after the fork.
+        """Connect the shell to the rank's output streams, after the fork.
 
         What IPython sets up for each cell and takes back after it (``get_ipython`` and ``display``
         among the builtins, `sys.displayhook`) stays set up: all that a rank runs is cells.
@@ -169,7 +169,7 @@ class RankShell(InteractiveShell):
         execution_count: int = 0,
         quiet: bool = False,
     ) -> BaseException | None:
-        """Run a cell; returns what it raised, or None.
+        """Run a cell; return the exception that it raised, or None.
 
         Args:
             source: as typed, magics and all.
@@ -199,7 +199,7 @@ class RankShell(InteractiveShell):
         return error
 
     def _is_plain(self) -> bool:
-        """Whether no extension observes or changes cells (as ``%autoreload`` does)."""
+        """Return whether no extension observes or changes cells (as ``%autoreload`` does)."""
         callbacks = self.events.callbacks
         return not (
             callbacks["pre_run_cell"]
@@ -235,7 +235,7 @@ class RankShell(InteractiveShell):
     def _run_as_ipython(
         self, source: str, transformed: str, is_async: bool
     ) -> BaseException | None:
-        """Run a cell by IPython's `run_cell`, without what the notebook has already done."""
+        """Run a cell by IPython's `run_cell_async`, on the source that the notebook transformed."""
         result: ExecutionResult | None = None
         try:
             cell = self.run_cell_async(source, store_history=False, transformed_cell=transformed)
@@ -249,7 +249,7 @@ class RankShell(InteractiveShell):
         return _error_of(result)
 
     def render_traceback(self, error: BaseException) -> str:
-        """A traceback as a notebook shows it, with ANSI colours; user code's frames only."""
+        """Return a traceback as a notebook shows it, with ANSI colours; user code's frames only."""
         kind, tb = type(error), _skip_machinery(traceback_of(error))
         if issubclass(kind, UsageError):
             return f"UsageError: {error}"
@@ -279,13 +279,13 @@ class RankShell(InteractiveShell):
             return plain_traceback(error, tb)
 
     def line_in_cell(self, tb: types.TracebackType | None) -> int:
-        """The innermost line of a cell in a traceback, 0 if there is none."""
+        """Return the innermost line of a cell in a traceback, 0 if there is none."""
         of_cells = self.compile._filename_map
         frames = [*traceback.walk_tb(tb)]
         return next((n for frame, n in frames[::-1] if frame.f_code.co_filename in of_cells), 0)
 
     def cell_of(self, filename: str) -> int:
-        """The ``In[n]`` that a code object's file name stands for, 0 if none."""
+        """Return n of the ``In[n]`` that a code object's file name stands for, 0 if none."""
         return int(self.compile._filename_map.get(filename, 0)) or payload.cell_of(filename)
 
 
@@ -324,7 +324,7 @@ def _forget_syntax_trees() -> None:
 
 
 def _skip_machinery(tb: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback from its first frame of user code on."""
+    """Return the part of a traceback from its first frame of user code on."""
     while tb is not None and is_machinery(tb.tb_frame):
         tb = tb.tb_next
     return tb
@@ -335,7 +335,7 @@ def _error_of(result: ExecutionResult) -> BaseException | None:
 
 
 def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
-    """Run a coroutine that awaits nothing."""
+    """Run the coroutine of a cell that awaits nothing, without an event loop."""
     try:
         cell.send(None)
     except StopIteration as end:
@@ -345,7 +345,7 @@ def _run_at_once(cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
 
 
 def make_shell() -> RankShell:
-    """Make the process's only shell; starts no thread and opens no file."""
+    """Make the IPython shell of this process; starts no thread and opens no file."""
     config = Config()
     config.HistoryManager.enabled = False
     warnings.filterwarnings("ignore", message="To exit: use")

@@ -1,4 +1,4 @@
-"""Reads what a rank's threads do from their stacks, without running user code.
+"""Reads from their stacks what a rank's threads do, without running user code.
 
 Stacks of other threads are read with the garbage collector off. Python makes a frame's object when
 code asks for it. That allocates, and in CPython 3.11 an allocation may start the collector, whose
@@ -40,7 +40,7 @@ _LOCK = threading.Lock()
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """A context without garbage collection, for moments only: other threads' changes to the
+    """Enter a context without garbage collection, for moments only: other threads' changes to the
     collector's state may be lost.
 
     In less than the interpreter's switch interval after a thread has got the interpreter's lock
@@ -57,7 +57,7 @@ def collector_off() -> Iterator[None]:
 
 
 def stack_of(frame: types.FrameType | None) -> list[types.FrameType]:
-    """A frame and its callers, innermost first; of this thread, or under `collector_off`."""
+    """Return a frame and its callers, innermost first; of this thread, or in `collector_off`."""
     stack: list[types.FrameType] = []
     while frame is not None:
         stack.append(frame)
@@ -66,30 +66,30 @@ def stack_of(frame: types.FrameType | None) -> list[types.FrameType]:
 
 
 def stacks_of_threads() -> dict[int, list[types.FrameType]]:
-    """The frames of all threads, innermost first, by the thread's identity; they go on."""
+    """Return each thread's frames, innermost first, by the thread's identity; threads go on."""
     with collector_off():
         return {identity: stack_of(frame) for identity, frame in sys._current_frames().items()}
 
 
 def stack_of_main_thread() -> list[types.FrameType]:
-    """The main thread's frames, innermost first."""
+    """Return the main thread's frames, innermost first."""
     with collector_off():
         return stack_of(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
 def local_value(frame: types.FrameType, name: str) -> object:
-    """The value of a local name in a frame of a running thread; None if there is none."""
+    """Return a local variable's value in a frame of a running thread; None if there is none."""
     with collector_off():
         return frame.f_locals.get(name, frame.f_globals.get(name))
 
 
 def is_machinery(frame: types.FrameType) -> bool:
-    """Whether a frame is of IPython's or cellmesh's code around user code."""
+    """Return whether a frame is of IPython's or cellmesh's code that runs user code."""
     return module_of(frame).startswith(_MACHINERY)
 
 
 def user_part(frames: Sequence[types.FrameType], shell: Any) -> slice:
-    """The frames of a stack from the first frame of user code on, outermost first."""
+    """Return the frames of a stack from the first frame of user code on, outermost first."""
     cells = (index for index, frame in enumerate(frames) if shell.cell_of(frame.f_code.co_filename))
     start = next(cells, None)
     if start is None:  # a call: the frames below the outermost ones, which are Python's and ours
@@ -115,14 +115,14 @@ _LIBRARIES = tuple(
 
 
 def is_user_code(frame: types.FrameType) -> bool:
-    """Whether a frame is of a cell or a user's module, not of an installed library or cellmesh."""
+    """Return whether a frame is of a cell or a user's module, and no library's or cellmesh's."""
     if frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES)):
         return False
     return not module_of(frame).startswith("cellmesh.")
 
 
 def call_of(code: types.CodeType, instruction: int) -> str:
-    """The source text of the call that an instruction belongs to (``time.sleep``); else ""."""
+    """Return the source text of the call that an instruction is of, as ``time.sleep``; else ""."""
     name = dis.opname[code.co_code[instruction]] if instruction >= 0 else ""
     node = _node_at(code, instruction)
     match node:
@@ -154,7 +154,7 @@ def _of_with(manager: ast.expr, code: types.CodeType, instruction: int) -> str:
 
 
 def _is_implied(code: types.CodeType, instruction: int) -> bool:
-    """Whether a call is implicit: its arguments have no position of their own in the source."""
+    """Return whether a call is implicit, as its arguments have no position in the source."""
     if sys.version_info < (3, 13):
         return False
     positions = list(code.co_positions())
@@ -162,7 +162,7 @@ def _is_implied(code: types.CodeType, instruction: int) -> bool:
 
 
 def waits_for_work(frame: types.FrameType) -> bool:
-    """Whether a frame is in the ``wait()`` of a torch.distributed Work."""
+    """Return whether a frame is in the ``wait()`` of a torch.distributed Work."""
     node = _node_at(frame.f_code, frame.f_lasti)
     if not isinstance(node, ast.Call):
         return False
@@ -197,7 +197,7 @@ def _node_at(code: types.CodeType, instruction: int) -> ast.expr | ast.stmt | No
 
 
 def _value_of(node: ast.expr, frame: types.FrameType) -> Any:
-    """The value of a name, an attribute or an item of a list, where looking it up runs no code."""
+    """Return the value of a name, attribute or list item, if looking it up runs no user code."""
     match node:
         case ast.Name(name):
             return local_value(frame, name)
@@ -237,7 +237,7 @@ _WRAPPERS = frozenset({"wrapper", "_wrapper", "make_watched"})
 
 @dataclass(frozen=True)
 class Waited:
-    """What the main thread waited in, "" for what is not known."""
+    """What a rank's main thread waited in, "" for what is not known."""
 
     collective: str = ""  # the ``torch.distributed`` call
     group: str = ""  # torch's name of its process group
@@ -246,7 +246,7 @@ class Waited:
 
 @dataclass(frozen=True)
 class StopPoint:
-    """The interrupt or release of a run: what the run is to end with, and what it waited in."""
+    """How a run was interrupted or released: what it is to end with, and what it waited in."""
 
     kind: type[KeyboardInterrupt]
     waited: Waited
@@ -254,7 +254,7 @@ class StopPoint:
 
 @dataclass(frozen=True)
 class Activity:
-    """Where a main thread is; 0 or "" for what is not known."""
+    """Where a rank's main thread is in its code; 0 or "" for what is not known."""
 
     execution_count: int  # the ``In[n]`` of the cell that it runs
     line: int  # of the cell
@@ -264,7 +264,7 @@ class Activity:
 
 
 def look_at_main_thread(shell: RankShell) -> Activity:
-    """Read the main thread's stack; it may have moved on by the time the caller reads this."""
+    """Return where the main thread is, by its stack; it may have moved on since."""
     return _read(stack_of_main_thread(), shell)
 
 
@@ -285,7 +285,7 @@ def describe_interruption(
 
 
 def describe_release(tb: types.TracebackType | None, handled: BaseException | None = None) -> str:
-    """Describe what a rank did that was released outside of a collective."""
+    """Describe what a rank did when it was released outside of a collective."""
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb))
     verb = "waited in" if any(each.endswith(_WAITS_FOR_WORKERS) for each in files) else "ran"
     return describe_interruption(tb, handled).replace("interrupted in", verb)
@@ -337,7 +337,7 @@ _OWN_THREADS = "cellmesh-"
 
 
 def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
-    """The stack of the main thread, or of all that user code has started, as text."""
+    """Return as text the stack of the main thread, or of all threads that user code has started."""
     stacks = stacks_of_threads()
     main = threading.main_thread()
     parts = [_format_stack(stacks.get(main.ident or 0, ()), shell)]
@@ -349,7 +349,7 @@ def format_stacks(shell: RankShell, all_threads: bool = False) -> str:
 
 
 def _shorten_path(name: str) -> str:
-    """A library's file relative to the import path, ``torch/distributed/distributed_c10d.py``."""
+    """Return a library's file relative to the import path, as ``torch/nn/modules/module.py``."""
     places = {sysconfig.get_path(key) for key in ("purelib", "platlib", "stdlib")}
     for place in sorted(places, key=len, reverse=True):
         if name.startswith(f"{place}/"):

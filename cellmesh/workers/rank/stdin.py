@@ -1,4 +1,4 @@
-"""Asks the user for input: ``input()``, ``getpass()``, the debugger's prompt.
+"""Asks the notebook's user for input: ``input()``, ``getpass()``, the debugger's prompt.
 
 The question goes to the notebook; the thread that asks waits, and an interrupt gets it out.
 """
@@ -22,7 +22,7 @@ _MAX_PROMPT = 10_000
 
 
 class _Question:
-    """One request for input; `answered` is set when `text` and `is_end` are known."""
+    """One request to the user for input; `answered` is set when `text` and `is_end` are known."""
 
     def __init__(self, request: int) -> None:
         self.request = request
@@ -32,7 +32,7 @@ class _Question:
 
 
 class Asker:
-    """Sends requests for input to the user, one at a time."""
+    """Sends a rank's requests for input to the user, one at a time."""
 
     def __init__(self, send: Callable[[Parcel[Any]], None], tracker: RunTracker) -> None:
         self._send = send
@@ -63,7 +63,7 @@ class Asker:
         shell.ask = self.ask
 
     def ask(self, prompt: str, is_password: bool = False) -> str:
-        """Request a line from the user, and wait for it.
+        """Request a line of input from the user, and wait for it.
 
         Raises:
             EOFError: the user ended the input (Ctrl-D), the front end has none, or the cell has
@@ -96,7 +96,7 @@ class Asker:
         return question.text
 
     def reply(self, request: int, text: str, is_end: bool) -> None:
-        """Note the user's answer; called by the control thread."""
+        """Note the user's answer to a request for input; called by the control thread."""
         question = self._question
         if question is not None and question.request == request:
             question.text, question.is_end = text, is_end
@@ -104,7 +104,7 @@ class Asker:
 
 
 def _shorten(prompt: str) -> str:
-    """Shorten a prompt to its end, where the question is."""
+    """Shorten the prompt of an ``input()`` to its end, where the question is."""
     if len(prompt) <= _MAX_PROMPT:
         return prompt
     return f"({len(prompt):,} characters) …{prompt[-_MAX_PROMPT:]}"

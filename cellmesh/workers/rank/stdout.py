@@ -31,7 +31,7 @@ LOG_BYTES = 64 << 20
 
 @dataclass
 class _Hidden:
-    """Printed text that was not shown: its count and last lines."""
+    """Printed text that exceeded the bound and was not sent: its count and last lines."""
 
     num_lines: int = 0
     num_bytes: int = 0
@@ -62,7 +62,7 @@ class Gate:
         self.hides: dict[tuple[int, StreamName], _Hidden] = {}
 
     def admit(self, run: int, stream: StreamName, text: str, now: float) -> list[Output | Skipped]:
-        """Admit text of a run's stream, as far as the bound allows; returns what to show."""
+        """Return the part of a run's printed text that the bound allows to send now."""
         earned = (now - self._filled_at) * self._rate
         self._tokens = {
             name: min(self._burst, tokens + earned) for name, tokens in self._tokens.items()
@@ -84,7 +84,7 @@ class Gate:
         return shown
 
     def close(self) -> list[Output | Skipped]:
-        """Return the notes and last lines of hidden text; to be called when a run ends."""
+        """Return counts and last lines of text that was not sent; to be called when a run ends."""
         return [verb for key in list(self.hides) for verb in self._show_hidden(*key)]
 
     def _hide(self, run: int, stream: StreamName, text: str) -> None:
@@ -107,7 +107,7 @@ class Gate:
 
 
 def _affordable(text: str, left: int) -> int:
-    """How many characters of a text beyond the bound may pass; whole lines, if any."""
+    """Return how many characters of a text fit the bound that is left; whole lines, if any."""
     at = 0
     while (end := text.find("\n", at, at + left + 1)) >= 0:
         line_cost = _cost(text[at : end + 1])
@@ -135,7 +135,7 @@ class Log:
         self._descriptor = -1
 
     def append(self, text: str) -> None:
-        """Append text, which is lost if the disk is full or the directory removed."""
+        """Append text to the log; it is lost if the disk is full or the directory removed."""
         data = text.encode(errors="replace")
         try:
             while data:
@@ -146,7 +146,7 @@ class Log:
 
     def keep(self, bundle: bytes) -> Path | None:
         """Write the largest form of a display that was not shown into a file of its own; the oldest
-        go, for `limit_bytes` in all.
+        files are deleted beyond `limit_bytes`.
 
         Returns the file; None if the display is larger than all may be, or the disk is full.
         """
@@ -190,7 +190,7 @@ class Log:
             os.write(self._descriptor, _DROPPED)
 
     def _is_current(self, facts: os.stat_result) -> bool:
-        """Whether the open file is still the log, which the agent may rotate, user code remove."""
+        """Return whether the open file is still the log, which may be rotated or removed."""
         try:
             return os.stat(self._path).st_ino == facts.st_ino
         except FileNotFoundError:
@@ -198,7 +198,7 @@ class Log:
 
 
 def _largest_form(data: dict[str, Any]) -> tuple[str, bytes]:
-    """The MIME type with the largest value, and that value as bytes for a file."""
+    """Return the MIME type with a display's largest value, and that value as bytes for a file."""
     forms = {
         mime: form if isinstance(form, str) else json.dumps(form) for mime, form in data.items()
     }
@@ -210,7 +210,7 @@ def _largest_form(data: dict[str, Any]) -> tuple[str, bytes]:
 
 
 def read_log(path: Path, num_bytes: int) -> tuple[str, int]:
-    """Read the end of a rank's log; returns the text, and how many bytes lie before it."""
+    """Read the end of a rank's log; return the text, and how many bytes lie before it."""
     pieces: list[bytes] = []
     left, before = num_bytes, 0
     for part in (path, path.with_name(path.name + ".1")):

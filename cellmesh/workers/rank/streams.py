@@ -1,4 +1,4 @@
-"""`sys.stdout`, `sys.stderr` and the displays of a rank, and the run that each belongs to.
+"""A rank's `sys.stdout`, `sys.stderr` and displays, and which run their output belongs to.
 
 A line belongs to the run that caused it: the run that the main thread executes, or, for a thread or
 an asyncio task, the run that started it, however late it prints. In a process that user code forked
@@ -51,7 +51,7 @@ Post = Callable[[Sequence[Parcel[Any]]], None]
 
 
 class Pump:
-    """Gathers printed text, writes it to the log and sends the bounded part."""
+    """Gathers printed text of a rank, writes it to the log, and sends the bounded part."""
 
     def __init__(
         self, post: Post, log: Log, shield: AbstractContextManager[Any, Any] | None = None
@@ -81,7 +81,7 @@ class Pump:
         threading.Thread(target=self._post_gathered, name="cellmesh-output", daemon=True).start()
 
     def write(self, run: int, stream: StreamName, text: str) -> None:
-        """Add printed text."""
+        """Add text that a run printed to a stream, to be sent soon."""
         if self._forked:
             os.write(1 if stream == "stdout" else 2, text.encode(errors="replace"))
             return
@@ -99,7 +99,7 @@ class Pump:
                 self._due.set()
 
     def send(self, parcel: Parcel[Any]) -> None:
-        """Send a message after everything printed before it."""
+        """Send a message of the rank after everything that was printed before it."""
         if self._forked:  # the sockets are the parent's
             return
         with self._shield, self._lock:
@@ -109,7 +109,7 @@ class Pump:
             self._flush()
 
     def answer(self, parcel: Parcel[Any], more_follows: bool = False) -> None:
-        """Send a run's answer after all its text; it may wait for the answer to the next run."""
+        """Send a run's answer after all its text, perhaps together with the next run's answer."""
         if self._forked:
             return
         with self._lock:
@@ -127,7 +127,7 @@ class Pump:
                 self._due.set()
 
     def has_answered(self, run: int) -> bool:
-        """Whether the answer to a run is queued and has not been sent yet."""
+        """Return whether the answer to a run is queued and has not been sent yet."""
         return any(type(verb) in (Done, Failed) and verb.run == run for verb, _ in self._deferred)
 
     def flush(self) -> None:
@@ -136,7 +136,7 @@ class Pump:
             self._flush()
 
     def display(self, parcel: Parcel[Display], describe: Callable[[], str]) -> None:
-        """Send a display; if it exceeds the bound, print instead what `describe` gives.
+        """Send a display; if it exceeds the bound, print the text that `describe` returns.
 
         A display that is too large is written into a file beside the log.
         """
@@ -164,7 +164,7 @@ class Pump:
         self.write(verb.run, "stdout", text + "\n")
 
     def send_to_widget(self, parcel: Parcel[ToFrontEnd], num_bytes: int) -> bool:
-        """Send a widget's message if the bound allows; returns whether it was sent."""
+        """Send a widget's message if the bound allows; return whether it was sent."""
         with self._shield, self._lock:
             self._refill()
             if num_bytes > self._display_bytes:
@@ -248,14 +248,14 @@ class RankStream(io.TextIOBase):
 
     @property
     def buffer(self) -> io.RawIOBase:
-        """A binary stream for the same output."""
+        """The binary stream to the same output, as ``sys.stdout.buffer``."""
         return self._bytes
 
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
-        """The underlying descriptor, for subprocesses; the agent reads its other end."""
+        """Return the stream's descriptor, for subprocesses; the agent reads its other end."""
         return 1 if self._name == "stdout" else 2
 
     def write(self, text: str) -> int:
@@ -301,7 +301,7 @@ def _jsonable(value: Any) -> Any:
 
 
 class RankDisplayHook(DisplayHook):
-    """Sends the value of a cell's last expression."""
+    """Sends the value of a cell's last expression as a display."""
 
     def quiet(self) -> bool:
         shell: Any = self.shell
@@ -322,7 +322,7 @@ class RankDisplayHook(DisplayHook):
 
 
 class RankDisplayPublisher(DisplayPublisher):
-    """Sends the arguments of ``display(...)``."""
+    """Sends the arguments of ``display(...)`` as displays."""
 
     def publish(
         self,

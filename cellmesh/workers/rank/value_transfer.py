@@ -1,4 +1,4 @@
-"""Sends a rank's values to the notebook, large ones in segments, and gives functions that the
+"""Sends a rank's values to the notebook, large ones in shared memory, and gives functions that the
 notebook sent the rank's names.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def reduce_for_notebook(value: Any) -> Any:
-    """The pickle reducer of values for a process without GPUs and process groups."""
+    """Return how pickle is to reduce a value for a process without GPUs and process groups."""
     if type(value) in (types.GeneratorType, types.AsyncGeneratorType):
         raise UnpicklableError(
             "a generator stays where its code runs: return `list(...)` of what it yields"
@@ -46,13 +46,13 @@ def reduce_for_notebook(value: Any) -> Any:
 
 
 def is_dtensor(value: Any) -> TypeGuard[DTensor]:
-    """Whether a value is a DTensor; imports DTensor only if something else has."""
+    """Return whether a value is a DTensor; imports DTensor only if something else has."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and issubclass(type(value), module.DTensor)
 
 
 def refusal(error: BaseException) -> Refusal:
-    """An error's name and text for a message, even if the error's own methods raise."""
+    """Return an exception as a `Refusal` message, even if the exception's own methods raise."""
     return Refusal(name_of(error), text_of(error).encode("utf-8", "replace").decode())
 
 
@@ -63,8 +63,8 @@ _BUFFER_BYTES, _GIVEN_BYTES = 32 << 10, 7 << 10
 
 
 class SegmentLink:
-    """A rank's connection to the agent for large values: it gives segments, and reports those that
-    are no longer used.
+    """A rank's connection to the agent for large values: it passes shared-memory segments, and
+    reports those that are no longer used.
 
     The socket carries one packet a piece of news, and each is sent by one system call, without a
     lock: memory is freed on any thread and between any two instructions, also by the garbage
@@ -86,7 +86,7 @@ class SegmentLink:
         self, run: int, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, list[Frame]]:
         """Write a pickle's buffers into a segment, if they are large, and pass it to the agent,
-        which forgets it where the run fails after all; returns what to send.
+        which drops it if the run fails after all; return what to send.
         """
         if (
             segments.num_bytes_of(pickled, buffers) < segments.MIN_BYTES
@@ -107,7 +107,7 @@ class SegmentLink:
         return mapped, [bytes(frame)]
 
     def hold(self, loan: int) -> Callable[[], object]:
-        """See `payload.Holder`."""
+        """Return a function that reports a segment as freed (see `payload.BufferHolder`)."""
         (freed,), (shared,) = (
             encode([Parcel(Freed(loan, is_shared))]) for is_shared in (False, True)
         )
@@ -160,7 +160,7 @@ def bind_missing_names(value: Any, namespace: Mapping[str, Any]) -> None:
 
 
 def _bind(function: types.FunctionType, namespace: Mapping[str, Any]) -> list[Any]:
-    """Bind a function's own missing names; returns the objects that it refers to."""
+    """Bind a function's missing global names to values; return the objects that it refers to."""
     known, names = function.__globals__, _names_of(function.__code__)
     parts = []
     for name in names:

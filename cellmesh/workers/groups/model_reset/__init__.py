@@ -26,7 +26,7 @@ from .kinds import Progress as Progress
 
 
 def look_after_failure() -> bool:
-    """Note a failed cell on this rank; returns whether it has left any model half finished."""
+    """Examine the models after a failed cell; return whether it left any model half done."""
     survey = Survey()
     survey.arm()
     return bool(survey.half_done)
@@ -62,7 +62,7 @@ class Survey:
         }
 
     def arm(self) -> None:
-        """Make the next step of each model first drop the state of the failed step (`Kind.arm`)."""
+        """Make the next step of each model first drop what the failed step left (`Kind.arm`)."""
         for signature, kind, one in self._found:
             if signature not in self.half_done:
                 kind.arm(one)
@@ -70,7 +70,7 @@ class Survey:
     def reset(
         self, half_done: Collection[str], progress: Mapping[str, Sequence[Progress]] | None = None
     ) -> tuple[str, ...]:
-        """Reset every model to its state between two steps; returns what the user must know of it.
+        """Reset every model to its state between two steps; return notes for the user.
 
         Any rank has found those of `half_done`; ranks differ in the `progress` of the given ones.
         """
@@ -97,7 +97,7 @@ class Survey:
     # Ranks that stopped on both sides of that would reduce one parameter's gradient into another's.
 
     def finish_buckets(self, unsettled: Collection[str]) -> dict[str, list[str]]:
-        """Rebuild buckets in their final order where ranks differ; returns the orders' digests."""
+        """Rebuild DDP's gradient buckets in final order if ranks differ; return digests."""
         digests: dict[str, list[str]] = {}
         for signature, kind, one in self._found:
             if isinstance(kind, Ddp) and signature in unsettled:
@@ -106,7 +106,7 @@ class Survey:
         return {signature: sorted(set(found)) for signature, found in digests.items()}
 
     def restart_buckets(self, different: Collection[str]) -> None:
-        """Put buckets into the order of the first step, on all ranks, where ranks still differ."""
+        """Put DDP's buckets into the order of the first step, where ranks still differ."""
         for signature, kind, one in self._found:
             if isinstance(kind, Ddp) and signature in different:
                 restart_buckets(one)

@@ -1,4 +1,4 @@
-"""DDP: buckets of gradients, hooks. FSDP: gathered parameters, what a layer keeps for the next."""
+"""Finds and resets DDP models (gradient buckets, hooks) and FSDP models (gathered parameters)."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class NotedHook:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a future of the hook failed, so that some gradients have not been reduced."""
+        """Whether a future of DDP's communication hook failed: gradients are not all reduced."""
         return any(not future.done() or _failed(future) for future in self._futures)
 
     def forget(self) -> None:
-        """Drop the kept futures, after the model has been reset."""
+        """Drop the futures of the last backward pass, after the model has been reset."""
         self._futures.clear()
 
 
@@ -170,7 +170,7 @@ class Ddp(Kind):
             yield MAY_HAVE_UPDATED
 
     def finish_buckets(self, found: Any) -> None:
-        """Rebuild the buckets in their final order, if DDP has not done so yet."""
+        """Rebuild a model's gradient buckets in final order, if DDP has not done so yet."""
         if found._has_rebuilt_buckets:
             return
         # Rank 0 broadcasts the order of its own first step, which is the same as this rank's.
@@ -179,7 +179,7 @@ class Ddp(Kind):
                 found._has_rebuilt_buckets = True
 
     def digest_buckets(self, found: Any) -> str:
-        """A digest of which parameters are in which bucket."""
+        """Return a digest of which parameters are in which gradient bucket of a model."""
         names = {parameter.data_ptr(): name for name, parameter in found.module.named_parameters()}
         buckets = [
             [names.get(parameter.data_ptr(), "?") for parameter in bucket.parameters()]
@@ -216,7 +216,7 @@ def _restart_static_graph(found: Any) -> None:
 
 
 def _counting(found: Any) -> list[Any]:
-    """The states of a hook that count steps, on which the hook's behaviour depends."""
+    """Return the states of a DDP model's communication hooks that count the model's steps."""
     return [state for _, state in found._comm_hooks if type(getattr(state, "iter", None)) is int]
 
 
@@ -298,7 +298,7 @@ def _forget_accumulated(groups: list[Any]) -> None:
 
 
 def _optimizers_of(parameters: Container[int]) -> list[Any]:
-    """The live optimizers of any of these parameters, which are given by their ids."""
+    """Return the live optimizers of any of these parameters, which are given by their ids."""
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     return [
         optimizer

@@ -1,4 +1,4 @@
-"""Kinds of objects that keep state across a step; here pipelines, optimizers, gradient scalers."""
+"""Finds and resets objects with state across steps: pipelines, optimizers, gradient scalers, ..."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Kind:
         raise NotImplementedError
 
     def names(self, found: Any) -> Iterable[str]:
-        """Names that identify the object on all ranks."""
+        """Return names of parts of the object that identify it on all ranks."""
         return ()
 
     def is_dirty(self, found: Any) -> bool:
-        """Whether a step stopped inside the object."""
+        """Return whether a training step stopped inside the object."""
         return False
 
     def progress(self, found: Any) -> tuple[int, ...]:
@@ -44,8 +44,8 @@ class Kind:
         return ()
 
     def align(self, found: Any, progress: Sequence[Progress]) -> None:
-        """Bring the object to the same state on all ranks; `progress` holds each rank's
-        counters, which differ.
+        """Bring the object to the same state on all ranks; `progress` holds each rank's counters,
+        which differ.
         """
 
     def arm(self, found: Any) -> None:
@@ -55,7 +55,7 @@ class Kind:
 
     def reset(self, found: Any, dirty: bool) -> Iterable[str]:
         """Reset the object to its state between two steps, without a `dirty` step's gradients;
-        returns what the user must know, as what was forgotten, or could not be reset.
+        return what the user must know, as what was forgotten, or could not be reset.
         """
         return ()
 
@@ -71,7 +71,7 @@ def drop_grads(module: Any) -> None:
 
 
 def param_groups(state: Any) -> list[Any]:
-    """The parameter groups of an FSDP2 state; torch 2.11 has at most one."""
+    """Return the parameter groups of an FSDP2 module's state; torch 2.11 has at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     group = state._fsdp_param_group
@@ -79,7 +79,7 @@ def param_groups(state: Any) -> list[Any]:
 
 
 def has_unsharded_grads(group: Any) -> bool:
-    """Whether one of FSDP2's groups has accumulated gradients without reducing them."""
+    """Return whether a parameter group of FSDP2 has accumulated gradients without reducing them."""
     return group._partial_reduce_output is not None or any(
         vars(parameter).get("unsharded_accumulated_grad") is not None
         or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
@@ -88,7 +88,7 @@ def has_unsharded_grads(group: Any) -> bool:
 
 
 def drop_unsharded_grads(group: Any) -> None:
-    """Drop the unreduced gradients that one of FSDP2's groups has accumulated."""
+    """Drop the unreduced gradients that a parameter group of FSDP2 has accumulated."""
     group._partial_reduce_output = None
     for parameter in group.fsdp_params:
         parameter.sharded_param.grad = None
@@ -99,21 +99,21 @@ def drop_unsharded_grads(group: Any) -> None:
 
 
 def clear(owner: Any, *names: str) -> None:
-    """Empty those containers of an object that this version of torch has."""
+    """Empty the containers under these names of an object; this torch may lack some of them."""
     for name in names:
         if (container := getattr(owner, name, None)) is not None:
             container.clear()
 
 
 def set_all(owner: Any, value: Any, *names: str) -> None:
-    """Set those attributes of an object that this version of torch has."""
+    """Set the attributes of these names of an object; this torch may lack some of them."""
     for name in names:
         if hasattr(owner, name):
             setattr(owner, name, value)
 
 
 def before_next(owner: Any, method: str, action: Callable[[], None]) -> None:
-    """Run `action` right before the next call of a method of an object."""
+    """Have `action` called right before the next call of a method of an object."""
     if method not in held_by(owner):
         object.__setattr__(owner, method, functools.partial(_act_and_call, owner, method, action))
 
@@ -127,7 +127,7 @@ def _act_and_call(
 
 
 def may_update_in_backward(module: Any) -> bool:
-    """Whether a hook runs when a gradient is ready, as an optimizer in the backward pass does."""
+    """Return whether a hook of a module runs when a gradient is ready, as an optimizer may."""
     return any(
         parameter._post_accumulate_grad_hooks or hasattr(parameter, "_in_backward_optimizers")
         for parameter in module.parameters()
@@ -215,7 +215,7 @@ def _forget_shapes(schedule: Any) -> None:
 
 
 def _receives(stage: Any) -> Iterator[Any]:
-    """The pending receives of a stage; before torch 2.15 receive buffers are reused and stay."""
+    """Yield a pipeline stage's pending receives; before torch 2.15 their buffers are reused."""
     if hasattr(stage, "_forward_chunk_states"):
         for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
             yield from (info for info in infos if not info.is_root_arg)
