@@ -7,6 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from .host import Place
+from .verb import Verb
 
 # An agent's announcement is the line of its output that begins so; what login scripts print comes
 # before it.
@@ -16,6 +17,19 @@ GO = b"go\n"
 # A peer that is not heard this long is reported, and one that is not heard for the lease is lost.
 SILENT_S = 2.5
 HOST_LEASE_S = 10.0
+
+
+class ReadClock(Verb, frozen=True):
+    """Ask an agent for its host's clock (`ClockReading`); `sent_s` is the asking host's."""
+
+    sent_s: float
+
+
+class ClockReading(Verb, frozen=True):
+    """Answer to `ReadClock`: `host_s` is the host's monotonic clock."""
+
+    sent_s: float
+    host_s: float
 
 
 class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

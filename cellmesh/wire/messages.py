@@ -26,6 +26,7 @@ from . import checkpoint, comms, completion, inspect, replicas, trace
 from .attach import Detach, Detached, Hello, Refused, Welcome
 from .comms import FromFrontEnd, ToFrontEnd
 from .groups import Blueprint, Describe, GroupCount, Heal, SetMesh
+from .hosts import ClockReading, ReadClock
 from .metrics import Logged
 from .output import Display, Output, Skipped
 from .progress import Bar
@@ -142,6 +143,7 @@ ToAgent = (
     | ReadHost
     | UseStore
     | MakeStore
+    | ReadClock
 )
 
 
@@ -440,5 +442,6 @@ ToController = (
     | Ranked
     | LogText
     | HostReport
+    | ClockReading
     | Stopped
 )

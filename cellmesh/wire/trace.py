@@ -4,6 +4,7 @@ intervals of time.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,17 @@ from .verb import FeatureRequest
 
 # Nanoseconds, or seconds.
 _Time = TypeVar("_Time", int, float)
+
+
+def read_epoch_ns() -> int:
+    """Return what the system clock is ahead of the monotonic one, in nanoseconds."""
+    read = []
+    for _ in range(5):  # a process that is stopped between two readings spoils one of them
+        before = time.monotonic_ns()
+        system = time.time_ns()
+        after = time.monotonic_ns()
+        read.append((after - before, system - (before + after) // 2))
+    return min(read)[1]
 
 
 def covered(intervals: Iterable[tuple[_Time, _Time]]) -> _Time:
@@ -121,6 +133,7 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start_ns, end_ns: when the cell ran on it, in nanoseconds since 1970.
+        epoch_ns: what this clock of the rank's host was ahead of the host's monotonic one.
         operators: what took longest, of each kind, longest first.
         collectives: in the order of their begins; the first ones, if there were very many.
         num_collectives: how many there were.
@@ -134,6 +147,7 @@ class RankProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     start_ns: int
     end_ns: int
+    epoch_ns: int = 0
     operators: tuple[OperatorTime, ...] = ()
     collectives: tuple[Collective, ...] = ()
     num_collectives: int = 0

@@ -16,6 +16,7 @@ from ...wire.attach import Detached, Refused, Welcome
 from ...wire.messages import LogText
 from ...wire.status import HostReport, RankInfo, RankState
 from ...wire.ticket import Ticket, remove_directory
+from ..core.clocks import ClockOffset
 from ..core.core import Change, Core, Effect, HealReport, State
 from ..core.transitions import describe_transitions
 from ..failure_summary import refuse_dead
@@ -181,6 +182,12 @@ class Session:
         """Ask the agent for its report on the mesh's processes; None if the mesh has ended."""
         report: HostReport | None = self.ask(lambda core, now: core.ask_host())
         return report
+
+    def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
+        """Return the offsets of ranks' clocks over spans of time (`HostConnections.clocks`); none
+        on one host.
+        """
+        return {} if self._hosts is None else self._hosts.clocks(spans)
 
     def ask_log(self, rank: int, num_bytes: int) -> LogText | None:
         """Ask the agent for the end of a rank's log; None if the mesh has ended."""

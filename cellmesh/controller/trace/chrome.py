@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from ..core.clocks import ClockOffset
 from .history import History, TimelineCell
 from .operations import Operation, lanes_of
 
+NO_CLOCKS: Mapping[int, ClockOffset] = MappingProxyType({})
 # Rows that torch adds about itself.
 _PSEUDO = frozenset({"Spans", "Traces", ""})
 # Threads of a rank's process in a history's trace; collectives that overlap have more of the last.
@@ -33,10 +36,12 @@ def trace_of(history: History) -> bytes:
             events += _of_cell(history, rank, cell)
         for one, lane in zip(operations, lanes, strict=True):
             events += _of_operation(rank, _COLLECTIVES + lane, one, titles[one.run])
-    return _encode(events)
+    return _encode(events, history.clocks)
 
 
-def merge_traces(traces: Mapping[int, bytes]) -> bytes:
+def merge_traces(
+    traces: Mapping[int, bytes], clocks: Mapping[int, ClockOffset] = NO_CLOCKS
+) -> bytes:
     """Merge the traces of torch.profiler to one in which each rank is a process, on one clock.
 
     torch gives times in microseconds since ``baseTimeNanoseconds``, by the host's system clock.
@@ -44,6 +49,7 @@ def merge_traces(traces: Mapping[int, bytes]) -> bytes:
 
     Args:
         traces: rank -> the trace that torch.profiler has exported.
+        clocks: rank -> the offset of its host's system clock.
 
     Returns:
         JSON for ``chrome://tracing`` or Perfetto.
@@ -52,6 +58,10 @@ def merge_traces(traces: Mapping[int, bytes]) -> bytes:
         ValueError: a trace is no JSON of that form.
     """
     loaded = {rank: _load(rank, trace) for rank, trace in sorted(traces.items())}
+    for rank, clock in clocks.items():
+        if rank in loaded:
+            base, events = loaded[rank]
+            loaded[rank] = base - round(clock.offset_s * 1e9), events
     starts = [
         _nanoseconds(event, base)
         for base, events in loaded.values()
@@ -63,7 +73,7 @@ def merge_traces(traces: Mapping[int, bytes]) -> bytes:
     ids: dict[Any, int] = {}
     for rank, (base, events) in loaded.items():
         merged += _of_rank(rank, events, base, origin, ids)
-    return _encode(merged, baseTimeNanoseconds=origin)
+    return _encode(merged, clocks, baseTimeNanoseconds=origin)
 
 
 def _load(rank: int, trace: bytes) -> tuple[int, list[dict[str, Any]]]:
@@ -133,7 +143,20 @@ def _name_process(rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def _encode(events: Sequence[dict[str, Any]], **header: int) -> bytes:
+def _encode(
+    events: Sequence[dict[str, Any]], clocks: Mapping[int, ClockOffset], **header: Any
+) -> bytes:
+    if clocks:
+        header["otherData"] = {
+            "clocks": {
+                f"rank {rank}": {
+                    "host": clock.host,
+                    "offset_s": clock.offset_s,
+                    "error_s": clock.error_s,
+                }
+                for rank, clock in sorted(clocks.items())
+            }
+        }
     return msgspec.json.encode(
         {"schemaVersion": 1, "displayTimeUnit": "ms", **header, "traceEvents": events}
     )

@@ -10,6 +10,7 @@ from functools import cached_property
 from statistics import mean
 
 from ...wire.trace import covered, cut_out
+from ..core.clocks import ClockOffset
 from .lateness import Lateness, add_up_lateness, describe_lateness, find_straggler
 from .operations import Match, Operation
 
@@ -79,6 +80,7 @@ class History:
         operations: rank -> its collectives and messages, in the order of their begins.
         matches: which of them are one.
         notes: what is not told, and why.
+        clocks: rank -> the offset of its host's clock, on many hosts; times are on one clock.
     """
 
     ranks: tuple[int, ...] = ()
@@ -86,6 +88,7 @@ class History:
     operations: Mapping[int, Sequence[Operation]] = field(default_factory=dict)
     matches: Sequence[Match] = ()
     notes: tuple[str, ...] = ()
+    clocks: Mapping[int, ClockOffset] = field(default_factory=dict)
 
     @property
     def length_ns(self) -> int:

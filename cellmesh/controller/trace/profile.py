@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from ...errors import HostError, MeshUsageError, RankFailure, RanksInterrupted
 from ...wire.ranks import describe_groups, format_ranks
-from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile
+from ...wire.trace import BeginProfile, EndProfile, OperatorKind, RankProfile, read_epoch_ns
+from ..core.clocks import ClockOffset, describe_clocks
 from ..run import Run
 from .chrome import merge_traces
+from .clocks import epoch_offsets, profile_on_our_clock, spans_of_profiles
 from .lateness import Lateness, add_up_lateness, describe_lateness
 from .operations import MESSAGES, Match, Operation, match, with_waits
 
@@ -54,12 +56,14 @@ class Profile:
         missing: rank -> why there is nothing of it.
         trace_path: the merged trace, if one was wanted.
         num_trace_bytes: how long it is.
+        clocks: rank -> the offset of its host's system clock, on many hosts; times are on one.
     """
 
     by_rank: Mapping[int, RankProfile]
     missing: Mapping[int, str] = field(default_factory=dict)
     trace_path: Path | None = None
     num_trace_bytes: int = 0
+    clocks: Mapping[int, ClockOffset] = field(default_factory=dict)
 
     @property
     def start_ns(self) -> int:
@@ -125,6 +129,10 @@ class Profile:
                 lines.append(f"rank {rank}: {one.problem}")
         lines += [f"nothing of {line}" for line in describe_groups(self.missing)]
         return "\n".join(lines)
+
+    def describe_clocks(self) -> str:
+        """Say how far the hosts' clocks are apart; "" on one host."""
+        return describe_clocks(self.clocks.values())
 
     def describe_lateness(self) -> str:
         """Describe the straggler; "" if no rank waited noticeably."""
@@ -205,14 +213,21 @@ class Profiling:
 
     def _write(self, by_rank: dict[int, RankProfile], missing: dict[int, str]) -> Profile:
         traces = {rank: one.trace for rank, one in by_rank.items() if one.trace}
+        clocks = epoch_offsets(
+            by_rank,
+            self._ranks.session.clocks(spans_of_profiles(by_rank)),
+            read_epoch_ns(),
+        )
+        for rank, clock in clocks.items():
+            by_rank[rank] = profile_on_our_clock(by_rank[rank], clock)
         if self._trace is None or not traces:
-            return Profile(by_rank, missing)
-        merged = merge_traces(traces)
+            return Profile(by_rank, missing, clocks=clocks)
+        merged = merge_traces(traces, clocks)
         try:
             self._trace.write_bytes(merged)
         except OSError as error:
             raise HostError(f"the trace could not be written: {error}") from error
-        return Profile(by_rank, missing, self._trace, len(merged))
+        return Profile(by_rank, missing, self._trace, len(merged), clocks)
 
 
 def profile(ranks: Ranks, source: str, trace: str | Path | None = None) -> Profile:

@@ -1,7 +1,8 @@
 """Asks ranks what they did in their last cells, and joins the answers to one history.
 
 What a rank was in the same collective with others shows in the group and in how many that had
-begun; who begins such a one early waits for the last. All ranks of a host have one clock.
+begun; who begins such a one early waits for the last. All ranks of a host have one clock; those of
+other hosts are compared with it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from ...errors import HostError, MeshUsageError
 from ...wire.inspect import HistoryQuery, Refusal
 from ...wire.ranks import describe_ranks, group_ranks
 from ...wire.trace import Past
+from ..core.clocks import ClockOffset, describe_clocks
 from ..inspect.query import ANSWER_S, look
-from .chrome import trace_of
+from .chrome import NO_CLOCKS, trace_of
+from .clocks import past_on_our_clock, spans_of_pasts
 from .history import History, TimelineCell
 from .operations import Operation, match, with_waits
 from .profile import check_target
@@ -40,7 +43,8 @@ def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) ->
     max_operations = max(_MIN_OPERATIONS, _MAX_OPERATIONS // len(ranks))
     subject = HistoryQuery(num_cells, max_operations)
     looked = look(ranks, subject, is_beside=True, timeout_s=ANSWER_S)
-    history = merge(looked.answers, looked.refusals, num_cells)
+    clocks = ranks.session.clocks(spans_of_pasts(looked.answers, num_cells))
+    history = merge(looked.answers, looked.refusals, num_cells, clocks)
     if path is not None:
         try:
             path.write_bytes(trace_of(history))
@@ -49,14 +53,24 @@ def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) ->
     return history
 
 
-def merge(pasts: Mapping[int, Past], refusals: Mapping[int, Refusal], num_cells: int) -> History:
+def merge(
+    pasts: Mapping[int, Past],
+    refusals: Mapping[int, Refusal],
+    num_cells: int,
+    clocks: Mapping[int, ClockOffset] = NO_CLOCKS,
+) -> History:
     """Join the ranks' records to one history.
 
     Args:
         pasts: rank -> what it told.
         refusals: rank -> why it told nothing.
         num_cells: how many of the last cells are wanted.
+        clocks: rank -> the offset of its host's clock; none on one host.
     """
+    pasts = {
+        rank: past_on_our_clock(past, clocks[rank]) if rank in clocks else past
+        for rank, past in pasts.items()
+    }
     cells, origin_s = _merge_cells(pasts, num_cells)
     runs = {cell.run: cell for cell in cells}
     operations = {rank: _read(past, rank, runs, origin_s) for rank, past in sorted(pasts.items())}
@@ -69,7 +83,11 @@ def merge(pasts: Mapping[int, Past], refusals: Mapping[int, Refusal], num_cells:
         cells,
         with_waits(operations, matches),
         matches,
-        tuple(_notes(pasts, refusals, cells, late, num_left_out)),
+        (
+            *_notes(pasts, refusals, cells, late, num_left_out),
+            *filter(None, [describe_clocks(clocks.values())]),
+        ),
+        clocks,
     )
 
 

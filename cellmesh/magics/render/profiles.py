@@ -110,6 +110,7 @@ class ProfileView:
     def _sentences(self) -> list[str]:
         texts = [
             self.profile.describe_lateness() if self.profile.by_rank else "",
+            self.profile.describe_clocks(),
             # A file below where the notebook runs is known there by its short name.
             self.profile.describe_trace().replace(f" {Path.cwd()}{os.sep}", " "),
         ]

@@ -26,7 +26,7 @@ from ...wire.codec import Parcel, encode
 from ...wire.curve import public_of
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
-from ...wire.hosts import AgentAddress
+from ...wire.hosts import AgentAddress, ClockReading, ReadClock
 from ...wire.messages import (
     AgentFault,
     Died,
@@ -209,6 +209,8 @@ class Agent:
             case ReadLog(request, rank, num_bytes):
                 text, before = read_log(self._family.log_path(rank), num_bytes)
                 self._attachment.send([Parcel(LogText(request, text, before))])
+            case ReadClock(sent_s):
+                self._attachment.send([Parcel(ClockReading(sent_s, time.monotonic()))])
             case ReadHost(request):
                 at_s, pids = time.monotonic(), self._supervisor.pids().values()
                 rss_bytes = {pid: linux_process.rss_bytes(pid) for pid in pids}

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ...wire.trace import Collective, OperatorKind, OperatorTime, RankProfile, cut_out, join
+from ...wire.trace import (
+    Collective,
+    OperatorKind,
+    OperatorTime,
+    RankProfile,
+    cut_out,
+    join,
+    read_epoch_ns,
+)
 
 if TYPE_CHECKING:
     from .recorder import Spans
@@ -80,7 +88,7 @@ class CellProfiler:
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
-        self._start_ns = self._end_ns = 0
+        self._start_ns = self._end_ns = self._epoch_ns = 0
         self._is_running = False
         self._problem = ""
         os.environ.setdefault(
@@ -110,7 +118,9 @@ class CellProfiler:
 
     def stop(self) -> None:
         """Handle that the cell has ended, well or not."""
-        self._end_ns = self._end_ns or time.time_ns()
+        if not self._end_ns:
+            self._end_ns = time.time_ns()
+            self._epoch_ns = read_epoch_ns()
         if not self._is_running:
             return
         if not torch._C._autograd._profiler_enabled():
@@ -134,13 +144,19 @@ class CellProfiler:
             return None
         self.stop()
         if self._profile is None:
-            return RankProfile(start_ns=self._start_ns, end_ns=self._end_ns, problem=self._problem)
+            return RankProfile(
+                start_ns=self._start_ns,
+                end_ns=self._end_ns,
+                epoch_ns=self._epoch_ns,
+                problem=self._problem,
+            )
         events = read_events(self._profile)
         collectives = find_collectives(events, self._begun())
         resolution_ns = (self._end_ns - self._start_ns) // _MAX_BUSY
         return RankProfile(
             start_ns=self._start_ns,
             end_ns=self._end_ns,
+            epoch_ns=self._epoch_ns,
             operators=add_up(events),
             collectives=tuple(collectives[:_MAX_COLLECTIVES]),
             num_collectives=len(collectives),
@@ -150,9 +166,8 @@ class CellProfiler:
         )
 
     def _begun(self) -> list[Begun]:
-        since_1970_ns = time.time_ns() - time.monotonic_ns()
         return [
-            Begun(what.name, since_1970_ns + round(begin_s * 1e9), what.group, what.members)
+            Begun(what.name, self._epoch_ns + round(begin_s * 1e9), what.group, what.members)
             for what, begin_s, _ in self._recorder.begun_since(self._first)
         ]
 

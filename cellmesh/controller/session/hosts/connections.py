@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ....wire.attach import Welcome
 from ....wire.codec import Parcel
-from ....wire.hosts import HOST_LEASE_S, AgentAddress
+from ....wire.hosts import HOST_LEASE_S, AgentAddress, ClockReading, ReadClock
 from ....wire.messages import AgentFault
 from ....wire.ticket import Ticket
+from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
 from .fan import Fan, Routed
 
@@ -47,6 +49,7 @@ class HostConnections:
         }
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
+        self._clocks = [ClockComparison() for _ in agents]
 
     def descriptors(self) -> tuple[int, ...]:
         """As `Connection.descriptors`."""
@@ -81,6 +84,12 @@ class HostConnections:
         yield from waiting
         for index, connection in enumerate(self._all):
             for parcel in connection.hear(now):
+                if isinstance(parcel.verb, ClockReading):
+                    verb = parcel.verb
+                    self._clocks[index].add(verb.sent_s, verb.host_s, clock.monotonic())
+                    continue
+                if isinstance(parcel.verb, Welcome):
+                    self._clocks[index].begin(now)
                 yield from self._route(self._fan.join(index, parcel))
         for index in sorted(self._fan.hosts):
             lost_at = self._all[index].lost_at
@@ -120,7 +129,26 @@ class HostConnections:
     def replace(self, index: int, agent: AgentAddress) -> None:
         """Use another agent in place of a lost one; in the link's loop."""
         self._all[index].move(agent.endpoint, agent.public_key)
+        self._clocks[index] = ClockComparison()
         self._up += list(self._route(self._fan.replace(index, agent)))
+
+    def clocks(self, spans: Mapping[int, tuple[float, float]]) -> dict[int, ClockOffset]:
+        """Return the offsets of ranks' clocks, the same for all ranks of a host; on any thread.
+
+        Args:
+            spans: rank -> begin and end of the time that is asked about, by its host's clock.
+        """
+        by_host: dict[int, list[int]] = {}
+        for rank in spans:
+            by_host.setdefault(self._fan.host_of(rank), []).append(rank)
+        found = {}
+        for index, ranks in by_host.items():
+            begin_s = min(spans[rank][0] for rank in ranks)
+            end_s = max(spans[rank][1] for rank in ranks)
+            offset = self._clocks[index].over(self._fan.name_of(index), begin_s, end_s)
+            if offset is not None:
+                found.update(dict.fromkeys(ranks, offset))
+        return found
 
     def _route(self, routed: Routed) -> Iterator[Parcel[Any]]:
         for index, parcel in routed.down:
@@ -131,6 +159,11 @@ class HostConnections:
         """As `Connection.tick`."""
         for connection in self._all:
             connection.tick(now)
+        for index in self._fan.hosts:
+            if now >= self._clocks[index].due_s:
+                self._clocks[index].note_sent(now)
+                if self._all[index].lost_at is None:
+                    self._all[index].send([Parcel(ReadClock(clock.monotonic()))])
 
     def deadline(self) -> float | None:
         """As `Connection.deadline`; also when a host that is not heard counts as lost."""
@@ -138,6 +171,7 @@ class HostConnections:
         for index in self._fan.hosts:
             lost_at = self._all[index].lost_at
             due.append(None if lost_at is None else lost_at + HOST_LEASE_S)
+            due.append(self._clocks[index].due_s)
         return min((at for at in due if at is not None), default=None)
 
     def close(self) -> None:

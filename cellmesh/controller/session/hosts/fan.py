@@ -86,6 +86,10 @@ class Fan:
         """The hosts that are not gone."""
         return frozenset(self._hosts)
 
+    def name_of(self, index: int) -> str:
+        """Return a host's name."""
+        return self._agents[index].host
+
     def host_of(self, rank: int) -> int:
         """Return the index of a rank's host."""
         return next(i for i, agent in enumerate(self._agents) if rank in agent.ranks)
