@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import MeshUsageError
+from .environment import read_environment, read_gpus
 from .host_list import HostEntry, SlurmRequest, check_slurm, command_for, parse_hosts
 
 BACKENDS = ("auto", "gloo", "nccl")
@@ -49,6 +51,8 @@ class Options:
         slurm: what Slurm is asked for; None without Slurm. `num_ranks` and `mesh` are checked again
             once the nodes are known.
         release_command: what gives an allocation back once the mesh has ended.
+        env: environment variables that the ranks get besides those of their host.
+        gpus: which GPUs the ranks use, by host, "" for every host; empty for all GPUs.
     """
 
     num_ranks: int
@@ -67,6 +71,8 @@ class Options:
     spares: tuple[str, ...] = ()
     slurm: SlurmRequest | None = None
     release_command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may have secrets
+    gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def parse_duration(text: str) -> float:
@@ -163,6 +169,8 @@ def make_options(
     nodes: int | None = None,
     time_limit: str = "",
     partition: str = "",
+    env: Mapping[str, str] | Iterable[str] | str = (),
+    gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None,
 ) -> Options:
     """Check the options that a user gave, and fill in defaults.
 
@@ -183,6 +191,8 @@ def make_options(
         interface: of the hosts.
         spares: how many of the hosts, the last ones, are kept for those that are lost.
         nodes, time_limit, partition: of Slurm, with `launch` ``slurm``.
+        env: as `read_environment` takes it.
+        gpus: as `read_gpus` takes it; None for all.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -217,6 +227,9 @@ def make_options(
         if slurm is None
         else ((), ())
     )
+    chosen_gpus = {} if gpus is None else read_gpus(gpus)
+    if slurm is None:
+        _check_gpu_hosts(chosen_gpus, {*kept, *(entry.name for entry in entries)})
     if entries:
         num_ranks = sum(entry.num_ranks for entry in entries)
     if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
@@ -260,7 +273,16 @@ def make_options(
         interface=interface,
         spares=kept,
         slurm=slurm,
+        env=read_environment(env, os.environ),
+        gpus=chosen_gpus,
     )
+
+
+def _check_gpu_hosts(gpus: Mapping[str, object], hosts: set[str]) -> None:
+    for host in gpus:
+        if host and host not in hosts:
+            among = f"the hosts are {', '.join(sorted(hosts))}" if hosts else "there is no --hosts"
+            raise MeshUsageError(f"--gpus: {host!r} is no host: {among}")
 
 
 def _choose_hosts(

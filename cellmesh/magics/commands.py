@@ -55,7 +55,7 @@ class Commands:
         if self.mesh is not None:
             self.dist_stop({})  # one that has died
         sink = current_sink()
-        chosen = {key: value for key, value in options.items() if value is not None}
+        chosen = {key: value for key, value in options.items() if value not in (None, ())}
         self._adopt(
             start(chosen.pop("num_ranks", None), on_progress=_progress_shower(sink), **chosen)
         )

@@ -99,6 +99,17 @@ COMMANDS = {
                 help="The hosts' network interface, for the wire, gloo, NCCL and the store.",
             ),
             click.Option(
+                ["--env"],
+                multiple=True,
+                metavar="NAME",
+                help="Pass on this environment variable to the ranks of all hosts, or NAME=value.",
+            ),
+            click.Option(
+                ["--gpus"],
+                metavar="LIST",
+                help="GPUs that the ranks of each host use: 0,2, or by host a=0,1;b=2, or none.",
+            ),
+            click.Option(
                 ["--lease", "lease_s"],
                 metavar="TIME",
                 help="How long the ranks outlive their notebook, one that "

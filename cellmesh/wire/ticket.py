@@ -72,6 +72,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         interface: the hosts' network interface; "" for that of the route to the notebook's host.
         spares: hosts that may take the place of lost ones.
         release_command: what gives an allocation back that was made for the mesh.
+        env: environment variables that the ranks get besides those of their host.
+        gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
     """
 
@@ -105,6 +107,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     interface: str = ""
     spares: tuple[str, ...] = ()
     release_command: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    gpus: dict[str, tuple[str, ...]] = {}
     curve_secret: str = ""
 
     @property

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..stdlib import open, os, time
@@ -248,9 +248,9 @@ def allow_many_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def num_threads_for(num_local_ranks: int) -> int:
+def num_threads_for(num_local_ranks: int, environment: Mapping[str, str]) -> int:
     """A rank's OMP_NUM_THREADS: as the user has set it, else one, or all cores for a rank alone."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
+    told = environment.get("OMP_NUM_THREADS", "")
     default = 1 if num_local_ranks > 1 else len(os.sched_getaffinity(0))
     return int(told) if told.isdecimal() else default
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ...errors import HostError, MeshUsageError, NoMeshError
 from ...wire.host import fits, is_process, own_python, this_place
@@ -31,8 +32,15 @@ from ..output.cell import current_sink
 from ..output.console import Sink
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
-from .launch.local import LocalAgent, forked, found, make_ticket, spawned
-from .launch.prestart import own_prestart
+from .launch.local import (
+    LocalAgent,
+    forked,
+    found,
+    make_ticket,
+    ranks_environment,
+    spawned,
+)
+from .launch.prestart import changes_import, own_prestart
 from .launch.slurm import allocate, entries_of
 from .session import Session, StartProgress
 
@@ -62,6 +70,8 @@ def start(
     nodes: int | None = None,
     time_limit: str | None = None,
     partition: str | None = None,
+    env: Mapping[str, str] | Iterable[str] | str | None = None,
+    gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None,
     timeout_s: float = 120.0,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
@@ -97,6 +107,11 @@ def start(
         nodes: how many nodes Slurm is asked for, with `launch` ``slurm``.
         time_limit: of the allocation, as salloc takes it.
         partition: to ask for.
+        env: environment variables that the ranks of all hosts get besides those of their host:
+            names of variables that are set here, ``["HF_HOME"]``, or names and values.
+        gpus: which GPUs the ranks of each host use: ``[0, 2]`` or ``"0,2"``, counted among those
+            that an engine has given (``CUDA_VISIBLE_DEVICES``); by host ``{"a": [0, 1], "b": [2]}``
+            or ``"a=0,1;b=2"``; ``"none"``.
         timeout_s: how long the start may take, in seconds.
         on_progress: told how far it has come; called on another thread.
 
@@ -125,6 +140,8 @@ def start(
         "nodes": nodes,
         "time_limit": time_limit,
         "partition": partition,
+        "env": env,
+        "gpus": gpus,
     }
     options = read_project_options(Path.cwd())
     if num_ranks is not None or mesh is not None:
@@ -162,7 +179,8 @@ def _launch(
         agents = HostAgents(make_ticket(options, is_lease_chosen), options.hosts, timeout_s)
         end = agents.start()
         return agents.ticket, agents, end
-    prestart = own_prestart() if options.prestart else None
+    can_fork = options.prestart and not changes_import(ranks_environment(options))
+    prestart = own_prestart() if can_fork else None
     if prestart is not None and prestart.prepare(timeout_s, report):
         ticket = make_ticket(options, is_lease_chosen)
         launcher = LocalAgent(functools.partial(forked, ticket, prestart))

@@ -24,6 +24,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.curve import new_keys
+from ...wire.environment import choose_gpus, gpus_of
 from ...wire.host import fits, own_python, own_torch, own_version, same_release, this_place
 from ...wire.hosts import ANNOUNCEMENT, GO, Announcement, HostPart
 from ...wire.interpreter import absolute, isolated_command
@@ -84,6 +85,7 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
     assert given.host is not None
     address, interface = choose_address(given.host, address, interface, os.environ)
     part = msgspec.structs.replace(given.host, address=address, interface=interface)
+    visible = choose_gpus(gpus_of(given.gpus, part.name), os.environ)
     directory = make_directory(runtime_root(), f"{given.name}-h{part.index}")
     theirs = [path for path in absolute(given.sys_path) if os.path.isdir(path)]
     ticket = msgspec.structs.replace(
@@ -95,6 +97,7 @@ def _own_ticket(given: Ticket, address: str, interface: str) -> Ticket:
         mark=os.urandom(8).hex(),
         python=own_python(),
         torch=own_torch(),
+        env={**given.env, **visible},
         cwd=given.cwd if os.path.isdir(given.cwd) else os.path.expanduser("~"),
         sys_path=tuple(dict.fromkeys([*theirs, *absolute(sys.path)])),
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...wire import marks
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
+from ...wire.environment import VISIBLE, gpus_of
 from ...wire.faults import Faults
 from ...wire.hosts import HostPart
 from ...wire.messages import Channel, Failed, RankUnready
@@ -141,7 +142,9 @@ class Family:
             "interface": part.interface or "lo",
             "master_addr": self.store_address,
             "num_gpus": self._num_gpus,
-            "num_threads": linux_process.num_threads_for(part.num_ranks),
+            "num_threads": linux_process.num_threads_for(
+                part.num_ranks, {**os.environ, **self._ticket.env}
+            ),
             "backend": self._ticket.backend,
             "mesh_dim_names": self.dims[0],
             "mesh_shape": self.dims[1],
@@ -340,6 +343,15 @@ class Family:
                     return
                 if num_threads > 1:
                     print(f"the zygote has {num_threads} threads; forks may hang", file=sys.stderr)
+                asked = gpus_of(self._ticket.gpus, getattr(self._ticket.host, "name", ""))
+                if asked and num_gpus < len(asked):
+                    text = (
+                        f"--gpus {','.join(asked)} ({VISIBLE}={self._ticket.env[VISIBLE]}) names "
+                        f"{len(asked)} GPUs, of which this host has {num_gpus}: name others, or "
+                        "leave it out"
+                    )
+                    self._act(self._supervisor.fail(text, "user"))
+                    return
                 self._num_gpus, self._zygote_is_ready = num_gpus, True
                 if self._store_end:
                     self._fork_store(zygote)

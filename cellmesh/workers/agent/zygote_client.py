@@ -111,7 +111,7 @@ def _spawn(ticket: Ticket, connection: int, log: int) -> int:
     return os.posix_spawn(
         sys.executable,
         isolated_command("cellmesh.workers.zygote", str(connection), str(ticket.path)),
-        {**os.environ, **ONE_THREAD, marks.VARIABLE: marks.value_of(ticket.mark, 0)},
+        {**os.environ, **ticket.env, **ONE_THREAD, marks.VARIABLE: marks.value_of(ticket.mark, 0)},
         file_actions=[(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)],
     )
 
@@ -120,6 +120,6 @@ def _become_zygote(ticket: Ticket, connection: int, log: int, shell: RankShell) 
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.environ.update(ONE_THREAD)
+    os.environ.update({**ticket.env, **ONE_THREAD})
     marks.claim(ticket.mark, 0)
     serve_agent(connection, str(ticket.path), shell)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ....errors import HostError
+from ....wire.environment import choose_gpus, gpus_of
 from ....wire.host import is_process, started_ticks
 from ....wire.interpreter import isolated_command
 from ....wire.ticket import (
@@ -31,6 +32,17 @@ from ...options import Options
 from .prestart import Prestart
 
 
+def ranks_environment(options: Options) -> dict[str, str]:
+    """Return the environment variables that ranks get besides those of their host.
+
+    Raises:
+        HostError: a GPU was asked for that this host, on which the mesh runs, was not given.
+    """
+    if options.hosts:  # each of which chooses GPUs among its own
+        return dict(options.env)
+    return {**options.env, **choose_gpus(gpus_of(options.gpus), os.environ)}
+
+
 def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
     """Make a mesh's directory and ticket.
 
@@ -42,8 +54,9 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         The ticket, written.
 
     Raises:
-        HostError: the runtime directory cannot be used.
+        HostError: the runtime directory cannot be used, or a GPU was not given to this host.
     """
+    environment = ranks_environment(options)
     name = options.name or f"mesh-{os.getpid()}-{secrets.token_hex(2)}"
     directory = make_directory(runtime_root(), name)
     ticket = Ticket(
@@ -68,6 +81,8 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         interface=options.interface,
         spares=options.spares,
         release_command=options.release_command,
+        env=environment,
+        gpus=dict(options.gpus),
     )
     try:
         write_ticket(ticket)

@@ -92,6 +92,16 @@ def is_read_at_import(variable: str) -> bool:
     return variable.startswith(READ_AT_IMPORT) and variable not in _OVERRIDDEN + _SET_BY_TORCH
 
 
+def changes_import(variables: Mapping[str, str]) -> bool:
+    """Whether variables that only ranks get matter to their import of torch, so that no waiting
+    zygote fits.
+    """
+    return any(
+        is_read_at_import(name) and os.environ.get(name) != value
+        for name, value in variables.items()
+    )
+
+
 def decide(
     state: State, made_in: Conditions, now: Conditions
 ) -> Literal["use", "make", "start cold"]:

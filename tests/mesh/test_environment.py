@@ -1,0 +1,73 @@
+"""The environment that users pass on to ranks, and the GPUs that they choose."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+import cellmesh as cm
+from cellmesh.errors import HostError, MeshUsageError
+from cellmesh.wire.environment import SET_BY_MESH
+from tests.conftest import check_nothing_left
+
+SECRET = "a word that is written nowhere"
+NAMES = ("CM_GIVEN", "CM_SET", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+def environment_of(mesh: cm.Mesh) -> dict[str, str | None]:
+    """Return rank 1's variables."""
+    found: dict[str, str | None] = mesh[1].run(lambda: {n: os.environ.get(n) for n in NAMES})
+    return found
+
+
+def test_variables_are_passed_on_and_written_to_no_log(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CM_SET", SECRET)
+    monkeypatch.setenv("SLURM_JOB_GPUS", "2,3")
+    with cm.start(2, env=["CM_GIVEN=1", "CM_SET", "OMP_NUM_THREADS=3"]) as mesh:
+        expected = dict(zip(NAMES, ("1", SECRET, "3", "2,3"), strict=True))
+        assert environment_of(mesh) == expected
+        assert mesh[1].run(lambda: __import__("torch").get_num_threads()) == 3
+        mesh.restart()
+        assert environment_of(mesh) == expected
+        commands = [
+            " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])
+        ]
+        logs = [path.read_text(errors="replace") for path in runtime_dir.rglob("*.log")]
+        assert len(logs) > 2
+        assert not [text for text in [*commands, *logs] if SECRET in text]
+    check_nothing_left(runtime_dir)
+
+
+def test_variable_that_torch_reads_at_import_is_there_then(runtime_dir: Path) -> None:
+    with cm.start(2, env={"TORCH_LOGS": "+dynamo"}) as mesh:
+        level = "__import__('logging').getLogger('torch._dynamo').level"
+        assert mesh.pull(level).list == [10, 10]
+    assert "TORCH_LOGS" not in os.environ
+
+
+def test_what_the_mesh_sets_is_refused(runtime_dir: Path) -> None:
+    with cm.start(1, gpus="none") as mesh:
+        environment = mesh[0].run(lambda: dict(os.environ))
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    new = {name for name, value in environment.items() if os.environ.get(name) != value}
+    users_may = {"OMP_NUM_THREADS", "MPLBACKEND", "PLOTLY_RENDERER", "COLUMNS", "LINES"}
+    sockets = {name for name in new if name.endswith("_SOCKET_IFNAME")}
+    assert new - users_may - sockets - {"CUDA_VISIBLE_DEVICES"} <= SET_BY_MESH
+    with pytest.raises(MeshUsageError, match="the mesh sets LOCAL_RANK"):
+        cm.start(1, env="LOCAL_RANK=1")
+
+
+def test_gpus_are_counted_among_those_given_and_must_be_there(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "94,95,96,97")
+    with pytest.raises(HostError, match=r"there is no GPU 4 among the 4"):
+        cm.start(1, gpus=[4])
+    with pytest.raises(MeshUsageError, match=r"\(CUDA_VISIBLE_DEVICES=94,96\) names 2 GPUs"):
+        cm.start(1, gpus="0,2")
+    check_nothing_left(runtime_dir)
