@@ -74,7 +74,7 @@ class _Opened:
 
     @property
     def widget(self) -> Any:
-        """The widget that speaks ipywidgets' protocol, None of another comm."""
+        """The ipywidget of the comm; None if the comm is of no widget."""
         owner = getattr(self.comm._msg_callback, "__self__", None)
         is_widget = self.comm.target_name == "jupyter.widget" and hasattr(owner, "get_state")
         return owner if is_widget else None
@@ -88,7 +88,7 @@ class _Opened:
 
 
 class Comms:
-    """The comms of this rank; used on any thread.
+    """The comms (of widgets) that user code has opened on this rank; usable on any thread.
 
     Args:
         shell: shows what callbacks raise.
@@ -116,7 +116,7 @@ class Comms:
         self._is_installed = False
 
     def install(self) -> None:
-        """Have the package `comm`, once it is imported, make comms of this rank."""
+        """Have the package `comm`, once it is imported, make this rank's comms."""
         if "comm" in sys.modules:  # preloaded
             self._take_over()
         names = ("comm", "ipykernel.ipkernel")
@@ -143,7 +143,7 @@ class Comms:
         return show_or_capture
 
     def receive(self, verb: FromFrontEnd, buffers: tuple[Frame, ...]) -> None:
-        """Handle a message of the front end, on the main thread; an exception of a callback is
+        """Handle a message of the front end, on the main thread; an exception of its callback is
         shown.
 
         Raises:
@@ -261,7 +261,7 @@ class Comms:
 
     @property
     def _audience(self) -> int:
-        """The controller of the last cell or call."""
+        """The number of the controller that sent the last cell or call."""
         records = self._tracker.copy_records()[-1:]
         return records[0].audience if records else 0
 
@@ -319,7 +319,7 @@ class Comms:
         return self._post(opened, "open", content, buffers)
 
     def _catch_up(self) -> None:
-        """Send the states of widgets whose updates were too large, after a cell or a callback."""
+        """Send, after a cell or callback, the states of widgets whose updates were too large."""
         self._throttle.call()
         outdated, self._outdated = self._outdated, set()
         for opened in (self._comms[comm_id] for comm_id in outdated if comm_id in self._comms):
@@ -333,21 +333,21 @@ class WidgetHandler:
     """Answers requests for the states of one rank's widgets, on any thread."""
 
     def handle(self, request: WidgetStates, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.features.Handler`."""
+        """Answer a request on the main thread; see `rank.features.Handler`."""
         return describe_widgets()
 
     def handle_beside(self, request: WidgetStates) -> Any:
-        """See `rank.features.Handler`."""
+        """Answer a request on the control thread; see `rank.features.Handler`."""
         return describe_widgets()
 
 
 def make_handler(context: RankContext) -> WidgetHandler:
-    """See `rank.features.Handler`."""
+    """Make the handler of requests for widgets' states; see `rank.features.Handler`."""
     return WidgetHandler()
 
 
 def pack(value: Any) -> str:
-    """Encode as JSON in the way of the notebook's kernel.
+    """Encode a widget message's content as JSON, as the notebook's kernel does.
 
     Raises:
         TypeError, ValueError: the value has no such form; NaN has none.

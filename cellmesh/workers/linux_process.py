@@ -1,5 +1,5 @@
-"""What supervising processes needs and Python does not wrap: prctl, facts from /proc, and threads
-that start whatever user code has patched.
+"""What supervising Linux processes needs and Python does not wrap: prctl, facts from /proc, and
+threads that start whatever user code has patched.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def become_subreaper() -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name that ``ps`` and ``top`` show; cut to 15 bytes by the kernel."""
+    """Set the name of this process that ``ps`` and ``top`` show; the kernel cuts it to 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode())
 
 
@@ -61,7 +61,7 @@ def name_command(text: str) -> None:
 
 
 def name_arguments(arguments: Sequence[str]) -> None:
-    """Replace the arguments that ``/proc/PID/cmdline`` shows, where there is room for these."""
+    """Replace the arguments that ``/proc/PID/cmdline`` shows of this process, if they fit there."""
     fields = process_stat("self")
     begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end (proc(5))
     data = b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
@@ -70,7 +70,7 @@ def name_arguments(arguments: Sequence[str]) -> None:
 
 
 def die_with(parent_pid: int, patience_s: float = 60.0) -> None:
-    """End this process with SIGKILL when `parent_pid` ends; ProcessLookupError if that has gone.
+    """Have this process killed when `parent_pid` ends; ProcessLookupError if that has ended.
 
     The caller was forked twice: it waits until the middle process has gone and `parent_pid`, a
     subreaper, is its parent; only then does PR_SET_PDEATHSIG speak of the right process.
@@ -91,7 +91,7 @@ def live_on() -> None:
 
 
 def write_stderr(text: str) -> None:
-    """Write to descriptor 2; on a rank, the agent reads it and shows the rank's number."""
+    """Write text to descriptor 2; on a rank, the agent reads it and shows the rank's number."""
     data = text.encode(errors="replace")
     while data:
         data = data[os.write(2, data) :]
@@ -103,12 +103,12 @@ def flush_c_stdio() -> None:
 
 
 def renew_resolver() -> None:
-    """Have libc read its resolver's options again (RES_OPTIONS among them), for this thread."""
+    """Have libc read its name resolver's options (RES_OPTIONS) again, for this thread."""
     _libc.__res_init()
 
 
 def describe_end(wait_status: int) -> str:
-    """How a process ended, in words, from `os.waitpid`'s status."""
+    """Describe how a process ended, from `os.waitpid`'s status."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code >= 0:
         return f"exited with code {code}"
@@ -119,7 +119,7 @@ def describe_end(wait_status: int) -> str:
 
 
 def main_thread_sleeps() -> bool:
-    """Whether this process's main thread waits in the kernel; True if no descriptor is free."""
+    """Return whether this process's main thread waits in the kernel; True if that is unknown."""
     try:
         return process_stat(f"self/task/{os.getpid()}")[0] in (b"S", b"D")
     except OSError:
@@ -127,13 +127,13 @@ def main_thread_sleeps() -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has begun to end, which is before its descriptors close, or is gone."""
+    """Return whether a process has begun to end, before it closes descriptors, or is gone."""
     fields = process_stat(pid)
     return not fields or bool(int(fields[6]) & _PF_EXITING)
 
 
 def describe_program(pid: int) -> str:
-    """What runs in a process: the beginning of its command line."""
+    """Return what runs in a process: the beginning of its command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read(80).replace(b"\0", b" ").decode(errors="replace").strip()
@@ -142,7 +142,7 @@ def describe_program(pid: int) -> str:
 
 
 def has_own_name(pid: int) -> bool:
-    """Whether a process still has a name of `name_process`, which execve(2) replaces."""
+    """Return whether a process still has a name of `name_process`, which execve(2) replaces."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read().startswith(b"cellmesh-")
@@ -151,7 +151,7 @@ def has_own_name(pid: int) -> bool:
 
 
 def signal_own_group(number: int) -> None:
-    """Signal this process and those that it started and left in its process group."""
+    """Signal this process and all others in its process group."""
     try:
         os.killpg(os.getpgrp(), number)
     except ProcessLookupError:
@@ -164,7 +164,7 @@ def ignore_from_any_thread(number: int) -> None:
 
 
 def read_limits(pid: int) -> str:
-    """What ``/proc/PID/limits`` says; "" if the process is gone."""
+    """Return the text of ``/proc/PID/limits``; "" if the process is gone."""
     try:
         with open(f"/proc/{pid}/limits") as file:
             return file.read()
@@ -173,7 +173,7 @@ def read_limits(pid: int) -> str:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of a process, 0 if it is gone."""
+    """Return the resident memory of a process in bytes; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -182,7 +182,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time that a process has used, by all its threads, in seconds; 0 if it is gone."""
+    """Return the CPU time that a process's threads have used, in seconds; 0 if it is gone."""
     fields = process_stat(pid)
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
@@ -194,12 +194,12 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes whose parent `pid` is, zombies included."""
+    """Return the processes whose parent `pid` is, zombies included."""
     return [child for child, parent in _parents() if parent == pid]
 
 
 def reap_children_except(ours: Collection[int]) -> None:
-    """Collect ended children that nobody else waits for."""
+    """Reap ended children of this process, but for those that other code waits for."""
     for pid in children(os.getpid()):
         if pid not in ours:
             with contextlib.suppress(ChildProcessError):
@@ -207,7 +207,7 @@ def reap_children_except(ours: Collection[int]) -> None:
 
 
 def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
-    """Processes below `pid`, parents first, without those `spared` and what is below them."""
+    """Return the processes below `pid`, parents first, without `spared` ones and those below."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -234,7 +234,7 @@ def end_descendants(spared: Collection[int] = ()) -> None:
 
 
 def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
-    """Signal processes; those already gone are passed over."""
+    """Send processes a signal; those already gone are passed over."""
     for pid in pids:
         try:
             os.kill(pid, signal_number)
@@ -243,20 +243,20 @@ def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
 
 
 def allow_many_descriptors() -> None:
-    """Raise the soft limit to the hard one: at six a rank, the usual 1024 end at 160 ranks."""
+    """Raise the soft limit of descriptors to the hard one: 1024 are too few for 160 ranks."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def num_threads_for(num_local_ranks: int, environment: Mapping[str, str]) -> int:
-    """A rank's OMP_NUM_THREADS: as the user has set it, else one, or all cores for a rank alone."""
+    """Return a rank's OMP_NUM_THREADS: the user's, else one, or all cores for a rank alone."""
     told = environment.get("OMP_NUM_THREADS", "")
     default = 1 if num_local_ranks > 1 else len(os.sched_getaffinity(0))
     return int(told) if told.isdecimal() else default
 
 
 def run_and_exit(function: Callable[[], int | None]) -> NoReturn:
-    """Run a function in a process that was forked, and end it with the status that it returns."""
+    """Run a function in a process that was forked, and end the process with the returned status."""
     status = 1
     try:
         status = function() or 0
@@ -270,7 +270,7 @@ def run_and_exit(function: Callable[[], int | None]) -> NoReturn:
 def receive_descriptors(
     connection: socket.socket, max_bytes: int, max_descriptors: int
 ) -> tuple[bytes, list[int]]:
-    """Receive a packet and its descriptors, which no program that is started inherits."""
+    """Receive a packet and its descriptors, which programs started later do not inherit."""
     numbers = array.array("i")
     space = socket.CMSG_LEN(max_descriptors * numbers.itemsize)
     # `socket.recv_fds` passes over the flag that it is given.
@@ -282,7 +282,7 @@ def receive_descriptors(
 
 
 def start_thread(function: Callable[..., object], *args: Any) -> int:
-    """Run a function in a daemon thread; returns its identity, 0 at the limit of processes and
+    """Run a function in a daemon thread; return its identity, 0 at the limit of processes and
     threads.
 
     Below `threading`, whose Thread user code may have replaced, and whose hooks

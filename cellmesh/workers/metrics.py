@@ -1,4 +1,4 @@
-"""Numbers that user code reports (``cellmesh.log``), gathered and sent in bunches."""
+"""Gathers the numbers that user code reports with ``cellmesh.log``, and sends them in bunches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_NAME = 200
 
 
 class Reporter:
-    """Sends what user code reports on one rank; used on any thread.
+    """Sends the numbers that user code reports on one rank; usable on any thread.
 
     Args:
         send: sends a message, after what has been printed before it.
@@ -39,7 +39,7 @@ class Reporter:
         self._timer: threading.Timer | None = None
 
     def log(self, step: float | None, values: Mapping[str, Any]) -> None:
-        """Queue one point for each name, to be sent with others.
+        """Queue a step's number for each name, to be sent together with others.
 
         Args:
             step: where; None for one more than the name's last.
@@ -80,7 +80,7 @@ class Reporter:
             self._timer.start()
 
     def flush(self) -> None:
-        """Send what has been gathered."""
+        """Send all numbers that are queued."""
         if self._waiting or self._lock.locked():  # else a cell pays for what it does not use
             with self._lock:
                 self._flush()
@@ -96,7 +96,7 @@ class Reporter:
 
 
 def _as_messages(waiting: Mapping[tuple[int, str], list[tuple[float, float]]]) -> list[Logged]:
-    """One message for all names of a run that have the same steps, which ascend."""
+    """Return queued numbers as messages: one for all names of a run with the same steps."""
     grouped: dict[tuple[int, tuple[float, ...]], dict[str, tuple[float, ...]]] = {}
     for (run, name), points in waiting.items():
         if points:  # none, if an interrupt came before the first
@@ -109,8 +109,8 @@ def _as_messages(waiting: Mapping[tuple[int, str], list[tuple[float, float]]]) -
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most `MAX_POINTS`, with the first, which tells whether the curve begins anew, and the
-    last.
+    """Return at most `MAX_POINTS` of the points, the first (a new curve may begin there) and the
+    last among them.
     """
     last = len(points) - 1
     if last < MAX_POINTS:
@@ -119,7 +119,7 @@ def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def number_of(name: str, value: Any) -> float:
-    """A number, or the one element of a tensor.
+    """Convert a reported value, a number or a tensor of one element, to a float.
 
     Raises:
         MeshUsageError: it is neither.

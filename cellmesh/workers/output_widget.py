@@ -1,4 +1,4 @@
-"""Puts what is printed and displayed within an ipywidgets `Output` into the widget's state.
+"""Collects what is printed and displayed within an ipywidgets `Output` into the widget's state.
 
 In a kernel the front end picks it from the kernel's messages. A rank's output reaches the notebook
 folded and in other messages, so the rank itself puts it where it belongs.
@@ -29,7 +29,7 @@ class Throttle:
         self._timer: threading.Timer | None = None
 
     def request(self) -> None:
-        """Ask for a call."""
+        """Have the action called: now, or once the period since the last call is over."""
         with self._lock:
             if time.monotonic() - self._called_s >= self._period_s:
                 self.call()
@@ -39,7 +39,7 @@ class Throttle:
                 self._timer.start()
 
     def call(self) -> None:
-        """Call the action now."""
+        """Call the action now, on the calling thread."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -62,12 +62,12 @@ class Capture:
         _captures.set((*(c for c in _captures.get() if c.run == run), self))
 
     def end(self) -> None:
-        """Note that the ``with`` block ends."""
+        """Note that the ``with`` block has ended, and send the widget's last state."""
         _captures.set(tuple(each for each in _captures.get() if each is not self))
         self._throttle.call()
 
     def add_text(self, stream: str, text: str) -> None:
-        """Add printed text."""
+        """Add printed text to the widget's outputs."""
         with self._lock:
             self._clear_if_asked()
             last = self._outputs[-1] if self._outputs else {}
@@ -79,7 +79,7 @@ class Capture:
             self._throttle.request()
 
     def add_display(self, kind: DisplayKind, bundle: bytes, display_id: str) -> None:
-        """Add, update or clear a display."""
+        """Add, update or clear a display among the widget's outputs."""
         with self._lock:
             if kind == "clear":
                 self._clears = True

@@ -1,5 +1,4 @@
-"""What the main thread runs: one record a cell or call, set once at its begin and read by whoever
-needs it.
+"""Knows which run a rank's code belongs to; has one record a cell or call, set once at its begin.
 
 Output, widgets, spans, progress bars and questions are not told of a run's begin and end: with ten
 that are, a call costs ten times what it does.
@@ -23,7 +22,7 @@ _run_of_context: contextvars.ContextVar[int] = contextvars.ContextVar("cellmesh_
 
 
 class RunRecord(msgspec.Struct):
-    """A cell or call that has begun."""
+    """A cell or call that has begun on this rank."""
 
     run: int
     name: str  # of the called function, "" of a cell
@@ -44,12 +43,12 @@ class RunTracker:
         self._main_thread = threading.main_thread().ident
 
     def enter(self, run: int) -> None:
-        """The main thread begins a run. It ends it by setting `main_run` to -1."""
+        """Note that the main thread begins a run; it ends the run by setting `main_run` to -1."""
         self.main_run = run
         _run_of_context.set(run)
 
     def current(self) -> int:
-        """The run that the caller belongs to, -1 if none is known."""
+        """Return the run that the calling thread or task belongs to, -1 if none is known."""
         run = _run_of_context.get(None)
         if run is None:
             run = getattr(threading.current_thread(), "_cellmesh_run", None)
@@ -58,7 +57,7 @@ class RunTracker:
         return self.main_run if run is None else run
 
     def copy_records(self) -> list[RunRecord]:
-        """The last cells and calls; from any thread."""
+        """Return the records of the last cells and calls; on any thread."""
         while True:
             try:
                 return list(self.records)
@@ -66,7 +65,7 @@ class RunTracker:
                 continue
 
     def follow_threads(self) -> None:
-        """From now on, let threads belong to the run that starts them."""
+        """Patch `threading` so that a thread belongs to the run that starts it."""
         start = threading.Thread.start
 
         def start_in_run(thread: threading.Thread) -> None:
@@ -77,7 +76,7 @@ class RunTracker:
 
 
 def name_of(function: Any) -> str:
-    """What a called function is called."""
+    """Return a name for a called function, as the user knows it."""
     name = getattr(function, "__qualname__", None)
     known = name if isinstance(name, str) else type(function).__name__
     known = known.rpartition("<locals>.")[2].replace("<lambda>", "lambda")  # in HTML a tag

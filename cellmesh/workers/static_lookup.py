@@ -1,5 +1,5 @@
-"""Reads objects, classes, exceptions and frames without running their own code, which may raise,
-or end the process.
+"""Reads objects, classes, exceptions and frames without running their own code, which may raise, or
+end the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _DICTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 
 
 def held_by(value: Any) -> dict[str, Any]:
-    """An object's own ``__dict__``, whatever its class says of it.
+    """Return an object's own ``__dict__``, whatever its class says of it.
 
     Python's own descriptor gives it, not a property ``__dict__`` of the user's, nor
     ``__getattr__``, which recurses where ``__init__`` has not got far enough.
@@ -26,22 +26,22 @@ def held_by(value: Any) -> dict[str, Any]:
 
 
 def classes_of(kind: type) -> tuple[type, ...]:
-    """A class and its bases, in the order in which they are asked."""
+    """Return a class and its bases, in the order of attribute look-up."""
     return type.__dict__["__mro__"].__get__(kind)  # type: ignore[no-any-return]
 
 
 def vars_of(kind: type) -> Mapping[str, Any]:
-    """A class's own attributes."""
+    """Return the attributes that a class itself defines, without its bases'."""
     return type.__dict__["__dict__"].__get__(kind)  # type: ignore[no-any-return]
 
 
 def has(kind: type, name: str) -> bool:
-    """Whether a class has something under a name, itself or from a base."""
+    """Return whether a class, or a base of it, defines an attribute of this name."""
     return any(name in vars_of(each) for each in classes_of(kind))
 
 
 def module_of(frame: types.FrameType | None) -> str:
-    """The module name in a frame's globals, "" if none; globals may be a mapping of the user's."""
+    """Return the module name in a frame's globals (maybe a mapping of the user's), "" if none."""
     name = None if frame is None else dict.get(frame.f_globals, "__name__")
     return name if type(name) is str else ""
 
@@ -50,7 +50,7 @@ MAX_TEXT = 10_000
 
 
 def _slot(owner: type, name: str) -> Any:
-    """Read an attribute by Python's own descriptor, whatever a subclass puts in its place."""
+    """Return the getter of an attribute of Python's own classes, which subclasses may hide."""
     return owner.__dict__[name].__get__
 
 
@@ -61,12 +61,12 @@ _name, _cause, _context, _args, _traceback = (
 
 
 def name_of(error: BaseException) -> str:
-    """The name of an exception's class."""
+    """Return the name of an exception's class."""
     return str(_name(type(error)))[:200]
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception's own ``str`` gives, cut; in angle brackets why there is none."""
+    """Return what an exception's own ``str`` gives, cut; in angle brackets why there is none."""
     try:
         text = str.__str__(str(error))  # a subclass of str would not be encoded
     except BaseException as why:  # SystemExit would end the rank
@@ -75,24 +75,24 @@ def text_of(error: BaseException) -> str:
 
 
 def args_of(error: BaseException) -> tuple[Any, ...]:
-    """What an exception was made with."""
+    """Return the arguments with which an exception was made."""
     return tuple(_args(error))
 
 
 def traceback_of(error: BaseException) -> types.TracebackType | None:
-    """Where an exception was raised."""
+    """Return the traceback of an exception."""
     found: types.TracebackType | None = _traceback(error)
     return found
 
 
 def handled_by(error: BaseException) -> BaseException | None:
-    """What was being handled when an exception was raised."""
+    """Return the exception that was being handled when another one was raised."""
     found: BaseException | None = _context(error)
     return found
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """An exception, its cause or what it struck the handling of, and so on; each once."""
+    """Yield an exception, its cause or the one it was raised in handling, and so on; each once."""
     seen: set[int] = set()  # user code can make a circle of causes
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -103,6 +103,6 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def plain_traceback(error: BaseException, tb: types.TracebackType | None) -> str:
-    """A traceback without its causes, of an exception that nothing else can render."""
+    """Return a traceback without causes, of an exception that nothing else can render."""
     frames = "".join(traceback.format_tb(tb, limit=-20))
     return f"Traceback (most recent call last):\n{frames}{name_of(error)}: {text_of(error)}"

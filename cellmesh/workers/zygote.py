@@ -59,15 +59,15 @@ _SAFE = 512
 
 
 class ForkRanks(msgspec.Struct, frozen=True, tag=True):
-    """Fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK descriptors come with
-    each.
+    """Ask the zygote to fork these ranks (msgpack of RankOptions each); DESCRIPTORS_A_RANK
+    descriptors come with each.
     """
 
     options: list[msgspec.Raw]
 
 
 class ForkStore(msgspec.Struct, frozen=True, tag=True):
-    """Fork the c10d store's process; its listening socket comes along."""
+    """Ask the zygote to fork the c10d store's process; its listening socket comes along."""
 
     address: str
     port: int
@@ -75,20 +75,20 @@ class ForkStore(msgspec.Struct, frozen=True, tag=True):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
-    """Everything is imported."""
+    """The zygote says that it has imported torch and can fork ranks."""
 
     num_gpus: int
     num_threads: int
 
 
 class ZygoteFailed(msgspec.Struct, frozen=True, tag=True):
-    """An import failed; the zygote ends."""
+    """The zygote says that an import failed; the zygote ends."""
 
     text: str
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The processes forked, in the order asked for; `problem` says why there are fewer."""
+    """The zygote's answer: the forked processes, in order; `problem` says why some are missing."""
 
     pids: list[int]
     problem: str = ""
@@ -99,12 +99,12 @@ Reply = ZygoteReady | ZygoteFailed | Forked
 
 
 def main(descriptor: str, ticket_path: str) -> None:
-    """Serve an agent, as the process that `wire.interpreter` runs."""
+    """Serve an agent as its zygote, in a process that `wire.interpreter` has started."""
     serve_agent(int(descriptor), ticket_path)
 
 
 def serve_agent(descriptor: int, ticket_path: str, shell: RankShell | None = None) -> None:
-    """Serve an agent until it goes; without a shell, call `import_all` first."""
+    """Serve an agent as its zygote until the agent ends; without a shell, first import torch."""
     ticket = read_ticket(Path(ticket_path))
     agent = socket.socket(fileno=descriptor)
     agent.set_inheritable(False)
@@ -177,7 +177,7 @@ def _make_like_notebook(ticket: Ticket) -> None:
 
 
 def _count_gpus() -> int:
-    """GPUs by NVML, as asking CUDA would initialise it and spoil every fork."""
+    """Count GPUs by NVML, as asking CUDA would initialise it and spoil every fork."""
     import torch
 
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ def _count_gpus() -> int:
 
 
 def _serve(agent: socket.socket, shell: RankShell) -> None:
-    """Fork on demand until the agent's end closes."""
+    """Fork processes for the agent, on its demand, until the agent's socket closes."""
     decoder = msgspec.msgpack.Decoder(Request)
     while True:
         try:

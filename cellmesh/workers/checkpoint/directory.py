@@ -39,7 +39,7 @@ class CheckpointDirectory:
     # ---- what is there
 
     def recover(self) -> None:
-        """Put the checkpoint back, if a save died between its two renames."""
+        """Put the checkpoint back in place, if a save died between its two renames."""
         if not self.target.exists():
             with contextlib.suppress(OSError):
                 self._aside.rename(self.target)
@@ -65,7 +65,7 @@ class CheckpointDirectory:
         return ""
 
     def why_no_checkpoint(self) -> str:
-        """Return why there is nothing to load; "" if there is a checkpoint."""
+        """Return why there is nothing to load at the target; "" if there is a checkpoint."""
         self.recover()
         if not self.target.exists():
             return f"there is nothing at {self.target}"
@@ -77,15 +77,15 @@ class CheckpointDirectory:
         return ""
 
     def describe_target(self) -> str:
-        """Describe what is at the target that could not be replaced."""
+        """Describe, after a failed save, what is at the target of the save."""
         is_there = (self.target / _METADATA).is_file()
         return f"{self.target} is as it was" if is_there else f"there is nothing at {self.target}"
 
     # ---- writing beside
 
     def open_beside(self, token: str, cleans_up: bool) -> None:
-        """Make and lock the directory in which a save is written. Every rank of the save calls
-        it.
+        """Make and lock the directory in which a save is written; every rank of the save calls
+        this.
 
         Args:
             token: of this save.
@@ -128,7 +128,7 @@ class CheckpointDirectory:
         half.rename(path)
 
     def written(self) -> list[int]:
-        """The ranks that have written their files."""
+        """Return the ranks that have written their files of the save."""
         return sorted(self._marks(_WRITTEN))
 
     def read_written(self, rank: int) -> bytes:
@@ -136,7 +136,7 @@ class CheckpointDirectory:
         return (self.beside / f"{_WRITTEN}{rank}").read_bytes()
 
     def failures(self) -> dict[int, str]:
-        """rank -> why it could not write its files."""
+        """Return, for ranks that could not write their files, why."""
         found = {}
         for rank in sorted(self._marks(_FAILED)):
             with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ class CheckpointDirectory:
     # ---- its end
 
     def put(self) -> None:
-        """Replace the checkpoint by what was written, in one step; remove the old one."""
+        """Replace the checkpoint by the one that was written, in one step; remove the old one."""
         for name in os.listdir(self._directory):
             if name.startswith((_WRITTEN, _FAILED)):
                 os.unlink(name, dir_fd=self._directory)
@@ -182,7 +182,7 @@ class CheckpointDirectory:
             return False
 
     def was_removed(self) -> bool:
-        """Whether the directory of the save is gone without having become the checkpoint."""
+        """Return whether the save's directory is gone without having become the checkpoint."""
         return not self.beside.exists() and not self.is_there()
 
     def close(self, discards: bool) -> None:

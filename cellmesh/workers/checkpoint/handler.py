@@ -1,4 +1,4 @@
-"""Answers requests about checkpoints."""
+"""Answers requests about checkpoints on a rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CheckpointHandler:
         self._checkpoints = Checkpoints(context.shell.user_ns)
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.features.Handler`."""
+        """Answer a request on the main thread; see `rank.features.Handler`."""
         match request:
             case CheckSave(names, path):
                 return self._checkpoints.check_save(names, path)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into the objects that names of the namespace are bound to.
+"""Loads a checkpoint into the objects that variables of the rank's namespace hold.
 
 Each rank reads what its own shards need, on whatever number of ranks it was saved. No collective is
 run.
@@ -38,7 +38,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the values of one name are loaded to.
+    """The tensors and values of one variable that a load fills or replaces.
 
     Attributes:
         key: of the name in the checkpoint.
@@ -69,7 +69,7 @@ class _Contents:
         self.names = list(dict.fromkeys(key.partition("@")[0] for key in self.keys))
 
     def cut_short(self) -> str:
-        """A file of the checkpoint that is shorter than it should be; "" if none is."""
+        """Return the name of a file of the checkpoint that is too short; "" if none is."""
         ends: dict[str, int] = {}
         for stored in self.metadata.storage_data.values():
             end = stored.offset + stored.length
@@ -81,7 +81,7 @@ class _Contents:
         return ""
 
     def key_of(self, name: str) -> str:
-        """Return the key of a name; this rank's key, if each rank has one."""
+        """Return the checkpoint's key of a variable; this rank's key, if each rank has one."""
         if name in self.keys:
             return name
         if name not in self.names:
@@ -100,7 +100,7 @@ class _Contents:
         return key
 
     def below(self, *path: str) -> dict[str, KeyPath]:
-        """Return the flat keys, with their paths, at or below a path."""
+        """Return the flat keys of the checkpoint at or below a path, with their paths."""
         return {fqn: at for fqn, at in self.paths.items() if at[: len(path)] == path}
 
     def skeleton(self, *path: str) -> Any:
@@ -119,7 +119,7 @@ class _Contents:
         return None
 
     def compare(self, key: str, tree: Any) -> str:
-        """Say in what a tree differs from the checkpoint's at a key; "" if it does not."""
+        """Return how a tree of values differs from the checkpoint's at a key; "" if it does not."""
         mine = leaves(tree, key)
         theirs = self.below(key)
         told = []
@@ -142,7 +142,7 @@ class _Contents:
 
 
 def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Path) -> str:
-    """Return why names cannot be loaded; "" if they can."""
+    """Return why variables cannot be loaded from a checkpoint; "" if they can."""
     try:
         contents = _Contents(path)
     except Exception as error:  # whatever unpickling meets
@@ -162,7 +162,7 @@ def find_load_problem(namespace: dict[str, Any], names: Sequence[str], path: Pat
 
 
 def load(namespace: dict[str, Any], names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Load names in place.
+    """Load a checkpoint's values into variables, in place; return the names of those loaded.
 
     Args:
         namespace: the rank's.
@@ -213,7 +213,7 @@ def _target(
 
 
 def _new_target(contents: _Contents, name: str, key: str, namespace: dict[str, Any]) -> _Target:
-    """Make a new tensor or value for what was saved; a model cannot be made."""
+    """Return a target for a saved value whose name is not bound yet; a model cannot be made."""
     if any(len(at) > 1 for at in contents.below(key).values()):
         raise MeshUsageError(
             f"there is no name {name!r} to load into: make it as it was made when it was saved, "
@@ -259,7 +259,7 @@ def _set_model(module: nn.Module, tree: Any) -> None:
 
 
 def _set_value(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Fill an existing list or dict, which other objects may refer to; replace any other value."""
+    """Bind a name to a loaded value; fill a list or dict in place, as other objects may hold it."""
     before = namespace[name]
     if type(before) is list and type(value) is list:
         before[:] = value

@@ -1,4 +1,4 @@
-"""Saves names of the ranks' namespaces with torch.distributed.checkpoint (DCP), all or nothing.
+"""Saves variables of the ranks with torch.distributed.checkpoint (DCP), all or nothing.
 
 A save has two parts. On the main thread, in step with the other ranks: DCP's plan of who writes
 what, and a copy of what this rank is to write. Then, on a thread and without collectives, so that
@@ -40,7 +40,7 @@ _MAX_NAMED = 3
 
 
 class Checkpoints:
-    """The saves and loads of one rank; at most one save is in progress.
+    """Saves and loads checkpoints on one rank; at most one save is in progress.
 
     Args:
         namespace: the rank's.
@@ -51,14 +51,14 @@ class Checkpoints:
         self._saving: _Saving | None = None
 
     def check_save(self, names: Sequence[str], path: str) -> str:
-        """Return why this rank cannot save these names there; "" if it can. Runs no collective."""
+        """Return why this rank cannot save these variables, or ""; runs no collective."""
         self.finish()
         return (
             find_save_problem(self._namespace, names) or CheckpointDirectory(Path(path)).why_not()
         )
 
     def save(self, names: Sequence[str], path: str, waits: bool) -> None:
-        """Save names. Collective among all ranks; waits for an earlier save.
+        """Save variables to a path; a collective of all ranks; waits for an earlier save.
 
         Args:
             names: of the namespace.
@@ -79,15 +79,13 @@ class Checkpoints:
                 raise HostError(saving.problem)
 
     def check_load(self, names: Sequence[str], path: str) -> str:
-        """Return why this rank cannot load these names from there; "" if it can. Runs no
-        collective.
-        """
+        """Return why this rank cannot load these variables, or ""; runs no collective."""
         self.finish()
         why = CheckpointDirectory(Path(path)).why_no_checkpoint()
         return why or find_load_problem(self._namespace, names, Path(path))
 
     def load(self, names: Sequence[str], path: str) -> tuple[str, ...]:
-        """Load names in place, after a save in progress. Runs no collectives but those of FSDP1
+        """Load variables in place, after a save in progress. Runs no collectives but those of FSDP1
         models.
 
         Args:
@@ -164,7 +162,7 @@ class _Saving:
     has_ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Write the checkpoint; on a thread of its own."""
+        """Write the checkpoint's files; on a thread of its own."""
         try:
             self._run()
         finally:
@@ -245,7 +243,7 @@ class _Saving:
 def _prepare(
     namespace: Mapping[str, Any], names: Sequence[str], place: CheckpointDirectory, tells: bool
 ) -> _Saving:
-    """Plan a save and copy what this rank writes. Collective."""
+    """Plan a save, and copy what this rank writes into host memory; a collective of all ranks."""
     began_at = time.monotonic()
     state: dict[str, State] = {}
 
@@ -313,7 +311,7 @@ def _open_peers(pids: Sequence[int], rank: int) -> dict[int, int]:
 
 
 def _agree(step: Callable[[], Any]) -> list[Any]:
-    """Run a step on every rank and return each rank's result. Collective.
+    """Run a step of a save on every rank, and return each rank's result; a collective.
 
     Raises:
         MeshUsageError: on all ranks, if some could not take it.

@@ -1,4 +1,4 @@
-"""The tree of tensors and values that a name is saved as."""
+"""Converts a variable into the tree of tensors and values that a checkpoint saves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 @dataclass(frozen=True)
 class State:
-    """What is saved for one name.
+    """The tree of tensors and values that is saved for one variable, as its ``state_dict()``.
 
     Attributes:
         tree: a tensor, a value, or nested dicts and lists of them.
@@ -39,7 +39,7 @@ class State:
 
 
 def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return why names cannot be saved, as far as can be said without reading them; "" if they
+    """Return why variables cannot be saved, as far as can be said without reading them; "" if they
     can.
     """
     for name in names:
@@ -63,7 +63,7 @@ def find_save_problem(namespace: Mapping[str, Any], names: Sequence[str]) -> str
 
 
 def read_state(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, State]:
-    """Return the state of names that is saved; its tensors are the live ones."""
+    """Return the trees that are saved for variables; their tensors are the live ones."""
     problem = find_save_problem(namespace, names)
     if problem:
         raise MeshUsageError(problem)
@@ -94,8 +94,8 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def fresh_state(optimizer: Optimizer) -> Iterator[bool]:
-    """Take away, within the context, the gradients of an optimizer without state, so that torch
-    can give it one by a step without effect; then clear that state again.
+    """Enter a context in which an optimizer without state has no gradients, so that torch can give
+    it a state by a step without effect; clear that state again at the end.
 
     Gradients would keep torch from it, so they are out of the way meanwhile. Yields whether there
     was none.
@@ -156,7 +156,7 @@ def plain_digests(state: Mapping[str, State]) -> dict[str, dict[str, str] | None
 
 
 def key_of(name: str, rank: int, digests: Sequence[Mapping[str, str] | None]) -> str:
-    """Return a name's key in the checkpoint: the name, or one for each rank if ranks hold
+    """Return a variable's key in the checkpoint: its name, or one for each rank if ranks hold
     different values.
 
     Args:

@@ -33,7 +33,7 @@ _MAX_WRAPPERS = 50
 
 
 def members(owner: Known) -> dict[str, str]:
-    """Return the attributes of something, and the kind of each."""
+    """Return the attributes of an inferred value or type, and the kind of each."""
     found: dict[str, str] = {}
     value = owner.value if isinstance(owner, InferredValue) else None
     kind: type
@@ -67,7 +67,7 @@ def _annotations_of(kind: type) -> list[str]:
 
 
 def keys(owner: Known) -> list[str | int]:
-    """Return the keys of something in order: texts and numbers only."""
+    """Return the keys of an inferred container, in order: texts and numbers only."""
     if isinstance(owner, InstanceOf):
         return []
     value = owner.value
@@ -89,7 +89,7 @@ def keys(owner: Known) -> list[str | int]:
 
 
 def parameters(owner: Known) -> list[str]:
-    """Return the names of the arguments that a call takes."""
+    """Return the keyword arguments that an inferred function or class takes when called."""
     function = called(owner.value) if isinstance(owner, InferredValue) else None
     if function is None:
         return []
@@ -119,13 +119,13 @@ def called(value: Any) -> types.FunctionType | None:
 
 
 def _in_classes(kind: type, name: str) -> Any:
-    """Return what a class has under a name; of a static method, its function."""
+    """Return what a class or its bases have under a name; of a static method, its function."""
     found = in_classes(kind, name, None)
     return found.__func__ if type(found) is staticmethod else found
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of something in the words of front ends."""
+    """Return the kind of a value in the words of front ends: ``class``, ``function``, ..."""
     kind = type(value)
     if issubclass(kind, type):
         return "class"
@@ -143,7 +143,7 @@ _MAX_KEY = 200
 
 
 def complete(shell: RankShell, subject: Complete) -> Completions:
-    """Return what could stand at the cursor; runs no user code."""
+    """Return what could stand at the cursor of a `Complete` request; runs no user code."""
     spot = find_spot(subject.code[: subject.cursor])
     kinds, lookup = names_in(subject.code, subject.cursor, shell.user_ns)
     try:
@@ -170,7 +170,7 @@ def complete(shell: RankShell, subject: Complete) -> Completions:
 def _candidates(
     spot: Spot, kinds: Mapping[str, str], lookup: Lookup, namespace: Mapping[str, Any]
 ) -> tuple[dict[str, str], bool]:
-    """Return all candidates at a spot, and whether nothing else can stand there."""
+    """Return all completions at a place in code, and whether nothing else can stand there."""
     match spot.kind:
         case "attribute":
             return members(resolve(spot.expression, lookup)), True

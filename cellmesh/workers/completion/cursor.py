@@ -33,7 +33,7 @@ _BINDS = re.compile(
 
 
 def names_in(code: str, cursor: int, namespace: Mapping[str, Any]) -> tuple[dict[str, str], Lookup]:
-    """Return what a cell's own lines bind.
+    """Return the names that a cell's own lines bind, with the kind of each, and their look-up.
 
     Args:
         code: the cell.
@@ -105,7 +105,7 @@ def _bound_by(alias: ast.alias) -> str:
 
 
 class _Scope:
-    """Looks names up in a cell's own lines, else on the rank."""
+    """Looks up names in a cell's own lines, else in the rank's namespace."""
 
     def __init__(self, values: Mapping[str, ast.AST], namespace: Mapping[str, Any]) -> None:
         self._values = values
@@ -201,7 +201,7 @@ class Spot:
 
 
 def find_spot(text: str) -> Spot:
-    """Return what surrounds a cursor at the end of a text."""
+    """Return the `Spot` of a cursor at the end of a text."""
     pieces = _read(text)
     last = pieces[-1] if pieces else None
     if last is not None and last.kind in ("comment", "number") and last.end == len(text):
@@ -239,7 +239,7 @@ def _read(text: str) -> list[Piece]:
 
 
 def _in_string(text: str, pieces: Sequence[Piece]) -> Spot:
-    """Return the spot of a cursor in an unfinished string."""
+    """Return the `Spot` of a cursor in an unfinished string."""
     torn = pieces[-1]
     match = _QUOTE.match(torn.text)
     assert match is not None
@@ -258,7 +258,7 @@ def _in_string(text: str, pieces: Sequence[Piece]) -> Spot:
 
 
 def _in_import(pieces: Sequence[Piece], begin: int, typed: str) -> Spot | None:
-    """Return the spot of a cursor in an import statement."""
+    """Return the `Spot` of a cursor in an import statement."""
     start = depth = 0
     for at, piece in enumerate(pieces):
         depth = max(0, depth + (piece.text in _OPENING.values()) - (piece.text in _OPENING))

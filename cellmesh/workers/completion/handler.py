@@ -1,4 +1,4 @@
-"""Answers requests for completion and help."""
+"""Answers a rank's requests for completion and help."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CompletionHandler:
     context: RankContext
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Completions | str:
-        """See `rank.features.Handler`."""
+        """Answer a request on the main thread; see `rank.features.Handler`."""
         return self.handle_beside(request)
 
     def handle_beside(self, request: AnyRequest) -> Completions | str:

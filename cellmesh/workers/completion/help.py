@@ -1,4 +1,4 @@
-"""Explains a name from a rank's namespace.
+"""Explains a name from a rank's namespace, as ``name?`` does.
 
 IPython's inspector asks an object for its help: by `getdoc`, ``__len__``, ``__repr__``,
 ``__signature__``, .... Here the same facts are read from what the object and its classes hold, and
@@ -54,7 +54,7 @@ def explain(shell: RankShell, subject: Explain) -> str:
 
 
 def _find(name: str, namespace: Mapping[str, Any]) -> Any:
-    """Return the object to explain; a property itself, because its value would run code."""
+    """Return the object that a name stands for; a property itself, as its value would run code."""
     owner, dot, last = name.rpartition(".")
     if dot and last.isidentifier():
         known = resolve(owner, lambda each: find_name(each, namespace))
@@ -122,7 +122,7 @@ def _text_of(found: Any) -> str:
 
 
 def _is_torchs(module: Any) -> bool:
-    """Whether a module and all its submodules are torch's classes, whose repr reads no elements."""
+    """Return whether a module and its submodules are torch's, whose repr reads no elements."""
     parts = held_by(module).get("_modules") or {}
     return type(module).__module__.startswith("torch.") and all(
         part is None or _is_torchs(part) for part in list(parts.values())
@@ -204,7 +204,7 @@ def _annotation(annotation: Any) -> Any:
 
 
 def _is_quiet(annotation: Any) -> bool:
-    """Whether the repr of an annotation runs no user code; `Annotated` may contain anything."""
+    """Return whether an annotation's repr runs no user code; `Annotated` may contain any object."""
     kind = type(annotation)
     module = full_name_of(kind).rpartition(".")[0].partition(".")[0]  # "" of the builtins
     if issubclass(kind, type):

@@ -27,14 +27,14 @@ from ..static_lookup import has, held_by
 
 @dataclass(frozen=True)
 class InferredValue:
-    """The known value of an expression."""
+    """An expression's value, as it was inferred without running the expression."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class InstanceOf:
-    """The known type of an expression, whose value is not known."""
+    """An expression's type, as it was inferred; the expression's value is not known."""
 
     type: type
 
@@ -52,7 +52,7 @@ _MAX_DEPTH = 50
 
 
 def resolve(expression: str | ast.expr, lookup: Lookup, depth: int = 0) -> Known:
-    """Infer what an expression stands for.
+    """Infer the value or type of an expression.
 
     Args:
         expression: of names, attributes, indices and calls.
@@ -97,7 +97,7 @@ def resolve(expression: str | ast.expr, lookup: Lookup, depth: int = 0) -> Known
 
 
 def attribute(owner: Known, name: str) -> Known:
-    """Infer an attribute of something.
+    """Infer the value or type of an attribute of an inferred value or type.
 
     Raises:
         Unknown: there is none, or it takes code to tell.
@@ -119,7 +119,7 @@ def attribute(owner: Known, name: str) -> Known:
 
 
 def is_property(kind: type, name: str) -> bool:
-    """Whether an attribute of a class's instances is computed by code."""
+    """Return whether an attribute of a class's instances is computed by code."""
     found = in_classes(kind, name, None)
     return type(found) in (property, functools.cached_property, types.GetSetDescriptorType)
 
@@ -132,7 +132,7 @@ def _of_class(kind: type, name: str) -> Known:
 
 
 def _plain(found: Any) -> Known:
-    """Infer the value that an attribute of a class has, without running descriptors of user
+    """Infer the value or type of an attribute found in a class, without running descriptors of user
     code.
     """
     kind = type(found)
@@ -188,7 +188,7 @@ def _returned(function: Known) -> Known:
 
 
 def _annotated(function: Any) -> InstanceOf:
-    """Infer what a function returns from its annotation."""
+    """Infer the type of what a function returns from its annotation."""
     if type(function) is types.MethodType:
         function = function.__func__
     if type(function) is not types.FunctionType:
@@ -219,7 +219,7 @@ def annotated(annotation: Any, namespace: Mapping[str, Any]) -> InstanceOf:
 
 
 def loaded(name: str) -> InferredValue:
-    """Return a module if it is imported.
+    """Return a module as an inferred value, if it is imported.
 
     Raises:
         Unknown: it has not.

@@ -1,1 +1,1 @@
-"""Answers queries about a rank's values, names and history."""
+"""Answers the notebook's queries about a rank's values, names and history."""

@@ -18,7 +18,7 @@ _DEVICE_PIECE = 1 << 21
 
 
 def readable(local: torch.Tensor, is_beside: bool = False) -> tuple[torch.Tensor, str]:
-    """Return the dense tensors that hold a tensor's elements.
+    """Return a dense tensor with the elements that a rank's tensor stores, and a note on it.
 
     Args:
         local: a tensor of this rank's own, no DTensor.
@@ -62,7 +62,7 @@ def _stored(local: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def layout_of(tensor: torch.Tensor) -> str:
-    """Return a layout's name: ``strided``, ``sparse_coo``, ..."""
+    """Return the name of a tensor's layout: ``strided``, ``sparse_coo``, ..."""
     return str(tensor.layout).removeprefix("torch.")
 
 
@@ -90,7 +90,7 @@ def _of_stored(whole: torch.Tensor, stored: torch.Tensor) -> str:
 
 
 def _check_memory(local: torch.Tensor) -> None:
-    """Refuse tensors whose memory FSDP has freed: reading them would crash."""
+    """Raise UnreadableError if FSDP has freed a tensor's memory: reading it would crash."""
     if type(local) not in (torch.Tensor, torch.nn.Parameter) or not local.numel():
         return
     last = local.storage_offset() + sum(
@@ -142,7 +142,7 @@ def unordered(data: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def numbers_of(piece: torch.Tensor) -> torch.Tensor:
-    """Return a piece's numbers as flat float64; of complex numbers, real and imaginary parts."""
+    """Return a piece of a tensor as flat float64; of complex numbers, real and imaginary parts."""
     if piece.is_quantized:
         piece = piece.dequantize()
     if piece.is_complex():
@@ -156,7 +156,7 @@ def sample_of_parts(
     max_elements: int,
     read: SafeReader = DIRECT,
 ) -> torch.Tensor:
-    """Return elements evenly spaced over runs, in row-major order, on the CPU: see `Sampled`.
+    """Return elements of a tensor, evenly spaced over runs, in row-major order: see `Sampled`.
 
     Args:
         data: see `readable`.
@@ -192,7 +192,7 @@ def sample_of_parts(
 
 
 def run_of(data: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
-    """Yield views that make up the elements [begin, end), in row-major order."""
+    """Yield views that make up a tensor's elements [begin, end), in row-major order."""
     begin, end = max(begin, 0), min(end, data.numel())
     if begin >= end:
         return
@@ -242,7 +242,7 @@ def digest_of_tensor(local: torch.Tensor, read: SafeReader = DIRECT) -> str:
 
 
 def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
-    """Return a digest of the tensors that `readable` has returned.
+    """Return a digest of the tensor that `readable` has returned.
 
     Args:
         data: that.
@@ -260,7 +260,7 @@ def digest_of(data: torch.Tensor, read: SafeReader = DIRECT) -> str:
 def digests_of_parts(
     data: torch.Tensor, parts: Sequence[tuple[int, int]], read: SafeReader = DIRECT
 ) -> tuple[str, ...]:
-    """Return a digest of each run of elements, in row-major order.
+    """Return a digest of each run of a tensor's elements, in row-major order.
 
     Args:
         data: see `readable`.
@@ -290,7 +290,7 @@ def _digest(
 
 
 def _flat(piece: torch.Tensor) -> torch.Tensor:
-    """Return a piece as a contiguous flat tensor."""
+    """Return a piece of a tensor as a contiguous flat tensor."""
     plain = piece.resolve_conj().resolve_neg()
     if plain.is_quantized:
         plain = plain.int_repr()
@@ -307,7 +307,7 @@ def _words(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(parts: Iterator[torch.Tensor], num_words: int, device: torch.device) -> bytes:
-    """Return two checksums of each block of words."""
+    """Return two checksums of each block of 32-bit words of a tensor."""
     ones, others = _weights(1, device), _weights(2, device)
     mixed, beside = (torch.empty(_BLOCK, dtype=torch.int32, device=device) for _ in range(2))
     # One tensor: many small ones that are kept would lie between pieces that are freed, in whose

@@ -28,7 +28,7 @@ _MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
 def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
-    """Reduce a part of a tensor to pixels.
+    """Return a part of a tensor's slice, reduced to pixels (the answer to `Picture`).
 
     Raises:
         ValueError: the tensor has no such part, or no values.
@@ -56,7 +56,7 @@ def picture(value: Any, subject: Picture, read: SafeReader) -> Pixels:
 
 
 def element(value: Any, subject: Element, read: SafeReader) -> str:
-    """Return one element.
+    """Return one element of a tensor as text (the answer to `Element`).
 
     Raises:
         ValueError: there is none at this index.
@@ -77,7 +77,7 @@ def element(value: Any, subject: Element, read: SafeReader) -> str:
 
 
 def _dense(local: torch.Tensor, read: SafeReader) -> torch.Tensor:
-    """Return a dense tensor of the same shape, which can be sliced."""
+    """Return a tensor, also a sparse or nested one, as a dense one, which can be sliced."""
     try:
         data, _ = readable(local, read.is_beside)
     except UnreadableError as error:
@@ -121,7 +121,7 @@ def _check_index(index: Sequence[int], shape: Sequence[int]) -> None:
 
 
 def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
-    """Return the requested rows and columns as a 2-D view."""
+    """Return the rows and columns of a tensor that a `Picture` asks for, as a 2-D view."""
     chosen = [dim for dim in subject.dims if dim != -1]
     others = [dim for dim in range(data.ndim) if dim not in chosen]
     if len(set(chosen)) != len(chosen) or any(not 0 <= dim < data.ndim for dim in chosen):
@@ -153,7 +153,7 @@ def _part(data: torch.Tensor, subject: Picture) -> torch.Tensor:
 
 
 def _edges(num_pixels: int, size: int) -> torch.Tensor:
-    """Return the indices at which each pixel begins, and at which the last one ends."""
+    """Return the row (or column) at which each pixel begins, and at which the last one ends."""
     return (
         torch.arange(num_pixels + 1, dtype=torch.int64, device="cpu") * size // max(num_pixels, 1)
     )
@@ -162,7 +162,7 @@ def _edges(num_pixels: int, size: int) -> torch.Tensor:
 def _first_of_each(
     part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
 ) -> torch.Tensor:
-    """Return the first element of each pixel, and read no other."""
+    """Return the first element below each pixel, and read no other."""
     num_rows, num_cols = part.shape
     if (height, width) == (num_rows, num_cols):
         pixels = read.take(part)
@@ -192,7 +192,7 @@ def _plain(part: torch.Tensor, subject: Picture) -> torch.Tensor:
 
 
 def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
-    """Convert to float32, keeping finite numbers finite."""
+    """Convert pixels to float32, keeping finite numbers finite."""
     if pixels.dtype == torch.float32:
         return pixels.contiguous()
     limited = pixels.clamp(-_MAX_FLOAT32, _MAX_FLOAT32)
@@ -202,8 +202,8 @@ def _to_float32(pixels: torch.Tensor) -> torch.Tensor:
 def _reduce(
     part: torch.Tensor, height: int, width: int, subject: Picture, read: SafeReader
 ) -> tuple[torch.Tensor, bool]:
-    """Return the mean or the largest magnitude of each pixel, and whether only a sample was
-    read.
+    """Return the mean or the largest magnitude of the elements of each pixel, and whether only a
+    sample was read.
     """
     is_mean = subject.reduction == "mean"
     num_rows, num_cols = part.shape
@@ -227,7 +227,7 @@ def _reduce(
 
 
 def _join(part: torch.Tensor, edges: torch.Tensor, axis: int, is_mean: bool) -> torch.Tensor:
-    """Reduce the lines between each two edges to one line (rows for axis 0)."""
+    """Reduce the rows (axis 0) or columns between each two edges to one row or column."""
     count = len(edges) - 1
     each, rest = divmod(part.shape[axis], count)
     if rest == 0:
@@ -268,7 +268,7 @@ def _sample(
     max_elements: int,
     read: SafeReader,
 ) -> torch.Tensor:
-    """Return a sample of each pixel, evenly spaced, with as many rows as columns."""
+    """Return some elements of each pixel, evenly spaced, as many rows as columns."""
     is_mean = subject.reduction == "mean"
     num_rows, num_cols = part.shape
     most = max(1, math.isqrt(max_elements // (height * width)))
@@ -290,6 +290,6 @@ def _sample(
 
 
 def _spread(edges: torch.Tensor, each: int) -> torch.Tensor:
-    """Return lines evenly spaced within each pixel: [pixels, lines of each]."""
+    """Return row (or column) indices evenly spaced within each pixel: [pixels, indices of each]."""
     steps = torch.arange(each, dtype=torch.int64, device="cpu")
     return edges[:-1, None] + edges.diff()[:, None] * (2 * steps + 1) // (2 * each)

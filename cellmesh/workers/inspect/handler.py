@@ -1,4 +1,4 @@
-"""Answers queries; what cannot be answered is a `Refusal`."""
+"""Answers a rank's queries about values and names; what it cannot answer is a `Refusal`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MAX_KEPT = 4
 
 
 class PinnedValues:
-    """The newest values that inspections keep, by token; usable on any thread."""
+    """The newest values of expressions that inspections keep, by token; usable on any thread."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}  # the one that was not asked for longest comes first
@@ -92,7 +92,7 @@ class InspectHandler:
         self._pinned = PinnedValues()
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.features.Handler`."""
+        """Answer a query on the main thread; see `rank.features.Handler`."""
         answer = self.answer(request, is_beside=False)
         # An expression that was run may have stopped inside a collective, or in the middle of a
         # step.
@@ -101,7 +101,7 @@ class InspectHandler:
         return answer
 
     def handle_beside(self, request: AnyRequest) -> Any:
-        """See `rank.features.Handler`; the main thread may begin something at any moment."""
+        """Answer a query on another thread; the main thread may begin something at any moment."""
         interrupts = self._context.interrupts
         num_begun, was_idle = interrupts.num_begun, interrupts.running < 0
         answer = self.answer(request, is_beside=True)
@@ -111,7 +111,7 @@ class InspectHandler:
         return answer
 
     def answer(self, subject: AnyRequest, is_beside: bool) -> Any:
-        """Answer one query.
+        """Return the answer to one query, or a `Refusal`.
 
         Args:
             subject: the query.

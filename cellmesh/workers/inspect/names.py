@@ -48,7 +48,7 @@ _PLAIN = (
 
 
 def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
-    """Return the user's names with short descriptions."""
+    """Return the names that the user has bound on a rank, with short descriptions (see `Names`)."""
     found = [name for name in users_names(shell) if fnmatch.fnmatchcase(name, subject.pattern)]
     found.sort(key=alphabetically)
     chosen = found[: subject.max_names]
@@ -61,7 +61,7 @@ def names(shell: RankShell, subject: Names, read: SafeReader) -> Bound:
 
 
 def users_names(shell: RankShell) -> dict[str, Any]:
-    """Return the names that the user has bound, and their values."""
+    """Return the names that the user has bound on this rank, and their values."""
     hidden = shell.user_ns_hidden
     return {
         name: value
@@ -140,8 +140,8 @@ def _number(local: torch.Tensor, read: SafeReader) -> str:
 
 
 def _text(value: Any) -> tuple[str, bool]:
-    """Return a short text of a value, if its text is informative, and whether the text describes
-    all of it.
+    """Return a short text of a value, if that is informative, and whether it describes all of the
+    value.
     """
     kind = type(value)
     if kind is types.ModuleType:

@@ -1,4 +1,4 @@
-"""Summarises a value: each tensor in it, and each gradient."""
+"""Summarises a value for the inspector: each tensor in it, and each gradient."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def overview(value: Any, subject: Overview, read: SafeReader) -> ValueSummary:
 
 
 def gradients(value: Any, read: SafeReader) -> tuple[Gradient, ...]:
-    """Describe the gradients of a module, an optimizer, or the tensors in a nest.
+    """Describe the gradients of a module, of an optimizer, or of the tensors in a container.
 
     Raises:
         TypeError: there is none in it.
@@ -81,7 +81,7 @@ def _gradient(name: str, parameter: torch.Tensor, read: SafeReader) -> Gradient:
 
 
 def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
-    """Return the rank's part of a tensor in a value.
+    """Return this rank's part of the tensor at a path in a value.
 
     Raises:
         LookupError: there is nothing at this path.
@@ -99,7 +99,7 @@ def tensor_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
 
 
 def data_at(value: Any, path: str, is_beside: bool) -> torch.Tensor:
-    """Return the dense tensors of a tensor in a value (see `readable`)."""
+    """Return a dense tensor with the elements of the tensor at a path in a value."""
     try:
         return readable(tensor_at(value, path, is_beside), is_beside)[0]
     except UnreadableError as error:

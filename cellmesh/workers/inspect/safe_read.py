@@ -55,7 +55,7 @@ _COPIED = ("cpu",)
 
 
 class UnreadableError(Exception):
-    """A tensor cannot be read; the text says why."""
+    """Raised if a tensor cannot be read; the text says why."""
 
 
 class SafeReader:
@@ -64,7 +64,7 @@ class SafeReader:
     is_beside = False
 
     def take(self, view: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of these elements, valid until the next read."""
+        """Return a tensor with the elements of a view, valid until the next read."""
         return view
 
     def pick(self, data: torch.Tensor, index: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -89,13 +89,13 @@ class Copier(SafeReader):
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def close(self) -> None:
-        """Close the file of copies; the last copy stays valid."""
+        """Close the temporary file of copies; the last copy stays valid."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def take(self, view: torch.Tensor) -> torch.Tensor:
-        """Return a copy of these elements, valid until the next read."""
+        """Return a copy of the elements of a view, valid until the next read."""
         if not view.numel():
             return view
         check_beside(view)
@@ -146,8 +146,8 @@ class Copier(SafeReader):
         return _as(data, self._copy(data, offsets.reshape(-1), 1).view(offsets.shape))
 
     def _copy(self, data: torch.Tensor, offsets: torch.Tensor, num: int) -> torch.Tensor:
-        """Copy runs of elements, each of this length and at one of these offsets, one behind the
-        other.
+        """Copy runs of elements, each of this length and at one of these offsets, to adjacent
+        places.
         """
         each = num * data.element_size()
         total = each * len(offsets)
@@ -184,8 +184,8 @@ class Copier(SafeReader):
 
 @contextmanager
 def reading(is_beside: bool) -> Iterator[SafeReader]:
-    """Yield a reader; within the block, torch computes on this thread only, without autograd or
-    subclasses' code.
+    """Yield a reader of tensors; within the block, torch computes on this thread only, without
+    autograd or subclasses' code.
 
     Args:
         is_beside: the main thread may be running, and free what is read.
@@ -203,7 +203,7 @@ def reading(is_beside: bool) -> Iterator[SafeReader]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have torch compute on this thread only.
+    """Enter a context in which torch computes on this thread only.
 
     Pieces are small: where cores are taken, waiting for other threads at each costs ten times what
     they save. The number is each thread's own: a main thread that runs keeps its number.
@@ -224,7 +224,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def check_beside(view: torch.Tensor) -> None:
-    """Check that a `Copier` can read a tensor.
+    """Raise UnreadableError unless a `Copier` can read a tensor.
 
     Raises:
         UnreadableError: it cannot.

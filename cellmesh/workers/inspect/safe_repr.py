@@ -1,4 +1,4 @@
-"""Short texts of values, made without running user code.
+"""Writes short texts of values without running user code.
 
 A value of a type that is not Python's, torch's or numpy's own is written as the name of its type.
 Large values take no longer than small ones.
@@ -53,8 +53,8 @@ def full_name_of(kind: type) -> str:
 
 
 def quiet_text(value: Any) -> str:
-    """Write a value in at most 200 characters; of a long container, with the number of its
-    items.
+    """Return a text of a value in at most 200 characters; of a long container, with the number of
+    its items.
     """
     text = _Writer().write(value, 0)
     if type(value) in _BRACKETS and len(value) > FEW and not text.startswith("<"):
@@ -64,7 +64,7 @@ def quiet_text(value: Any) -> str:
 
 
 def shorten(value: Any) -> tuple[str, bool]:
-    """Write a value in at most 80 characters; return whether the text describes all of it."""
+    """Return a text of a value in at most 80 characters, and whether it says all of the value."""
     writer = _Writer()
     text = writer.write(value, 0)
     if len(text) > _MAX_CHARS:
@@ -73,7 +73,7 @@ def shorten(value: Any) -> tuple[str, bool]:
 
 
 def whole_text(value: Any) -> str:
-    """Write all of a value; "" if that would run user code or take long."""
+    """Return the full repr of a value; "" if making it would run user code or take long."""
     kind = type(value)
     items: list[Any] = [value]
     if kind in (list, tuple, dict):
@@ -91,7 +91,7 @@ def whole_text(value: Any) -> str:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value's repr describes all of it, and is Python's, torch's or numpy's own."""
+    """Return whether a value's repr describes all of it, and is Python's, torch's or numpy's."""
     kind = type(value)
     return kind in _SCALARS or (_module_of(kind) == "numpy" and not hasattr(kind, "__len__"))
 
@@ -101,7 +101,7 @@ def _module_of(kind: type) -> Any:
 
 
 class _Writer:
-    """Writes one value.
+    """Writes a text of one value, without running user code.
 
     Attributes:
         is_whole: nothing of the value has been left out so far.

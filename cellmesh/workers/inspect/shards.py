@@ -20,7 +20,7 @@ Runs = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Shard:
-    """The rank's part of a tensor.
+    """A rank's part of a tensor, and which part of the whole it is.
 
     Attributes:
         local: the part.
@@ -45,7 +45,7 @@ class Shard:
 
 
 def spell(placements: Sequence[Any]) -> str:
-    """Write placements as torch does, with public names where torch writes ``_S(0, 2)``."""
+    """Return placements as torch writes them, with public names where torch writes ``_S(0, 2)``."""
     return ", ".join(re.sub(r"^_S\(", "StridedShard(", str(placement)) for placement in placements)
 
 
@@ -101,7 +101,7 @@ def runs_in_whole(
     placements: Sequence[Any],
     order: Sequence[int],
 ) -> list[Runs]:
-    """Return which indices of the whole a rank holds, for each dim.
+    """Return, for each dim, the [begin, end) ranges of the whole tensor that a rank holds.
 
     Uneven shards are as `torch.chunk` cuts them, one mesh dim after the other.
 
@@ -128,7 +128,7 @@ def runs_in_whole(
 
 
 def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
-    """Return the indices that `torch.chunk` gives to one chunk."""
+    """Return the ranges of indices that `torch.chunk` gives to one chunk of these ranges."""
     total = sum(end - begin for begin, end in runs)
     size = -(-total // num_chunks)
     low, high = min(index * size, total), min((index + 1) * size, total)
@@ -142,7 +142,7 @@ def _chunk(runs: Runs, num_chunks: int, index: int) -> Runs:
 
 
 def _joined(runs: Runs) -> Iterator[tuple[int, int]]:
-    """Join runs that touch."""
+    """Join ranges of indices where one begins at the end of the one before."""
     current: tuple[int, int] | None = None
     for begin, end in runs:
         if current is not None and current[1] == begin:
@@ -156,7 +156,7 @@ def _joined(runs: Runs) -> Iterator[tuple[int, int]]:
 
 
 def order_of(value: DTensor, num_dims: int) -> Sequence[int]:
-    """Return the order in which mesh dims split the tensor: from left to right, unless the
+    """Return the order in which a DeviceMesh's dims split a tensor: from left to right, unless the
     DTensor has another (torch 2.12).
     """
     said = getattr(value._spec, "shard_order", None) or ()

@@ -23,11 +23,11 @@ from ..static_lookup import classes_of, has, held_by, vars_of
 
 
 class Unknown(Exception):
-    """A name, an attribute or a value that cannot be found without running code."""
+    """Raised for a name, attribute or value that cannot be found without running code."""
 
 
 class NeedsCode(Unknown):
-    """An expression that cannot be evaluated without running code; the text says why."""
+    """Raised for an expression that cannot be evaluated without running code; the text says why."""
 
 
 SLOTS = (types.MemberDescriptorType, type(collections.namedtuple("_", "a").a))  # type: ignore[attr-defined]
@@ -58,7 +58,7 @@ _SEQUENCES = (torch.Size, list, tuple, str, bytes, range)
 
 
 def follow(expression: str, namespace: Mapping[str, Any]) -> Any:
-    """Return the value at a path.
+    """Return the value of an expression of names, attributes and constant indices.
 
     Args:
         expression: names, attributes and indices, as ``model.layers[0].weight``.
@@ -99,7 +99,7 @@ def _value(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
 
 
 def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Where an object keeps attributes of its own."""
+    """Yield the dicts in which an object keeps attributes, a module's parameters included."""
     held = held_by(value)
     yield held
     kind = type(value)
@@ -117,7 +117,7 @@ def boxes(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def keeps_grad(tensor: torch.Tensor) -> bool:
-    """Whether a tensor keeps its gradient; torch warns if code asks another tensor for it."""
+    """Return whether a tensor keeps its gradient; torch warns if code asks others for it."""
     with torch._C.DisableTorchFunctionSubclass():
         return any(
             in_classes(torch.Tensor, name).__get__(tensor) for name in ("is_leaf", "retains_grad")
@@ -139,7 +139,7 @@ def in_classes(kind: type, name: str, *default: Any) -> Any:
 
 
 def attribute(owner: Any, name: str) -> Any:
-    """Return an attribute of an object.
+    """Return an attribute of an object, without running user code.
 
     Raises:
         NeedsCode: the attribute's value takes code to find.
@@ -179,7 +179,7 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _is_torchs(kind: type, name: str) -> bool:
-    """Whether an attribute is the one that torch defines for every tensor."""
+    """Return whether a class leaves an attribute as torch defines it for every tensor."""
     return in_classes(kind, name) is in_classes(torch.Tensor, name)
 
 
@@ -203,7 +203,7 @@ def _about(found: Any, name: str, kind: type) -> str:
 
 
 def _comes_first(found: Any) -> bool:
-    """Whether a class's attribute takes precedence over its instances' own."""
+    """Return whether a class's attribute takes precedence over instances', as a property does."""
     return has(type(found), "__set__") or has(type(found), "__delete__")
 
 
@@ -227,7 +227,7 @@ def _missing(kind: type, name: str) -> Any:
 
 
 def index_of(node: ast.expr, evaluate: Callable[[ast.expr], Any]) -> Any:
-    """Return the value of the expression in an index's brackets.
+    """Return the value of the expression in the brackets of an index.
 
     Args:
         node: that.
@@ -255,7 +255,7 @@ def index_of(node: ast.expr, evaluate: Callable[[ast.expr], Any]) -> Any:
 
 
 def item(owner: Any, index: Any) -> Any:
-    """Return the item of a container, a module or a tensor at an index.
+    """Return the item of a container, module or tensor at an index, without running user code.
 
     Raises:
         NeedsCode: the index, or the class of the owner, may run code.
@@ -291,7 +291,7 @@ def item(owner: Any, index: Any) -> Any:
 
 
 def _gets_as(kind: type, *bases: type) -> bool:
-    """Whether a class is indexed like one of these classes."""
+    """Return whether a class inherits ``__getitem__`` unchanged from one of these classes."""
     return any(
         issubclass(kind, base)
         and in_classes(kind, "__getitem__") is in_classes(base, "__getitem__")

@@ -17,7 +17,7 @@ _WIDE = 2.0**512
 
 @dataclass
 class Totals:
-    """The running totals over pieces: of finite numbers, and counts of the others."""
+    """Running totals of the pieces of a tensor: of finite numbers, and counts of the others."""
 
     count: int = 0
     low: float = math.inf
@@ -41,7 +41,7 @@ class Totals:
 
 
 def statistics(data: torch.Tensor, read: SafeReader = DIRECT) -> dict[str, Any]:
-    """Return the statistics of a `TensorSummary`.
+    """Compute the statistics of a tensor for its `TensorSummary`.
 
     Args:
         data: see `readable`.
@@ -93,7 +93,7 @@ def _add(totals: Totals, piece: torch.Tensor) -> None:
 
 
 def _extremes(numbers: torch.Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest number; NaN if there is one."""
+    """Return the smallest and the largest number of a piece; NaN if there is one."""
     low, high = torch.stack(torch.aminmax(numbers)).tolist()
     return low, high
 
@@ -115,7 +115,7 @@ def _num_zeros(numbers: torch.Tensor) -> int:
 def histogram_of(
     data: torch.Tensor, low: float, high: float, num_bins: int, read: SafeReader = DIRECT
 ) -> list[int]:
-    """Count the numbers in equal bins of [low, high]; numbers outside are in no bin.
+    """Count a tensor's numbers in equal bins of [low, high]; numbers outside are in no bin.
 
     Args:
         data: see `readable`.

@@ -33,7 +33,7 @@ def describe(
     has_digest: bool = True,
     read: SafeReader = DIRECT,
 ) -> TensorSummary:
-    """Describe one value.
+    """Return a summary of one value: of a tensor shape and statistics, else type and repr.
 
     Args:
         value: anything; tensors, parameters and DTensors are described by their numbers, arrays
@@ -59,7 +59,7 @@ def describe(
 
 
 def has_own_code(tensor: torch.Tensor) -> bool:
-    """Whether reading a tensor could run code of its class that is not torch's."""
+    """Return whether reading a tensor could run code of its class that is not torch's."""
     for kind in classes_of(type(tensor)):
         if kind is torch.Tensor:
             return False
@@ -72,7 +72,7 @@ def has_own_code(tensor: torch.Tensor) -> bool:
 
 
 def as_tensor(value: Any) -> torch.Tensor | None:
-    """Return a tensor as it is, an array of numbers as a tensor, and None for other values."""
+    """Return a tensor as it is, an array of numbers as a tensor, None for any other value."""
     if issubclass(type(value), torch.Tensor):
         return value  # type: ignore[no-any-return]
     if type(value).__module__ in MASKED:
@@ -108,7 +108,7 @@ def own_part(value: torch.Tensor) -> Shard:
 def describe_tensor(
     kind: str, value: torch.Tensor, is_read: bool, has_digest: bool, read: SafeReader
 ) -> TensorSummary:
-    """Describe a tensor; see `describe`."""
+    """Return a summary of a tensor; see `describe`."""
     own = own_part(value)
     local = own.local
     notes = [own.note]
@@ -152,7 +152,7 @@ def describe_tensor(
 
 
 def _stored_bytes(local: torch.Tensor) -> int:
-    """Return the size of a tensor that does not store each of its elements."""
+    """Return the number of bytes of a tensor that does not store each element, as a sparse one."""
     parts: tuple[Callable[[], torch.Tensor], ...] = (local.values,)
     if local.layout == torch.sparse_coo:
         parts = (local._values, local._indices)
@@ -165,7 +165,7 @@ def _stored_bytes(local: torch.Tensor) -> int:
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:
-    """Return sizes as ints; -1 for a jagged dim."""
+    """Return a tensor's sizes as ints; -1 for a jagged dim."""
     return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 

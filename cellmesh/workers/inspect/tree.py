@@ -1,4 +1,4 @@
-"""Walks the tensors in a value: a tensor itself, or those of a module, an optimizer or a nest."""
+"""Walks the tensors in a value: a tensor, or those of a module, an optimizer or a container."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def find(value: Any, path: str) -> Any:
 
 
 def settings_of(optimizer: Optimizer) -> str:
-    """Write an optimizer's settings in one line."""
+    """Return an optimizer's settings (learning rate, ...) in one line."""
     groups = held_by(optimizer).get("param_groups")
     if type(groups) is not list:  # a property, as of those that wrap another one
         return type(optimizer).__name__
@@ -229,8 +229,8 @@ class _Walk:
 
 
 def _is_long_and_plain(value: Any) -> bool:
-    """Whether a container is shown as one item; decided by its first items, because it may have
-    millions.
+    """Return whether a container is shown as one item; decided by its first items, because it may
+    have millions.
     """
     return _size_of(value) > FEW and all(_is_plain(each, 2) for each in _first_of(value, FEW) or ())
 
@@ -300,7 +300,7 @@ def as_known(value: Any) -> bool:
 
 
 def _key(key: Any) -> str:
-    """Write a key; of unusual keys, their type."""
+    """Return a text of a dict's key; of unusual keys, their type."""
     text = _written(key)
     return text if len(text) <= 80 else text[:79] + "…"
 

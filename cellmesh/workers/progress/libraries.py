@@ -1,4 +1,4 @@
-"""tqdm and rich on a rank: their bars report numbers to `Meters` instead of drawing lines.
+"""Patches tqdm and rich on a rank: their bars report numbers to `Meters` instead of drawing lines.
 
 `tqdm.std.tqdm` and `rich.progress.Progress` are changed in place when they are imported, so that
 what derives from them (asyncio, auto, a user's own class) follows. A bar with a file of the user's
@@ -43,7 +43,7 @@ def _patch(
 
 
 def is_ours(file: Any) -> bool:
-    """Whether a file object is the rank's stdout or stderr, or a wrapper of it."""
+    """Return whether a file object is the rank's stdout or stderr, or a wrapper of it."""
     for _ in range(4):
         if isinstance(file, RankStream):
             return True
@@ -126,7 +126,7 @@ def patch_std(module: types.ModuleType, meters: Meters) -> None:
 
 
 def patch_notebook(module: types.ModuleType, meters: Meters) -> None:
-    """Have the module `tqdm.notebook` give the bars of `tqdm.std`: its own are widgets."""
+    """Have the module `tqdm.notebook` make bars of `tqdm.std`, as its own are widgets."""
     std: Any = sys.modules["tqdm.std"].tqdm
 
     class tqdm_notebook(std):  # type: ignore[misc]
@@ -187,7 +187,7 @@ def _number(value: Any) -> float:
 
 
 class RichTasks:
-    """The tasks of one running `rich.progress.Progress`, as meters.
+    """Shows the tasks of one running `rich.progress.Progress` as bars of `Meters`.
 
     It has the lock and the method `refresh` that rich's refresh thread needs of a live display.
     """
@@ -201,7 +201,7 @@ class RichTasks:
         self._thread: Any = None
 
     def start(self) -> None:
-        """Look at the tasks now and, where rich would redraw by itself, as often as it would."""
+        """Report the tasks now and, if rich would redraw by itself, as often as rich would."""
         from rich.live import _RefreshThread
 
         self.refresh()
@@ -229,7 +229,7 @@ class RichTasks:
                 self._meters.changed(meter)
 
     def end(self, failure: type[BaseException] | None) -> None:
-        """Close the tasks' meters: the display ends, by this exception or by none."""
+        """Close the tasks' bars, as the display ends, by this exception or by none."""
         with self._lock:
             if self._thread is not None:
                 self._thread.stop()
@@ -318,7 +318,7 @@ def _rich_state(task: Any) -> object:
 
 
 def _note(fields: Mapping[str, Any]) -> str:
-    """Return the text that a task shows beside its progress."""
+    """Return the text that a task of rich shows beside its progress."""
     if fields.keys() >= {"unit_scale", "bar_format", "postfix"}:  # tqdm.rich gives all of tqdm's
         return str(fields["postfix"] or "")
     shown = [

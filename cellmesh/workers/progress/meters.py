@@ -63,7 +63,7 @@ class Meter:
 
 
 class Meters:
-    """The bars of one rank; used on any thread.
+    """The progress bars of one rank; usable on any thread.
 
     Args:
         send: sends a message, after what has been printed before it.
@@ -103,9 +103,7 @@ class Meters:
 
     @property
     def is_usable(self) -> bool:
-        """Whether bars of this process report their numbers: not in a process that user code
-        forked.
-        """
+        """Return whether bars of this process report numbers: not in one that user code forked."""
         return os.getpid() == self._pid
 
     def open(
@@ -148,7 +146,7 @@ class Meters:
             self._send_or_wait(is_due)
 
     def close(self, meter: Meter, state: BarState, spot: Spot | None = None) -> None:
-        """Note that a bar has ended, and how.
+        """Note that a bar has ended, and in which state.
 
         `spot` is where it was left before it was full: if its run ends with an exception from
         there, it has failed.
@@ -195,8 +193,8 @@ class Meters:
         self.flush(waits=True)
 
     def flush(self, waits: bool = False) -> None:
-        """Send what has changed, on one thread at a time, so that bars arrive in the order of their
-        begin.
+        """Send the bars that have changed, on one thread at a time, so that bars arrive in the
+        order of their begin.
 
         Where `waits`, return once all is sent, also what another thread is sending.
         """
@@ -292,13 +290,13 @@ def _as_sent(meter: Meter) -> Bar:
 
 
 def _text(text: str) -> str:
-    """Return the text cut to the limit, without lone surrogates, which cannot be sent."""
+    """Return a bar's text cut to the limit, without lone surrogates, which cannot be sent."""
     return text[:_MAX_TEXT].encode(errors="replace").decode()
 
 
 def spot_outside() -> Spot | None:
-    """Return where user code has left a loop before its bar was full: at a ``break``, or at an
-    exception that is being raised.
+    """Return the place at which user code has left a loop before its bar was full: at a ``break``,
+    or an exception that is being raised.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_machinery(module_of(frame)):

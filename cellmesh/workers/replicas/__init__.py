@@ -1,1 +1,1 @@
-"""Replicas: found, compared, made equal, and copied to new ranks."""
+"""Replicas, which ranks should hold alike: found, compared, made equal, copied to new ranks."""

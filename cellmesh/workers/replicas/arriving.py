@@ -26,8 +26,8 @@ Buckets = list[list[int]]  # positions of parameters, a list a bucket
 
 
 def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
-    """Take over the source rank's import path and working directory; return the dict that names are
-    loaded into later.
+    """Take over the import path and working directory of the rank whose names this one gets; return
+    the dict that names are loaded into later.
     """
     sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
     with contextlib.suppress(OSError):
@@ -39,14 +39,14 @@ def move_in(path: Sequence[str], directory: str) -> dict[str, Any]:
 
 
 def find_device() -> torch.device:
-    """Return this rank's device."""
+    """Return this rank's device: its GPU, or the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def make_storage(data: Any, is_on_cpu: bool) -> torch.UntypedStorage:
-    """Make a tensor's storage, on the CPU or on this rank's device.
+    """Make a copied tensor's storage, on the CPU or on this rank's device.
 
     Args:
         data: what it holds. It is copied: what arrives may be read-only, or shared between ranks.
@@ -73,7 +73,7 @@ _UNBOUND = "cellmesh: this closure variable has no value yet"
 
 
 def contents_of(cell: types.CellType) -> Any:
-    """Return the content of a closure's cell."""
+    """Return what a closure's cell contains."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -81,8 +81,8 @@ def contents_of(cell: types.CellType) -> Any:
 
 
 def make_function(code: types.CodeType, name: str, num_cells: int) -> types.FunctionType:
-    """Make a function whose globals are the rank's namespace; its closure, which may refer to
-    it, is set later.
+    """Make a copied function whose globals are the rank's namespace; its closure, which may refer
+    to it, is set later.
     """
     cells = tuple(types.CellType() for _ in range(num_cells))
     return types.FunctionType(code, vars(sys.modules["__main__"]), name, None, cells)
@@ -91,7 +91,7 @@ def make_function(code: types.CodeType, name: str, num_cells: int) -> types.Func
 def finish_function(
     function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any], list[Any]]
 ) -> None:
-    """Give a function its attributes, and its closure."""
+    """Give a copied function its attributes, and its closure."""
     attributes, own, contents = state
     for name, value in attributes.items():
         setattr(function, name, value)
@@ -105,13 +105,13 @@ def finish_function(
 
 
 def find_mesh(dims: tuple[str, ...]) -> DeviceMesh:
-    """Return the rank's ``mesh``, or a submesh of it."""
+    """Return this rank's ``mesh``, or the submesh of it with these dims."""
     mesh: DeviceMesh = vars(sys.modules["__main__"])["mesh"]
     return mesh[dims] if dims else mesh
 
 
 def find_dim_group(dim: int) -> dist.ProcessGroup:
-    """Return this rank's group of a dim of ``mesh``."""
+    """Return this rank's process group of a dim of ``mesh``."""
     return find_mesh(()).get_group(dim)
 
 
@@ -120,7 +120,7 @@ def find_world() -> dist.ProcessGroup | None:
 
 
 def find_group(name: str) -> Any:
-    """Return a group by torch's name; torch's token for ranks that are not in it."""
+    """Return the process group of this name; torch's non-member token on other ranks."""
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     try:
         return resolve(name)
@@ -155,7 +155,7 @@ def make_ddp(kind: type[DistributedDataParallel]) -> DistributedDataParallel:
 def set_ddp(
     module: DistributedDataParallel, carried: tuple[dict[str, Any], list[Any], Buckets | None]
 ) -> None:
-    """Give a DDP module its state and a reducer of its own; runs no collective."""
+    """Give a copied DDP module its state and a reducer of its own; runs no collective."""
     state, hooks, buckets = dict(carried[0]), carried[1], carried[2]
     if state.get("device_ids"):
         state["device_ids"] = [torch.cuda.current_device()]
@@ -215,7 +215,7 @@ def _renew_reducer(module: DistributedDataParallel) -> None:
 
 
 def buckets_of(module: DistributedDataParallel) -> Buckets | None:
-    """Return the buckets that DDP chose in its second step; None before that."""
+    """Return the gradient buckets that DDP chose in its second step; None before that."""
     internals: Any = module
     told = internals._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     if told:  # "3 2, 1 0"
@@ -231,8 +231,8 @@ def buckets_of(module: DistributedDataParallel) -> Buckets | None:
 
 @contextlib.contextmanager
 def _use_buckets(buckets: Buckets | None, num_bytes: int) -> Iterator[None]:
-    """Make the DDP reducer that is built next use these buckets, because another layout adds
-    gradients in another order.
+    """Enter a context in which a new DDP reducer gets these gradient buckets, because another
+    layout adds gradients in another order.
     """
     if buckets is None:
         yield

@@ -25,8 +25,8 @@ _TEXT_CHARS = 60
 def find_parts(
     namespace: Mapping[str, Any], expression: str
 ) -> tuple[list[ModelPart], list[Entry], list[StateSlot]]:
-    """Return the parts of an expression's value, what was left out, and the slots of optimizer
-    state.
+    """Return the tensors and values in an expression's value, what was left out, and the slots of
+    optimizer state.
 
     Args:
         namespace: the rank's.
@@ -58,7 +58,7 @@ def find_parts(
 
 
 def _find_wrapped(walk: Walk, namespace: Mapping[str, Any]) -> tuple[list[ModelPart], list[Entry]]:
-    """Return the models at top level that define by themselves which ranks are replicas."""
+    """Return the models in the namespace that define which ranks are replicas, as DDP does."""
     visible = {name: value for name, value in namespace.items() if not name.startswith("_")}
     modules = {name: value for name, value in visible.items() if isinstance(value, nn.Module)}
     wrapped = {name: module for name, module in modules.items() if is_wrapped(module)}
@@ -91,7 +91,7 @@ def _refuse(value: Any) -> None:
 
 
 def check(namespace: Mapping[str, Any], expression: str) -> list[Entry]:
-    """Return digests of the parts of an expression's value. Runs no collective.
+    """Return digests of the tensors and values in an expression's value. Runs no collective.
 
     Args:
         namespace: the rank's.
@@ -214,7 +214,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> Distance:
 
 
 def _widened(values: torch.Tensor) -> torch.Tensor:
-    """Convert to a dtype in which all comparisons exist, without losing bits."""
+    """Convert a tensor to a dtype in which all comparisons exist, without losing bits."""
     if values.is_complex():
         return values.to(torch.complex128)
     return values.to(torch.float64 if values.is_floating_point() else torch.int64)

@@ -77,7 +77,7 @@ def survey(namespace: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def gather(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, list[Frame]]:
-    """Pickle the values of names as one dict, for another rank.
+    """Pickle the values of these names as one dict, for another rank.
 
     A name that turns out not to be copyable is left out, with a line on stderr that says why. Where
     the pickle is loaded, `sys.path` and the working directory become this rank's first, as modules
@@ -109,7 +109,7 @@ def _dump(namespace: Mapping[str, Any], names: Sequence[str]) -> tuple[Pickled, 
 
 
 def _why_not(namespace: Mapping[str, Any], name: str) -> str:
-    """Return why a name cannot be copied; "" if it can."""
+    """Return why the value of a name cannot be copied to another rank; "" if it can."""
     reducer = _Reducer(namespace, reads=False)
     try:
         with warnings.catch_warnings():
@@ -131,15 +131,15 @@ class _Values:
 
 
 class _Storage:
-    """A tensor's storage: one object for all tensors that share it."""
+    """The storage of copied tensors: one object for all tensors that share it."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
 
 
 class _Reducer:
-    """Pickles what cannot be pickled plainly: tensors' storages, functions of cells, meshes,
-    groups, samplers (see `payload.dumps`).
+    """Pickles for another rank what cannot be pickled plainly: tensors' storages, functions of
+    cells, meshes, groups, samplers (see `payload.dumps`).
 
     Args:
         namespace: the rank's.
@@ -230,7 +230,7 @@ class _Reducer:
         return arriving.make_function, made_from, state, None, None, arriving.finish_function
 
     def _dims_of(self, mesh: DeviceMesh) -> tuple[str, ...]:
-        """Return which dims of the rank's ``mesh`` a mesh consists of."""
+        """Return of which dims of the rank's ``mesh`` a DeviceMesh consists."""
         root = self._namespace.get("mesh")
         if isinstance(root, DeviceMesh) and mesh is root:
             return ()
@@ -266,7 +266,7 @@ class _Reducer:
         )
 
     def _dim_of_sampler(self, sampler: DistributedSampler[Any]) -> int:
-        """Return the dim of ``mesh`` that a sampler splits data by; -1 for all ranks."""
+        """Return the dim of ``mesh`` by which a sampler splits data; -1 for all ranks."""
         if sampler.num_replicas == dist.get_world_size() and sampler.rank == dist.get_rank():
             return -1
         fitting = []

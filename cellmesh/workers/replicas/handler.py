@@ -1,4 +1,4 @@
-"""Answers requests about replicas."""
+"""Answers requests about replicas (see `wire.replicas`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReplicaHandler:
         self._segments = context.segments
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> Any:
-        """See `rank.features.Handler`."""
+        """Answer a request on the main thread; see `rank.features.Handler`."""
         namespace = self._namespace
         match request:
             case Check():

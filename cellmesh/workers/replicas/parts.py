@@ -36,8 +36,7 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Holders:
-    """The ranks that should hold equal values of one tensor, as its mesh or the model's wrapper
-    says.
+    """The ranks that should hold equal values of one tensor, by its mesh or the model's wrapper.
 
     Args:
         ranks: global ranks; those of two sets of replicas stand in the same order. () for all
@@ -81,14 +80,14 @@ class ModelPart:
     in_state: bool = False
 
     def local(self) -> torch.Tensor:
-        """The rank's own part of a tensor, without autograd; it shares the tensor's memory."""
+        """Return the rank's own part of a tensor, without autograd; shares the tensor's memory."""
         detached: torch.Tensor = self.value.detach()
         return detached.to_local() if is_dtensor(detached) else detached
 
 
 @dataclass(frozen=True)
 class StateSlot:
-    """Where an optimizer keeps its state of one parameter."""
+    """The place where an optimizer keeps its state of one parameter."""
 
     path: str
     optimizer: Optimizer
@@ -97,7 +96,7 @@ class StateSlot:
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a module defines by itself which ranks are replicas: DDP, FSDP, tensor parallel."""
+    """Return whether a module defines which ranks are replicas: DDP, FSDP, tensor parallel."""
     return any(
         isinstance(m, DistributedDataParallel) or _is_fsdp1(m) for m in module.modules()
     ) or any(is_dtensor(p) for p in module.parameters())
@@ -125,7 +124,7 @@ class Walk:
             self._learn(name, module)
 
     def knows(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is a DTensor or belongs to a wrapped model."""
+        """Return whether a parameter is a DTensor or belongs to a wrapped model."""
         known = self._known.get(id(parameter))
         return is_dtensor(parameter) or (known is not None and known.holders is not EVERYONE)
 
@@ -236,7 +235,7 @@ class Walk:
 
 
 def rng_parts(why_differs: str = _OWN_NUMBERS) -> Iterator[ModelPart]:
-    """Return the states of the process's random generators.
+    """Return the states of this process's random generators.
 
     Args:
         why_differs: why they may differ.
@@ -347,8 +346,8 @@ def _holders_of(tensor: torch.Tensor, holders: Holders) -> Holders:
 
 
 def _on_mesh(mesh: Any, dims: list[int] | None = None) -> Holders:
-    """Return the ranks whose mesh coordinates are equal to this rank's in all dims but these (None:
-    but any).
+    """Return the ranks whose coordinates on a mesh equal this rank's in all but these dims (None:
+    all ranks of the mesh).
     """
     wanted = list(range(mesh.ndim)) if dims is None else dims
     coordinate = mesh.get_coordinate()

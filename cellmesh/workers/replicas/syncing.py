@@ -43,7 +43,7 @@ class _SlotView:
 
 @dataclass(frozen=True)
 class _PartView:
-    """One rank's part as the others need to know it; `positions` are its ranks in the groups."""
+    """One rank's part as other ranks need to know it; `positions` are its ranks in the groups."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None
@@ -53,7 +53,7 @@ class _PartView:
 
 
 def sync(namespace: Mapping[str, Any], expression: str, source: int) -> SyncReport:
-    """Make replicas equal to those of rank `source`, in place. Collective among all ranks.
+    """Make replicas equal to those of rank `source`, in place; a collective of all ranks.
 
     Parameters and buffers stay the same objects. Each set of replicas that rank `source` is not in
     takes its values from the member that stands in it where `source` stands in its own. Tensors of
@@ -121,7 +121,7 @@ def _leader(ranks: tuple[int, ...], ranks_of_source: tuple[int, ...], source: in
 def _agree(
     namespace: Mapping[str, Any], expression: str, source: int
 ) -> tuple[list[StateSlot], list[dict[str, _SlotView]]]:
-    """Check that every rank has the value; return each rank's optimizer state slots."""
+    """Check that every rank has the expression's value; return each rank's optimizer state."""
     slots: list[StateSlot] = []
     parts: dict[str, _PartView] = {}
     states: dict[str, _SlotView] = {}
@@ -174,7 +174,7 @@ def _match_state(slot: StateSlot, views: Sequence[_SlotView | None], source: int
 
 
 def _layout(state: Any, slot: StateSlot) -> Any:
-    """Describe a state's tensors; None if there is no state."""
+    """Return shapes and dtypes of the tensors in an optimizer's state; None without a state."""
     if isinstance(state, torch.Tensor):
         beside = state.device == slot.parameter.device
         return _Spec(state.dtype, tuple(state.shape), beside, is_dtensor(state))
@@ -208,7 +208,7 @@ def _view_part(part: ModelPart) -> _PartView:
 
 
 def _differences(views: Sequence[Mapping[str, _PartView]]) -> Iterator[str]:
-    """Return what is not equal on ranks that should hold equal values."""
+    """Describe which parts ranks that should hold equal values hold with other shapes."""
     for path in dict.fromkeys(path for view in views for path in view):
         for ranks in sorted({_expand(view[path].ranks) for view in views if path in view}):
             kinds = _kinds(path, ranks, views)
@@ -221,7 +221,7 @@ def _differences(views: Sequence[Mapping[str, _PartView]]) -> Iterator[str]:
 def _kinds(
     path: str, ranks: Sequence[int], views: Sequence[Mapping[str, _PartView]]
 ) -> dict[str, tuple[int, ...]]:
-    """Group ranks by the shape and dtype of their part."""
+    """Group ranks by the shape and dtype of the part that they hold at a path."""
     return group_ranks({rank: _kind(views[rank].get(path)) for rank in ranks})
 
 

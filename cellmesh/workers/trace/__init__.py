@@ -1,1 +1,1 @@
-"""Records a rank's cells and collectives over time."""
+"""Records a rank's cells and collectives over time, and profiles cells."""

@@ -1,4 +1,4 @@
-"""Answers requests for profiles."""
+"""Answers requests for profiles of a rank's cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ProfileHandler:
-    """Begins and ends profiles on one rank.
+    """Begins and ends profiles of cells on one rank.
 
     Args:
         context: the rank's.
@@ -24,7 +24,7 @@ class ProfileHandler:
         self._profiler: CellProfiler | None = None
 
     def handle(self, request: AnyRequest, buffers: tuple[Frame, ...]) -> RankProfile | None:
-        """See `rank.features.Handler`."""
+        """Begin or end a profile, on the main thread; see `rank.features.Handler`."""
         profiler, self._profiler = self._profiler, None
         if isinstance(request, BeginProfile):
             self._profiler = CellProfiler(self._context.groups.ledger.spans, self._context.device)

@@ -1,4 +1,4 @@
-"""Records a rank's last cells and collectives in rings.
+"""Records a rank's last cells and collectives in ring buffers.
 
 Written with each operation, so what is written is little, and in one place: six numbers, in about
 half a microsecond. The ring grows with its use; once it holds `CAPACITY`, the oldest operations are
@@ -58,13 +58,13 @@ class Spans:
 
     @property
     def num_begun(self) -> int:
-        """How many operations have been begun: the number of the next one."""
+        """Number of operations that have been begun: also the number of the next one."""
         return self._num_begun
 
     # Operations.
 
     def begin(self, what: What, sequence: int, peer: int, at_s: float, is_waited_for: bool) -> int:
-        """Note that an operation begins.
+        """Note that a collective or message begins; return its number.
 
         Args:
             what, sequence, peer: see `Operations`.
@@ -89,11 +89,11 @@ class Spans:
         return number
 
     def wait(self, number: int, since_s: float | None = None) -> None:
-        """Note that the main thread waits for an operation, from now on or since a time."""
+        """Note that the main thread waits for an operation, from now on or since this time."""
         self._note(number, _WAIT, monotonic() if since_s is None else since_s)
 
     def end(self, number: int) -> None:
-        """Note that an operation has ended; later calls do not count. From any thread."""
+        """Note that an operation has ended, on any thread; later calls do not count."""
         self._note(number, _END, monotonic())
 
     def _note(self, number: int, offset: int, at_s: float) -> None:
@@ -104,7 +104,7 @@ class Spans:
                 _write_time(self._numbers, at, at_s)
 
     def end_with(self, work: Any, number: int) -> None:
-        """End an operation when its Work ends, whichever thread waits for the Work, if any."""
+        """Have an operation noted as ended when its Work ends, even if no thread waits for that."""
         try:
             future = work.get_future()
         except Exception:  # a backend without: its end is that of the wait for it
@@ -124,8 +124,8 @@ class Spans:
     # Reading them.
 
     def begun_since(self, first: int) -> list[tuple[What, float, float]]:
-        """Return the operations from a number on that the ring still holds: kind, begin and end
-        (NaN: not ended).
+        """Return kind, begin and end (NaN: not ended) of the operations in the ring that have at
+        least this number.
 
         For the thread that begins operations.
         """
@@ -139,7 +139,7 @@ class Spans:
         return found
 
     def past(self, subject: HistoryQuery) -> Past:
-        """Return the last cells and their operations."""
+        """Return a rank's last cells and the operations in them (the answer to `HistoryQuery`)."""
         now_s = time.monotonic()
         cells = [
             CellSpan(cell.run, cell.name, cell.execution_count, cell.begin_s, cell.end_s)

@@ -1,4 +1,4 @@
-"""Times a cell and its collectives, from the recorder's ring."""
+"""Times a cell and the collectives in it, from the recorder's ring buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stopwatch:
-    """Times one cell, from `start` to `stop`.
+    """Times one cell and the collectives in it, from `start` to `stop`.
 
     Args:
         recorder: of the rank's collectives.
@@ -27,7 +27,7 @@ class Stopwatch:
         self._in_collectives_s = 0.0
 
     def start(self) -> None:
-        """Note that the cell begins."""
+        """Note that the cell begins, and begin to add up the time of its collectives."""
         self._first = self._recorder.num_begun
         self._recorder.before_overwriting = self._add_up
         self._began_at = self._added_until = time.monotonic()
@@ -39,7 +39,7 @@ class Stopwatch:
         return Timing(self._added_until - self._began_at, self._in_collectives_s)
 
     def _add_up(self) -> None:
-        """Add the time of the operations so far: the ring may overwrite some of them next."""
+        """Add the time of collectives so far: the ring buffer may overwrite some of them next."""
         since, now = self._added_until, time.monotonic()
         spans = [
             (max(since, begin), now if math.isnan(end) else end)

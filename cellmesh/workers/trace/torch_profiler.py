@@ -41,7 +41,7 @@ _VARIANTS = re.compile(r"(_into_tensor|_tensor|_base|_single|_coalesced|sparse_|
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a trace.
+    """One event that torch.profiler recorded: an operator, a region or a GPU's kernel.
 
     Attributes:
         name: as the profiler has it.
@@ -74,7 +74,7 @@ class Begun:
 
 
 class CellProfiler:
-    """Profiles one cell.
+    """Profiles one cell of a rank with torch.profiler.
 
     Args:
         recorder: of the rank's collectives.
@@ -99,7 +99,7 @@ class CellProfiler:
                 pass
 
     def start(self) -> None:
-        """Handle that a cell begins; only the first one is profiled."""
+        """Begin the profile, as a cell begins; only the first cell is profiled."""
         if self._start_ns:
             return
         self._start_ns = time.time_ns()
@@ -117,7 +117,7 @@ class CellProfiler:
         self._start_ns = time.time_ns()
 
     def stop(self) -> None:
-        """Handle that the cell has ended, well or not."""
+        """End the profile, as the cell has ended, well or not."""
         if not self._end_ns:
             self._end_ns = time.time_ns()
             self._epoch_ns = read_epoch_ns()
@@ -134,7 +134,7 @@ class CellProfiler:
         self._is_running = False
 
     def collect(self, trace_path: str, max_trace_bytes: int) -> RankProfile | None:
-        """Return the profile; None if no cell has run.
+        """Return the profile of the cell; None if no cell has run.
 
         Args:
             trace_path: where the trace is written; "" for nowhere.
@@ -240,7 +240,7 @@ def find_collectives(events: Sequence[Event], begun: Sequence[Begun]) -> list[Co
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether a collective that was called by one name may appear in a trace under the other.
+    """Return whether a collective called by one name may appear in a trace under the other.
 
     ``all_gather_into_tensor`` is ``all_gather`` below; gloo makes a ``reduce_scatter`` of an
     ``all_reduce``.
@@ -250,7 +250,7 @@ def alike(one: str, other: str) -> bool:
 
 
 def _collective_name(event: Event, on_device: bool) -> str:
-    """Return the collective that an event belongs to; "" if none."""
+    """Return the name of the collective that a profiler's event belongs to; "" if none."""
     if event.on_device:
         kernel = None if event.is_annotation else _KERNEL.match(event.name)
         return _from_camel_case(kernel[1]) if kernel else ""
@@ -265,7 +265,7 @@ def _from_camel_case(name: str) -> str:
 
 
 def find_busy(events: Sequence[Event], resolution_ns: int) -> tuple[tuple[int, int], ...]:
-    """Return when operators and kernels computed, without the communication that they call.
+    """Return when operators and kernels computed, without the collectives that they call.
 
     Args:
         events: in the order of their begins.
@@ -299,7 +299,7 @@ def _kind_of(event: Event) -> OperatorKind:
 
 
 def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
-    """Return the operators with the longest self time, of each kind, longest first."""
+    """Return the operators with the longest self time in a profile, of each kind, longest first."""
     totals: dict[tuple[OperatorKind, str], list[int]] = {}
     for event, self_ns in self_times(events):
         total = totals.setdefault((_kind_of(event), event.name), [0, 0])
@@ -320,7 +320,7 @@ def add_up(events: Sequence[Event]) -> tuple[OperatorTime, ...]:
 
 
 def self_times(events: Iterable[Event]) -> list[tuple[Event, int]]:
-    """Yield operators with their self time.
+    """Yield a profile's operators with their self time (without operators that they called).
 
     Regions that were named are left out, except for collectives under way. What is in no thread's
     stack (GPU, collectives under way) counts whole.

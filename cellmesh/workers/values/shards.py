@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def own_parts(names: Mapping[str, Any], work: PushParts, groups: Groups) -> dict[str, Any]:
-    """This rank's parts of whole values.
+    """Return this rank's parts of the tensors that the controller has pushed to several ranks.
 
     Args:
         names: name -> a tensor or an array, or nests of them.
@@ -47,7 +47,7 @@ def own_parts(names: Mapping[str, Any], work: PushParts, groups: Groups) -> dict
 
 
 def give_part(value: Any) -> Part:
-    """This rank's part of a value that is being gathered.
+    """Return this rank's part of a value that the controller gathers from several ranks.
 
     Raises:
         MeshUsageError: it is a DTensor whose parts are no parts of the whole.
@@ -91,7 +91,7 @@ def give_part(value: Any) -> Part:
 
 
 def _settle(value: Any) -> Any:
-    """Resolve lazy conjugation and negation of a tensor, and detach it."""
+    """Detach a tensor, and resolve its lazy conjugation and negation."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return value.detach().resolve_conj().resolve_neg()
     return value
@@ -108,7 +108,7 @@ def _map(split: Callable[[str, Any], Any], name: str, value: Any) -> Any:
 
 
 def _check(name: str, whole: Any, dim: int | None, least: int) -> None:
-    """Check shapes of values in files, as the notebook does for values that it holds."""
+    """Check the shape of a value in a file, as the notebook does for values that it holds."""
     numpy = sys.modules.get("numpy")
     if not isinstance(whole, torch.Tensor) and (
         numpy is None or not isinstance(whole, numpy.ndarray)
@@ -148,7 +148,7 @@ def _distribute(
 
 
 def _cut(whole: Any, box: Box, device: torch.device) -> Any:
-    """A contiguous part of a tensor; a view of a mapped one where possible."""
+    """Return a box of a whole tensor as a contiguous one; a view of a mapped one where possible."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(whole, numpy.ndarray):
         return numpy.ascontiguousarray(whole[tuple(slice(start, start + n) for start, n in box)])
