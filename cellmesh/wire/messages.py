@@ -32,7 +32,7 @@ from .output import Display, Output, Skipped
 from .progress import Bar
 from .status import HostReport, Probe, RankInfo, RankState, ReadHost, Stacks, StackText
 from .stdin import InputCancelled, InputReply, InputRequest
-from .values import Freed, GatherParts, Mapped, PullNames, PushNames, PushParts
+from .values import Chunk, Freed, GatherParts, Mapped, PullNames, PushNames, PushParts, Unwanted
 from .verb import FeatureRequest as FeatureRequest
 from .verb import Pickled as Pickled
 from .verb import Verb as Verb
@@ -48,7 +48,7 @@ AnyRequest = (
     | comms.AnyRequest
 )
 
-PROTOCOL = 9
+PROTOCOL = 10
 
 Channel = Literal["work", "control"]
 
@@ -144,6 +144,8 @@ ToAgent = (
     | UseStore
     | MakeStore
     | ReadClock
+    | Chunk
+    | Unwanted
 )
 
 
@@ -444,4 +446,6 @@ ToController = (
     | HostReport
     | ClockReading
     | Stopped
+    | Chunk
+    | Unwanted
 )

@@ -17,8 +17,9 @@ import mmap
 import os
 import resource
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -52,6 +53,7 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
         inode: of the memfd: a number that was used again is noticed.
         loan: the number of this use of the segment.
         sizes: of the buffers, in bytes.
+        why_missing: why no process has it, of a segment that was to come from another host.
     """
 
     pid: int
@@ -59,6 +61,11 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
     inode: int
     loan: int
     sizes: tuple[int, ...]
+    why_missing: str = ""
+
+
+Spans = tuple[tuple[int, int], ...]
+INTERRUPTED = "the run was interrupted before its value had arrived"
 
 
 class Memfd:
@@ -72,10 +79,16 @@ class Memfd:
 
 
 class SegmentFrame(bytes):
-    """The message frame that names a shared-memory segment, and keeps it open while it exists."""
+    """The message frame that names a shared-memory segment, and keeps it open while it exists.
+
+    Attributes:
+        needed: by rank, the ranges of the segment that the rank reads; empty where each rank may
+            read all of it.
+    """
 
     memfd: Memfd
     ref: Ref
+    needed: Mapping[int, Spans] = MappingProxyType({})
 
     @classmethod
     def of(cls, memfd: Memfd, loan: int, sizes: Sequence[int]) -> SegmentFrame:
@@ -118,11 +131,16 @@ def open_segment(frame: Frame) -> SegmentFrame:
 
     Raises:
         HostError: the process that held the segment has ended, or may not be looked into.
+        KeyboardInterrupt: the run was interrupted while the segment came from another host.
         ProtocolError: the frame names none.
     """
     if isinstance(frame, SegmentFrame):
         return frame
     ref = read_ref(frame)
+    if ref.why_missing == INTERRUPTED:
+        raise KeyboardInterrupt
+    if ref.why_missing:
+        raise HostError(ref.why_missing)
     try:
         memfd = Memfd(os.open(f"/proc/{ref.pid}/fd/{ref.descriptor}", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as e:
@@ -179,10 +197,15 @@ def write(memfd: Memfd, buffers: Sequence[Frame]) -> None:
         OSError: the system does not give the memory.
     """
     for at, buffer in zip(offsets([len(b) for b in buffers]), buffers, strict=True):
-        view = memoryview(buffer)
-        while view:
-            count = os.pwrite(memfd.descriptor, view, at)
-            view, at = view[count:], at + count
+        write_at(memfd, buffer, at)
+
+
+def write_at(memfd: Memfd, buffer: Frame, at: int) -> None:
+    """Write a buffer at an offset; as `write`."""
+    view = memoryview(buffer)
+    while view:
+        count = os.pwrite(memfd.descriptor, view, at)
+        view, at = view[count:], at + count
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:

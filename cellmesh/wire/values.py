@@ -189,6 +189,26 @@ class Freed(Verb, frozen=True):
     run: int = -1
 
 
+class Chunk(Verb, frozen=True):
+    """Carries a piece of a segment to a process on another host, which puts it together.
+
+    The frame that follows goes `at` this offset into the segment of the `loan`; so many bytes of
+    the segment are sent after it.
+    """
+
+    num_buffers: ClassVar[int] = 1
+
+    loan: int
+    at: int
+    num_left: int
+
+
+class Unwanted(Verb, frozen=True):
+    """Says that the other side need not send the rest of a segment: nothing waits for it."""
+
+    loan: int
+
+
 class Mapped(Verb, frozen=True):
     """A rank says that it maps a file of this length, so that the agent can explain a death by a
     truncation of the file.

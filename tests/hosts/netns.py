@@ -82,6 +82,21 @@ class Host:
             *("rate", rate, "burst", "32kbit", "latency", "400ms"),
         )
 
+    def slow_down(self, rate: str) -> None:
+        """Receive no faster than, say, ``100mbit``."""
+        number = self.name.removeprefix("cm")
+        run(
+            *("tc", "qdisc", "replace", "dev", f"cmv{number}", "root", "tbf"),
+            *("rate", rate, "burst", "256kbit", "latency", "400ms"),
+        )
+
+    def num_bytes(self) -> tuple[int, int]:
+        """Return how many bytes the host has received and sent."""
+        directory = "/sys/class/net/eth0/statistics"
+        statistics = self.inside("cat", f"{directory}/rx_bytes", f"{directory}/tx_bytes")
+        received, sent = map(int, statistics.split())
+        return received, sent
+
     def _filter(self, rule: str) -> None:
         self.inside("nft", "add table inet cm")
         self.inside("nft", "add chain inet cm in { type filter hook input priority 0; }")
@@ -96,6 +111,9 @@ class Host:
         ):
             with contextlib.suppress(RuntimeError):
                 self.inside(*command)
+        with contextlib.suppress(RuntimeError):
+            number = self.name.removeprefix("cm")
+            run("tc", "qdisc", "del", "dev", f"cmv{number}", "root")
 
     def kill(self) -> None:
         """End every process of the host at once, but for its sshd, and empty its runtime

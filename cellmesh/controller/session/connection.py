@@ -7,6 +7,7 @@ Used on one thread, and made there: a ZeroMQ context of its own goes with it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,16 +16,24 @@ import zmq
 
 from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
+from ...wire.bulk import Arrivals, Sender
 from ...wire.codec import Frame, Parcel, at_controller, encode
 from ...wire.host import own_package, own_python, own_torch, own_version
-from ...wire.messages import PROTOCOL
+from ...wire.messages import PROTOCOL, Died, Done, Ranked, Relay
 from ...wire.reliable import Reliable
 from ...wire.segments import SegmentFrame
+from ...wire.status import RankState, StackText
+from ...wire.values import Chunk, Unwanted
 from ..values.pool import open_value
 
 _LINGER_MS = 200
 # So many messages are heard before other things are seen to.
 _MAX_MESSAGES = 1000
+# What ranks' control threads say, whatever their main threads have said before.
+_BESIDE = (RankState, StackText)
+_WHY_INTERRUPTED = (
+    "its run was interrupted while the value was on its way: ask for it again (mesh.pull)"
+)
 Message = Sequence[Parcel[Any]]
 
 
@@ -35,7 +44,8 @@ class Connection:
         endpoint: the agent's.
         key: the mesh's secret.
         steal: whether to take the mesh from a controller that holds it.
-        keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key.
+        keys: of an endpoint on TCP: CURVE's own secret key, and the agent's public key. Segments
+            then travel in chunks.
 
     Attributes:
         lost_at: since when there is no connection, on the clock of `hear`; None while there is one.
@@ -63,12 +73,18 @@ class Connection:
             self._context, endpoint, b"C" + link, keys
         )
         self._codec = at_controller()
-        self._reliable: Reliable[Message] = Reliable()
+        self._is_remote = keys is not None
+        self._begin()
         self._is_open = False  # the agent has greeted us on this connection
         self._numbers = int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
         self._may_have_news = [True, True]  # messages, and news of the connection
         self._was_welcomed = False
         self.lost_at: float | None = None
+
+    def _begin(self) -> None:
+        self._sender, self._ready = Sender(), list[Parcel[Any]]()  # messages that waited
+        self._arrivals = Arrivals(_WHY_INTERRUPTED, "cellmesh-result")
+        self._reliable: Reliable[Message] = Reliable(self._note_acked if self._is_remote else None)
 
     def descriptors(self) -> tuple[int, int]:
         """Return the descriptors to poll before `hear`, once nothing is readable: of messages, and
@@ -82,7 +98,7 @@ class Connection:
 
     def has_news(self) -> bool:
         """Return whether `hear` may have something to read: a message, or a connection event."""
-        return True in self._may_have_news
+        return True in self._may_have_news or bool(self._ready)
 
     def is_readable(self) -> bool:
         """Return whether a message has arrived; call it after each send, which can hide an arrival
@@ -90,7 +106,7 @@ class Connection:
         """
         if self._may_have_news[0]:
             self._may_have_news[0] = transport.readable(self._socket)
-        return self._may_have_news[0]
+        return self._may_have_news[0] or bool(self._ready)
 
     def send(self, parcels: Message) -> None:
         """Send the agent a message, now or once there is a connection."""
@@ -98,6 +114,28 @@ class Connection:
         preamble = self._reliable.wrap(parcels, sum(map(len, frames)))
         if self._is_open:
             self._send([preamble, *frames])
+        if self._is_remote:
+            self._follow(parcels)
+
+    def _follow(self, parcels: Message) -> None:
+        """Send the segments that messages name, and end the wait for those of interrupted runs."""
+        for verb, buffers in parcels:
+            if type(verb) is Relay and verb.lends:
+                assert isinstance(buffers[-1], SegmentFrame)
+                self._sender.add(buffers[-1], verb.ranks)
+            elif type(verb) is Relay and verb.channel == "control" and self._arrivals:
+                self._ready += self._arrivals.interrupt(buffers)
+        self._send_chunks()
+
+    def _send_chunks(self) -> None:
+        while (parcel := self._sender.next(time.monotonic())) is not None:
+            frames = encode([parcel])
+            preamble = self._reliable.wrap([parcel], sum(map(len, frames)))
+            if self._is_open:
+                self._send([preamble, *frames])
+
+    def _note_acked(self, parcels: Message) -> None:
+        self._sender.acked(parcels, time.monotonic())
 
     def hear(self, now: float) -> Iterator[Parcel[Any]]:
         """Yield the agent's messages that have arrived, without waiting.
@@ -108,6 +146,9 @@ class Connection:
         if self._may_have_news[1]:
             self._may_have_news[1] = False
             self._hear_connection(now)
+        if self._ready:
+            ready, self._ready = self._ready, []
+            yield from (self._open_value(parcel, now) for parcel in ready)
         for _ in range(_MAX_MESSAGES):
             if not self.is_readable():
                 return
@@ -115,9 +156,37 @@ class Connection:
             preamble, rest = bytes(frames[0]), frames[1:]
             if self._reliable.unwrap(preamble, sum(map(len, rest)), now):
                 for parcel in self._codec.decode(rest):
-                    yield self._open_value(parcel, now) if parcel.buffers else parcel
+                    if self._is_remote:
+                        yield from self._admit(parcel, now)
+                    else:
+                        yield self._open_value(parcel, now) if parcel.buffers else parcel
             elif rest and Reliable.is_aside(preamble):
                 yield from self._hear_aside(rest)
+            if self._is_remote and self._sender:
+                self._send_chunks()
+
+    def _admit(self, parcel: Parcel[Any], now: float) -> Iterator[Parcel[Any]]:
+        """Yield the messages of an agent on another host that wait for no segment any more."""
+        verb, buffers = parcel
+        if type(verb) is Chunk:
+            admitted = self._arrivals.take(verb, buffers[0])
+            if admitted is None:
+                self.send([Parcel(Unwanted(verb.loan))])
+            self._send_aside([])  # acknowledged at once: the agent waits for it
+        elif type(verb) is Unwanted:
+            self._sender.drop(verb.loan)
+            return
+        elif type(verb) is Ranked and type(verb.verb) not in _BESIDE:
+            value = verb.verb.payload if type(verb.verb) is Done else None
+            is_mapped = value is not None and value.is_mapped
+            run = getattr(verb.verb, "run", -1)
+            admitted = self._arrivals.admit(parcel, verb.ranks, run, is_mapped)
+        elif type(verb) is Died:
+            admitted = self._arrivals.admit(parcel, (verb.rank,))
+        else:
+            admitted = [parcel]
+        for each in admitted or ():
+            yield self._open_value(each, now) if each.buffers else each
 
     def _open_value(self, parcel: Parcel[Any], now: float) -> Parcel[Any]:
         opened = open_value(parcel)
@@ -161,7 +230,7 @@ class Connection:
     def renew(self) -> None:
         """Greet the agent as a new controller would, as it may have given this controller up."""
         self._hello = msgspec.structs.replace(self._hello, link=os.urandom(16), steal=True)
-        self._reliable = Reliable()
+        self._begin()
         self._is_open = self._was_welcomed = False
 
     def move(self, endpoint: str, server_key: str) -> None:

@@ -63,7 +63,6 @@ class Features:
     Args:
         session: of the mesh.
         name: the mesh's.
-        is_local: the ranks are on this host.
 
     Attributes:
         displays: those that can be updated.
@@ -74,7 +73,7 @@ class Features:
         gone_holds: tokens and ranks of values kept for inspections that are gone (`PinnedValue`).
     """
 
-    def __init__(self, session: Session, name: str, is_local: bool = True) -> None:
+    def __init__(self, session: Session, name: str) -> None:
         self._session = session
         self.metrics = Metrics()
         self.comms = RankComms(
@@ -82,7 +81,7 @@ class Features:
         )
         self.displays = Displays(is_open=self.comms.is_open)
         self.shown = LiveViews()
-        self.segments = SegmentPool(name, is_local)
+        self.segments = SegmentPool(name)
         self.gone_holds: deque[tuple[str, tuple[int, ...]]] = deque()
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[Any]) -> None:

@@ -76,7 +76,7 @@ class Session:
         )
         started_at = time.monotonic() if started_at is None else started_at
         self.life = Life(self.num_ranks, started_at, on_progress)
-        self.features = Features(self, ticket.name, is_local=not ticket.agents)
+        self.features = Features(self, ticket.name)
         self._sink, self._steal = sink, steal
         self._hosts: HostConnections | None = None  # made by the link's thread
         self._owner_pid = os.getpid()
@@ -114,6 +114,11 @@ class Session:
         self._link.start()  # last, as the agent's first message may need all of the above
 
     # ---- what there is to know
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether the mesh was started on hosts by their names: values travel over a network."""
+        return bool(self._ticket.agents)
 
     @property
     def name(self) -> str:

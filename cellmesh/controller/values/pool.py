@@ -121,11 +121,9 @@ class SegmentPool:
 
     Args:
         name: the mesh's; ``/proc`` and ``cellmesh ps`` show it.
-        is_local: the ranks are on this host; else nothing is lent, and values are sent.
     """
 
-    def __init__(self, name: str, is_local: bool = True) -> None:
-        self._is_local = is_local
+    def __init__(self, name: str) -> None:
         self._name = memfd_name(name)
         self._lock = threading.Lock()
         self._free: list[_Segment] = []  # the one used last is the last
@@ -145,7 +143,7 @@ class SegmentPool:
                 been sent.
         """
         num_bytes = segments.num_bytes_of(pickled, buffers)
-        if num_bytes < segments.MIN_BYTES or not (self._is_local and segments.are_possible()):
+        if num_bytes < segments.MIN_BYTES or not segments.are_possible():
             return pickled, list(buffers)
         mapped, parts = segments.fold_in(pickled, buffers)
         sizes = [len(part) for part in parts]

@@ -22,7 +22,7 @@ import msgspec
 
 from ...errors import HostError
 from ...wire.attach import Detach
-from ...wire.codec import Parcel, encode
+from ...wire.codec import Frame, Parcel, encode
 from ...wire.curve import public_of
 from ...wire.faults import Faults
 from ...wire.host import host_name, started_ticks
@@ -45,6 +45,7 @@ from ...wire.messages import (
 )
 from ...wire.status import HostReport, ReadHost
 from ...wire.ticket import Ticket, read_ticket, remove_directory, write_ticket
+from ...wire.values import Chunk, Unwanted
 from .. import linux_process
 from ..rank.stdout import read_log
 from .controller_port import Attachment, Dims
@@ -81,7 +82,8 @@ class Agent:
             ticket, self._events, self._faults, self._supervisor, self._act, zygote
         )
         self._attachment = Attachment(
-            ticket, self._events, self._hear, self._greet, self._stop, self._family.hear
+            *(ticket, self._events, self._hear, self._greet, self._stop, self._family.hear),
+            self._abandon_arrivals,
         )
         self._events.watch_signals(
             (signal.SIGTERM, signal.SIGHUP), lambda: self._stop("stopped from outside")
@@ -172,20 +174,53 @@ class Agent:
 
     def _hear(self, parcels: Sequence[Parcel[Any]]) -> None:
         actions: list[Action] = []
-        for verb, buffers in parcels:
-            if type(verb) is Relay:
+        for parcel in parcels:
+            verb, buffers = parcel
+            if type(verb) is Relay and self._ticket.host is None:
                 if verb.lends:
                     buffers = self._family.lending.lend(verb, buffers, self._supervisor.pids())
                 self._attachment.pass_on(verb, buffers)
                 actions += self._supervisor.relay(verb, buffers)
+            elif type(verb) is Relay:
+                self._attachment.pass_on(verb, buffers)
+                actions += self._family.relay(self._admit(parcel))
             else:  # what was said before goes before
                 self._act(_join_relays(actions))
                 actions = []
-                self._faults.guard(self._obey, verb)
+                self._faults.guard(self._obey, verb, buffers)
         self._act(_join_relays(actions))
 
-    def _obey(self, verb: Any) -> None:
+    def _admit(self, parcel: Parcel[Relay]) -> Sequence[Parcel[Relay]]:
+        """Return an order of a controller on another host, and others that waited, once no segment
+        is missing for them.
+        """
+        arrivals, (order, frames) = self._family.lending.arrivals, parcel
+        assert arrivals is not None
+        if order.channel == "control":
+            return [parcel, *(arrivals.interrupt(frames) if arrivals else ())]
+        return arrivals.admit(parcel, order.ranks, order.run, order.lends)
+
+    def _take_chunk(self, chunk: Chunk, data: Frame) -> None:
+        arrivals = self._family.lending.arrivals
+        orders = arrivals.take(chunk, data) if arrivals is not None else None
+        if orders is None:
+            self._attachment.send([Parcel(Unwanted(chunk.loan))])
+        self._attachment.acknowledge()  # at once: the controller waits for it
+        self._act(self._family.relay(orders or ()))
+
+    def _abandon_arrivals(self) -> None:
+        """Have ranks answer runs whose values will not arrive, as their controller has left."""
+        arrivals = self._family.lending.arrivals
+        if arrivals is not None:
+            why = "the notebook left before the value had arrived: send it again"
+            self._act(self._family.relay(arrivals.abandon(why)))
+
+    def _obey(self, verb: Any, buffers: Sequence[Frame]) -> None:
         match verb:
+            case Chunk():
+                self._take_chunk(verb, buffers[0])
+            case Unwanted(loan):
+                self._attachment.sender.drop(loan)
             case Detach() if self._ticket.lease_s > 0:
                 self._attachment.dismiss("it was detached")
             case Detach() | Stop():

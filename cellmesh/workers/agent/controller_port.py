@@ -18,6 +18,7 @@ import zmq
 from ...errors import HostError, ProtocolError
 from ...wire import transport
 from ...wire.attach import Detached, Hello, Refused, Welcome
+from ...wire.bulk import Sender
 from ...wire.codec import Frame, Parcel, at_agent_from_controller, at_rank_for_control, encode
 from ...wire.curve import KeyPair, public_of
 from ...wire.host import (
@@ -33,6 +34,7 @@ from ...wire.hosts import HOST_LEASE_S
 from ...wire.limits import MAX_ANSWER_BYTES
 from ...wire.messages import PROTOCOL, Died, Relay
 from ...wire.reliable import Reliable
+from ...wire.segments import SegmentFrame
 from ...wire.stdin import InputReply
 from ...wire.ticket import Holder, Ticket, write_holder
 from .events import Events, Order
@@ -72,6 +74,8 @@ class Attachment:
     _abandon: Callable[[str], None]
     # Called with the ranks not to be read for now, as too much of theirs waits.
     _bound: Callable[[Collection[int]], None]
+    # Called when the controller has left.
+    _left: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._unheard: Collection[int] = ()
@@ -81,7 +85,8 @@ class Attachment:
         self.spool = Spool()
         self._identity: bytes | None = None
         self._link = b""
-        self._reliable: Reliable[Message] = Reliable(self.spool.acked)
+        self.sender = Sender()  # of results, to a controller on another host
+        self._reliable = self._new_reliable()
         self._is_attached = True  # as good as: who starts the mesh is about to say hello
         self._pid = self._ticket.controller_pid
         self._since = time.monotonic()
@@ -111,6 +116,13 @@ class Attachment:
 
     def _note_readable(self, event: int) -> None:
         self.may_be_readable = True
+
+    def _new_reliable(self) -> Reliable[Message]:
+        return Reliable(self.spool.acked if self._ticket.host is None else self._note_acked)
+
+    def _note_acked(self, parcels: Message) -> None:
+        self.spool.acked(parcels)
+        self.sender.acked(parcels, time.monotonic())
 
     def serve(self) -> None:
         """Handle messages of controllers; call it while the socket `may_be_readable`."""
@@ -187,6 +199,8 @@ class Attachment:
                     self._hear(self._decoder.decode(frames))
                 if self.spool:
                     self._flush()
+                if self.port is not None and self.sender:
+                    self._send_chunks()
                 if self._unheard or self.spool.given.ahead:
                     self._bound_ranks()
                 if is_new:
@@ -205,6 +219,7 @@ class Attachment:
             self._welcome(identity, self._reliable.num_received, 0)
             for preamble, message in self._reliable.resume(hello.num_received):
                 self._send([identity, preamble, *encode(message)])
+            self._send_chunks()
             return
         refusal = self._find_objection(hello)
         if refusal:
@@ -244,7 +259,7 @@ class Attachment:
         away_s = 0.0 if self._is_attached else time.monotonic() - self._since
         state, deaths, dims = self._greet()
         self._identity, self._link = identity, hello.link
-        self._reliable = Reliable(self.spool.acked)
+        self._reliable = self._new_reliable()
         self._welcome(identity, 0, away_s, dims)
         self.spool.attend(state, deaths)
         if self.port is None and (hello.pid != self._pid or not self._is_attached):
@@ -287,6 +302,7 @@ class Attachment:
     def _leave(self, reason: str) -> None:
         self._identity, self._link = None, b""
         self.spool.leave(self._reliable.take_kept())
+        self.sender = Sender()
         self._bound_ranks()
         self._note_holder(self._pid, False)
         lease_s = self._ticket.lease_s
@@ -294,6 +310,7 @@ class Attachment:
         self._why_left = (
             f"{reason}, and its lease of {format_span(lease_s)} is over" if lease_s else reason
         )
+        self._left()
 
     def _connection_changed(self, is_connected: bool) -> None:
         self._lost_at = None if is_connected else time.monotonic() + HOST_LEASE_S
@@ -336,6 +353,8 @@ class Attachment:
         if self._identity is not None:
             is_full = self.spool.num_bytes > MAX_ANSWER_BYTES
             unheard = self._ticket.ranks if is_full else frozenset(self.spool.given.ahead)
+            if self.sender and self.sender.num_bytes > MAX_ANSWER_BYTES:
+                unheard = frozenset(unheard) | self.sender.givers
         if unheard != self._unheard:
             self._unheard = unheard
             self._bound(unheard)
@@ -345,10 +364,35 @@ class Attachment:
         frames = encode(parcels)
         num_bytes = sum(map(len, frames))
         for parcel in parcels:
-            if parcel.buffers:  # of a segment, there is only its name among the frames
-                num_bytes += size_of(parcel)
+            if parcel.buffers and self._ticket.host is None:
+                num_bytes += size_of(parcel)  # of a segment, its name is among the frames
         preamble = self._reliable.wrap(parcels, num_bytes)
         self._send([self._identity, preamble, *frames])
+        if self._ticket.host is not None:
+            self._follow(parcels)
+
+    def _follow(self, parcels: Message) -> None:
+        """Send the segments that messages name to another host, in chunks."""
+        for verb, buffers in parcels:
+            if buffers and isinstance(buffers[-1], SegmentFrame):
+                self.sender.add(buffers[-1], verb.ranks)
+        if self.sender:
+            self._send_chunks()
+            self._bound_ranks()
+
+    def _send_chunks(self) -> None:
+        while (
+            self._identity is not None
+            and (parcel := self.sender.next(time.monotonic())) is not None
+        ):
+            frames = encode([parcel])
+            preamble = self._reliable.wrap([parcel], sum(map(len, frames)))
+            self._send([self._identity, preamble, *frames])
+
+    def acknowledge(self) -> None:
+        """Acknowledge at once what has arrived."""
+        if self._identity is not None:
+            self._send([self._identity, self._reliable.wrap_aside()])
 
     def _say_aside(self, identity: bytes, verb: Any) -> None:
         preamble = Reliable[Message]().wrap_aside()

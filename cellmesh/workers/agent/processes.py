@@ -12,18 +12,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...wire import marks
+from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel, at_agent_from_rank
 from ...wire.environment import VISIBLE, gpus_of
 from ...wire.faults import Faults
 from ...wire.hosts import HostPart
-from ...wire.messages import Channel, Failed, RankUnready
+from ...wire.messages import Channel, Failed, RankUnready, Relay
 from ...wire.output import StreamName
+from ...wire.segments import INTERRUPTED, SegmentFrame
 from ...wire.stream import pack
 from ...wire.ticket import Ticket
 from ...wire.values import Mapped
@@ -93,7 +95,8 @@ class Family:
         self._logs = {rank: Log(self.log_path(rank)) for rank in self._ticket.ranks}
         self._links: dict[int, RankLink] = {}
         self._unheard: Collection[int] = ()
-        self.lending = Lending(is_local=self._ticket.host is None)
+        is_local = self._ticket.host is None
+        self.lending = Lending(None if is_local else Arrivals(INTERRUPTED, "cellmesh-value"))
         self._mapped: dict[int, dict[str, int]] = {}  # rank -> path -> its length
         self._children: set[int] = set()  # those whose end has a handler of its own
         self._num_gpus = 0
@@ -194,6 +197,15 @@ class Family:
             if link is not None:
                 link.send(channel, packed)
 
+    def relay(self, orders: Iterable[Parcel[Relay]]) -> list[Action]:
+        """Relay orders of a controller on another host, whose segments have arrived."""
+        actions: list[Action] = []
+        for order, frames in orders:
+            if isinstance(frames[-1], SegmentFrame):
+                frames = self.lending.lend(order, frames, self._supervisor.pids())
+            actions += self._supervisor.relay(order, frames)
+        return actions
+
     def hear(self, unheard: Collection[int]) -> None:
         """Read messages from all ranks but these, whose messages fill the agent's memory."""
         self._unheard = unheard
@@ -264,8 +276,9 @@ class Family:
 
     def _rank_ended(self, rank: int, pid: int) -> None:
         reason, last_output = self._faults.attempt(lambda: self._bury(rank, pid), ("ended", ""))
-        self.lending.forget(rank)
+        orders = self.lending.forget(rank)
         self._act(self._supervisor.rank_ended(rank, reason, last_output, time.monotonic()))
+        self._act(self.relay(orders))
         # What it started in sessions of their own; in other states all end soon.
         if self._supervisor.state == "ready":
             marks.end_carriers(marks.value_of(self._ticket.mark, pid))

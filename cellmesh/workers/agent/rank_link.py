@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 
 from ...errors import CellmeshError, ProtocolError
+from ...wire.bulk import Arrivals
 from ...wire.codec import Frame, Parcel
 from ...wire.messages import Channel, Done, Failed, Relay
 from ...wire.output import StreamName
 from ...wire.payload import stand_in
-from ...wire.segments import Memfd, SegmentFrame, inlined, open_segment, read_ref
+from ...wire.segments import Memfd, SegmentFrame, open_segment, read_ref
 from ...wire.stream import QueuedChannel
 from ..linux_process import receive_descriptors
 from .events import Events, Order
@@ -195,10 +196,13 @@ class Lending:
     What a controller lends to ranks stays open until the run has ended on all of them; what a rank
     gives to the controller until that has acknowledged the message, as the frame is kept until
     then.
+
+    Args:
+        arrivals: the segments that a controller on another host sends; None on one host.
     """
 
-    def __init__(self, is_local: bool = True) -> None:
-        self._is_local = is_local
+    def __init__(self, arrivals: Arrivals | None = None) -> None:
+        self.arrivals = arrivals
         self.lent: dict[int, tuple[SegmentFrame, set[int]]] = {}
 
     def lend(
@@ -234,20 +238,19 @@ class Lending:
         try:
             ref = read_ref(parcel.buffers[0])
             if memfd is not None:
-                frame = SegmentFrame.of(memfd, ref.loan, ref.sizes)
-                if self._is_local:
-                    return Parcel(verb, (frame,))
-                value, buffers = inlined(verb.payload, frame)
-                return Parcel(msgspec.structs.replace(verb, payload=value), tuple(buffers))
+                return Parcel(verb, (SegmentFrame.of(memfd, ref.loan, ref.sizes),))
         except CellmeshError:
             pass
         lost = stand_in("the value has not arrived: ask for it again (mesh.pull)")
         return Parcel(msgspec.structs.replace(verb, payload=lost))
 
-    def forget(self, rank: int) -> None:
-        """Drop all segments of a rank whose process has ended."""
+    def forget(self, rank: int) -> list[Parcel[Relay]]:
+        """Drop all segments of a rank whose process has ended; return the orders to other ranks
+        that waited for one.
+        """
         for run in list(self.lent):
             self._end(run, rank)
+        return self.arrivals.forget(rank) if self.arrivals is not None else []
 
     def _end(self, run: int, rank: int) -> None:
         if run in self.lent:

@@ -176,7 +176,8 @@ def test_a_damaged_message_is_a_message_or_is_refused(
         parcels = codec().decode([header, *frames[1:]])
     except ProtocolError:
         return
-    assert codec().decode(encode(parcels)) == parcels
+    # As bytes: a damaged number may be one that equals nothing, not even itself.
+    assert encode(codec().decode(encode(parcels))) == encode(parcels)
 
 
 @every_direction

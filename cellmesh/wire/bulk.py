@@ -1,0 +1,298 @@
+"""Segments between hosts: cut into chunks on one side, put together on the other.
+
+The message that names a segment travels first, and waits at its destination until the segment has
+arrived whole; the chunks follow, no more at a time than arrive within a fraction of a second, so
+that no other message is long behind them. What a rank is to do or has said after that message waits
+with it; whatever concerns other ranks, and control messages, do not.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from . import limits, segments
+from .codec import Frame, Parcel, at_rank_for_control
+from .messages import Interrupt, Release
+from .segments import Memfd, SegmentFrame, describe_bytes
+from .values import Chunk
+
+# How many bytes may be under way: at the least, and at the most.
+MIN_WINDOW_BYTES, MAX_WINDOW_BYTES = 64 << 10, 16 << 20
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 32 << 10, 1 << 20
+# So much later than on an idle link a chunk may be acknowledged before the window is made smaller,
+# and so much before it is not made larger.
+_LATE_S, _LATER_S = 0.1, 0.2
+
+
+class Window:
+    """How many bytes of chunks may be under way, so that what is sent behind them arrives soon: as
+    many as raise the time until they are acknowledged by a tenth of a second.
+
+    Attributes:
+        num_bytes: that many.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew: nothing is under way, and the link may have changed."""
+        self.num_bytes = MIN_WINDOW_BYTES
+        self._least_s = math.inf
+
+    def note(self, num_bytes: int, took_s: float) -> None:
+        """Note how long it took until so many bytes were acknowledged."""
+        self._least_s = min(self._least_s, took_s)
+        late_s = took_s - self._least_s
+        if late_s > _LATER_S:
+            self.num_bytes = max(MIN_WINDOW_BYTES, self.num_bytes - num_bytes // 2)
+        elif late_s < _LATE_S:
+            self.num_bytes = min(MAX_WINDOW_BYTES, self.num_bytes + num_bytes)
+
+
+@dataclass
+class _Transfer:
+    frame: SegmentFrame
+    ranks: tuple[int, ...]
+    spans: collections.deque[tuple[int, int]]
+    num_left: int
+    memory: memoryview
+
+
+class Sender:
+    """Cuts segments into chunks, in the order in which they were added.
+
+    The chunks are messages of a `Reliable` each, which sends them again after a broken connection,
+    and reports their acknowledgement.
+    """
+
+    def __init__(self) -> None:
+        self._transfers: dict[int, _Transfer] = {}
+        self._under_way: dict[tuple[int, int], tuple[int, float]] = {}
+        self._num_under_way = 0
+        self._window = Window()
+
+    def __bool__(self) -> bool:
+        return bool(self._transfers)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much is still to be sent."""
+        return sum(transfer.num_left for transfer in self._transfers.values())
+
+    @property
+    def givers(self) -> frozenset[int]:
+        """The ranks whose segments are still to be sent."""
+        return frozenset(rank for each in self._transfers.values() for rank in each.ranks)
+
+    def add(self, frame: SegmentFrame, ranks: tuple[int, ...]) -> None:
+        """Send a segment.
+
+        Args:
+            frame: of the segment, which is kept open.
+            ranks: whose it is, or who read it: only what they need is sent.
+
+        Raises:
+            HostError: it cannot be mapped.
+        """
+        spans = needed_by(frame, ranks)
+        memory = segments.map_range(frame.memfd.descriptor, 0, frame.num_bytes)
+        num_bytes = sum(stop - start for start, stop in spans)
+        self._transfers[frame.ref.loan] = _Transfer(
+            frame, ranks, collections.deque(spans), num_bytes, memory
+        )
+
+    def next(self, now: float) -> Parcel[Chunk] | None:
+        """Return the next chunk to send; None if enough is under way, or nothing is left."""
+        if not self._transfers or self._num_under_way >= self._window.num_bytes:
+            return None
+        if not self._under_way:
+            self._window.begin()
+        loan, transfer = next(iter(self._transfers.items()))
+        most = max(_MIN_CHUNK_BYTES, min(_MAX_CHUNK_BYTES, self._window.num_bytes // 4))
+        at, stop = transfer.spans.popleft() if transfer.spans else (0, 0)
+        end = min(stop, at + most)
+        if end < stop:
+            transfer.spans.appendleft((end, stop))
+        transfer.num_left -= end - at
+        if not transfer.num_left:
+            del self._transfers[loan]
+        self._under_way[loan, at] = end - at, now
+        self._num_under_way += end - at
+        return Parcel(Chunk(loan, at, transfer.num_left), (transfer.memory[at:end],))
+
+    def acked(self, parcels: Sequence[Parcel[Any]], now: float) -> None:
+        """Note that the other side has these messages, which may be chunks."""
+        for verb, _ in parcels:
+            if type(verb) is Chunk and (verb.loan, verb.at) in self._under_way:
+                num_bytes, sent_at = self._under_way.pop((verb.loan, verb.at))
+                self._num_under_way -= num_bytes
+                self._window.note(num_bytes, now - sent_at)
+
+    def drop(self, loan: int) -> None:
+        """Send nothing more of a segment."""
+        self._transfers.pop(loan, None)
+
+
+def needed_by(frame: SegmentFrame, ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the ranges of a segment that some ranks read: in order, and apart."""
+    if not frame.needed:
+        return [(0, frame.num_bytes)]
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(span for rank in ranks for span in frame.needed[rank]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+@dataclass
+class _Item:
+    parcel: Parcel[Any]
+    ranks: set[int]
+    run: int
+    loan: int | None  # of the segment that it waits for
+
+
+@dataclass
+class _Arriving:
+    memfd: Memfd
+    sizes: tuple[int, ...]
+    item: _Item
+    has_begun: bool = False
+
+
+class Arrivals:
+    """Puts segments from another host together, and keeps each rank's messages in order meanwhile.
+
+    Args:
+        why_interrupted: why a segment is missing whose run was interrupted.
+        name: what ``/proc`` shows of the segments.
+    """
+
+    def __init__(self, why_interrupted: str, name: str) -> None:
+        self._why_interrupted, self._name = why_interrupted, name
+        self._control = at_rank_for_control()
+        self._items: list[_Item] = []
+        self._arriving: dict[int, _Arriving] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def admit(
+        self, parcel: Parcel[Any], ranks: Collection[int], run: int = -1, has_segment: bool = False
+    ) -> list[Parcel[Any]]:
+        """Add a message.
+
+        Args:
+            parcel: the message.
+            ranks: whose order it keeps.
+            run: that it belongs to.
+            has_segment: its last frame names a segment, which is still to arrive.
+
+        Returns:
+            The messages that wait for nothing: this one, or none.
+        """
+        if not (has_segment or self._items):
+            return [parcel]
+        item = _Item(parcel, set(ranks), run, None)
+        self._items.append(item)
+        if has_segment:
+            ref = segments.read_ref(parcel.buffers[-1])
+            item.loan = ref.loan
+            try:
+                memfd = segments.create(segments.span(ref.sizes), self._name)
+                self._arriving[ref.loan] = _Arriving(memfd, ref.sizes, item)
+            except OSError as error:
+                self._fail(item, f"a value cannot be received: {error.strerror}")
+        return self._pop()
+
+    def take(self, verb: Chunk, data: Frame) -> list[Parcel[Any]] | None:
+        """Add a chunk; return the messages that wait no more, or None if nothing waits for it."""
+        if verb.loan not in self._arriving:
+            return None
+        arriving = self._arriving[verb.loan]
+        if not arriving.has_begun and (why := _why_not(verb.num_left + len(data))):
+            self._fail(arriving.item, why)
+            return self._pop()
+        arriving.has_begun = True
+        try:
+            segments.write_at(arriving.memfd, data, verb.at)
+        except OSError as error:
+            self._fail(arriving.item, f"a value cannot be received: {error.strerror}")
+            return self._pop()
+        if verb.num_left:
+            return []
+        del self._arriving[verb.loan]
+        _finish(arriving.item, SegmentFrame.of(arriving.memfd, verb.loan, arriving.sizes))
+        return self._pop()
+
+    def interrupt(self, frames: Sequence[Frame]) -> list[Parcel[Any]]:
+        """End the wait of the runs that a message for control threads interrupts or releases, and
+        return the messages that wait no more.
+        """
+        verbs = [verb for verb, _ in self._control.decode(frames)]
+        runs = {verb.run for verb in verbs if isinstance(verb, Interrupt | Release)}
+        return self._abandon([item for item in self._items if item.run in runs], "")
+
+    def abandon(self, why: str) -> list[Parcel[Any]]:
+        """End the wait for all segments, as they will not arrive."""
+        return self._abandon(list(self._items), why)
+
+    def forget(self, rank: int) -> list[Parcel[Any]]:
+        """Drop what waits for a rank whose process has ended; return what waits no more."""
+        for item in self._items:
+            item.ranks.discard(rank)
+            if not item.ranks and item.loan is not None:
+                self._arriving.pop(item.loan, None)
+        self._items = [item for item in self._items if item.ranks]
+        return self._pop()
+
+    def _abandon(self, items: Sequence[_Item], why: str) -> list[Parcel[Any]]:
+        for item in items:
+            if item.loan is not None:
+                self._fail(item, why or self._why_interrupted)
+        return self._pop()
+
+    def _fail(self, item: _Item, why: str) -> None:
+        assert item.loan is not None
+        self._arriving.pop(item.loan, None)
+        ref = segments.read_ref(item.parcel.buffers[-1])
+        missing = msgspec.structs.replace(ref, pid=0, descriptor=-1, why_missing=why)
+        _finish(item, msgspec.msgpack.encode(missing))
+
+    def _pop(self) -> list[Parcel[Any]]:
+        """Remove and return the messages that wait for nothing, in order."""
+        blocked: set[int] = set()
+        waiting: list[_Item] = []
+        ready: list[Parcel[Any]] = []
+        for item in self._items:
+            if item.loan is None and blocked.isdisjoint(item.ranks):
+                ready.append(item.parcel)
+            else:
+                blocked |= item.ranks
+                waiting.append(item)
+        self._items = waiting
+        return ready
+
+
+def _finish(item: _Item, frame: Frame) -> None:
+    item.parcel = Parcel(item.parcel.verb, (*item.parcel.buffers[:-1], frame))
+    item.loan = None
+
+
+def _why_not(num_bytes: int) -> str:
+    """Return why a value of so many bytes is not received; "" if it is."""
+    if num_bytes < limits.CHECKED_BYTES or num_bytes <= (free := limits.free_bytes()):
+        return ""
+    return (
+        f"a value of {describe_bytes(num_bytes)} does not fit where it was to go: "
+        f"{describe_bytes(free)} of memory are free"
+    )

@@ -1,0 +1,202 @@
+"""Large values between hosts: once over each link, and nothing waits behind them for long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cellmesh as cm
+from cellmesh.errors import MeshUsageError, RanksInterrupted
+from tests.conftest import own_runtime_dir
+from tests.faults.watching import wait_until
+
+from .netns import Host
+
+WAIT_S = 60.0
+MB = 1 << 20
+# An interrupt or a status may take as long as on one host, and the tenths of a second that are
+# under way; this machine may be busy.
+SOON_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def mesh(machines: list[Host]) -> Iterator[cm.Mesh]:
+    with own_runtime_dir(), cm.start(hosts="cm1:2,cm2:2", lease_s=60) as mesh:
+        yield mesh
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(mesh: cm.Mesh, machines: list[Host]) -> Iterator[None]:
+    """As of `conftest`, for a mesh that goes on: no value that is not in use."""
+    yield
+    for host in machines:
+        host.mend()
+    mesh.cell("globals().pop('x', None); globals().pop('y', None); None")
+    wait_until(lambda: not _segments(machines), WAIT_S, "agents have let go of all values")
+
+
+def _segments(machines: list[Host]) -> list[str]:
+    found = []
+    for host in machines[:2]:
+        for process in host.meshes():
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                target = str(link.readlink()) if link.is_symlink() else ""
+                if "memfd:cellmesh-" in target:
+                    found.append(f"{process.name()}: {target}")
+    return found
+
+
+class Pushing(threading.Thread):
+    """Pushes `x` in the background.
+
+    Attributes:
+        error: what ended it.
+    """
+
+    def __init__(self, ranks: Any, **names: Any) -> None:
+        super().__init__(daemon=True)
+        self.error: BaseException | None = None
+        self._ranks, self._names = ranks, names
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._ranks.push(**self._names)
+        except BaseException as error:
+            self.error = error
+
+
+def received(hosts: list[Host]) -> list[int]:
+    return [host.num_bytes()[0] for host in hosts]
+
+
+def await_begin(hosts: list[Host], num_bytes: int) -> None:
+    before = received(hosts)
+    wait_until(
+        lambda: all(
+            now - then > num_bytes for now, then in zip(received(hosts), before, strict=True)
+        ),
+        WAIT_S,
+        "the push is under way",
+    )
+
+
+def test_value_crosses_each_link_once_and_ranks_share_it(
+    mesh: cm.Mesh, machines: list[Host]
+) -> None:
+    value = np.random.default_rng(0).random(8 * MB // 8)
+    before = received(machines[:2])
+    mesh.push(x=value)
+    for now, then in zip(received(machines[:2]), before, strict=True):
+        assert now - then < 1.2 * value.nbytes
+    assert mesh.pull("float(x.sum())").list == [float(value.sum())] * 4
+    mesh[0].cell("x[0] = -1")  # its own
+    assert mesh.pull("float(x[0])").list == [-1.0] + [float(value[0])] * 3
+
+
+def test_host_gets_the_parts_of_its_ranks(mesh: cm.Mesh, machines: list[Host]) -> None:
+    value = torch.arange(4 * MB, dtype=torch.float32).reshape(2048, -1)
+    before = received(machines[:2])
+    mesh.push(x=value, shard=0)
+    for now, then in zip(received(machines[:2]), before, strict=True):
+        assert now - then < 0.7 * value.nbytes
+    assert torch.equal(mesh.pull("x", gather=True), value)
+    mesh.push(y=value, shard=1)
+    assert torch.equal(mesh.pull("y", gather=True, dim=1), value)
+
+
+def test_arguments_and_results_are_equal_bit_for_bit(mesh: cm.Mesh) -> None:
+    value = torch.randn(3 * MB // 4)
+    assert all(torch.equal(each, value) for each in mesh.run(lambda x: x, value).list)
+    texts = mesh.run(lambda text: text[::-1], "ab" * MB).list
+    assert texts == ["ba" * MB] * 4
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_interrupt_is_not_behind_a_value(back: bool, mesh: cm.Mesh, machines: list[Host]) -> None:
+    """1 GB over 100 Mbit/s would take 80 s."""
+    if back:
+        mesh.cell("import numpy; y = numpy.ones(1 << 27)")
+        for host in machines[:2]:
+            host.slow("100mbit")
+        run = mesh.submit(lambda: y)  # type: ignore[name-defined] # noqa: F821
+        sent = [host.num_bytes()[1] for host in machines[:2]]
+        wait_until(
+            lambda: all(
+                host.num_bytes()[1] - then > 2 * MB
+                for host, then in zip(machines, sent, strict=False)
+            ),
+            WAIT_S,
+            "results are under way",
+        )
+    else:
+        for host in machines[:2]:
+            host.slow_down("100mbit")
+        run = mesh.submit(lambda x: None, np.ones(1 << 27))
+        await_begin(machines[:2], 2 * MB)
+    began = time.monotonic()
+    mesh.report()
+    assert time.monotonic() - began < SOON_S
+    began = time.monotonic()
+    run.interrupt()
+    run.wait(WAIT_S)
+    assert time.monotonic() - began < SOON_S
+    with pytest.raises((RanksInterrupted, MeshUsageError)):
+        print(run.result())
+    assert mesh.run(abs, -1).list == [1] * 4
+
+
+def test_other_ranks_are_not_behind_a_value(mesh: cm.Mesh, machines: list[Host]) -> None:
+    machines[0].slow_down("100mbit")
+    mesh.push(x=0)
+    pushing = Pushing(mesh[0], x=np.ones(8 * MB))
+    await_begin(machines[:1], MB)
+    began = time.monotonic()
+    assert mesh[1:].pull("rank").list == [1, 2, 3]
+    assert time.monotonic() - began < SOON_S
+    assert pushing.is_alive()
+    after = mesh[0].submit(lambda: len(x))  # type: ignore[name-defined] # noqa: F821
+    assert after.result() == 8 * MB  # in the order in which they were sent
+    pushing.join()
+    assert pushing.error is None
+
+
+@pytest.mark.timeout(180)
+def test_cut_in_the_middle_of_a_push_loses_nothing(mesh: cm.Mesh, machines: list[Host]) -> None:
+    value = np.random.default_rng(0).random(4 * MB)
+    machines[1].slow_down("100mbit")
+    pushing = Pushing(mesh, x=value)
+    await_begin([machines[1]], 2 * MB)
+    machines[1].cut()
+    session = mesh.rank_set.session
+    assert session._hosts is not None
+    connection = session._hosts._all[1]
+    wait_until(lambda: connection.lost_at is not None, WAIT_S, "the connection is lost")
+    machines[1].mend()
+    pushing.join(WAIT_S)
+    assert pushing.error is None
+    assert not session.dead_ranks
+    assert mesh.pull("float(x.sum())").list == [float(value.sum())] * 4
+
+
+def test_rank_that_dies_while_its_value_comes_leaves_nothing(
+    mesh: cm.Mesh, machines: list[Host]
+) -> None:
+    pids = mesh.run(lambda: __import__("os").getpid()).list
+    machines[1].slow_down("100mbit")
+    pushing = Pushing(mesh[2:], x=np.ones(8 * MB))
+    await_begin([machines[1]], MB)
+    machines[1].inside("kill", "-9", str(pids[3]))
+    wait_until(lambda: mesh.rank_set.session.dead_ranks == {3}, WAIT_S, "rank 3 is dead")
+    machines[1].mend()
+    pushing.join(WAIT_S)
+    assert "3" in str(pushing.error)
+    mesh.heal()
+    assert mesh.pull("'x' in globals()").list == [False, False, True, False]
