@@ -36,7 +36,8 @@ docs: venv
 compat: venv
 	$(BIN)/python -m tests.compat $(PYTHONS)
 
-# Several hosts, as network namespaces of this one: needs root, openssh-server, iproute2, nftables.
+# Several hosts, as network namespaces of this one: needs root, openssh-server, iproute2, nftables,
+# slurm-wlm.
 hosts: venv
 	$(BIN)/python -m pytest tests/hosts --junitxml=artifacts/hosts.xml
 

@@ -29,58 +29,6 @@ class HostEntry:
     num_ranks: int
 
 
-@dataclass(frozen=True)
-class SlurmRequest:
-    """What Slurm is asked for.
-
-    Attributes:
-        nodes: how many; None for all of this process's allocation, or one.
-        time_limit: as salloc takes it, ``2:00:00``; "" for the partition's.
-        partition: "" for the cluster's default.
-        num_ranks: of all nodes; None if `nproc_per_host` says how many.
-        nproc_per_host: of each node.
-    """
-
-    nodes: int | None = None
-    time_limit: str = ""
-    partition: str = ""
-    num_ranks: int | None = None
-    nproc_per_host: int | None = None
-
-    @property
-    def is_new(self) -> bool:
-        """Whether a new allocation is asked for, also within another."""
-        return bool(self.time_limit or self.partition)
-
-
-def check_slurm(request: SlurmRequest) -> SlurmRequest:
-    """Check what can be checked before Slurm is asked.
-
-    Raises:
-        MeshUsageError: a number or text cannot be.
-    """
-    if request.nodes is not None and (isinstance(request.nodes, bool) or request.nodes < 1):
-        raise MeshUsageError(f"--nodes must be at least 1, not {request.nodes}")
-    if request.time_limit and not re.fullmatch(r"[0-9]+([-:][0-9]+)*", request.time_limit):
-        raise MeshUsageError(
-            f"--time {request.time_limit!r} is no time of Slurm's: write it like 2:00:00 or "
-            "1-12:00:00"
-        )
-    if request.partition and not re.fullmatch(r"[\w.,-]+", request.partition):
-        raise MeshUsageError(f"--partition {request.partition!r} is no name of a partition")
-    if request.num_ranks is None and request.nproc_per_host is None:
-        raise MeshUsageError("how many ranks run on a node? Say --nproc-per-host 4")
-    if (
-        request.nodes
-        and request.nproc_per_host is None
-        and (request.num_ranks or 0) % request.nodes
-    ):
-        raise MeshUsageError(
-            f"{request.num_ranks} ranks cannot be divided equally among {request.nodes} nodes"
-        )
-    return request
-
-
 def parse_hosts(
     hosts: str | Sequence[str], num_ranks: int | None = None, nproc_per_host: int | None = None
 ) -> tuple[HostEntry, ...]:

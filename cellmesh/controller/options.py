@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from ..errors import MeshUsageError
 from .environment import read_environment, read_gpus
-from .host_list import HostEntry, SlurmRequest, check_slurm, command_for, parse_hosts
+from .host_list import HostEntry, command_for, parse_hosts
+from .node_request import ENGINES, NodeRequest, check_request, parse_arguments
 
 BACKENDS = ("auto", "gloo", "nccl")
 MAX_RANKS = 1024
@@ -48,11 +49,12 @@ class Options:
         launch: the command line that starts an agent on a host; "" for ssh.
         interface: the network interface of the hosts; "" for that of the route to this host.
         spares: hosts that may take the place of lost ones.
-        slurm: what Slurm is asked for; None without Slurm. `num_ranks` and `mesh` are checked again
-            once the nodes are known.
+        request: what Slurm or Ray is asked for; None without. `num_ranks` and `mesh` are checked
+            again once the nodes are known.
         release_command: what gives an allocation back once the mesh has ended.
         env: environment variables that the ranks get besides those of their host.
         gpus: which GPUs the ranks use, by host, "" for every host; empty for all GPUs.
+        slurm_job: the job that the hosts are nodes of; "" without Slurm.
     """
 
     num_ranks: int
@@ -69,10 +71,11 @@ class Options:
     launch: str = ""
     interface: str = ""
     spares: tuple[str, ...] = ()
-    slurm: SlurmRequest | None = None
+    request: NodeRequest | None = None
     release_command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may have secrets
     gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slurm_job: str = ""
 
 
 def parse_duration(text: str) -> float:
@@ -123,6 +126,7 @@ _OR = {
     "hosts": " like a:4,b:4 or a list of such texts",
     "launch": " like `docker exec -i {host} {command}`",
     "interface": "",
+    "launch_args": " like '--gres=gpu:4'",
 }
 
 
@@ -171,6 +175,8 @@ def make_options(
     partition: str = "",
     env: Mapping[str, str] | Iterable[str] | str = (),
     gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None,
+    launch_args: str = "",
+    queue_timeout_s: float | str | None = None,
 ) -> Options:
     """Check the options that a user gave, and fill in defaults.
 
@@ -190,9 +196,12 @@ def make_options(
         launch: a command line with ``{host}`` and ``{command}``.
         interface: of the hosts.
         spares: how many of the hosts, the last ones, are kept for those that are lost.
-        nodes, time_limit, partition: of Slurm, with `launch` ``slurm``.
         env: as `read_environment` takes it.
         gpus: as `read_gpus` takes it; None for all.
+        nodes: of Slurm or Ray, with `launch` ``slurm`` or ``ray``.
+        time_limit, partition: of Slurm.
+        launch_args: further options of salloc, or a node's resources of Ray.
+        queue_timeout_s: how long nodes may be waited for; None without limit.
 
     Raises:
         MeshUsageError: something in it cannot be.
@@ -206,29 +215,49 @@ def make_options(
         ("hosts", hosts, (str, list, tuple)),
         ("launch", launch, (str,)),
         ("interface", interface, (str,)),
+        ("launch_args", launch_args, (str,)),
     ):
         if not isinstance(value, kinds):
             raise MeshUsageError(f"{option} must be text{_OR[option]}, not {value!r}")
     dims = parse_mesh(mesh) if isinstance(mesh, str) else dict(mesh or {})
     if num_ranks is None and dims:
         num_ranks = math.prod(check_mesh(dims, None).values())
-    slurm = None
-    if launch == "slurm":
+    request = None
+    if launch in ENGINES:
         if hosts or spares:
-            raise MeshUsageError("--launch slurm takes its hosts from Slurm: leave --hosts out")
+            raise MeshUsageError(
+                f"--launch {launch} takes its hosts from {launch.title()}: leave --hosts out"
+            )
         if num_ranks is None and nodes and nproc_per_host:
             num_ranks = nodes * nproc_per_host
-        slurm = check_slurm(SlurmRequest(nodes, time_limit, partition, num_ranks, nproc_per_host))
+        request = check_request(
+            NodeRequest(
+                launch,
+                nodes,
+                num_ranks,
+                nproc_per_host,
+                time_limit,
+                partition,
+                parse_arguments(launch_args),
+                None
+                if queue_timeout_s is None
+                else _check_duration("queue_timeout_s", queue_timeout_s),
+                may_use_gpus=backend != "gloo",
+            )
+        )
         num_ranks = num_ranks or nproc_per_host  # of one node, until the nodes are known
-    elif nodes is not None or time_limit or partition:
-        raise MeshUsageError("--nodes, --time and --partition are Slurm's: add --launch slurm")
+    elif nodes is not None or time_limit or partition or launch_args or queue_timeout_s is not None:
+        raise MeshUsageError(
+            "--nodes, --time, --partition, --launch-args and --queue-timeout are for engines with "
+            "nodes of their own: add --launch slurm or --launch ray"
+        )
     entries, kept = (
         _choose_hosts(hosts, num_ranks, nproc_per_host, launch, spares)
-        if slurm is None
+        if request is None
         else ((), ())
     )
     chosen_gpus = {} if gpus is None else read_gpus(gpus)
-    if slurm is None:
+    if request is None:
         _check_gpu_hosts(chosen_gpus, {*kept, *(entry.name for entry in entries)})
     if entries:
         num_ranks = sum(entry.num_ranks for entry in entries)
@@ -272,9 +301,9 @@ def make_options(
         launch=launch,
         interface=interface,
         spares=kept,
-        slurm=slurm,
         env=read_environment(env, os.environ),
         gpus=chosen_gpus,
+        request=request,
     )
 
 

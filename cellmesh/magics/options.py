@@ -77,16 +77,25 @@ COMMANDS = {
             click.Option(
                 ["--launch"],
                 metavar="COMMAND",
-                help="What starts an agent on a host, in place of ssh: slurm, or "
+                help="What starts an agent on a host, in place of ssh: slurm, ray, or "
                 "'docker exec -i {host} {command}'.",
             ),
-            click.Option(
-                ["--nodes"], type=int, metavar="N", help="Nodes to ask Slurm for (--launch slurm)."
-            ),
+            click.Option(["--nodes"], type=int, metavar="N", help="Nodes to ask Slurm or Ray for."),
             click.Option(
                 ["--time", "time_limit"], metavar="TIME", help="Of Slurm's allocation: 2:00:00."
             ),
             click.Option(["--partition"], metavar="NAME", help="Slurm's partition."),
+            click.Option(
+                ["--launch-args"],
+                metavar="ARGUMENTS",
+                help="Further options of salloc, in quotes, like '--gres=gpu:4 --account=x'; of "
+                "Ray what each node gives: 'CPU=8 GPU=4'.",
+            ),
+            click.Option(
+                ["--queue-timeout", "queue_timeout_s"],
+                metavar="TIME",
+                help="How long to wait for nodes of Slurm or Ray: 10m (no limit).",
+            ),
             click.Option(
                 ["--spares"],
                 type=int,

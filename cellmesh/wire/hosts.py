@@ -47,7 +47,7 @@ class HostPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         interface: the network interface that has the address.
         joins: the mesh is ready, and the agent takes the place of one that is lost: its ranks are
             forked when the controller asks for them.
-        release_command: what gives the mesh's hosts back once the mesh has ended; of one agent.
+        release_command: run when the agent has ended; gives the mesh's hosts back after the last.
     """
 
     index: int

@@ -74,6 +74,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         release_command: what gives an allocation back that was made for the mesh.
         env: environment variables that the ranks get besides those of their host.
         gpus: which GPUs the ranks use, by host (`environment.gpus_of`); empty for all.
+        slurm_job: the job that the hosts are nodes of; "" without Slurm.
         curve_secret: CURVE's secret key of this ticket's owner (Z85): an agent, or controllers.
     """
 
@@ -109,6 +110,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     release_command: tuple[str, ...] = ()
     env: dict[str, str] = {}
     gpus: dict[str, tuple[str, ...]] = {}
+    slurm_job: str = ""
     curve_secret: str = ""
 
     @property

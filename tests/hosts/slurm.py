@@ -37,10 +37,12 @@ def slurm() -> Iterator[Path]:
         f"SlurmdPidFile={root}/slurmd-%n.pid\nSlurmctldLogFile={root}/log/slurmctld\n"
         f"SlurmdLogFile={root}/log/slurmd-%n\nSlurmctldPort=16917\n"
         "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\n"
-        "SelectTypeParameters=CR_Core\nMpiDefault=none\nReturnToService=2\n"
+        "SelectTypeParameters=CR_Core\nMpiDefault=none\nReturnToService=0\n"
         "SlurmdParameters=config_overrides\nMailProg=/bin/true\nKillWait=1\n"
         f"NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[16918-16919] CPUs=4\n"
-        "PartitionName=test Nodes=n[1-2] Default=YES MaxTime=60 State=UP OverSubscribe=YES\n"
+        "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\n"
+        "PartitionName=test Nodes=n[1-2] Default=YES MaxTime=60 State=UP PriorityTier=1\n"
+        "PartitionName=urgent Nodes=n[1-2] MaxTime=60 State=UP PriorityTier=9 PreemptMode=OFF\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", str(config))
@@ -56,7 +58,7 @@ def slurm() -> Iterator[Path]:
             yield root
         finally:
             with contextlib.suppress(RuntimeError):
-                run("scancel", "--partition=test")
+                run("scancel", "--user=root")
             for path in (*root.glob("slurm*.pid"), root / "munge/pid"):
                 with contextlib.suppress(OSError, ValueError):
                     os.kill(int(path.read_text()), signal.SIGTERM)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +14,9 @@ from typing import Any
 import pytest
 
 import cellmesh as cm
-from cellmesh.controller.session.hosts import connections
-from cellmesh.errors import CellmeshError, HostError, MeshUsageError
-from tests.conftest import check_nothing_left
+from cellmesh.controller.session.session import StartProgress
+from cellmesh.errors import CellmeshError, HostError, MeshUsageError, RankFailure
+from tests.conftest import check_nothing_left, processes_named
 from tests.faults.watching import wait_until
 
 from .netns import run
@@ -70,21 +72,119 @@ def test_mesh_uses_the_allocation_that_it_is_in() -> None:
     assert "['n1', 'n1', 'n2', 'n2']" in text
 
 
-def test_cancelled_job_ends_the_mesh_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HOST_LEASE_S", 1.0)
-    mesh = cm.start(launch="slurm", nodes=2, nproc_per_host=1, lease_s=60)
-    subprocess.run(["scancel", "--name=cellmesh"], check=True)
+def test_options_of_salloc_are_passed_on() -> None:
+    arguments = "--comment='two words' --cpus-per-task=2"
+    with cm.start(launch="slurm", nodes=1, nproc_per_host=2, launch_args=arguments) as mesh:
+        job = run("scontrol", "show", "job", "--oneliner")
+        assert "Comment=two words" in job
+        assert "NumCPUs=4" in job
+        assert mesh.pull("rank").list == [0, 1]
+
+
+def test_queued_job_is_shown_and_cancelled_by_an_interrupt() -> None:
+    run("salloc", "--no-shell", "--nodes=2", "--exclusive")
+    stages: list[str] = []
+
+    def show(progress: StartProgress) -> None:
+        stages.append(progress.stage)
+        if "pending" in progress.stage:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        cm.start(launch="slurm", nodes=2, nproc_per_host=1, on_progress=show)
+    assert re.fullmatch(r"job \d+: pending \(\w+\)", stages[-1])
+    assert run("squeue", "-h", "-o", "%j %T").split() == ["no-shell", "RUNNING"]
+    run("scancel", "--name=no-shell")
+
+
+def test_queued_job_ends_with_its_notebook() -> None:
+    run("salloc", "--no-shell", "--nodes=2", "--exclusive")
+    script = "import cellmesh as cm; cm.start(launch='slurm', nodes=2, nproc_per_host=1)"
+    script = f"import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); {script}"
+    process = subprocess.Popen([sys.executable, "-c", script])
+
+    def waiting() -> bool:
+        return "cellmesh PENDING" in run("squeue", "-h", "-o", "%j %T")
+
+    wait_until(waiting, WAIT_S, "the job is queued")
+    process.kill()
+    process.wait()
+    wait_until(lambda: not waiting(), WAIT_S, "the job is no longer queued")
+    run("scancel", "--name=no-shell")
+
+
+def end_by_time() -> None:
+    (job,) = run("squeue", "-h", "-o", "%i").split()
+    run("scontrol", "update", f"jobid={job}", "timelimit=1")
+    run("scontrol", "update", f"jobid={job}", "endtime=now")
+
+
+ENDS = {
+    "it was cancelled": lambda: run("scancel", "--name=cellmesh"),
+    "another job has preempted it": lambda: run(
+        *("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--job-name=urgent"),
+        *("--output=/dev/null", "--wrap=sleep 600"),
+    ),
+    "its time limit": end_by_time,
+}
+
+
+@pytest.mark.parametrize("why", ENDS)
+def test_allocation_that_ends_in_a_cell_says_why(why: str) -> None:
+    mesh = cm.start(launch="slurm", nodes=2, nproc_per_host=1, lease_s=60, time_limit="5")
+    busy = mesh.submit_cell("while True: dist.all_reduce(torch.ones(1))")
+    ENDS[why]()
+    with pytest.raises(RankFailure, match=f"Slurm has ended job .*: {why}"):
+        busy.result(WAIT_S)
     wait_until(lambda: not mesh.alive, WAIT_S, "the mesh has ended")
-    with pytest.raises(CellmeshError, match="ended"):
+    with pytest.raises(CellmeshError, match=f"Slurm has ended job .*: {why}"):
         mesh.run(abs, -1)
     mesh.stop()
+    subprocess.run(["scancel", "--name=urgent"], check=True)
+
+
+def test_failed_node_costs_its_ranks_and_no_others() -> None:
+    with cm.start(launch="slurm", nodes=2, nproc_per_host=1, lease_s=60) as mesh:
+        mesh.cell("kept = rank + 5")
+        session = mesh.rank_set.session
+        try:
+            run("scontrol", "update", "nodename=n2", "state=down", "reason=disk")
+            wait_until(lambda: session.dead_ranks == {1}, WAIT_S, "rank 1 is lost")
+            assert "Slurm has taken node n2 from job" in session.why_dead(1)
+            assert ": disk)" in session.why_dead(1)
+            assert mesh[0].pull("kept") == 5
+            with pytest.raises(HostError, match="n2 is lost, and no agent could be started"):
+                mesh.heal()
+        finally:
+            run("scontrol", "update", "nodename=n2", "state=resume")
+    run(sys.executable, "-m", "cellmesh", "ps")  # removes what the killed agent has left
+
+
+def test_killed_agent_of_the_first_node_takes_no_other_along(runtime_dir: Path) -> None:
+    with cm.start(launch="slurm", nodes=2, nproc_per_host=1, lease_s=60) as mesh:
+        mesh.cell("kept = rank + 5")
+        session = mesh.rank_set.session
+        (agent,) = (
+            process
+            for process in processes_named(runtime_dir, "cellmesh-agent")
+            if any(f"{mesh.name}-h0/" in word for word in process.cmdline())
+        )
+        agent.kill()
+        wait_until(lambda: session.dead_ranks == {0}, WAIT_S, "rank 0 is lost")
+        assert mesh[1].pull("kept") == 6
+        assert mesh.heal(1).respawned == (0,)
+        mesh.cell(REDUCE)
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"nodes": 2, "partition": "nosuch"}, HostError, "Slurm refuses the job.*partition"),
-        ({"nodes": 9, "timeout_s": 3.0}, HostError, "was not started by Slurm within 3 s"),
+        (
+            {"nodes": 9, "queue_timeout_s": 3.0},
+            HostError,
+            "was not started by Slurm within 3 s .*pending .Partition",
+        ),
         ({"nodes": 0}, MeshUsageError, "--nodes must be at least 1"),
         ({"nodes": 1, "time_limit": "soon"}, MeshUsageError, "no time of Slurm's"),
         ({"nodes": 1, "hosts": "a:1"}, MeshUsageError, "leave --hosts out"),

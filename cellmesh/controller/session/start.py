@@ -17,9 +17,10 @@ from ...wire.host import fits, is_process, own_python, this_place
 from ...wire.marks import end_dead_meshes
 from ...wire.modules import loaded
 from ...wire.ticket import Ticket, find_strange, find_tickets, read_ticket, runtime_root
-from ..host_list import SlurmRequest
+from ..host_list import parse_hosts
 from ..kernel import own_kernel
 from ..mesh import Mesh
+from ..node_request import NodeRequest
 from ..options import (
     DEFAULT_DIM,
     Options,
@@ -30,6 +31,7 @@ from ..options import (
 )
 from ..output.cell import current_sink
 from ..output.console import Sink
+from .launch import slurm
 from .launch.hosts import HostAgents
 from .launch.launcher import Launcher
 from .launch.local import (
@@ -41,7 +43,6 @@ from .launch.local import (
     spawned,
 )
 from .launch.prestart import changes_import, own_prestart
-from .launch.slurm import allocate, entries_of
 from .session import Session, StartProgress
 
 # A notebook is restarted now and then, and the ranks are to be there then; a script is over when it
@@ -72,6 +73,8 @@ def start(
     partition: str | None = None,
     env: Mapping[str, str] | Iterable[str] | str | None = None,
     gpus: str | Mapping[str, Any] | Iterable[int] | int | None = None,
+    launch_args: str | None = None,
+    queue_timeout_s: float | str | None = None,
     timeout_s: float = 120.0,
     on_progress: Callable[[StartProgress], None] | None = None,
 ) -> Mesh:
@@ -99,20 +102,25 @@ def start(
         nproc_per_host: how many ranks run on each host that names no number.
         launch: the command line that starts `cellmesh agent` on a host, such as ``docker exec -i
             {host} {command}``; by default OpenSSH's client. ``slurm`` uses the nodes of this
-            process's allocation, or a new one.
+            process's allocation, or a new one; ``ray`` nodes of a Ray cluster.
         interface: the hosts' network interface for cellmesh, gloo, NCCL and the c10d store; by
             default that of the route to this host.
         spares: how many of the hosts, the last ones, run nothing until `Mesh.heal` has them replace
             lost ones.
-        nodes: how many nodes Slurm is asked for, with `launch` ``slurm``.
+        nodes: how many nodes Slurm or Ray is asked for.
         time_limit: of the allocation, as salloc takes it.
-        partition: to ask for.
         env: environment variables that the ranks of all hosts get besides those of their host:
             names of variables that are set here, ``["HF_HOME"]``, or names and values.
         gpus: which GPUs the ranks of each host use: ``[0, 2]`` or ``"0,2"``, counted among those
             that an engine has given (``CUDA_VISIBLE_DEVICES``); by host ``{"a": [0, 1], "b": [2]}``
             or ``"a=0,1;b=2"``; ``"none"``.
-        timeout_s: how long the start may take, in seconds.
+        partition: of Slurm.
+        launch_args: further options of salloc (``"--gres=gpu:4 --account=x"``), or what each node
+            of Ray gives (``"CPU=8 GPU=4"``; by default a CPU and, where there are some, a GPU for
+            each rank).
+        queue_timeout_s: how long nodes may be waited for, in seconds or like ``1h``; by default as
+            long as it takes.
+        timeout_s: how long the start may take, in seconds, once there are nodes.
         on_progress: told how far it has come; called on another thread.
 
     Returns:
@@ -142,6 +150,8 @@ def start(
         "partition": partition,
         "env": env,
         "gpus": gpus,
+        "launch_args": launch_args,
+        "queue_timeout_s": queue_timeout_s,
     }
     options = read_project_options(Path.cwd())
     if num_ranks is not None or mesh is not None:
@@ -173,8 +183,8 @@ def _launch(
         if on_progress is not None:
             on_progress(StartProgress("importing torch", 0, options.num_ranks, 0.0))
 
-    if options.slurm is not None:
-        options = _with_nodes(options, options.slurm, timeout_s, on_progress)
+    if options.request is not None:
+        options = _with_nodes(options, options.request, on_progress)
     if options.hosts:
         agents = HostAgents(make_ticket(options, is_lease_chosen), options.hosts, timeout_s)
         end = agents.start()
@@ -193,20 +203,22 @@ def _launch(
 
 def _with_nodes(
     options: Options,
-    request: SlurmRequest,
-    timeout_s: float,
+    request: NodeRequest,
     on_progress: Callable[[StartProgress], None] | None,
 ) -> Options:
-    """Return the options with the nodes that Slurm has given as hosts. Blocks while it queues."""
+    """Return the options with the nodes that an engine has given as hosts. Blocks while it
+    queues.
+    """
+    began = time.monotonic()
 
     def report(text: str) -> None:
         if on_progress is not None:
-            on_progress(StartProgress(text, 0, options.num_ranks, 0.0))
+            elapsed_s = time.monotonic() - began
+            on_progress(StartProgress(text, 0, options.num_ranks, elapsed_s))
 
-    name = options.name or "cellmesh"
-    allocation = allocate(request, name, os.environ, report, timeout_s)
+    allocation = slurm.allocate(request, options.name or "cellmesh", os.environ, report)
     try:
-        entries = entries_of(allocation, request.num_ranks, request.nproc_per_host)
+        entries = parse_hosts(allocation.nodes, request.num_ranks, request.nproc_per_host)
         num_ranks = sum(entry.num_ranks for entry in entries)
         is_default = tuple(options.mesh) == (DEFAULT_DIM,)
         dims = {DEFAULT_DIM: num_ranks} if is_default else check_mesh(options.mesh, num_ranks)
@@ -221,6 +233,7 @@ def _with_nodes(
         hosts=entries,
         launch=allocation.template,
         release_command=allocation.release_command,
+        slurm_job=allocation.slurm_job,
     )
 
 

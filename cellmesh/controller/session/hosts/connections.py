@@ -9,11 +9,12 @@ from typing import Any
 from ....wire.attach import Welcome
 from ....wire.codec import Parcel
 from ....wire.hosts import HOST_LEASE_S, AgentAddress, ClockReading, ReadClock
-from ....wire.messages import AgentFault
+from ....wire.messages import AgentFault, Stopped
 from ....wire.ticket import Ticket
 from ...core.clocks import ClockComparison, ClockOffset
 from ..connection import Connection, Message
 from .fan import Fan, Routed
+from .loss_inquiry import ASK_S, LossInquiry, asker_of
 
 
 def connect(ticket: Ticket, steal: bool) -> AnyConnection:
@@ -27,6 +28,7 @@ def connect(ticket: Ticket, steal: bool) -> AnyConnection:
             Connection(agent.endpoint, key, steal, (ticket.curve_secret, agent.public_key))
             for agent in ticket.agents
         ],
+        LossInquiry(asker_of(ticket)),
     )
 
 
@@ -39,9 +41,15 @@ class HostConnections:
     Args:
         agents: one a host.
         connections: to them, in the same order.
+        inquiry: finds out why a host's agent has gone.
     """
 
-    def __init__(self, agents: tuple[AgentAddress, ...], connections: list[Connection]) -> None:
+    def __init__(
+        self,
+        agents: tuple[AgentAddress, ...],
+        connections: list[Connection],
+        inquiry: LossInquiry,
+    ) -> None:
         self._fan = Fan(agents)
         self._all = connections
         self._of = {
@@ -50,6 +58,7 @@ class HostConnections:
         self._up: list[Parcel[Any]] = []
         self._reported: set[int] = set()
         self._clocks = [ClockComparison() for _ in agents]
+        self._inquiry, self._heard_at = inquiry, 0.0
 
     def descriptors(self) -> tuple[int, ...]:
         """As `Connection.descriptors`."""
@@ -90,7 +99,12 @@ class HostConnections:
                     continue
                 if isinstance(parcel.verb, Welcome):
                     self._clocks[index].begin(now)
-                yield from self._route(self._fan.join(index, parcel))
+                if not self._is_held(index, parcel.verb):
+                    yield from self._route(self._fan.join(index, parcel))
+        self._heard_at = now
+        for index, reason in self._inquiry.answers():
+            if reason:
+                yield from self._route(self._fan.lose(index, reason))
         for index in sorted(self._fan.hosts):
             lost_at = self._all[index].lost_at
             if lost_at is None:
@@ -104,6 +118,7 @@ class HostConnections:
                 self._all[index].renew()
             elif index not in self._reported:
                 self._reported.add(index)
+                self._inquiry.begin(index, self._fan.name_of(index))
                 since = clock.strftime("%H:%M:%S")
                 yield Parcel(
                     AgentFault(
@@ -111,6 +126,15 @@ class HostConnections:
                         f"as lost after {HOST_LEASE_S:.0f} s"
                     )
                 )
+
+    def _is_held(self, index: int, verb: Any) -> bool:
+        """Whether an agent's message has to wait until it is known why the agent has ended."""
+        return (
+            isinstance(verb, Stopped)
+            and index in self._fan.hosts
+            and not self._fan.is_stopping
+            and self._inquiry.begin(index, self._fan.name_of(index), verb.reason)
+        )
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -172,6 +196,8 @@ class HostConnections:
             lost_at = self._all[index].lost_at
             due.append(None if lost_at is None else lost_at + HOST_LEASE_S)
             due.append(self._clocks[index].due_s)
+        if self._inquiry.is_open:
+            due.append(self._heard_at + ASK_S)
         return min((at for at in due if at is not None), default=None)
 
     def close(self) -> None:

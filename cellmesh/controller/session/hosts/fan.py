@@ -360,6 +360,11 @@ class Fan:
         routed.down += more.down
         return routed
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the controller has ended the mesh."""
+        return self._is_stopping
+
     def describe(self, index: int) -> str:
         """Name a host and its ranks."""
         agent = self._agents[index]

@@ -158,7 +158,7 @@ class HostAgents:
             num_ranks=num_ranks,
             controller_key=public_of(self.ticket.curve_secret),
             notebook=(socket.gethostname(), *_own_addresses()),
-            release_command=self.ticket.release_command if index == 0 else (),
+            release_command=self.ticket.release_command,
         )
 
     def _start(self, parts: Sequence[HostPart]) -> list[Announcement]:

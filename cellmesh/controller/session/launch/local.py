@@ -83,6 +83,7 @@ def make_ticket(options: Options, is_lease_chosen: bool) -> Ticket:
         release_command=options.release_command,
         env=environment,
         gpus=dict(options.gpus),
+        slurm_job=options.slurm_job,
     )
     try:
         write_ticket(ticket)

@@ -10,53 +10,38 @@ import contextlib
 import os
 import re
 import selectors
+import shutil
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from ....errors import HostError, MeshUsageError
-from ...host_list import HostEntry, SlurmRequest, parse_hosts
+from ....stdlib import time
+from ...node_request import Allocation, NodeRequest
 
 # How often the queue's state is asked for while a job waits.
 _ASK_S = 2.0
 _COMMAND_S = 30.0
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Nodes that Slurm has given.
-
-    Attributes:
-        job: the job's id.
-        nodes: their names.
-        is_own: the allocation was made for the mesh, and is given back when the mesh ends.
-    """
-
-    job: str
-    nodes: tuple[str, ...]
-    is_own: bool
-
-    @property
-    def template(self) -> str:
-        """The command line that starts an agent on a node, as `command_for` reads it."""
-        return (
-            f"srun --jobid={self.job} --overlap --nodes=1 --ntasks=1 --cpu-bind=none "
-            "--nodelist={host} {command}"
-        )
-
-    @property
-    def release_command(self) -> tuple[str, ...]:
-        """What gives the allocation back; () for one that is not the mesh's own."""
-        return ("scancel", self.job) if self.is_own else ()
+# A job that ends is COMPLETING, which hides why, until its processes have ended.
+_COMPLETING_S = 5.0
+_COMPLETING_ASK_S = 0.2
+_WHY = {
+    "TIMEOUT": "its time limit ({limit}) is over",
+    "PREEMPTED": "another job has preempted it",
+    "CANCELLED": "it was cancelled (scancel)",
+    "NODE_FAIL": "one of its nodes has failed",
+    "DEADLINE": "its deadline is over",
+    "OUT_OF_MEMORY": "it ran out of memory",
+}
+_LIVING = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "RESIZING")
+_GONE_NODE = re.compile(r"DOWN|FAIL|NOT_RESPONDING|POWER|REBOOT|\*")
 
 
 def allocate(
-    request: SlurmRequest,
+    request: NodeRequest,
     name: str,
     environment: Mapping[str, str],
     report: Callable[[str], None],
-    timeout_s: float,
 ) -> Allocation:
     """Use the allocation of this process, or wait for a new one. Blocks while the job is queued.
 
@@ -65,7 +50,6 @@ def allocate(
         name: the job's, for the queue.
         environment: of this process; in an allocation it has ``SLURM_JOB_ID``.
         report: called with the queue's state while the job waits.
-        timeout_s: how long the job may be queued.
 
     Raises:
         HostError: Slurm is not there, refuses the job, or does not start it in time.
@@ -80,41 +64,83 @@ def allocate(
                 f"--nodes {wanted}: this allocation (job {job}) has {len(nodes)} nodes "
                 f"({', '.join(nodes)}); with --time or --partition a new one is asked for"
             )
-        return Allocation(job, nodes[:wanted], is_own=False)
-    job = _submit(salloc_command(request, name), report, timeout_s)
-    return Allocation(job, _nodes_of(_run("squeue", "--noheader", "-j", job, "-o", "%N")), True)
+        return allocation_of(job, nodes[:wanted], is_own=False)
+    job = _submit(salloc_command(request, name), report, request.queue_timeout_s)
+    return allocation_of(job, _nodes_of(_run("squeue", "--noheader", "-j", job, "-o", "%N")), True)
 
 
-def salloc_command(request: SlurmRequest, name: str) -> list[str]:
-    """Return the command line that asks for nodes and returns once they are given."""
+def salloc_command(request: NodeRequest, name: str) -> list[str]:
+    """Return the command line that asks for nodes and returns once they are given.
+
+    The allocation outlives the failure of a node, as the mesh does.
+    """
     return [
         "salloc",
-        "--no-shell",
         f"--job-name={name}",
         f"--nodes={request.nodes or 1}",
+        f"--ntasks-per-node={request.ranks_per_node or request.num_ranks}",
         *([f"--time={request.time_limit}"] if request.time_limit else []),
         *([f"--partition={request.partition}"] if request.partition else []),
+        *request.arguments,
+        "--no-kill",
+        "--no-shell",
     ]
 
 
-def entries_of(
-    allocation: Allocation, num_ranks: int | None, nproc_per_host: int | None
-) -> tuple[HostEntry, ...]:
-    """Return the allocation's nodes with their numbers of ranks.
+def allocation_of(job: str, nodes: tuple[str, ...], is_own: bool) -> Allocation:
+    """Describe how agents are started on the nodes of a job, and how they give the job back.
 
-    Raises:
-        MeshUsageError: nothing says how many ranks a node has.
+    Args:
+        is_own: the job was made for the mesh, and is given back when the mesh ends.
     """
-    return parse_hosts(list(allocation.nodes), num_ranks, nproc_per_host)
+    template = (
+        f"srun --jobid={job} --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none "
+        "--nodelist={host} {command}"
+    )
+    release = (sys.executable, "-m", "cellmesh.workers.agent.slurm_job", job)
+    return Allocation(nodes, template, release if is_own else (), job)
 
 
-def describe_state(job: str) -> str:
-    """Describe a job's state as Slurm does: ``TIMEOUT``, ``PREEMPTED``; "" if it is unknown."""
+def why_lost(job: str, node: str) -> str:
+    """Ask Slurm why the agent on a node has gone; "" if Slurm knows of no reason. Blocks."""
+    deadline = time.monotonic() + _COMPLETING_S
+    with contextlib.suppress(HostError):
+        while True:
+            text = _run("scontrol", "show", "job", "--oneliner", job)
+            if _field(text, "JobState") != "COMPLETING" or time.monotonic() > deadline:
+                break
+            time.sleep(_COMPLETING_ASK_S)
+        return explain_loss(text, _run("scontrol", "show", "node", "--oneliner", node), node)
+    return ""
+
+
+def explain_loss(job_text: str, node_text: str, node: str) -> str:
+    """Explain why an agent has gone by what ``scontrol show job`` and ``show node`` print; "" if
+    both live.
+    """
+    state, job = _field(job_text, "JobState"), _field(job_text, "JobId")
+    if state and state not in _LIVING:
+        why = _WHY.get(state, f"{state}, {_field(job_text, 'Reason')}")
+        return f"Slurm has ended job {job}: {why.format(limit=_field(job_text, 'TimeLimit'))}"
+    state = _field(node_text, "State")
+    if _GONE_NODE.search(state) or not _is_among(node, _field(job_text, "NodeList")):
+        reason = re.search(r"Reason=(.*?)(?: \[|$)", node_text)
+        said = f": {reason[1]}" if reason else ""
+        return f"Slurm has taken node {node} from job {job} (it is {state}{said})"
+    return ""
+
+
+def _is_among(node: str, node_list: str) -> bool:
+    if not node_list or node_list == "(null)":
+        return True
     try:
-        text = _run("scontrol", "show", "job", "--oneliner", job)
+        return node in _nodes_of(node_list)
     except HostError:
-        return ""
-    found = re.search(r"JobState=(\S+)", text)
+        return True
+
+
+def _field(text: str, name: str) -> str:
+    found = re.search(rf"\b{name}=(\S+)", text)
     return found[1] if found else ""
 
 
@@ -124,19 +150,20 @@ def read_job(text: str) -> str:
     return (found[1] or found[2]) if found else ""
 
 
-def _submit(command: list[str], report: Callable[[str], None], timeout_s: float) -> str:
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _missing(command[0], error) from error
+def _submit(command: list[str], report: Callable[[str], None], timeout_s: float | None) -> str:
+    # If this process is killed while the job is queued, salloc ends, and revokes the job.
+    guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    if shutil.which(command[0]) is None:
+        raise _missing(command[0], "No such file or directory")
+    process = subprocess.Popen(
+        [*guard, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     assert process.stdout is not None
-    text, deadline = "", time.monotonic() + timeout_s
+    text, began = "", time.monotonic()
     try:
         with process.stdout as output, selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
@@ -148,11 +175,11 @@ def _submit(command: list[str], report: Callable[[str], None], timeout_s: float)
                         break
                 if job := read_job(text):
                     report(_describe_queue(job))
-                if time.monotonic() > deadline:
+                if timeout_s is not None and time.monotonic() > began + timeout_s:
                     raise HostError(
                         f"job {job} was not started by Slurm within {timeout_s:.0f} s "
                         f"({_describe_queue(job)}): it is cancelled; ask for less, or wait longer "
-                        "(timeout_s)"
+                        "(--queue-timeout)"
                     )
         if process.wait() != 0 or not job:
             raise HostError(f"Slurm refuses the job: {text.strip()}")
@@ -182,7 +209,7 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S)
     except OSError as error:
-        raise _missing(command[0], error) from error
+        raise _missing(command[0], error.strerror) from error
     except subprocess.TimeoutExpired:
         raise HostError(f"{command[0]} does not answer: is slurmctld up? `scontrol ping`") from None
     if done.returncode:
@@ -190,8 +217,8 @@ def _run(*command: str) -> str:
     return done.stdout.strip()
 
 
-def _missing(program: str, error: OSError) -> HostError:
+def _missing(program: str, why: str | None) -> HostError:
     return HostError(
-        f"--launch slurm: cannot run {program} ({error.strerror}): it needs Slurm's commands on "
-        "this host's path"
+        f"--launch slurm: cannot run {program} ({why}): it needs Slurm's commands on this host's "
+        "path"
     )
