@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def dump_call(
     name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Frame]]:
-    """Pickle a function and its arguments.
+    """Pickle a function and its arguments, for ranks to call.
 
     Raises:
         UnpicklableError: one of them cannot be pickled; says which.
@@ -43,7 +43,7 @@ def dump_call(
 def dump_names(
     names: Mapping[str, Any], reducer: payload.Reducer | None = None
 ) -> tuple[Any, list[Frame]]:
-    """Pickle values with their names.
+    """Pickle values with their names, for ranks to bind.
 
     Args:
         names: name -> value.
@@ -82,7 +82,7 @@ def read_argv(argv: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def check_expression(expression: str) -> None:
-    """Check that a text is a Python expression.
+    """Raise an error unless a text is a Python expression.
 
     Raises:
         MeshUsageError: it does not parse.
@@ -94,12 +94,12 @@ def check_expression(expression: str) -> None:
 
 
 class CellSyntaxError(SyntaxError):
-    """A cell for the ranks does not parse."""
+    """Raised if the source of a cell for the ranks does not parse."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A parsed cell.
+    """The parsed source of a cell for the ranks.
 
     Attributes:
         source: as typed.
@@ -121,7 +121,7 @@ def _transformer() -> TransformerManager:
 
 
 def read_cell(source: str, execution_count: int = 0) -> Cell:
-    """Parse a cell.
+    """Parse the source of a cell for the ranks.
 
     Args:
         source: as typed.
@@ -148,7 +148,7 @@ _WORD_AND_REST = re.compile(r"(?:#[^\n]*\n)*([A-Za-z]\w*)(?:[ \t]+([^=\s(\[.,:;]
 
 
 def _may_be_automagic(transformed: str) -> bool:
-    """Whether IPython might take a cell, such as ``pwd`` or ``cd /tmp``, for a magic without its
+    """Return whether IPython might take a cell, as ``pwd`` or ``cd /tmp``, for a magic without its
     percent sign.
     """
     match = _WORD_AND_REST.fullmatch(transformed.strip())

@@ -1,4 +1,4 @@
-"""Saves and loads names of ranks; all ranks are asked first, so that all save or none."""
+"""Saves and loads variables of ranks; all ranks are asked first, so that all save or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .results import Results
 
 
 def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], waits: bool) -> None:
-    """Save names of all ranks; see `Mesh.save`."""
+    """Save variables of all ranks as one checkpoint; see `Mesh.save`."""
     target = _absolute(path)
     if not names:
         raise MeshUsageError("name what to save")
@@ -30,7 +30,7 @@ def save(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str], wai
 
 
 def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Load names on ranks; see `Ranks.load`."""
+    """Load a checkpoint into variables of ranks; see `Ranks.load`."""
     target = _absolute(path)
     names = tuple(dict.fromkeys(names))
     everyone = ranks.part(ranks.ranks)  # `Results`, also of one rank
@@ -41,9 +41,7 @@ def load(ranks: RankSet, names: Sequence[str], path: str | os.PathLike[str]) -> 
 
 
 def finish_saving(ranks: RankSet) -> None:
-    """Wait until the ranks have written their checkpoint; a failure is reported by the cell that
-    saved.
-    """
+    """Wait until the ranks have written their checkpoint; the cell that saved reports a failure."""
     try:
         ranks.start(FinishSave(), "the save").result()
     except CellmeshError:
@@ -58,9 +56,7 @@ def _check(ranks: RankSet, request: CheckSave | CheckLoad) -> None:
 
 
 def tell(problems: Mapping[int, str]) -> str:
-    """Join the problems that ranks report into one text, equal problems once; "" if there is
-    none.
-    """
+    """Join the problems that ranks report into one text, equal ones once; "" if there is none."""
     texts = set(problems.values())
     return texts.pop() if len(texts) == 1 else "; ".join(describe_groups(problems))
 

@@ -1,4 +1,4 @@
-"""Widgets that ranks make: passes their comms' messages on, both ways and in order.
+"""The widgets that ranks make: passes messages on between ranks and the front end, in order.
 
 What a rank says goes to the front end at once. What the front end says goes to the rank as work. A
 page that is loaded again asks the kernel for all widgets: the ranks are asked for theirs.
@@ -48,7 +48,7 @@ States = Mapping[str, tuple[str, Sequence[Frame]]]
 
 @dataclass(frozen=True)
 class _Cell:
-    """A notebook cell: its kernel, the message that it answers, its output area."""
+    """A notebook cell that started a run: its kernel, its request message, its output area."""
 
     kernel: Any
     parent: Mapping[str, Any]
@@ -57,7 +57,7 @@ class _Cell:
 
 @dataclass(eq=False)
 class _NotebookComm:
-    """The object that stands for a rank's comm in the kernel's comm manager."""
+    """Stands for the comm of a rank's widget in the kernel's comm manager."""
 
     comm_id: str
     target_name: str
@@ -66,11 +66,11 @@ class _NotebookComm:
     hear: Callable[[_NotebookComm, CommKind, dict[str, Any]], None]
 
     def handle_msg(self, message: dict[str, Any]) -> None:
-        """Handle a message of the front end."""
+        """Pass a message of the front end on to the rank."""
         self.hear(self, "message", message)
 
     def handle_close(self, message: dict[str, Any]) -> None:
-        """Handle that the front end closed the comm."""
+        """Pass on to the rank that the front end closed the comm."""
         self.hear(self, "close", message)
 
     def say(
@@ -80,9 +80,7 @@ class _NotebookComm:
         buffers: Sequence[Frame] = (),
         parent: Mapping[str, Any] | None = None,
     ) -> None:
-        """Send a message to the front end, from any thread, as part of the cell or of another
-        message.
-        """
+        """Send the front end a message, from any thread, as part of the cell or another message."""
         body = {key: value for key, value in content.items() if key != "metadata"}
         self.cell.kernel.session.send(
             self.cell.kernel.iopub_socket,
@@ -96,7 +94,7 @@ class _NotebookComm:
 
 
 class RankComms:
-    """The comms of one mesh's ranks; used on any thread.
+    """The comms of the widgets of one mesh's ranks; usable on any thread.
 
     `send` passes a message on to a rank; `ask` asks ranks for the states of their widgets and
     leaves out those that do not answer.
@@ -136,7 +134,7 @@ class RankComms:
                     self._cells.popitem(last=False)
 
     def take(self, run: int, ranks: tuple[int, ...], parcel: Parcel[ToFrontEnd]) -> None:
-        """Pass on a message of a rank's comm; called in the link's loop."""
+        """Pass a message of a rank's comm on to the front end; called in the link's loop."""
         verb, buffers = parcel
         content = unpack(verb.content)
         found = self._open.get(verb.comm)
@@ -151,7 +149,7 @@ class RankComms:
             found.say(verb.kind, content, buffers)
 
     def is_open(self, model_id: str) -> bool:
-        """Whether the front end has a widget open."""
+        """Return whether the front end has a widget with this model id open."""
         return model_id in self._open
 
     def running(self, ranks: Container[int]) -> tuple[int, ...]:
@@ -209,7 +207,7 @@ class RankComms:
             _note(cell, text)
 
     def _hear(self, known: _NotebookComm, kind: CommKind, message: dict[str, Any]) -> None:
-        """Handle a message of the front end to a comm; on one of the kernel's threads."""
+        """Pass a message of the front end on to a rank's comm; on one of the kernel's threads."""
         data = message["content"].get("data", {})
         buffers = [memoryview(buffer) for buffer in message.get("buffers", ())]
         method = data.get("method")

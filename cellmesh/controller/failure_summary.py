@@ -20,7 +20,7 @@ Outcomes = Mapping[int, Parcel[Any]]
 
 
 def refuse_dead(dead: Sequence[int], first: Died) -> RankDied:
-    """Return the error of a run on ranks that are dead.
+    """Return the error to raise for a run on ranks that are dead.
 
     Args:
         dead: those that are asked for.
@@ -61,7 +61,7 @@ def summarize(exceptions: Mapping[int, BaseException], outcomes: Outcomes) -> st
 
 
 def is_released(verb: Any) -> bool:
-    """Whether a rank ended a run only because other ranks would not join what it waited in."""
+    """Return whether a rank ended a run only because other ranks would not join its collective."""
     return type(verb) is Failed and verb.released
 
 
@@ -96,7 +96,7 @@ def describe_state(state: RankState) -> str:
 
 
 def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
-    """Describe what the ranks do that have not ended a run; ranks that wait come first.
+    """Describe what the ranks do that have not ended a run; ranks that wait are named first.
 
     Args:
         run: its number.
@@ -113,8 +113,8 @@ def describe_live(run: int, ranks: Iterable[int], states: Mapping[int, RankState
 
 
 def _doing(run: int, state: RankState | None) -> tuple[int, str, str]:
-    """Return a rank's sort key in the list, the verb in the plural for what the rank does, and the
-    rest of the phrase.
+    """Return how a rank's state is listed: its sort key, the verb in the plural, the rest of the
+    phrase.
     """
     if state is None:
         return 4, "do", " not answer"
@@ -136,7 +136,7 @@ def _conjugate(verb: str, count: int) -> str:
 
 
 def exception_of(rank: int, outcome: Parcel[Any]) -> BaseException:
-    """Return the exception that ended the run on a rank, or a `RemoteError` in its place."""
+    """Return the exception that ended a run on a rank, or a `RemoteError` in its place."""
     verb = outcome.verb
     if type(verb) is Died:
         return RankDied(rank, verb.reason, verb.last_output)

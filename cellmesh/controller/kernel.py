@@ -1,4 +1,4 @@
-"""What this process is to IPython: a Jupyter kernel, a terminal, or neither; and how it ends."""
+"""What this process is to IPython (a Jupyter kernel, a terminal, or neither), and how it ends."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def own_kernel() -> Any:
 
 
 def is_terminal() -> bool:
-    """Whether this process is IPython in a terminal, which ends when its user leaves."""
+    """Return whether this process is IPython in a terminal, which ends when its user leaves."""
     shell = own_shell()
     return shell is not None and getattr(shell, "kernel", None) is None
 
 
 def is_leaving() -> bool:
-    """Whether an interrupt is the first step of Jupyter's shutdown of the kernel: the request to
-    shut down follows at once.
+    """Return whether an interrupt is the first step of Jupyter's shutdown of the kernel: the
+    request to shut down follows at once.
     """
     kernel = own_kernel()
     if not hasattr(kernel, "_shutdown_message"):
@@ -48,7 +48,7 @@ def is_leaving() -> bool:
 
 
 def call_at_shutdown(call: Callable[[], None]) -> Callable[[], None]:
-    """Register a function for the kernel's shutdown; it is not called for a restart.
+    """Register a function to call when the Jupyter kernel shuts down, other than for a restart.
 
     The function runs on the kernel's control thread, before the kernel answers: the kernel's main
     thread, its threads and its exit handlers may take longer than the seconds after which Jupyter
@@ -88,7 +88,7 @@ def _make_do_shutdown(
 
 
 class AtExit:
-    """Ends a mesh with its notebook or terminal, and leaves it to its lease in other cases.
+    """Ends a mesh when its notebook or terminal ends, and leaves it to its lease in other cases.
 
     Args:
         is_kept: whether the mesh lives on although its notebook has ended for good.
@@ -111,7 +111,7 @@ class AtExit:
         self._forget_shutdown = call_at_shutdown(self._kernel_ends)
 
     def forget(self) -> None:
-        """Do nothing for the mesh when this process ends."""
+        """Unregister all handlers: nothing is done for the mesh when this process ends."""
         atexit.unregister(self._process_ends)
         self._forget_shutdown()
 

@@ -1,4 +1,4 @@
-"""The views of a mesh in a notebook: which are updated, and which are frozen.
+"""The pictures of a mesh in a notebook (dashboard, plots): which are updated, and which frozen.
 
 A view stands still once its mesh has ended, or newer views of its kind have taken its place.
 """
@@ -18,17 +18,17 @@ MAX_STILL = 8
 
 
 class View(Protocol):
-    """A picture in a notebook that is updated; its methods are called on any thread."""
+    """Protocol of a picture in a notebook that is updated; its methods are called on any thread."""
 
     def freeze(self, why: str) -> None:
         """Stop updating the view; what it shows stays, with a note why."""
 
     def close(self) -> None:
-        """Drop the view, which is frozen."""
+        """Forget the view, which is frozen."""
 
 
 class LiveViews:
-    """The views of one mesh; usable on any thread, and never blocked by a view.
+    """The updated pictures of one mesh; usable on any thread, and never blocked by one of them.
 
     Args:
         max_live: how many of a kind are kept up to date.
@@ -78,7 +78,7 @@ class LiveViews:
 
 
 def do_apart(calls: Sequence[Callable[[], None]]) -> None:
-    """Call functions one after the other on a thread of their own, because drawing takes long."""
+    """Call functions one after the other on a thread of their own, as drawing views takes long."""
 
     def do() -> None:
         with contextlib.ExitStack() as stack:  # each is called, whichever fails

@@ -49,26 +49,26 @@ class Mesh(Ranks):
 
     @property
     def dims(self) -> dict[str, int]:
-        """The DeviceMesh's dims: name -> size."""
+        """The sizes of the DeviceMesh's dims by their names."""
         return dict(self.rank_set.session.dims)
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...]:
-        """The names of the dims, as DeviceMesh spells it."""
+        """The names of the DeviceMesh's dims; called as DeviceMesh's attribute is."""
         return tuple(self.rank_set.session.dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the dims, as DeviceMesh spells it."""
+        """The sizes of the DeviceMesh's dims; called as DeviceMesh's attribute is."""
         return tuple(self.rank_set.session.dims.values())
 
     @property
     def ndim(self) -> int:
-        """How many dims there are, as DeviceMesh spells it."""
+        """The number of the DeviceMesh's dims; called as DeviceMesh's attribute is."""
         return len(self.rank_set.session.dims)
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """How many ranks there are, or how many along one dim, as DeviceMesh spells it.
+        """Return the number of ranks, or of ranks along one dim, as DeviceMesh's method does.
 
         Args:
             mesh_dim: its index or its name; None for all ranks.
@@ -87,7 +87,7 @@ class Mesh(Ranks):
 
     @property
     def alive(self) -> bool:
-        """Whether the mesh can run something."""
+        """Whether the mesh is ready to run cells and calls."""
         return self.rank_set.session.state == "ready"
 
     @property
@@ -108,8 +108,8 @@ class Mesh(Ranks):
         return self.rank_set.session.ready_ranks
 
     def log_path(self, rank: int) -> Path:
-        """The path of the log with everything that a rank has printed; it is removed when the mesh
-        ends.
+        """Return the path of the log with everything that a rank has printed; it is removed when
+        the mesh ends.
         """
         return self.rank_set.session.log_path(rank)
 
@@ -149,7 +149,7 @@ class Mesh(Ranks):
         session.finish_saving = None if wait else functools.partial(finish_saving, self.rank_set)
 
     def report(self) -> Sequence[RankInfo]:
-        """Each rank's process, device and memory, from the agent."""
+        """Return each rank's process, device and memory, as the agent measures them."""
         answer: HostReport | None = self.rank_set.session.ask_host()
         return answer.ranks if answer is not None else ()
 
@@ -212,7 +212,7 @@ class Mesh(Ranks):
         )
 
     def _empty_ranks(self) -> set[int]:
-        """The ranks that replaced dead ones and have been given no names since."""
+        """Return the ranks that replaced dead ones and have been given no names since."""
         return {info.rank for info in self.report() if info.predecessor_ending}
 
     def _check_source(self, source: int) -> None:

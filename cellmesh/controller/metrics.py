@@ -1,4 +1,4 @@
-"""Numbers that ranks log with `cellmesh.log`, and the plot of them."""
+"""The numbers that ranks log with `cellmesh.log`, and plots of them."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Metrics:
             watcher.on_points(frozenset(verb.names))
 
     def names(self) -> tuple[str, ...]:
-        """The names under which ranks have logged."""
+        """Return the names under which ranks have logged numbers."""
         with self._lock:
             return tuple(self._kept)
 
     def series(self, name: str) -> Mapping[int, Series]:
-        """rank -> the points that it has logged under a name."""
+        """Return, for each rank, the points that it has logged under a name."""
         with self._lock:
             kept = self._kept.get(name, {})
             return {
@@ -94,7 +94,7 @@ class Metrics:
             }
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call a watcher in the link's loop from now on; return the function that ends this."""
+        """Have a watcher called in the link's loop; return the function that ends this."""
         with self._lock:
             self._watchers.append(watcher)
 
@@ -106,7 +106,7 @@ class Metrics:
         return end
 
     def settle(self) -> None:
-        """Call watchers because a cell has ended and all of its points have arrived; called in the
+        """Call the watchers' `on_cell_end`, as a cell has ended and its points have arrived; in the
         link's loop.
         """
         with self._lock:
@@ -117,7 +117,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Band:
-    """The mean, the least and the largest value of the ranks at each step."""
+    """The mean, least and largest value that ranks logged at each step."""
 
     steps: tuple[float, ...]
     mean: tuple[float, ...]
@@ -144,7 +144,7 @@ class Plot:
     shown: LiveViews = field(default_factory=LiveViews, repr=False, compare=False)
 
     def series(self, name: str) -> Mapping[int, Series]:
-        """rank -> the points that it has logged under a name."""
+        """Return, for each rank, the points that it has logged under a name of the plot."""
         return {rank: one for rank, one in self.metrics.series(name).items() if rank in self.ranks}
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ def plot(
     mean: bool = False,
     shown: LiveViews | None = None,
 ) -> Plot:
-    """Make a plot of names, which may be logged later.
+    """Make a plot of the numbers logged under these names, which may be logged later.
 
     Raises:
         MeshUsageError: no name, or one that is none.
@@ -186,12 +186,12 @@ def plot(
 
 
 def how_to(name: str) -> str:
-    """Explain how numbers are logged under a name."""
+    """Return a hint how numbers are logged under a name."""
     return f"`cellmesh.log({name}=..., step=...)` in a cell on the ranks"
 
 
 def thin(series: Series, limit: int = MAX_DRAWN) -> Series:
-    """Return a line of at most `limit` points (and two) that looks the same: the least and the
+    """Return a curve of at most `limit` points (and two) that looks the same: the least and the
     largest point of each piece.
 
     Args:

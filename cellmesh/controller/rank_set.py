@@ -1,4 +1,4 @@
-"""Some ranks of a mesh as features see them: which ranks get work, and through which session."""
+"""A set of ranks of a mesh as features see it: which ranks get work, and through which session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RankSet:
-    """Some ranks of a mesh, as features see them.
+    """A set of ranks of a mesh, to which features send work.
 
     Args:
         session: the mesh that they belong to.
@@ -37,11 +37,11 @@ class RankSet:
         return len(self.ranks)
 
     def part(self, ranks: Sequence[int], is_single: bool = False) -> RankSet:
-        """Return other ranks of the same mesh."""
+        """Return a set of other ranks of the same mesh."""
         return RankSet(self.session, ranks, is_single)
 
     def living(self) -> list[int]:
-        """The ranks that have a process."""
+        """Return those of the ranks that have a process."""
         dead = self.session.dead_ranks
         return [rank for rank in self.ranks if rank not in dead]
 
@@ -55,7 +55,7 @@ class RankSet:
         channel: Channel = "work",
         sink: Sink | None = None,
     ) -> Run[Any]:
-        """Send work to the ranks; wait only while too much work is queued for them.
+        """Send work to the ranks as a run; wait only while too much work is queued for them.
 
         Args:
             work: what each rank does; its `run`, if it has one, is set here.
@@ -92,7 +92,7 @@ class RankSet:
     def lend(
         self, pickled: Pickled, buffers: Sequence[Frame]
     ) -> tuple[Pickled, Sequence[Frame], int]:
-        """Wait until there is room for more work, and write large arguments into a shared memory
+        """Wait until there is room for more work, and write large arguments into a shared-memory
         segment.
 
         Returns:

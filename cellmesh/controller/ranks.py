@@ -120,7 +120,7 @@ class Ranks:
         return self.submit(function, *args, **kwargs).result()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Run[Any]:
-        """As `run`, without waiting.
+        """Call a function on every rank as `run` does, and return a `Run` without waiting.
 
         Returns:
             The run: ``.result()``, ``await run``, or iterate over ``(rank, value)``.
@@ -156,7 +156,7 @@ class Ranks:
         sink: Sink | None = None,
         has_tabs: bool = False,
     ) -> Run[None]:
-        """As `cell`, without waiting.
+        """Run source as `cell` does, and return a `Run` without waiting.
 
         Args:
             source: the cell.
@@ -412,8 +412,8 @@ class Ranks:
 
     @property
     def _shown(self) -> tuple[int, int]:
-        """The rank whose widgets are shown, and the number that names this controller in their
-        messages (see `RunCall`).
+        """The rank whose widgets are shown, and the number that names this controller in the
+        widgets' messages (see `RunCall`).
         """
         return min(self.ranks), self.rank_set.session.features.comms.audience
 

@@ -1,4 +1,4 @@
-"""Compares replicas across ranks: joins the ranks' answers and describes the differences."""
+"""Compares replicas across ranks: joins the ranks' digests and describes the differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CELL = "padding:2px 10px 2px 0;text-align:left;font-family:monospace;vertical-a
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor or value that is not the same on ranks that should hold the same.
+    """A tensor or value that differs among ranks that should hold the same.
 
     Attributes:
         path: where it is.
@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The result of ``%dist_check``; shows itself as HTML or text.
+    """The result of ``%dist_check``: differences of replicas; shows itself as HTML or text.
 
     Attributes:
         expression: what was checked; "" for all wrapped models and optimizers.
@@ -110,7 +110,7 @@ class CheckReport:
         return not self.differences
 
     def summary(self) -> str:
-        """The result in one sentence."""
+        """Return in one sentence what was compared, and whether it was equal."""
         what = self.expression or "models and optimizers"
         alone = f"; {_count(self.num_alone)} held by one rank each" if self.num_alone else ""
         if self.differences:
@@ -131,7 +131,7 @@ class CheckReport:
         )
 
     def notes(self) -> list[str]:
-        """Remarks on what was not compared, or may differ."""
+        """Return remarks on what was not compared, or may differ."""
         notes = []
         if len(self.differences) > _MAX_SHOWN:
             notes.append(f"... and {len(self.differences) - _MAX_SHOWN} more that differ")
@@ -185,7 +185,7 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class SyncSummary:
-    """The result of ``%dist_sync``."""
+    """The result of ``%dist_sync``: how many tensors are equal now, and what could not be."""
 
     expression: str
     source: int
@@ -213,7 +213,7 @@ class SyncSummary:
 
 
 def check(ranks: RankSet, expression: str = "") -> CheckReport:
-    """Compare what should be equal on ranks. Blocks; runs no collective.
+    """Compare replicas that should be equal on ranks. Blocks; runs no collective.
 
     Args:
         ranks: whom to ask.
@@ -261,8 +261,8 @@ def sync(ranks: RankSet, expression: str, source: int) -> SyncSummary:
 
 
 def _measure(ranks: RankSet, expression: str, difference: Difference) -> Difference:
-    """Return the difference with the distance of each group from the first, where it can be
-    measured.
+    """Return the difference with the distance of each group of ranks from the first, where it can
+    be measured.
     """
     if difference.what != "elements":
         return difference
@@ -276,7 +276,7 @@ def _measure(ranks: RankSet, expression: str, difference: Difference) -> Differe
 
 
 def bring_together(expression: str, by_rank: Mapping[int, Sequence[Entry]]) -> CheckReport:
-    """Return the differences among ranks whose entries should be equal.
+    """Compare what ranks answered to a `Check`, and return the differences that should not be.
 
     Args:
         expression: what was checked.
@@ -369,7 +369,7 @@ def _list(names: Sequence[str]) -> str:
 def copy_names(
     source: RankSet, targets: RankSet, others: RankSet | None = None
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Copy the names of one rank's namespace. Blocks.
+    """Copy the variables of one rank to other ranks. Blocks.
 
     The values travel as one pickle, so that what belongs together (a model and its optimizer) still
     does; the notebook passes it on unread.

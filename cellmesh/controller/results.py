@@ -1,4 +1,4 @@
-"""The results of a run by rank."""
+"""The results of a run, by rank."""
 
 from __future__ import annotations
 

@@ -75,20 +75,20 @@ class Run(Generic[T]):
     # ---- for users
 
     def done(self) -> bool:
-        """Whether every rank has ended the run."""
+        """Return whether every rank has ended the run."""
         return self._has_ended
 
     def waiting_ranks(self) -> list[int]:
-        """The ranks that have not ended the run."""
+        """Return the ranks that have not ended the run."""
         return [rank for rank in self.ranks if rank not in self._outcomes]
 
     def failed_ranks(self) -> list[int]:
-        """The ranks that ended the run with an exception, or died."""
+        """Return the ranks that ended the run with an exception, or died."""
         ended = list(self._outcomes.items())
         return sorted(rank for rank, outcome in ended if type(outcome.verb) is not Done)
 
     def timings(self) -> dict[int, Timing]:
-        """How long each rank took, of a run with ``timed`` (see `Ranks.submit_cell`)."""
+        """Return how long each rank took, for a run with ``timed`` (see `Ranks.submit_cell`)."""
         verbs = {rank: outcome.verb for rank, outcome in list(self._outcomes.items())}
         times = {rank: getattr(verb, "timing", None) for rank, verb in verbs.items()}
         return {rank: timing for rank, timing in sorted(times.items()) if timing is not None}
@@ -153,7 +153,7 @@ class Run(Generic[T]):
         self._interrupted = True
 
     def cancel(self) -> bool:
-        """Interrupt this run and no other; where it is queued, it does not begin. Does not wait.
+        """Interrupt this run and no other; if it is queued, it does not begin. Does not wait.
 
         Returns:
             Whether it had not ended yet.
@@ -301,7 +301,7 @@ class Run(Generic[T]):
         )
 
     def finish(self, now: float) -> None:
-        """Note that every rank has ended the run."""
+        """Note that every rank has ended the run; wake waiting threads and call callbacks."""
         try:
             self.clear_live()
             self.printer.finish(now, is_raised=bool(self._callers))
@@ -323,7 +323,7 @@ class Run(Generic[T]):
     # ---- inside
 
     def _wait_for_end(self, timeout_s: float | None = None, raises: bool = False) -> bool:
-        """Wait for the end; `raises`: the caller is going to raise the failure of the ranks."""
+        """Wait for the run's end; `raises`: the caller will raise the failure of the ranks."""
         caller = object()
         if raises:
             self._callers.add(caller)

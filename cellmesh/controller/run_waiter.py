@@ -1,4 +1,4 @@
-"""Waits for a run: receives its news, puts its questions to the user, and handles the stop
+"""Waits for a run: receives messages meanwhile, asks the user what ranks ask, and handles the stop
 button.
 """
 
@@ -31,13 +31,13 @@ Serve = Callable[[Callable[[], bool], float, Callable[[], object]], None]
 
 
 class RunControl(Protocol):
-    """What a run's waiter may do through the session: receive messages, interrupt the run, answer
-    questions.
+    """Protocol of what a run's waiter may do through the session: receive messages, interrupt the
+    run, answer questions.
     """
 
     @property
     def serve(self) -> Serve | None:
-        """Receive messages of ranks on the waiting thread; None if another thread receives them."""
+        """A function that receives ranks' messages on this thread; None if another thread does."""
 
     def hand_over(self) -> None:
         """Have another thread receive messages of ranks while this one waits for the user to answer
@@ -45,16 +45,16 @@ class RunControl(Protocol):
         """
 
     def interrupt_run(self, number: int, ranks: Sequence[int]) -> None:
-        """Interrupt a run on its ranks; a second call soon after kills those that go on."""
+        """Interrupt a run on its ranks; a second call soon after kills ranks that do not stop."""
 
     def begin_wait(self, number: int, ranks: Sequence[int]) -> None:
-        """Note that the user waits for the end of a run on these ranks, and does nothing else."""
+        """Note that the user waits for a run's end on these ranks, and submits nothing else."""
 
     def reply(self, requests: Mapping[int, int], text: str, is_end: bool = False) -> None:
-        """Answer ranks (rank -> request) that ask the user; `is_end` answers with end of input."""
+        """Send ranks (rank -> request) the user's input that they asked for, or end of file."""
 
     def condemned(self) -> Collection[int]:
-        """Return the ranks that are about to be killed."""
+        """Return the ranks that the agent will kill unless they react to an interrupt before."""
 
 
 class RunWaiter:
@@ -97,7 +97,7 @@ class RunWaiter:
 
     @property
     def has_questions(self) -> bool:
-        """Whether a rank asks the user something."""
+        """Whether a rank waits for the user to answer a request for input."""
         return bool(self._prompts)
 
     def tell_news(self) -> None:
@@ -124,7 +124,7 @@ class RunWaiter:
         now: float,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add a question of these ranks.
+        """Add a request for input of these ranks, to be put to the user.
 
         Args:
             ranks: the ranks.
@@ -146,7 +146,7 @@ class RunWaiter:
         self.tell_news()
 
     def withdraw(self, ranks: Sequence[int], request: int | None = None) -> None:
-        """Drop the questions of these ranks, or the one that is named; close an input box that no
+        """Drop the requests for input of these ranks, or one of them; close an input box that no
         rank waits for.
         """
         if not self._prompts and self._box is None:
@@ -165,8 +165,8 @@ class RunWaiter:
     # ---- from any thread
 
     def wait_until(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait and answer questions. The stop button interrupts the run; pressed again, it kills
-        ranks that did not stop.
+        """Wait, and put requests for input to the user. The stop button interrupts the run; pressed
+        again, it kills ranks that did not stop.
 
         Args:
             is_over: what is waited for; news that change it are told with `tell_news`.
@@ -207,8 +207,8 @@ class RunWaiter:
                 self._interrupt()
 
     def wait_beside(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait while another thread receives news; ask the user nothing, and let the stop button
-        end only this wait.
+        """Wait while another thread receives messages; ask the user nothing, and let the stop
+        button end only this wait.
 
         Returns:
             Whether it is over, rather than the time.
@@ -224,8 +224,8 @@ class RunWaiter:
                 self._num_waiting -= 1
 
     async def await_until(self, is_over: Callable[[], bool]) -> None:
-        """Wait in an asyncio loop; a question blocks the loop, as ``input()`` would. Cancelling
-        interrupts the run.
+        """Wait in an asyncio loop; a request for input blocks the loop, as ``input()`` would.
+        Cancelling interrupts the run.
         """
         if not is_over():
             self._control.hand_over()
@@ -261,7 +261,7 @@ class RunWaiter:
     # ---- inside
 
     def _attend(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until the run is over or the time is up, and put its questions to the user."""
+        """Wait until the run is over or the time is up, and put requests for input to the user."""
         can_answer = threading.current_thread() is threading.main_thread()
         self._num_attending += can_answer
         try:
@@ -285,9 +285,7 @@ class RunWaiter:
             self._num_attending -= can_answer
 
     def _await_news(self, seen: object, until: float) -> None:
-        """Wait until there are news that the caller has not seen, the time is up, or a signal
-        arrives.
-        """
+        """Wait until the run has changed since `seen`, the time is up, or a signal arrives."""
 
         def wait() -> None:
             with self._news:
@@ -304,12 +302,12 @@ class RunWaiter:
             self._serve(lambda: self._last_news is not seen, until, wait)
 
     def _next_prompt(self, now: float) -> tuple[Prompt | None, float | None]:
-        """Return the question for the user now, or when there will be one."""
+        """Return the prompt to put to the user now, and when to look for the next."""
         running = self._running()
         return self._prompts.take_due(running, now), self._prompts.due_at(running)
 
     def _put(self, prompt: Prompt) -> None:
-        """Put a question to the user, and send the answer to the ranks that ask it."""
+        """Put a prompt to the user, and send the answer to the ranks that ask for it."""
         try:
             try:
                 with self._news:
@@ -347,7 +345,7 @@ class RunWaiter:
         return "; ".join(parts) or f"{self._title} was interrupted"
 
     def _drop_questions(self) -> None:
-        """Drop the questions of ranks that are being interrupted."""
+        """Drop the requests for input of ranks that are being interrupted."""
         with self._news:
             self._prompts.withdraw(self._running())
 
@@ -362,7 +360,7 @@ class RunWaiter:
 
 
 def _do_nothing() -> None:
-    """Handle the stop button after the run has ended."""
+    """Stand in for `Run.interrupt` after the run has ended."""
 
 
 def _make_waker() -> tuple[asyncio.Future[None], Callable[[], None]]:

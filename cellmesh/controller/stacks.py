@@ -1,4 +1,4 @@
-"""Shows the stacks of ranks, equal stacks once."""
+"""Shows the Python stacks of ranks, equal stacks once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def show_stacks(
 
 
 def fold_stacks(ranks: Sequence[int], texts: Mapping[int, str], dead: set[int]) -> str:
-    """Join equal stacks under the ranks that have them.
+    """Return ranks' stacks as one text, equal stacks once, below the ranks that have them.
 
     Args:
         ranks: all that were asked.

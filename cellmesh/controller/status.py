@@ -1,4 +1,4 @@
-"""The status of all ranks of a mesh, taken again and again for dashboards.
+"""Takes the status of all ranks of a mesh, again and again, for dashboards.
 
 Only `take_snapshot` asks a process anything; the rest is pure.
 """
@@ -39,7 +39,7 @@ MAX_VIEWS = 100
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All ranks at one moment.
+    """What all ranks of a mesh are and do at one moment.
 
     Attributes:
         at_s: when, by the agent's monotonic clock.
@@ -101,7 +101,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def take_snapshot(session: Session, before: Snapshot | None = None) -> Snapshot | None:
-    """Ask the agent and all ranks. Blocks; at most a second for ranks that do not answer.
+    """Ask the agent and all ranks for their states. Blocks, at most a second for silent ranks.
 
     Args:
         session: the mesh.
@@ -127,7 +127,7 @@ def take_snapshot(session: Session, before: Snapshot | None = None) -> Snapshot 
 def keep_states(
     before: Snapshot | None, infos: Iterable[RankInfo], at_s: float
 ) -> dict[int, RankState]:
-    """Return the states of idle ranks from the previous snapshot: they cannot have changed.
+    """Return the states of idle ranks from the previous snapshot, as these cannot have changed.
 
     Args:
         before: that snapshot.
@@ -152,7 +152,7 @@ def keep_states(
 
 
 def rank_statuses(before: Snapshot | None, now: Snapshot) -> list[RankStatus]:
-    """Return the dashboard's row of each rank.
+    """Return the dashboard's row of each rank, from the last two snapshots.
 
     Args:
         before: the snapshot before, since which CPU time is counted; None if there is none.
@@ -219,13 +219,13 @@ def _cpu(before: RankInfo | None, now: RankInfo, passed_s: float) -> float | Non
 
 
 class StatusHistory:
-    """The series of all ranks over the last minute."""
+    """The numbers of all ranks (memory, load) over the last minute, for the dashboard."""
 
     def __init__(self) -> None:
         self._samples: deque[dict[str, Any]] = deque()
 
     def add(self, at_s: float, ranks: Sequence[RankStatus]) -> dict[str, Any]:
-        """Add the numbers of a snapshot.
+        """Add the numbers of a snapshot's ranks to the history.
 
         Args:
             at_s: when it was taken.
@@ -248,12 +248,12 @@ class StatusHistory:
         return self._samples[-1]
 
     def all(self) -> list[dict[str, Any]]:
-        """The samples of the last minute, oldest first."""
+        """Return the samples of the last minute, oldest first."""
         return list(self._samples)
 
 
 class ViewHeartbeat:
-    """Knows which views a page shows: a visible view sends heartbeats.
+    """Notes which dashboards are visible in a page: a visible one sends heartbeats.
 
     Silence counts only where a view could be heard: the messages of front ends without subshells
     wait for the cell that runs. True while any view is seen; used on any thread.
@@ -267,7 +267,7 @@ class ViewHeartbeat:
         self._unheard_s = 0.0  # for so long
 
     def hear(self, view: str, is_seen: bool) -> bool:
-        """Note a view's heartbeat; on the thread that receives messages of the front end.
+        """Note the heartbeat of a view; on the thread that receives messages of the front end.
 
         Returns:
             Whether it is seen now and was not before.
@@ -288,7 +288,7 @@ class ViewHeartbeat:
             return is_new
 
     def pass_time(self, seconds: float) -> None:
-        """Drop views whose heartbeats have stopped."""
+        """Count silence of views, and drop views whose heartbeats have stopped."""
         loop = self._loop
         if loop is None or loop.is_closed():  # closed with its subshell
             self._count(seconds)

@@ -1,5 +1,5 @@
-"""The open questions of one run; ranks that ask the same are answered together. Pure but for
-`ask_user`.
+"""The open requests for input of one run's ranks; equal requests are answered together. Pure but
+for `ask_user`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GATHER_S = 0.2
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question as it is put to the user.
+    """One request for input as it is put to the user, for all ranks that ask the same.
 
     Attributes:
         requests: rank -> the number of its question.
@@ -45,7 +45,7 @@ class _Open:
 
 
 class Prompts:
-    """The open questions of a run's ranks: one at most for each rank."""
+    """The open requests for input of a run's ranks: one at most for each rank."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
@@ -55,18 +55,18 @@ class Prompts:
         return bool(self._open)
 
     def add(self, ranks: Collection[int], ask: InputRequest, now: float) -> None:
-        """Add a question of these ranks."""
+        """Add a request for input that these ranks have sent."""
         question = _Open(ask.request, ask.prompt, ask.is_password, now)
         self._open.update(dict.fromkeys(ranks, question))
 
     def withdraw(self, ranks: Collection[int], request: int | None = None) -> None:
-        """Drop the questions of these ranks, or the one that is named."""
+        """Drop the requests for input of these ranks, or the one of this number."""
         for rank in ranks:
             if rank in self._open and request in (None, self._open[rank].request):
                 del self._open[rank]
 
     def waits(self, prompt: Prompt) -> bool:
-        """Whether a rank still waits for the answer to a prompt."""
+        """Return whether a rank still waits for the answer to a prompt."""
         return any(
             rank in self._open and self._open[rank].request == request
             for rank, request in prompt.requests.items()
@@ -87,7 +87,7 @@ class Prompts:
         return waiting
 
     def due_at(self, running: Collection[int]) -> float | None:
-        """When the next question is put to the user; None if there is none.
+        """Return when the next prompt is to be put to the user; None if there is none.
 
         Args:
             running: the ranks that have not ended the run: if all of them ask alike, no more is
@@ -103,12 +103,12 @@ class Prompts:
         return max(asked_at, self._answered_at) + GATHER_S
 
     def take_due(self, running: Collection[int], now: float) -> Prompt | None:
-        """Return the question to put to the user now; it stays open until `close`."""
+        """Return the prompt to put to the user now, if any; it stays open until `close`."""
         due_at = self.due_at(running)
         return self._first() if due_at is not None and now >= due_at else None
 
     def first(self) -> Prompt | None:
-        """The question that is put to the user next."""
+        """Return the prompt that is put to the user next."""
         return self._first() if self._open else None
 
     def _first(self) -> Prompt:
@@ -122,7 +122,7 @@ class Prompts:
 
 
 def ask_user(prompt: Prompt) -> tuple[str, bool]:
-    """Put a question to the user, in the notebook's input box or on the console. Blocks.
+    """Put a prompt to the user, in the notebook's input box or on the console. Blocks.
 
     Returns:
         What was typed, and whether the input was ended instead; then the text says why, if there is

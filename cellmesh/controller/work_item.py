@@ -1,4 +1,4 @@
-"""The work of a run: one record, made once and passed on."""
+"""The work of one run, before it is sent: made once, and passed from feature to session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..wire.segments import SegmentFrame
 
 
 class WorkItem(msgspec.Struct, frozen=True):
-    """The work of one run.
+    """The work of one run: what ranks are to do, which ranks, and how the run is called.
 
     Attributes:
         verb: what each rank does; its `run` is set when the run has its number.
@@ -37,7 +37,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     is_single: bool = False
 
     def relay(self, run: int) -> Parcel[Relay]:
-        """What the agent passes on to the ranks for the run of this number."""
+        """Return the message that has the agent pass the work to its ranks, as this run."""
         verb: Any = msgspec.structs.replace(self.verb, run=run)
         frames = encode([Parcel(verb, tuple(self.buffers))])
         execution_count = verb.execution_count if self.kind.is_cell else 0

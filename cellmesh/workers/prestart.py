@@ -80,8 +80,8 @@ def _serve_kernel(descriptor: int, kernel_pid: int, keep_ms: int) -> None:
 
 @contextlib.contextmanager
 def _in_the_background() -> Iterator[None]:
-    """Lower this thread's priority while it imports, because the kernel runs cells. (Ranks could
-    not undo a nice value.)
+    """Enter a context in which this thread's priority is lower, for imports while the kernel runs
+    cells. (Ranks could not undo a nice value.)
     """
     is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
     if is_usual:

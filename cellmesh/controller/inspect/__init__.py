@@ -1,1 +1,1 @@
-"""Inspects values on ranks."""
+"""Inspects values on ranks, from the notebook."""

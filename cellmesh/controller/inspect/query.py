@@ -51,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspection(Mapping[int, TensorSummary]):
-    """A value as some ranks have it; a Mapping rank -> `TensorSummary` of those that have it.
+    """What ranks answered on one value; a Mapping rank -> `TensorSummary` of those that have it.
 
     Of a value with several tensors in it, these facts are of the whole, and those of its tensors
     are in `facts_of`.
@@ -84,7 +84,7 @@ class Inspection(Mapping[int, TensorSummary]):
 
     @property
     def is_one(self) -> bool:
-        """Whether the value is one tensor or plain value on each rank, not a nest."""
+        """Whether the value is one tensor or plain value on each rank, no module or container."""
         return all([item.path for item in found.items] == [""] for found in self.found.values())
 
     @property
@@ -95,11 +95,11 @@ class Inspection(Mapping[int, TensorSummary]):
         return tuple(rank for rank, found in self.found.items() if found.is_torn)
 
     def facts_of(self, path: str) -> dict[int, TensorSummary]:
-        """rank -> the summary at a path."""
+        """Return the summary of the tensor at a path, by rank."""
         return self.by_path().get(path, {})
 
     def by_path(self) -> dict[str, dict[int, TensorSummary]]:
-        """path -> rank -> summary, in the order of the first rank that has the path."""
+        """Return the summaries of the value's tensors: path -> rank -> `TensorSummary`."""
         facts: dict[str, dict[int, TensorSummary]] = {}
         for rank, found in sorted(self.found.items()):
             for item in found.items:
@@ -146,7 +146,7 @@ ANSWER_S = 20.0
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The ranks' answers and refusals.
+    """The ranks' answers to a query, and refusals.
 
     Attributes:
         answers: rank -> its answer (see `looks`).
@@ -276,7 +276,7 @@ class PinnedValue:
 
 
 def about(subject: Subject, pinned: PinnedValue | None) -> Subject:
-    """Return the query with the pinned value as its subject, in place of the expression."""
+    """Return a query with a pinned value as its subject, in place of an expression."""
     return subject if pinned is None else msgspec.structs.replace(subject, token=pinned.token)
 
 

@@ -46,7 +46,7 @@ class LargestDifference:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Ranks that should hold equal values.
+    """A set of ranks that should hold equal values of a tensor, grouped by equal values.
 
     Attributes:
         shard: what part of the whole they hold, see `TensorSummary`.
@@ -60,7 +60,7 @@ class Replicas:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All of these ranks."""
+        """All ranks that should hold equal values."""
         return tuple(sorted(rank for ranks in self.alike for rank in ranks))
 
     @property
@@ -87,7 +87,7 @@ class Comparison:
 
     @property
     def unequal(self) -> tuple[Replicas, ...]:
-        """The sets of replicas that are not equal."""
+        """The sets of ranks that should hold equal values and do not."""
         return tuple(each for each in self.replicas if not each.is_equal)
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ def compare(facts: Mapping[int, TensorSummary]) -> Comparison:
 
 
 def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
-    """Divide ranges of elements into about so many pieces of about equal size."""
+    """Divide ranges of a tensor's elements into about so many pieces of about equal size."""
     total = sum(end - begin for begin, end in parts)
     size = max(1, -(-total // num_parts))
     return tuple(
@@ -146,12 +146,12 @@ def split(parts: Sequence[tuple[int, int]], num_parts: int) -> Parts:
 
 
 def size_of(parts: Sequence[tuple[int, int]]) -> int:
-    """Return how many elements runs have in all."""
+    """Return how many elements some ranges of a tensor have in all."""
     return sum(end - begin for begin, end in parts)
 
 
 def differing(parts: Parts, digests: Sequence[Sequence[str]]) -> Parts:
-    """Return the runs of elements that are not equal on all ranks.
+    """Return the ranges of elements that are not equal on all ranks, by their digests.
 
     Args:
         parts: the runs.

@@ -1,4 +1,4 @@
-"""Inspects a value on some ranks: asks for summaries, compares replicas, counts elements."""
+"""Inspects a value on some ranks: asks them for summaries, compares replicas, counts elements."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class InspectionSource:
     def look(
         self, subject: OfValue, ranks: Sequence[int] | None = None, is_beside: bool = False
     ) -> QueryResult:
-        """Ask some ranks, or all, a question about the value."""
+        """Ask some ranks, or all, a query about the inspected value."""
         asked = self.ranks if ranks is None else tuple(ranks)
         try:
             return self._context(is_beside).look(asked, subject)
@@ -166,18 +166,18 @@ class InspectionSource:
         is_beside: bool = False,
         num_bins: int = _NUM_BINS,
     ) -> Spread | None:
-        """Make one tensor's histograms, on one scale; None if it has no finite elements."""
+        """Make one tensor's histograms on all ranks, on one scale; None without finite elements."""
         try:
             return _spread(self._context(is_beside), path, summaries, num_bins)
         except CellmeshError:
             return None
 
     def is_busy(self) -> bool:
-        """Whether any of the ranks runs something."""
+        """Return whether any of the ranks executes a run."""
         return bool(self._ranks.session.runs.busy_ranks() & set(self.ranks))
 
     def close(self) -> None:
-        """Have the ranks drop the value; does not wait."""
+        """Have the ranks drop the inspected value; does not wait."""
         self._is_closed = True
         if self._pinned is not None:
             self._pinned.let_go()
@@ -188,7 +188,7 @@ class InspectionSource:
 
 @dataclass(frozen=True)
 class _Context:
-    """Which ranks are asked about which value, and until when."""
+    """Which ranks are asked about which value, and until when answers are waited for."""
 
     ranks: RankSet
     expression: str

@@ -1,1 +1,1 @@
-"""What ranks print and display: folded, kept by rank, shown in a cell or a terminal."""
+"""What ranks print and display: equal output joined, kept by rank, shown in cell or terminal."""

@@ -68,7 +68,7 @@ class CellSink:
             self._draw_pane()
 
     def _show_one(self, block: Block | Live, texts: list[tuple[str, str]]) -> None:
-        """Show a block, or add its text to the stream message of the blocks beside it."""
+        """Show a block of output, or add its text to the stream message of the blocks beside it."""
         if self._clearing:
             self._flush(texts)
             self._clear_for(block)
@@ -100,7 +100,7 @@ class CellSink:
             self._status_id = self._redraw(self._status_id, text, final)
 
     def end(self, ranks: Sequence[int]) -> None:
-        """Show the switch between ranks: all ranks have ended the run, or printed after that."""
+        """Show the switch to each rank's output, after the run or what was printed later."""
         self._record.keeps_widgets = True
         self._displays.keep(self._record)
         if not (self._has_tabs and self._displays.has_tabs and len(ranks) > 1):
@@ -166,8 +166,8 @@ class CellSink:
                     self._record.add(RecordEntry(ranks, Line(live.stream, line)))
 
     def _redraw(self, display_id: str, text: str, final: bool) -> str:
-        """Replace the text under this id; return the id under which the new text can be
-        replaced.
+        """Replace the text of the display with this id; return the id under which the new text can
+        be replaced.
         """
         identity = display_id or uuid.uuid4().hex
         self._put({"data": {"text/plain": text}, "metadata": {}}, identity, not display_id)
@@ -329,14 +329,14 @@ class CellSink:
         self._put(self._pane.content(), self._pane_id, is_new)
 
     def _forget_places(self) -> None:
-        """Forget the displays that were redrawn in place: the cell was cleared."""
+        """Forget the ids of displays that were redrawn in place, as the cell was cleared."""
         self._live_id = self._status_id = self._tabs_id = self._tabs = self._pane_id = ""
         self._pane = Pane()
         self._bar_ids.clear()
 
 
 def current_sink(displays: Displays | None = None, has_tabs: bool = False) -> Sink:
-    """Return the caller's sink: its notebook cell in a Jupyter kernel, else the console."""
+    """Return the sink for the caller's output: its cell in a Jupyter kernel, else the console."""
     publish = cell_publisher()
     return ConsoleSink() if publish is None else CellSink(publish, displays, has_tabs)
 
@@ -364,7 +364,7 @@ def cell_publisher() -> Publish | None:
 
 
 def is_attended() -> bool:
-    """Whether the calling notebook has a front end that can answer `input()`.
+    """Return whether the calling notebook has a front end that can answer `input()`.
 
     Programs that execute notebooks (nbclient, and nbconvert and papermill by it) take no questions;
     nobody would draw a widget, and where its page is shown later there is no kernel.

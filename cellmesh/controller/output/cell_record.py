@@ -26,7 +26,7 @@ Publish = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RecordEntry:
-    """One item of an output area.
+    """One item (text, display, remark) of a cell's output area.
 
     Attributes:
         ranks: whose it is; empty for what is nobody's (remarks).
@@ -50,7 +50,7 @@ class RecordEntry:
 
 @dataclass(frozen=True)
 class RecordedOutput:
-    """What one rank has shown, without what was dropped from the record.
+    """The output of one rank in a cell, without what was dropped from the record.
 
     Attributes:
         items: in the rank's order.
@@ -62,7 +62,7 @@ class RecordedOutput:
 
 
 class Record:
-    """Remembers what one output area shows.
+    """Remembers the items of one cell's output area, to show them again by rank or after a clear.
 
     Args:
         budget_bytes: about how much; beyond twice of it, the oldest output of those ranks goes that
@@ -82,7 +82,7 @@ class Record:
 
     @property
     def entries(self) -> Sequence[RecordEntry]:
-        """The items, from top to bottom."""
+        """The items of the output area, from top to bottom."""
         return self._entries
 
     def switch_off(self) -> None:
@@ -98,7 +98,7 @@ class Record:
         self._entries, self._size, self._dropped = [], 0, {}
 
     def add(self, entry: RecordEntry) -> None:
-        """Note an item below all others."""
+        """Note that an item was shown below all others."""
         if self._is_off:
             self._dropped.update(dict.fromkeys(entry.ranks, 1))
             return
@@ -108,7 +108,7 @@ class Record:
             self._shrink()
 
     def replace(self, entry: RecordEntry) -> None:
-        """Put an item in place of the one with its `display_id`; do nothing if there is none."""
+        """Note that an item replaced the one with its `display_id`, if there is one."""
         for index in range(len(self._entries) - 1, -1, -1):
             old = self._entries[index]
             if old.display_id == entry.display_id:
@@ -120,7 +120,7 @@ class Record:
                 return
 
     def holds(self, ranks: Iterable[int]) -> bool:
-        """Whether any of these ranks has output in the area, remembered or not."""
+        """Return whether any of these ranks has output in the area, remembered or not."""
         these = set(ranks)
         return any(
             not these.isdisjoint(each)
@@ -155,7 +155,7 @@ class Record:
             self._dropped.pop(rank, None)
 
     def by_rank(self) -> dict[int, RecordedOutput]:
-        """The output of each rank."""
+        """Return the remembered output of each rank."""
         if self._is_off:
             return {}
         items: dict[int, list[Item]] = {rank: [] for rank in self._dropped}
@@ -202,7 +202,7 @@ class Record:
 
 
 def share(costs: Iterable[float], budget: float) -> float:
-    """Return the size at which items must be cut so that all together fit into the budget (max-min
+    """Return the size at which texts must be cut so that all together fit into the budget (max-min
     fair).
     """
     waiting = sorted(costs)
@@ -250,7 +250,7 @@ class Displays:
     records: collections.deque[Record] = field(default_factory=collections.deque)
 
     def put(self, rank: int, theirs: str, place: DisplayPlace) -> None:
-        """Note where a rank's display is shown."""
+        """Note where the notebook shows a rank's display, so that it can be updated."""
         self.places.pop((rank, theirs), None)
         self.places[rank, theirs] = place  # last
         if len(self.places) > _MAX_PLACES:

@@ -1,5 +1,5 @@
 """A display of their own for ranks that call `clear_output` after other ranks have shown too much
-to draw again; pure.
+to draw again. Pure.
 
 A front end can only clear a whole cell. Beside little, others' output is shown again each time;
 beside much, what these ranks show from then on stands in one display that is updated: the newest of
@@ -46,7 +46,7 @@ class Pane:
         self.is_changed = True
 
     def take(self, block: Block | Live) -> bool:
-        """Add a block; return False if the block, and what its ranks show next, belongs
+        """Add a block of output; return False if the block, and what its ranks show next, belongs
         elsewhere.
         """
         if isinstance(block, Live) or not self.ranks.intersection(block.ranks):
@@ -69,7 +69,7 @@ class Pane:
         return True
 
     def content(self) -> dict[str, Any]:
-        """The display's content."""
+        """Return the MIME bundle of the display."""
         self.is_changed = False
         above = "… the text of what came before is in %dist_logs\n" if self._dropped else ""
         text = above + "".join(as_text(block)[1] for block in self._blocks)

@@ -1,4 +1,4 @@
-"""Sinks for folded output, and the one that writes it to stdout and stderr as plain text.
+"""Sinks, which show folded output, and the one that writes it to stdout and stderr as plain text.
 
 In a terminal a bar that has ended has a line, and those that run share one redrawn line.
 """
@@ -22,23 +22,23 @@ _MAX_GOING = 2
 
 
 class Sink(Protocol):
-    """Shows output; called from the link's loop, in order."""
+    """Protocol of what shows a run's output; called from the link's loop, in order."""
 
     def show(self, blocks: Sequence[Block | Live]) -> None:
-        """Show these blocks now."""
+        """Show these blocks of output now."""
 
     def note(self, text: str) -> None:
         """Show a remark of cellmesh's own."""
 
     def status(self, text: str, final: bool) -> None:
-        """Show a status line in place of the previous one, until one is `final`; a final "" removes
-        it.
+        """Show a status line in place of the previous one; a `final` one stays, or removes it if
+        "".
         """
 
 
 class ConsoleSink:
-    """Plain text on these files; None for ``sys.stdout`` and ``sys.stderr`` as they are at the
-    time.
+    """Writes output as plain text to these files; None for ``sys.stdout`` and ``sys.stderr`` as
+    they are at the time.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -96,7 +96,7 @@ def _as_texts(block: Block | Live) -> list[tuple[str, str]]:
 
 
 class SilentSink:
-    """Shows nothing but errors and remarks (``-q``), in another sink."""
+    """Passes on to another sink only errors and remarks (``-q``)."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -111,7 +111,7 @@ class SilentSink:
 
 
 class Unremarked:
-    """A sink that drops cellmesh's remarks: the caller reports their content in another way."""
+    """Passes output on to another sink, without cellmesh's remarks, which the caller reports."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -126,7 +126,7 @@ class Unremarked:
 
 
 class ConsoleBars:
-    """The bars that a terminal has shown for one run."""
+    """Notes which progress bars of one run a terminal has shown."""
 
     def __init__(self) -> None:
         self._shown: dict[int, object] = {}
@@ -153,7 +153,7 @@ class ConsoleBars:
 
 
 def as_text(block: Block) -> tuple[str, str]:
-    """A block as plain text: (stream, text with newline)."""
+    """Return a block of output as plain text: (stream, text with newline)."""
     mark = label(block.ranks)
     match block.item:
         case Line(stream, text):
@@ -179,7 +179,7 @@ def as_text(block: Block) -> tuple[str, str]:
 
 
 def is_textual(block: Block) -> bool:
-    """Whether a stream shows the block as well as a display would."""
+    """Return whether a stream shows a block of output as well as a display would."""
     if isinstance(block.item, Line | Gap):
         return True
     if not isinstance(block.item, Rich) or block.item.kind != "result":

@@ -37,7 +37,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Line:
-    """A whole line of text, without its newline."""
+    """A whole line of text that ranks printed, without its newline."""
 
     stream: StreamName
     text: str
@@ -45,20 +45,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Rich:
-    """A display; `bundle` is its MIME bundle as JSON."""
+    """A display of a rank; `bundle` is its MIME bundle as JSON."""
 
     kind: DisplayKind
     bundle: bytes
 
     def content(self) -> dict[str, Any]:
-        """The bundle's data and metadata; empty for a display that clears."""
+        """Return the bundle's data and metadata; empty for a display that clears."""
         return unpack_bundle(self.bundle)
 
 
 @dataclass(frozen=True)
 class WidgetView(Rich):
-    """A widget. Widgets of one class on several ranks count as equal, and the lowest rank's is
-    shown.
+    """A displayed widget. Widgets of one class on several ranks count as equal, and the lowest
+    rank's is shown.
     """
 
     bundle: bytes = field(compare=False)
@@ -76,7 +76,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Gap:
-    """Output that was not sent; the rank's log has it."""
+    """Numbers of lines and bytes of a rank's output that were not sent; the rank's log has them."""
 
     num_lines: int
     num_bytes: int
@@ -98,7 +98,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Live:
-    """Unfinished lines, redrawn in place; `closed` when they do not change any more."""
+    """Unfinished lines of ranks, redrawn in place; `closed` when they do not change any more."""
 
     lines: tuple[tuple[Ranks, str], ...]
     closed: bool
@@ -113,7 +113,7 @@ class _Queued:
 
 
 class Folder:
-    """Folds the output of one run on these ranks."""
+    """Folds the output of one run: joins what its ranks print alike."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._running = set(ranks)
@@ -128,7 +128,7 @@ class Folder:
         self._ready: list[Block | Live] = []
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """Take in output of these ranks."""
+        """Add output that these ranks have sent."""
         match verb:
             case Output():
                 if self._all_alike(ranks, verb.text):
@@ -154,7 +154,7 @@ class Folder:
                     self._finish_partials(rank, now)
 
     def mark(self, rank: int, mark: Mark, now: float) -> None:
-        """Note that a progress bar of this rank stands here in its output."""
+        """Note that a progress bar of a rank is to stand below the rank's output so far."""
         self._finish_partials(rank, now)
         self._queue((rank,), mark, now)
 
@@ -186,7 +186,7 @@ class Folder:
         return ready
 
     def deadline(self) -> float | None:
-        """When `take` has more to return without new output; None if nothing is held back."""
+        """Return when `take` has more to return without new output; None if it holds none back."""
         if self._ready or self._live_changed:
             return 0.0
         if self._queues and self._all_agree():
@@ -200,8 +200,8 @@ class Folder:
     # ---- text
 
     def _all_alike(self, ranks: Ranks, text: str) -> bool:
-        """Whether all ranks printed the same whole lines and nothing is queued, so that no queue is
-        needed.
+        """Return whether all ranks printed the same whole lines and nothing is queued, so that no
+        queue is needed.
         """
         return (
             not self._queues
@@ -230,8 +230,8 @@ class Folder:
                 self._live_changed = True
 
     def _draw_canvas(self, key: tuple[int, StreamName], text: str, now: float) -> bool:
-        """Show lines that a rank redraws together as one unfinished piece; return whether that has
-        ended.
+        """Add text to lines that a rank redraws together, shown as one unfinished piece; return
+        whether that has ended.
         """
         canvas = self._canvases.get(key)
         if canvas is not None and canvas.ends(text, now):
@@ -270,8 +270,8 @@ class Folder:
             self._end_line(key, text, now)
 
     def _may_open(self, key: tuple[int, StreamName]) -> bool:
-        """Whether an unfinished line may be shown now: not before everything that its rank printed
-        earlier.
+        """Return whether an unfinished line may be shown now: not before everything that its rank
+        printed earlier.
         """
         return key not in self._open and key[0] not in self._queues
 
@@ -353,7 +353,7 @@ class Folder:
         return tuple(sorted(min(groups.items(), key=lambda pair: self._reluctance(*pair))[1]))
 
     def _all_agree(self) -> bool:
-        """Whether every rank that still runs has the same first item."""
+        """Return whether every rank that still runs has the same first item in its queue."""
         heads = iter(self._queues.values())
         first = next(heads)[0].item
         return self._running <= self._queues.keys() and all(
@@ -361,8 +361,8 @@ class Folder:
         )
 
     def _reluctance(self, item: Item, ranks: Ranks) -> tuple[int, int]:
-        """Sort key of a candidate: how many other ranks have the item, or an earlier bar, further
-        back in their queues; then the lowest rank.
+        """Return the sort key of a candidate to show: how many other ranks have the item, or an
+        earlier bar, further back in their queues; then the lowest rank.
         """
         others = [rank for rank in self._queues if rank not in ranks]
         coming = sum(

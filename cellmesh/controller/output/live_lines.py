@@ -1,5 +1,5 @@
 """Output that replaces itself: unfinished lines of many ranks that differ only in numbers become
-one, and what is cleared or updated is shown ten times a second at most; pure.
+one, and what is cleared or updated is shown ten times a second at most. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRAME_S = 0.1
 
 
 def compact(lines: Sequence[Line]) -> list[Line]:
-    """Join lines that differ only in numbers, if there are many.
+    """Join unfinished lines of ranks that differ only in numbers, if there are many.
 
     What stands for all is the line of the ranks that are behind, with how far its numbers reach. A
     rank may redraw several lines together.
@@ -75,7 +75,7 @@ def _span(column: Sequence[str]) -> str:
 
 
 class Frames:
-    """Holds back displays that would be replaced at once; used in the link's loop."""
+    """Holds back displays that others are about to replace; used in the link's loop."""
 
     def __init__(self) -> None:
         self._held: list[Block | Live] = []
@@ -84,7 +84,7 @@ class Frames:
     def pass_on(
         self, blocks: Sequence[Block | Live], now: float, everything: bool
     ) -> list[Block | Live]:
-        """Return the blocks to show now, of these and of those that were held back."""
+        """Return the blocks of output to show now, of these and of those that were held back."""
         if not self._held and not any(map(_is_change, blocks)):
             return list(blocks)
         self._held = _without_replaced([*self._held, *blocks])
@@ -95,7 +95,7 @@ class Frames:
         return held
 
     def deadline(self) -> float | None:
-        """When a block that is held back is to be shown; None if there is none."""
+        """Return when a block that is held back is to be shown; None if there is none."""
         return self._shown_at + FRAME_S if self._held else None
 
 

@@ -39,12 +39,12 @@ _CELL = '<div style="flex:1 1 240px;max-width:max-content">'
 
 
 def label(ranks: Ranks) -> str:
-    """Return ranks as a label: ``[0-3,5]``."""
+    """Return ranks as a label for output: ``[0-3,5]``."""
     return f"[{format_ranks(ranks)}]"
 
 
 def html_label(ranks: Ranks) -> str:
-    """The label as a line of HTML."""
+    """Return the label of ranks as a line of HTML."""
     return (
         '<div style="font:11px monospace;opacity:.65;margin:2px '
         f'0">{html.escape(label(ranks))}</div>'
@@ -52,7 +52,7 @@ def html_label(ranks: Ranks) -> str:
 
 
 def heading(ranks: Ranks, text: str) -> dict[str, Any]:
-    """A line with the ranks' label, for a display that has no room for one."""
+    """Return a line with the ranks' label, for a display that has no room for one."""
     line = f"{label(ranks)} {text}".rstrip()
     style = "font:11px monospace;opacity:.65;margin:2px 0"
     data = {"text/plain": line, "text/html": f'<div style="{style}">{html.escape(line)}</div>'}
@@ -60,8 +60,8 @@ def heading(ranks: Ranks, text: str) -> dict[str, Any]:
 
 
 def has_room(content: Mapping[str, Any]) -> bool:
-    """Whether `labelled` can write the ranks' label into every MIME type of a bundle that a front
-    end may choose to show.
+    """Return whether `labelled` can write the ranks' label into every MIME type of a bundle that a
+    front end may choose to show.
     """
     isolated = content.get("metadata", {}).get("text/html", {})
     if isinstance(isolated, Mapping) and isolated.get("isolated"):
@@ -134,7 +134,7 @@ def still(content: Mapping[str, Any]) -> str:
 
 
 def pre(inner: str, style: str = "") -> str:
-    """Preformatted text as HTML; `inner` is HTML already."""
+    """Return preformatted text as HTML; `inner` is HTML already."""
     return (
         "<pre "
         f'style="margin:0;padding:0;white-space:pre-wrap;overflow-wrap:anywhere;background:none;color:inherit;line-height:1.35;{style}">{inner}</pre>'
@@ -171,7 +171,7 @@ def _written(attributes: Sequence[tuple[str, str | None]]) -> str:
 
 
 def _is_script(value: str) -> bool:
-    """Whether a URL runs a script; like browsers, ignore invisible characters in it."""
+    """Return whether a URL runs a script; like browsers, ignore invisible characters in it."""
     return "".join(each for each in value[:100] if each > " ").lower().startswith("javascript:")
 
 
@@ -215,7 +215,7 @@ class _Balancer(HTMLParser):
 
 
 def unpack(packed: bytes) -> Any:
-    """Decode JSON; replace lone surrogates, which no front end accepts, by "?"."""
+    """Decode JSON of a rank; replace lone surrogates, which no front end accepts, by "?"."""
     value = json.loads(packed)
     if b"\\ud" in packed:
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -241,7 +241,7 @@ class FigureRow:
     figures: list[tuple[Ranks, Mapping[str, Any]]] = field(default_factory=list)
 
     def has_room(self, ranks: Ranks, content: Mapping[str, Any]) -> bool:
-        """Whether a figure of these ranks can be added to this row."""
+        """Return whether a figure of these ranks can be added to this row."""
         size = sum(_size(each) for _, each in self.figures) + _size(content)
         return (
             len(self.figures) < _MAX_FIGURES
@@ -250,7 +250,7 @@ class FigureRow:
         )
 
     def add(self, ranks: Ranks, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a figure; return the content of the row's display."""
+        """Add a rank's figure; return the content of the row's display."""
         self.figures.append((ranks, content))
         bundle = labelled(dict(content), ranks) if len(self.figures) == 1 else self._side_by_side()
         return {**bundle, "transient": {"display_id": self.display_id}}
@@ -268,7 +268,7 @@ class FigureRow:
 
 
 def is_figure(content: Mapping[str, Any]) -> bool:
-    """Whether a MIME bundle is one picture, with nothing but text beside it."""
+    """Return whether a MIME bundle is one picture, with nothing but text beside it."""
     kinds = set(content["data"]) - {"text/plain"}
     return (
         len(kinds) == 1 and kinds <= set(PICTURES) and isinstance(content["data"][kinds.pop()], str)

@@ -1,6 +1,4 @@
-"""Shows one run's output: folds it, holds it back as long as folding needs, and gives it to a
-sink.
-"""
+"""Shows one run's output: folds it, holds it back while folding needs, and gives it to a sink."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ class Printer:
         self._sink = sink
 
     def feed(self, ranks: Ranks, verb: Any, now: float) -> None:
-        """Take in what these ranks sent: output, displays, progress, or a question for the user."""
+        """Add what these ranks sent: output, displays, progress, or a request for input."""
         if type(verb) is Bar:
             if self._bars is None:
                 self._bars = BarBoard(self._ranks)
@@ -132,7 +130,7 @@ class Printer:
             self._sink.end(self._ranks)
 
     def deadline(self) -> float | None:
-        """When `show` has more to show; None: not before more output arrives."""
+        """Return when `show` has more to show; None: not before more output arrives."""
         if self._folder is None:
             return None
         bars = self._bars.deadline() if self._bars is not None else None

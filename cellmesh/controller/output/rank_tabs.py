@@ -1,5 +1,4 @@
-"""The switch to each rank's own output, below the folded output of a cell whose ranks printed
-different things.
+"""The switch to each rank's own output (tabs), below a cell whose ranks printed different things.
 
 Pure: what each rank has shown goes in, HTML comes out. It is `<details>` elements of one name and
 nothing else, so that it needs no kernel and no script, and is in the saved notebook. A style sheet
@@ -53,7 +52,7 @@ try {
 def switch(
     outputs: Mapping[int, RecordedOutput], identity: str, limit_bytes: int = LIMIT_BYTES
 ) -> str:
-    """Return a switch between what each rank has shown, as HTML; its newest output where it is
+    """Return HTML that switches between what each rank has shown; its newest output where it is
     large.
 
     Returns "" where there is nothing to switch: ranks that show anything show the same, or each
@@ -96,8 +95,8 @@ def _group(outputs: Mapping[int, RecordedOutput]) -> dict[Ranks, RecordedOutput]
 def _newest(
     items: Sequence[Item], limit_bytes: int, known: dict[int, tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Return the newest items as HTML pieces, one more than fits; `known` caches pieces by the
-    item's id.
+    """Return the newest items of a rank as HTML pieces, one more than fits; `known` caches pieces
+    by the item's id.
     """
     pieces: list[tuple[str, str]] = []
     size = 0
@@ -116,7 +115,7 @@ def _is_one_line(output: RecordedOutput) -> bool:
 
 
 def _is_rich(item: Item) -> bool:
-    """Whether an item is a display, not text."""
+    """Return whether an item is a display, not text."""
     return isinstance(item, Rich) and list(item.content()["data"]) != ["text/plain"]
 
 
@@ -155,7 +154,7 @@ def _details(
 
 
 def _costs(pieces: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the size of each piece with the markup around it."""
+    """Return the size in bytes of each piece of HTML with the markup around it."""
     before = ["", *(kind for kind, _ in pieces)]
     return [
         len(text) + (1 if kind == last else _BLOCK_BYTES)
@@ -171,7 +170,7 @@ def _end_of(text: str, num_bytes: int) -> str:
 
 
 def _piece(item: Item) -> tuple[str, str]:
-    """Return an item in the form that `join` takes."""
+    """Return an item of output as (kind, HTML), for `join`."""
     match item:
         case Line(stream, text):
             return stream, as_html(text)

@@ -1,5 +1,5 @@
 """Terminal escape sequences: colours as HTML, and lines that a program redraws by moving the cursor
-up, as a terminal would show them; pure.
+up, as a terminal would show them. Pure.
 
 Nested progress bars of a process that a cell starts move the cursor, and so does whatever else
 draws for a terminal. Only movements between lines are understood.
@@ -37,7 +37,7 @@ QUIET_S = 1.0
 
 
 def as_html(text: str) -> str:
-    """Escape a text and turn its colours into spans; other escape sequences go."""
+    """Escape a text and turn its colours into spans; drop other escape sequences."""
     return _converter().convert(_SEQUENCE.sub(_keep_style, text), full=False)
 
 
@@ -55,12 +55,12 @@ def _converter() -> Ansi2HTMLConverter:
 
 
 def moves_up(text: str) -> bool:
-    """Whether a text moves the cursor to a line above."""
+    """Return whether a text moves the terminal's cursor to a line above."""
     return "\x1b[" in text and any(_UP.match(part) for part in _CONTROL.findall(text))
 
 
 def has_controls(text: str) -> bool:
-    """Whether a text moves the cursor, or clears."""
+    """Return whether a text moves the terminal's cursor, or clears."""
     return "\x1b[" in text and _MOVEMENT.search(text) is not None
 
 
@@ -70,7 +70,7 @@ def strip_controls(text: str) -> str:
 
 
 class Canvas:
-    """The lines of a small terminal and its cursor, at the end of the lines `above`."""
+    """The last lines of a terminal, which a program may redraw, and the cursor among them."""
 
     def __init__(self, above: str = "") -> None:
         self._rows = [strip_controls(row.rpartition("\r")[2]) for row in above.split("\n")]
@@ -105,12 +105,12 @@ class Canvas:
         return over
 
     def ends(self, text: str, now: float) -> bool:
-        """Whether a text is ordinary output that belongs below the canvas."""
+        """Return whether a text is ordinary output that belongs below the canvas."""
         is_below = self._row == len(self._rows) - 1 and self._rows[-1].strip() == ""
         return is_below and now - self.moved_at > QUIET_S and not moves_up(text)
 
     def text(self) -> str:
-        """The lines of the canvas, without empty ones at the end."""
+        """Return the lines of the canvas, without empty ones at the end."""
         return "\n".join(self._rows).rstrip("\n ")
 
     def _control(self, sequence: str, now: float) -> None:

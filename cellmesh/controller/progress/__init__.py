@@ -1,1 +1,1 @@
-"""Progress bars of ranks: one for the mesh."""
+"""Progress bars of ranks, shown as one bar for the mesh."""

@@ -1,5 +1,5 @@
-"""The progress bars of one run: which bars of the ranks are one bar, where bars stand, when they
-are drawn.
+"""The progress bars of one run: which ranks' bars are shown as one, where bars stand, when they are
+drawn.
 
 Pure: the ranks' words and the time go in, what to draw comes out. The first bars of ranks that have
 the same title (numbers in it aside) are one bar, and so are the second ones. Bars stand together in
@@ -43,7 +43,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Bars:
-    """One block of bars as it is drawn now.
+    """One block of progress bars of a cell, as it is drawn now.
 
     Attributes:
         number: of the block; drawings of the same number replace each other.
@@ -83,7 +83,7 @@ class _Block:
 
 
 class BarBoard:
-    """The bars of one run, on all of its ranks."""
+    """The progress bars of one run, on all of its ranks."""
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
         self._ranks = set(ranks)
@@ -172,7 +172,7 @@ class BarBoard:
         return drawings
 
     def deadline(self) -> float | None:
-        """When `draw` returns a block without new messages; None if nothing has changed."""
+        """Return when `draw` returns a block without new messages; None if no bar has changed."""
         if not self._changed:
             ends = [
                 block.ended_at + SETTLE_S for block in self._blocks if block.ended_at is not None
@@ -239,7 +239,7 @@ class BarBoard:
         )
 
     def _has_ended(self, block: _Block, now: float) -> bool:
-        """Whether all bars of a block have ended and no rank is expected to begin one."""
+        """Return whether all bars of a block have ended and no rank is expected to add one."""
         groups = block.groups
         if any(self._is_open(group) for group in groups):
             block.ended_at = None
@@ -254,7 +254,7 @@ class BarBoard:
         return True
 
     def _is_removed(self, group: _Group) -> bool:
-        """Whether every rank has removed the bar."""
+        """Return whether every rank has removed its bar of a group."""
         return all(bar.state == "removed" for bar in group.bars.values())
 
     def _forget(self, block: _Block, group: _Group) -> None:

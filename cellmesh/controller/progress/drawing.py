@@ -34,7 +34,7 @@ _MAX_MEMBERS = 128
 
 
 def as_lines(bars: Bars) -> list[str]:
-    """A block as text, a line for each bar."""
+    """Return a block of progress bars as text, a line for each bar."""
     lines = [passed] if (passed := _passed_text(bars)) else []
     width = max((len(_head(row)) for row in bars.rows), default=0)
     lines += [_line(row, width) for row in bars.rows]
@@ -42,7 +42,7 @@ def as_lines(bars: Bars) -> list[str]:
 
 
 def as_html(bars: Bars) -> str:
-    """A block as HTML."""
+    """Return a block of progress bars as HTML."""
     width = max((len(_head(row)) for row in bars.rows), default=0)
     parts = []
     passed = _passed_text(bars)
@@ -136,7 +136,7 @@ def _span(text: str, style: str) -> str:
 
 
 def _track(slowest: float, fastest: float, colour: str) -> str:
-    """The bar as HTML: filled up to the slowest rank, pale up to the fastest."""
+    """Return a bar as HTML: filled up to the slowest rank, pale up to the fastest."""
     fill = "display:inline-block;height:10px;vertical-align:top"
     pieces = f'<span style="{fill};width:{slowest * 100:.1f}%;background-color:{colour}"></span>'
     if fastest > slowest:
@@ -154,7 +154,7 @@ def _track(slowest: float, fastest: float, colour: str) -> str:
 
 
 def _strip(row: ProgressRow, is_still: bool) -> str:
-    """A small column for each rank's progress, with its numbers as a tooltip.
+    """Return HTML with a small column for each rank's progress, and its numbers as a tooltip.
 
     While it moves, each redrawing would hide them again.
     """
@@ -183,8 +183,8 @@ def _strip(row: ProgressRow, is_still: bool) -> str:
 
 
 def _per_rank(row: ProgressRow, is_still: bool) -> str:
-    """A line for each group of ranks with equal progress; "" while the bar moves, or where all
-    ranks are equal.
+    """Return a line for each group of ranks with equal progress; "" while the bar moves, or where
+    all ranks are equal.
 
     Each redrawing would fold it again.
     """

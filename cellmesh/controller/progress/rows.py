@@ -26,7 +26,7 @@ _MAX_WHO = 30
 
 @dataclass(frozen=True)
 class Member:
-    """One rank's progress within a row; `fraction` is None if the bar's total is unknown."""
+    """One rank's progress in a row that shows all ranks' bar; `fraction` is None without total."""
 
     rank: int
     fraction: float | None
@@ -36,7 +36,7 @@ class Member:
 
 @dataclass(frozen=True)
 class ProgressRow:
-    """A bar of all ranks as it is shown.
+    """A progress bar that stands for those of several ranks, as it is shown.
 
     Attributes:
         number: tells it from the run's other bars.
@@ -69,7 +69,7 @@ class ProgressRow:
 
 
 def make_row(number: int, bars: Mapping[int, Bar], died: Mapping[int, str]) -> ProgressRow:
-    """Sum up the bars of several ranks as one row; `died` has how ranks died."""
+    """Sum up the bars of several ranks as one row; `died` says how ranks died."""
     states = {rank: _state_of(bar, rank in died) for rank, bar in bars.items()}
     going = {rank: bar for rank, bar in bars.items() if states[rank] == "open"} or dict(bars)
     slow = min(going, key=lambda rank: _place(going[rank]))
@@ -106,7 +106,7 @@ def _state_of(bar: Bar, has_died: bool) -> RowState:
 
 
 def _overall(states: Mapping[int, RowState]) -> RowState:
-    """The state of a row: the worst state of its ranks, or open while a rank goes on."""
+    """Return the state of a row: the worst state of its ranks, or open while a rank goes on."""
     order: tuple[RowState, ...] = ("failed", "stopped", "open", "short", "done")
     return next(state for state in order if state in states.values())
 
@@ -147,7 +147,7 @@ def _mark(
 
 
 def _who(ranks: Sequence[int]) -> str:
-    """Name ranks, or count them where the names would be long."""
+    """Return ranks in words, or their number if the words would be long."""
     text = describe_ranks(ranks)
     return text if len(text) <= _MAX_WHO else f"{len(ranks)} ranks"
 
@@ -212,7 +212,7 @@ def _common(titles: list[str]) -> str:
 
 
 def _notes(notes: list[str]) -> str:
-    """Merge the notes of ranks; a number that differs becomes a range."""
+    """Merge the texts that ranks show beside a bar; a number that differs becomes a range."""
     if all(note == notes[0] for note in notes):
         return notes[0]
     pairs = [[part.partition("=") for part in note.split(", ")] for note in notes]
@@ -268,5 +268,5 @@ def format_time(seconds: float) -> str:
 
 
 def label_of(row: ProgressRow) -> str:
-    """The row's ranks as a label: ``[0-3]``."""
+    """Return the ranks of a row as a label: ``[0-3]``."""
     return f"[{format_ranks(row.ranks)}]"

@@ -1,1 +1,1 @@
-"""What ranks did over time, joined: the timeline of the last cells, and profiles."""
+"""What ranks did over time: the timeline of the last cells, and profiles of cells."""

@@ -20,8 +20,8 @@ _CELLS, _COMPUTE, _COLLECTIVES = 0, 1, 2
 
 
 def trace_of(history: History) -> bytes:
-    """Return a Chrome trace in which each rank is a process; times count from the begin of the
-    first cell.
+    """Return a timeline as a Chrome trace in which each rank is a process; times count from the
+    begin of the first cell.
 
     Returns:
         JSON for ``chrome://tracing`` or Perfetto.
@@ -94,8 +94,8 @@ def _nanoseconds(event: Mapping[str, Any], base: int) -> int:
 def _of_rank(
     rank: int, events: Iterable[dict[str, Any]], base: int, origin: int, ids: dict[Any, int]
 ) -> list[dict[str, Any]]:
-    """Return the events of one rank: its process and its GPU's streams become threads of one
-    process.
+    """Return a rank's events for the merged trace: its process and GPU streams become threads of
+    one process.
     """
     threads: dict[tuple[Any, Any], int] = {}
     names: dict[int, str] = {}
@@ -132,7 +132,7 @@ def _thread_name(place: tuple[Any, Any], name: str) -> str:
 
 
 def _about(pid: int, tid: int, what: str, **args: Any) -> dict[str, Any]:
-    """Return an event that names or sorts a process or a thread."""
+    """Return a trace event that names or sorts a process or a thread."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 

@@ -1,5 +1,5 @@
-"""The last cells on all ranks: which rank computed, was in a collective, and waited for which
-rank. Pure.
+"""The timeline of the last cells: when each rank computed, was in a collective, and waited for
+which rank. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .operations import Match, Operation
 
 @dataclass(frozen=True)
 class TimelineCell:
-    """A cell, or a call from Python.
+    """When a cell, or a call from Python, ran on each rank.
 
     Attributes:
         run: its number.
@@ -35,12 +35,12 @@ class TimelineCell:
 
     @property
     def begin_ns(self) -> int:
-        """When the first rank began."""
+        """When the first rank began the cell."""
         return min(begin for begin, _ in self.by_rank.values())
 
     @property
     def end_ns(self) -> int:
-        """When the last rank ended."""
+        """When the last rank ended the cell."""
         return max(end for _, end in self.by_rank.values())
 
 
@@ -72,7 +72,7 @@ class CellTimes:
 
 @dataclass(frozen=True)
 class History:
-    """What ranks did in their last cells.
+    """What ranks did in their last cells, as the timeline draws it.
 
     Attributes:
         ranks: of which it tells.
@@ -92,12 +92,12 @@ class History:
 
     @property
     def length_ns(self) -> int:
-        """The length of the drawn history."""
+        """The time from the begin of the first cell to the end of the last, as drawn."""
         return max((cell.end_ns - cell.shift_ns for cell in self.cells), default=0)
 
     @property
     def is_running(self) -> bool:
-        """Whether a cell has not ended."""
+        """Whether a cell of the history has not ended."""
         return any(cell.running for cell in self.cells)
 
     @cached_property
@@ -109,7 +109,7 @@ class History:
         return found
 
     def of(self, rank: int, run: int) -> Sequence[Operation]:
-        """The operations of a rank in one cell."""
+        """Return the operations of a rank in one cell."""
         return self._by_cell.get((rank, run), ())
 
     def computing(self, rank: int, cell: TimelineCell) -> list[tuple[int, int]]:
@@ -163,7 +163,7 @@ class History:
         return find_straggler(self.lateness(), self._took_s())
 
     def describe(self) -> str:
-        """Describe the straggler."""
+        """Describe the rank that began collectives noticeably late; "" if there is none."""
         text = describe_lateness(self.lateness(), self._took_s())
         return text.replace("never came to", "has not come yet to") if self.is_running else text
 

@@ -1,4 +1,4 @@
-"""Which rank begins collectives late, and how long others wait for it. Pure."""
+"""Finds which rank begins collectives late, and how long others wait for it. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .operations import Match, Operation
 
 @dataclass(frozen=True)
 class Lateness:
-    """How late a rank began the collectives that it shares with others.
+    """How late one rank began the collectives that it shares with others.
 
     Attributes:
         rank: which.
@@ -46,7 +46,7 @@ def find_straggler(lateness: Mapping[int, Lateness], took_s: float) -> int | Non
 
 
 def describe_lateness(lateness: Mapping[int, Lateness], took_s: float) -> str:
-    """Describe the straggler; "" if no rank waited for another. See `find_straggler`."""
+    """Describe the rank that `find_straggler` finds; "" if no rank waited for another."""
     num = sum(one.num_last for one in lateness.values())
     straggler = find_straggler(lateness, took_s)
     if straggler is None:

@@ -1,4 +1,4 @@
-"""Collectives and messages of ranks: which of them are one, and how long each waited. Pure."""
+"""Matches ranks' records of one collective or message, and finds how long each waited. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Match = tuple[dict[int, int], set[int]]
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective or a message on one rank.
+    """A collective or point-to-point operation on one rank.
 
     Attributes:
         name: as ``torch.distributed`` calls it.
@@ -48,21 +48,21 @@ class Operation:
 
     @property
     def end_ns(self) -> int:
-        """When it ended."""
+        """When the operation ended."""
         return self.start_ns + self.duration_ns
 
     def waited_for_ns(self, last_ns: int) -> int:
-        """Return how long it waited for a rank that began it at `last_ns`."""
+        """Return how long this operation waited for a rank that began it at `last_ns`."""
         return max(0, min(last_ns, self.end_ns) - self.start_ns)
 
     @property
     def is_message(self) -> bool:
-        """Whether it is a send or receive between two ranks."""
+        """Whether the operation is a send or receive between two ranks."""
         return self.name in MESSAGES
 
 
 def lanes_of(operations: Iterable[Operation]) -> list[int]:
-    """Return a lane for each operation, so that operations in one lane do not overlap."""
+    """Return a row to draw each operation in, such that operations in one row do not overlap."""
     ends: list[int] = []
     lanes = []
     for one in operations:
@@ -79,7 +79,7 @@ def match(
     since_ns: Mapping[int, int] | None = None,
     cut: Iterable[int] = (),
 ) -> list[Match]:
-    """Match the operations of ranks by their group and their number on it.
+    """Find which operations of different ranks are one, by process group and number on the group.
 
     Where the group is not known, an operation that a rank lacks is no match: the rank need not be
     a member.

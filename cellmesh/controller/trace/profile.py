@@ -49,7 +49,7 @@ class OperatorByRank:
 
 @dataclass(frozen=True)
 class Profile:
-    """A profiled cell.
+    """The profile of one cell on all its ranks.
 
     Attributes:
         by_rank: what each rank has seen.
@@ -67,7 +67,7 @@ class Profile:
 
     @property
     def start_ns(self) -> int:
-        """When the first rank began, in nanoseconds since 1970."""
+        """When the first rank began the cell, in nanoseconds since 1970."""
         return min((one.start_ns for one in self.by_rank.values()), default=0)
 
     @property
@@ -77,7 +77,7 @@ class Profile:
 
     @property
     def operators(self) -> list[OperatorByRank]:
-        """All operators, those that took longest on average first."""
+        """All operators of the profile, those that took longest on average first."""
         return compare_operators(self.by_rank)
 
     @cached_property
@@ -111,7 +111,7 @@ class Profile:
         return add_up_lateness(*self._matched)
 
     def describe_trace(self) -> str:
-        """Say where the traces were written."""
+        """Return a sentence that says where the traces were written."""
         lines = []
         if self.trace_path is not None:
             size = f"{self.num_trace_bytes / 1e6:.1f} MB"
@@ -135,7 +135,7 @@ class Profile:
         return describe_clocks(self.clocks.values())
 
     def describe_lateness(self) -> str:
-        """Describe the straggler; "" if no rank waited noticeably."""
+        """Describe the rank that began collectives late; "" if no rank waited noticeably."""
         return describe_lateness(self.lateness, self.took_s)
 
     def __repr__(self) -> str:
@@ -242,7 +242,7 @@ def profile(ranks: Ranks, source: str, trace: str | Path | None = None) -> Profi
 
 
 def check_target(path: Path) -> Path:
-    """Return the absolute path of a trace that is to be written.
+    """Return the absolute path of a trace file that is to be written; raise if it cannot be.
 
     Raises:
         MeshUsageError: nothing can be written there.

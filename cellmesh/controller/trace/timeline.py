@@ -35,7 +35,7 @@ _MAX_OPERATIONS, _MIN_OPERATIONS = 30_000, 300
 
 
 def remember(ranks: RankSet, num_cells: int, trace: str | Path | None = None) -> History:
-    """Return what ranks did in their last cells (see `Ranks.timeline`)."""
+    """Ask ranks for their last cells, and return the joined history (see `Ranks.timeline`)."""
     ranks.session._check_usable(())
     if num_cells < 1:
         raise MeshUsageError(f"num_cells must be at least 1, not {num_cells}")
@@ -59,7 +59,7 @@ def merge(
     num_cells: int,
     clocks: Mapping[int, ClockOffset] = NO_CLOCKS,
 ) -> History:
-    """Join the ranks' records to one history.
+    """Join the ranks' records of their last cells to one history.
 
     Args:
         pasts: rank -> what it told.
@@ -119,7 +119,7 @@ def _merge_cells(
 
 
 def _close_gaps(cells: Iterable[TimelineCell]) -> tuple[TimelineCell, ...]:
-    """Shorten the pauses between cells, in which only the user was thinking."""
+    """Shorten the pauses between cells, in which the ranks had nothing to do."""
     ordered = sorted(cells, key=lambda cell: cell.begin_ns)
     longest = round(_GAP * sum(cell.end_ns - cell.begin_ns for cell in ordered))
     shift, reached, closed = 0, 0, []

@@ -1,4 +1,4 @@
-"""Makes one value of the ranks' parts: puts parts together, or reduces values."""
+"""Makes one value of several ranks' values: puts parts of a tensor together, or reduces."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REDUCTIONS = get_args(Reduction)
 def gather(
     parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], dim: int, name: str
 ) -> Any:
-    """Put parts together: DTensors by their placements, plain tensors and arrays by rank along a
-    dim.
+    """Put ranks' parts of a tensor together: DTensors by their placements, plain tensors and arrays
+    by rank along a dim.
 
     Args:
         parts: rank -> what it gave.
@@ -118,7 +118,7 @@ def reduce(values: Mapping[int, Any], how: str, name: str) -> Any:
 def _place(
     parts: Mapping[int, Part], dim: int, name: str
 ) -> tuple[dict[int, Part], tuple[int, ...]]:
-    """Return the parts as plain tensors, the offsets and sizes of each in the whole, and the
+    """Return ranks' parts as plain tensors, the offsets and sizes of each in the whole, and the
     whole's shape.
     """
     values = {rank: part.value for rank, part in parts.items()}
@@ -160,8 +160,8 @@ def _place(
 def _join(
     parts: Mapping[int, Part], frames: Mapping[int, SegmentFrame], first: Any, shape: Sequence[int]
 ) -> Any:
-    """Map the memory of all parts one behind the other, as one tensor without a copy; return None
-    if the parts do not follow each other in memory.
+    """Map the memory of all parts into one contiguous range, as one tensor without a copy; return
+    None if the parts cannot be adjacent.
     """
     if not shape or any(part.runs for part in parts.values()):
         return None
@@ -227,7 +227,7 @@ def _is_numpy(value: Any) -> bool:
 
 
 def _is_subclass(value: Any) -> bool:
-    """Whether an array has state beside its elements, as a masked array does."""
+    """Return whether an array has state beside its elements, as a masked array does."""
     return _is_numpy(value) and type(value).__name__ not in ("ndarray", "memmap")
 
 

@@ -1,5 +1,5 @@
-"""The segments in which a controller lends values to ranks; segments that ranks have released are
-used again.
+"""The shared-memory segments in which a controller lends values to ranks; segments that ranks have
+released are used again.
 
 A page that a rank has not written shows what is written into the segment later. So a segment is
 used again only once the run that it went with has ended well on every rank, and each of them has
@@ -35,8 +35,8 @@ MANY_DESCRIPTORS = 512
 
 
 def open_value(parcel: Parcel[Any]) -> Parcel[Any]:
-    """Open the segment of a returned value; the agent keeps the segment open until this message is
-    acknowledged.
+    """Open the segment that holds a returned value; the agent keeps the segment open until this
+    message is acknowledged.
 
     Where many values are held already, and with each a descriptor, of which a process may have
     1024, it is mapped and closed.
@@ -71,8 +71,8 @@ _MAX_SLACK = 4
 
 
 class _Segment:
-    """A memfd of the pool; it is mapped when it is used again, because writing through a mapping is
-    faster than ``write``.
+    """A shared-memory segment of the pool; it is mapped when it is used again, because writing
+    through a mapping is faster than ``write``.
     """
 
     def __init__(self, num_bytes: int, name: str) -> None:
@@ -102,8 +102,8 @@ def _copy(target: memoryview, source: Frame) -> None:
 
 
 class _LentFrame(SegmentFrame):
-    """The message frame of a segment; if a frame is dropped before its run is sent, its segment is
-    not used again.
+    """The message frame that names a lent segment; if it is dropped before its run is sent, the
+    segment is not used again.
     """
 
     segment: _Segment
@@ -117,7 +117,7 @@ class _Loan:
 
 
 class SegmentPool:
-    """The segments of one mesh; used on any thread.
+    """The shared-memory segments of one mesh's controller; usable on any thread.
 
     Args:
         name: the mesh's; ``/proc`` and ``cellmesh ps`` show it.
@@ -161,14 +161,14 @@ class SegmentPool:
         return mapped, [frame]
 
     def keep(self, frame: SegmentFrame, ranks: Sequence[int]) -> None:
-        """Note that a run with a segment is about to be sent to these ranks."""
+        """Note that a run whose arguments are in a segment is about to be sent to these ranks."""
         assert isinstance(frame, _LentFrame)
         with self._lock:
             if len(self._loans) + len(self._free) < MAX_SEGMENTS:
                 self._loans[frame.ref.loan] = _Loan(frame.segment, set(ranks))
 
     def follow(self, run: Run[object], frame: SegmentFrame) -> None:
-        """Note that the run was sent; the pool waits for its end."""
+        """Note that a run whose arguments are in a segment was sent; wait for its end."""
         run.on_end(lambda: self._run_ended(frame.ref.loan, not run.failed_ranks()))
 
     def forget(self, frame: SegmentFrame) -> None:
@@ -177,7 +177,7 @@ class SegmentPool:
             self._loans.pop(frame.ref.loan, None)
 
     def freed(self, ranks: Sequence[int], news: Freed) -> None:
-        """Note that these ranks hold no view of a segment any more."""
+        """Note that these ranks hold no reference to the memory of a segment any more."""
         with self._lock:
             loan = self._loans.get(news.loan)
             if loan is None:

@@ -1,4 +1,4 @@
-"""Checks values that are to be pushed in parts, before anything is sent."""
+"""Pushes values to ranks, whole or in parts, and checks them before anything is sent."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def from_file(path: str | os.PathLike[str], key: str | None = None) -> FileValue
 
 
 def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
-    """Check that values can be split along a dim among ranks.
+    """Raise an error unless values can be split along a dim among ranks.
 
     Raises:
         MeshUsageError: one cannot; says which, and why.
@@ -99,7 +99,7 @@ def check_shard(names: Mapping[str, Any], dim: Any, num_ranks: int) -> int:
 def check_placements(
     names: Mapping[str, Any], placements: Any, dims: Mapping[str, int], is_whole_mesh: bool
 ) -> Placements:
-    """Check that DTensors with these placements can be made of values.
+    """Raise an error unless DTensors with these placements can be made of values.
 
     Raises:
         MeshUsageError: they cannot; says of which, and why.
@@ -131,7 +131,7 @@ def check_placements(
 
 
 def reduce_to_cpu(value: Any) -> Any:
-    """Pickle tensors as CPU tensors: each rank moves only its own part to its device."""
+    """Return how pickle is to reduce a tensor as a CPU tensor: ranks move only their parts."""
     torch = sys.modules.get("torch")
     if (
         torch is not None
@@ -150,7 +150,7 @@ def _check_dim(name: str, dim: int, shape: Sequence[int] | None) -> None:
 
 
 def _shape_of(name: str, value: Any) -> tuple[int, ...] | None:
-    """A value's shape; None if only ranks can know it."""
+    """Return a value's shape; None if only ranks can know it."""
     if isinstance(value, FileValue):
         return value.shape
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")

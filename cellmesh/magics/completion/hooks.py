@@ -182,7 +182,7 @@ class CellCompletion:
 
     @contextlib.contextmanager
     def _without_names(self) -> Iterator[None]:
-        """Return completions without the notebook's own names."""
+        """Enter a context in which the shell completes without the notebook's own names."""
         completer = self._shell.Completer
         names = [
             getattr(matcher, "matcher_identifier", matcher.__qualname__)

@@ -193,7 +193,7 @@ def _figure(drawing: str, caption: str) -> str:
 
 
 def _remarks(inspection: Inspection, is_anything_shown: bool) -> Iterator[str]:
-    """Return remarks on ranks, one per line."""
+    """Yield remarks on ranks, one per line."""
     if not is_anything_shown:
         for rank, found in inspection.found.items():
             yield f"rank {rank}: {found.kind} {found.text}"

@@ -239,7 +239,7 @@ def _draw_row(
 
 
 def _areas(timeline: Timeline) -> Iterable[str]:
-    """Return invisible SVG areas that show a collective's name on hover; none for a rank with very
+    """Yield invisible SVG areas that show a collective's name on hover; none for a rank with very
     many collectives.
     """
     for index, row in enumerate(timeline.rows):

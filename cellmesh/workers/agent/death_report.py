@@ -147,7 +147,7 @@ def _format(num_bytes: int) -> str:
 
 
 def _candidates(root: Path, membership: str) -> Iterator[Path]:
-    """Return possible directories of a process's control group; a container shows the top only."""
+    """Yield possible directories of a process's control group; a container shows the top only."""
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         inner = path.removesuffix(" (deleted)").lstrip("/")

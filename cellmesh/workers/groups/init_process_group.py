@@ -93,8 +93,8 @@ class DefaultGroup:
 
     @property
     def is_the_meshs(self) -> bool:
-        """Return whether torch's registries hold the mesh's groups, rather than a program's
-        groups or none.
+        """Whether torch's registries hold the mesh's groups, rather than a program's groups or
+        none.
         """
         return self.books.aside is None
 

@@ -103,7 +103,7 @@ class Meters:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether bars of this process report numbers: not in one that user code forked."""
+        """Whether bars of this process report their numbers: not in one that user code forked."""
         return os.getpid() == self._pid
 
     def open(
